@@ -1,0 +1,277 @@
+"""
+Every exception that cubatch raises on purpose.
+
+    CubatchError
+    ├── InvalidArgument (ValueError)        a value that cannot be used, and what can
+    │   ├── InvalidSpec                     the same, inside a layer, network or spec file
+    │   ├── UnknownName                     no such model, device, layer type or key; lists near names
+    │   └── UnsupportedDtype                the device has no such arithmetic
+    ├── UnsupportedLayer                    the engine cannot run this layer (specs, memory, prediction can)
+    ├── DeviceNotAvailable                  the device is real but not in this machine
+    ├── DeviceFailed                        the GPU or its driver reported an error that is not about memory
+    ├── OutOfMemory (MemoryError)           bytes asked, bytes free, and where known the layer and tensor
+    │   └── DoesNotFit                      not even one sample fits
+    ├── NothingMeasured                     no candidate gave a usable measurement
+    ├── EnergyNotAvailable                  the energy objective needs power readings that are not there
+    ├── WorkerFailed                        the measuring process could not start or broke the protocol
+    ├── StoreError                          the store cannot be opened or read
+    ├── InvalidData (ValueError)            a data set or result file that is not what it should be
+    └── MissingDependency (ImportError)     an optional library is not installed; gives the install line
+
+An error carries the facts it speaks of as attributes; `args` holds them too, so that errors
+pickle and compare.  Foreign exceptions (CUDA, CuPy, NVML, SQLite) are translated where they
+are met, by type and status code, never by message text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from cubatch.units import format_bytes
+
+
+class CubatchError(Exception):
+    """Base of everything that cubatch raises on purpose."""
+
+
+class InvalidArgument(CubatchError, ValueError):
+    """
+    An argument that cannot be used.
+
+    Args:
+        field: Name or path of the argument, as the user would write it.
+        value: What was given.
+        allowed: What would have been accepted, as a phrase: "at least 1".
+        remedy: The next step, when `allowed` does not already say it.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str, remedy: str = "") -> None:
+        super().__init__(field, value, allowed, remedy)
+        self.field, self.value, self.allowed, self.remedy = field, value, allowed, remedy
+
+    def __str__(self) -> str:
+        text = f"{self.field} must be {self.allowed}, got {self.value!r}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class InvalidSpec(InvalidArgument):
+    """A layer, network or spec file that makes no sense; `field` is a path such as `layers[3] (conv2d).stride`."""
+
+
+class UnknownName(InvalidArgument):
+    """
+    A name that nothing goes by; says which names are near it.
+
+    Args:
+        field: What was being named: "model", "device", "layers[2].type".
+        value: The name that was given.
+        known: Every name that would have been accepted.
+    """
+
+    def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
+        self.known = tuple(known)
+        self.near = tuple(near_names(value, self.known))
+        CubatchError.__init__(self, field, value, self.known)
+        self.field, self.value = field, value
+        self.allowed, self.remedy = "one of the known names", ""
+
+    def __str__(self) -> str:
+        if self.near:
+            hint = "did you mean " + " or ".join(repr(name) for name in self.near) + "?"
+        elif len(self.known) <= 16:
+            hint = "known: " + ", ".join(self.known)
+        else:
+            hint = f"{len(self.known)} names are known, none is near"
+        return f"unknown {self.field} {self.value!r}; {hint}"
+
+
+class UnsupportedDtype(InvalidArgument):
+    """The device has no arithmetic of this type."""
+
+    def __init__(self, dtype: str, device: str, supported: Sequence[str], remedy: str = "") -> None:
+        CubatchError.__init__(self, dtype, device, tuple(supported), remedy)
+        self.field, self.value, self.remedy = "dtype", dtype, remedy
+        self.dtype, self.device, self.supported = dtype, device, tuple(supported)
+        self.allowed = "one of " + ", ".join(self.supported)
+
+    def __str__(self) -> str:
+        text = f"dtype {self.dtype!r} is not available on {self.device}, which takes {', '.join(self.supported)}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class UnsupportedLayer(CubatchError):
+    """The engine cannot run this layer; its spec, memory plan and prediction still work."""
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(layer, reason)
+        self.layer, self.reason = layer, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the engine cannot run {self.layer}: {self.reason}. "
+            "cubatch memory, candidates and predict work for it; to tune the network in another "
+            "framework, hand its step to autotune_callable()."
+        )
+
+
+class DeviceNotAvailable(CubatchError):
+    """The device exists, but not in this machine or not for this process."""
+
+    def __init__(self, device: str, reason: str, remedy: str = "") -> None:
+        super().__init__(device, reason, remedy)
+        self.device, self.reason, self.remedy = device, reason, remedy
+
+    def __str__(self) -> str:
+        text = f"device {self.device!r} cannot be used: {self.reason}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class DeviceFailed(CubatchError):
+    """The GPU, a CUDA library or the driver reported an error that is not about memory."""
+
+    def __init__(self, operation: str, status: str, remedy: str = "") -> None:
+        super().__init__(operation, status, remedy)
+        self.operation, self.status, self.remedy = operation, status, remedy
+
+    def __str__(self) -> str:
+        text = f"{self.operation} failed with {self.status}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class OutOfMemory(CubatchError, MemoryError):
+    """
+    Memory was asked for that the device does not have.
+
+    Args:
+        what: What was being done: "training mnist-cnn at batch size 4096".
+        needed_bytes: Bytes asked for, or None where unknown.
+        available_bytes: Bytes that were free, or None where unknown.
+        tensor: The tensor that did not fit, with its shape, in words: "conv2.y (1024, 14, 14, 64),
+            axis 0 is the batch".
+        largest_batch_size: Largest batch that would fit, or None where unknown.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        needed_bytes: int | None = None,
+        available_bytes: int | None = None,
+        tensor: str = "",
+        largest_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(what, needed_bytes, available_bytes, tensor, largest_batch_size)
+        self.what, self.tensor = what, tensor
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        self.largest_batch_size = largest_batch_size
+
+    def __str__(self) -> str:
+        text = f"out of memory: {self.what}"
+        if self.needed_bytes is not None:
+            text += f" needs {format_bytes(self.needed_bytes)}"
+        if self.available_bytes is not None:
+            text += f", {format_bytes(self.available_bytes)} are free"
+        if self.needed_bytes is not None and self.available_bytes is not None:
+            text += f" (short by {format_bytes(max(0, self.needed_bytes - self.available_bytes))})"
+        if self.tensor:
+            text += f"; the request was for {self.tensor}"
+        if self.largest_batch_size is not None:
+            text += f"; the largest batch that fits is {self.largest_batch_size}"
+        return text
+
+
+class DoesNotFit(OutOfMemory):
+    """Not even one sample fits in the memory the device has to give."""
+
+    def __init__(self, spec: str, device: str, needed_bytes: int, available_bytes: int) -> None:
+        CubatchError.__init__(self, spec, device, needed_bytes, available_bytes)
+        self.spec, self.device = spec, device
+        self.what, self.tensor, self.largest_batch_size = spec, "", 0
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.spec} does not fit on {self.device} even at batch size 1: "
+            f"it needs {format_bytes(self.needed_bytes or 0)}, {format_bytes(self.available_bytes or 0)} may be used "
+            f"(short by {format_bytes((self.needed_bytes or 0) - (self.available_bytes or 0))}). "
+            'Raise memory_limit if you set one, pass mode="inference" if you do not train, '
+            "use a smaller dtype, or free memory held by other processes."
+        )
+
+
+class NothingMeasured(CubatchError):
+    """No candidate gave a measurement that the answer could come from."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy)
+        self.reason, self.remedy = reason, remedy
+
+    def __str__(self) -> str:
+        return f"no batch size could be measured: {self.reason}. {self.remedy}"
+
+
+class EnergyNotAvailable(CubatchError):
+    """The energy objective needs a power reading that the device does not give."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.device = device
+
+    def __str__(self) -> str:
+        return f'{self.device} reports no power or energy; use objective="throughput" or "latency"'
+
+
+class WorkerFailed(CubatchError):
+    """The measuring process could not start, or did not keep to the protocol."""
+
+    def __init__(self, reason: str, remedy: str = "Pass isolate=False to measure in this process.") -> None:
+        super().__init__(reason, remedy)
+        self.reason, self.remedy = reason, remedy
+
+    def __str__(self) -> str:
+        return f"the measuring process failed: {self.reason}. {self.remedy}"
+
+
+class StoreError(CubatchError):
+    """The store of results cannot be used as asked."""
+
+    def __init__(self, path: str, reason: str, remedy: str = "Pass store=False, or another path.") -> None:
+        super().__init__(path, reason, remedy)
+        self.path, self.reason, self.remedy = path, reason, remedy
+
+    def __str__(self) -> str:
+        return f"the store {self.path} cannot be used: {self.reason}. {self.remedy}"
+
+
+class InvalidData(CubatchError, ValueError):
+    """A data set, result or other file that is not what it should be."""
+
+    def __init__(self, path: str, reason: str, remedy: str = "") -> None:
+        super().__init__(path, reason, remedy)
+        self.path, self.reason, self.remedy = path, reason, remedy
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.reason}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class MissingDependency(CubatchError, ImportError):
+    """An optional library is not installed."""
+
+    def __init__(self, library: str, purpose: str, extra: str) -> None:
+        super().__init__(library, purpose, extra)
+        self.library, self.purpose, self.extra = library, purpose, extra
+
+    def __str__(self) -> str:
+        return f"{self.purpose} needs {self.library}, which is not installed: pip install 'cubatch[{self.extra}]'"
+
+
+def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """
+    List the known names nearest to a mistyped one, best first.
+
+    Example:
+        >>> near_names("resnet5", ["resnet50", "vgg16"])
+        ['resnet50']
+    """
+    return difflib.get_close_matches(name.lower(), list(known), n=count, cutoff=0.6)

@@ -1,0 +1,83 @@
+"""
+Device: the facts of one GPU or CPU, as a frozen record.
+
+A Device says what a machine can do, not what it is doing: live figures (free memory, clocks,
+power) come from `monitor`.  It is built by the catalogue, by the probe, or by hand in a test.
+What is not known is None and stays None; nothing fills it with a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import field, validators
+
+DTYPES = ("float32", "tf32", "float16", "bfloat16")
+BYTES_PER_ELEMENT = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
+
+_positive = validators.optional(validators.gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class Device:
+    """
+    What one GPU or CPU can do.
+
+    Attributes:
+        name: The vendor's name, as the driver or the catalogue gives it.
+        kind: "cuda" or "cpu".
+        slug: The catalogue's name for it ("v100-sxm2-16gb"); empty for a device outside the catalogue.
+        architecture: The vendor's name of the generation: "Volta".
+        compute_capability: (major, minor); None on a CPU.
+        num_sms: Streaming multiprocessors this process may use; None on a CPU or where unknown.
+        peak_flops_per_second: FLOP per second by dtype at the boost clock, as `source` prints it.
+            A dtype without an entry has no rate of its own that is known.
+        peak_bytes_per_second: DRAM bandwidth by the data sheet.
+        memory_bytes: Capacity of the device's memory.
+        l2_bytes: L2 cache of a GPU; of a CPU, the L2 of one core.
+        clock_hz: Boost clock.
+        tensor_cores: Whether it has Tensor Cores; None where unknown.
+        power_limit_watts: Board power by the data sheet, or the limit in force on a live device.
+        uuid, mig, index: Identity of a live GPU; None or 0 otherwise.
+        threads: CPU threads this process may use; None on a GPU.
+        caches: Sizes of a CPU's caches in bytes by level: {"L1d": ..., "L2": ..., "L3": ...}.
+        live: Whether the device is in this machine and may be measured on.
+        source: Where the facts were printed.
+    """
+
+    name: str
+    kind: str = field(default="cuda", validator=validators.in_(("cuda", "cpu")))
+    slug: str = ""
+    architecture: str = ""
+    compute_capability: tuple[int, int] | None = None
+    num_sms: int | None = field(default=None, validator=_positive)
+    peak_flops_per_second: Mapping[str, float] = field(factory=dict)
+    peak_bytes_per_second: float | None = field(default=None, validator=_positive)
+    memory_bytes: int | None = field(default=None, validator=_positive)
+    l2_bytes: int | None = field(default=None, validator=_positive)
+    clock_hz: float | None = field(default=None, validator=_positive)
+    tensor_cores: bool | None = None
+    power_limit_watts: float | None = field(default=None, validator=_positive)
+    uuid: str | None = None
+    mig: str | None = None
+    index: int = 0
+    threads: int | None = field(default=None, validator=_positive)
+    caches: Mapping[str, int] = field(factory=dict)
+    live: bool = False
+    source: str = ""
+
+    @property
+    def arch(self) -> str | None:
+        """Architecture in the compiler's spelling: "sm_70"; None on a CPU."""
+        return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
+
+    def __str__(self) -> str:
+        return f"{self.name} (cuda:{self.index})" if self.live and self.kind == "cuda" else self.name
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give the facts as a plain mapping, for JSON."""
+        facts = attrs.asdict(self)
+        facts["compute_capability"] = list(self.compute_capability) if self.compute_capability else None
+        return facts

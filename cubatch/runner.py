@@ -1,0 +1,90 @@
+"""
+Runners: what can be prepared for a batch size and stepped.
+
+The profiler knows nothing of networks or GPUs.  It is given a Runner, which may be a network on
+our engine, a user's callable, a process far away, or a fake with a clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Reading:
+    """
+    What one clock reading gave.
+
+    Attributes:
+        seconds: Mean time of one step, over `repeats` back-to-back steps.
+        sm_clock_mhz: SM clock while it ran; None where it cannot be read.
+        throttled: Whether the device says that it slowed itself down meanwhile.
+        joules: Energy of one step; None where it cannot be read.
+    """
+
+    seconds: float
+    sm_clock_mhz: float | None = None
+    throttled: bool = False
+    joules: float | None = None
+
+
+class Clock(Protocol):
+    """How a runner's time is told: the budget's clock, and the stopwatch of the device."""
+
+    def now(self) -> float:
+        """Seconds on a monotone clock, for budgets and deadlines."""
+        ...
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        """Run `step` `repeats` times back to back and say how long one took on the device."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let the device rest."""
+        ...
+
+
+class Runner(Protocol):
+    """
+    One thing to tune, that can be prepared for any batch size and stepped.
+
+    `prepare` replaces whatever was prepared before; it raises OutOfMemory (or a foreign error that
+    `is_out_of_memory` knows) where the size does not fit.
+    """
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that its time is told by."""
+        ...
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """High water of device memory taken by the engine since the last `prepare`; None where unknown."""
+        ...
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """What the driver says the process holds, context included; None where unknown."""
+        ...
+
+    def prepare(self, batch_size: int) -> None:
+        """Make ready for steps of this batch size."""
+        ...
+
+    def step(self) -> None:
+        """Enqueue one step of the prepared batch size."""
+        ...
+
+    def release(self) -> None:
+        """Give back what the last `prepare` took, also after an error: pools are emptied."""
+        ...
+
+    def close(self) -> None:
+        """Release everything for good."""
+        ...
+
+
+RunnerFactory = Callable[[], Runner]

@@ -1,0 +1,138 @@
+"""
+Numbers to text and back; the only module that formats.
+
+Stored numbers are bytes, seconds, FLOP and per-second rates.  People read GiB (2**30),
+GB/s (10**9), TFLOP/s, microseconds and samples per second.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_BYTE_UNITS = {
+    "": 1, "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
+_METRIC = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
+    """
+    Read a size: an int of bytes, "8GiB", "500 MB", or "80%" of the free memory.
+
+    Binary units (KiB, MiB, GiB, TiB, and bare K, M, G, T) are powers of 1024, decimal ones
+    (kB, MB, GB, TB) powers of 1000.
+
+    Args:
+        value: The size as the user wrote it.
+        free_bytes: What a percentage is a percentage of.
+
+    Returns:
+        Whole bytes.
+
+    Raises:
+        ValueError: If the text is no size, is not positive, or is a percentage with nothing to refer to.
+
+    Example:
+        >>> parse_bytes("8GiB")
+        8589934592
+        >>> parse_bytes("80%", free_bytes=1000)
+        800
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"a size is an int of bytes or text such as '8GiB' or '80%', got {value!r}")
+    if isinstance(value, int):
+        size = value
+    else:
+        match = _SIZE.fullmatch(value)
+        if not match:
+            raise ValueError(f"{value!r} is no size; write bytes, '8GiB', '500MB' or '80%'")
+        number, unit = float(match[1]), match[2].lower()
+        if unit == "%":
+            if free_bytes is None:
+                raise ValueError(f"{value!r} is a share of free memory, which is not known here; write bytes or '8GiB'")
+            size = int(free_bytes * number / 100)
+        elif unit in _BYTE_UNITS:
+            size = int(number * _BYTE_UNITS[unit])
+        else:
+            raise ValueError(f"{value!r} has the unknown unit {match[2]!r}; use KiB, MiB, GiB, TiB or %")
+    if size <= 0:
+        raise ValueError(f"a size must be positive, got {value!r}")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """
+    Write a capacity in binary units with four significant figures at most.
+
+    Example:
+        >>> format_bytes(8589934592), format_bytes(1536), format_bytes(12)
+        ('8.00 GiB', '1.50 KiB', '12 B')
+    """
+    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(size) >= factor:
+            return f"{size / factor:.2f} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """
+    Write a time in the unit that suits it.
+
+    Example:
+        >>> format_seconds(0.00123), format_seconds(75.0), format_seconds(2.5e-6)
+        ('1.23 ms', '75.0 s', '2.50 µs')
+    """
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= factor:
+            return f"{_three_figures(seconds / factor)} {unit}"
+    return f"{_three_figures(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def format_metric(value: float, unit: str = "") -> str:
+    """
+    Write a count or rate with a metric prefix and three significant figures.
+
+    Example:
+        >>> format_metric(9.02e12, "FLOP/s"), format_metric(897e9, "B/s"), format_metric(12.0)
+        ('9.02 TFLOP/s', '897 GB/s', '12.0')
+    """
+    for factor, prefix in _METRIC:
+        if abs(value) >= factor:
+            return f"{_three_figures(value / factor)} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def format_count(value: float) -> str:
+    """
+    Write a number with thin groups of three digits: parameters, samples per second.
+
+    Example:
+        >>> format_count(465920), format_count(0.1234), format_count(63.25)
+        ('465 920', '0.123', '63.2')
+    """
+    if value != int(value) and abs(value) < 1000:
+        return _three_figures(value)
+    return f"{round(value):,}".replace(",", " ")
+
+
+def format_percent(fraction: float) -> str:
+    """
+    Write a fraction as a percentage.
+
+    Example:
+        >>> format_percent(0.934), format_percent(1.0)
+        ('93.4 %', '100 %')
+    """
+    return f"{_three_figures(100 * fraction)} %" if fraction < 0.9995 else f"{100 * fraction:.0f} %"
+
+
+def _three_figures(value: float) -> str:
+    if value == 0 or not math.isfinite(value):
+        return str(value)
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 9)}f}"
