@@ -1,0 +1,267 @@
+"""
+Networks of layers, and specs read from files and mappings.
+
+A network is a list of layers in which each reads layers above it.  Extents are inferred from the
+input shape down, and every error names the place: `layers[3] (conv2d).stride`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec, UnknownName
+from cubatch.kinds import LAYERS
+from cubatch.layer import MAX_EXTENT, Extents, Layer, Pass, check_integer, check_mode
+
+INPUT = "input"
+
+
+class SuspiciousSpec(UserWarning):
+    """A spec that is legal and probably not what was meant."""
+
+
+@attrs.frozen
+class Node:
+    """
+    One layer in its place in a network.
+
+    Attributes:
+        name: Its name, given or "layer1" by position.
+        layer: The layer with its extents filled in.
+        inputs: Names of what it reads; "input" is the network's input.
+    """
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...]
+
+
+def _input_shape(value: object) -> Extents:
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 3:  # noqa: PLR2004
+        raise InvalidSpec("input_shape", value, "three whole numbers (h, w, c)")
+    h, w, c = (check_integer(extent, "input_shape", 1) for extent in value)
+    return h, w, c
+
+
+def _layers(value: object) -> tuple[Layer, ...]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        raise InvalidSpec("layers", value, "a list of layers")
+    return tuple(item if isinstance(item, Layer) else _layer(item, f"layers[{i}]") for i, item in enumerate(value))
+
+
+@attrs.frozen(kw_only=True)
+class Network:
+    """
+    Layers as a graph without cycles, from one input to the output of the last layer.
+
+    Attributes:
+        input_shape: (h, w, c) of one sample.
+        layers: The layers in order, or mappings in the form of a spec file; `inputs` of a layer names
+            layers above it, and without it a layer reads the one before.
+        name: What the network is called in tables and results.
+
+    Raises:
+        InvalidSpec: If a layer, a connection or the input shape makes no sense.
+        UnknownName: If a layer type, key or input is not known.
+
+    Example:
+        >>> from cubatch.kinds import Conv2d, Flatten, Linear
+        >>> net = Network(input_shape=(8, 8, 1), layers=[Conv2d(k=4, r=3, s=3), Flatten(), Linear(k=10)])
+        >>> net.output_shape, net.parameters
+        ((1, 1, 10), 1490)
+    """
+
+    input_shape: Extents = field(converter=_input_shape)
+    layers: tuple[Layer, ...] = field(converter=_layers)
+    name: str = "network"
+    nodes: tuple[Node, ...] = field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        h, w, c = self.input_shape
+        if h in {1, 3} and c > 4 and w > 4 and c == w:  # noqa: PLR2004
+            warnings.warn(
+                f"input_shape {self.input_shape} is read as h={h}, w={w}, c={c}; "
+                f"for a {w}x{c} image with {h} channels write ({w}, {c}, {h})",
+                SuspiciousSpec,
+                stacklevel=3,
+            )
+        object.__setattr__(self, "nodes", _connect(self.input_shape, self.layers))
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters."""
+        return sum(node.layer.parameters for node in self.nodes)
+
+    @property
+    def output_shape(self) -> Extents:
+        """(h, w, c) of the last layer."""
+        return self.nodes[-1].layer.output_shape
+
+    def flops(self, mode: str = "inference") -> int:
+        """FLOP of one sample: forward, or in "training" all three passes without the gradient of the input."""
+        total = sum(node.layer.flops(mode) for node in self.nodes)
+        if check_mode(mode) == "training":
+            total -= sum(
+                gemm.flops
+                for node in self.nodes
+                if not self.wants_input_gradient(node)
+                for gemm in node.layer.gemms(Pass.DGRAD, 1)
+            )
+        return total
+
+    def wants_input_gradient(self, node: Node) -> bool:
+        """Whether training needs the gradient of what this layer reads: not of the network's input."""
+        return any(name in self._trained for name in node.inputs)
+
+    @property
+    def _trained(self) -> frozenset[str]:
+        """Names of layers at or below which there is something to train."""
+        trained: set[str] = set()
+        for node in self.nodes:
+            if node.layer.parameters or trained.intersection(node.inputs):
+                trained.add(node.name)
+        return frozenset(trained)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give the network as a plain mapping, in the form of a spec file."""
+        layers = [layer.to_mapping() for layer in self.layers]
+        return {"name": self.name, "input_shape": list(self.input_shape), "layers": layers}
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Spec = Layer | Network
+
+
+def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
+    """Name the layers, resolve what they read, and infer extents from the input down."""
+    if not layers:
+        raise InvalidSpec("layers", [], "at least one layer")
+    paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
+    names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
+    for i, name in enumerate(names):
+        if name in names[:i] or name == INPUT:
+            taken = "the network's input" if name == INPUT else paths[names.index(name)]
+            raise InvalidSpec(f"{paths[i]}.name", name, f"a name of its own; {taken} has it")
+    shapes: dict[str, Extents] = {INPUT: input_shape}
+    nodes: list[Node] = []
+    for i, layer in enumerate(layers):
+        inputs = layer.inputs if layer.inputs is not None else ((names[i - 1] if i else INPUT),)
+        for name in inputs:
+            if name in shapes:
+                continue
+            if name in names:
+                allowed = f"above it, and {name!r} is at {paths[names.index(name)]}: this would be a cycle"
+                raise InvalidSpec(f"{paths[i]}.inputs", list(inputs), allowed, "List layers in order of execution.")
+            raise UnknownName(f"layer in {paths[i]}.inputs", name, list(shapes))
+        try:
+            placed = layer.with_inputs([shapes[name] for name in inputs])
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{paths[i]}.{error.field}", error.value, error.allowed, error.remedy) from None
+        if math.prod(placed.output_shape) > MAX_EXTENT:
+            raise InvalidSpec(paths[i], placed.output_shape, f"of at most {MAX_EXTENT} outputs per sample")
+        shapes[names[i]] = placed.output_shape
+        nodes.append(Node(names[i], placed, inputs))
+    read = {name for node in nodes for name in node.inputs}
+    for i, name in enumerate(names[:-1]):
+        if name not in read:
+            remedy = "Name it in another layer's inputs, or remove it; the output is the last layer's."
+            raise InvalidSpec(paths[i], name, "read by some layer", remedy)
+    return tuple(nodes)
+
+
+def _layer(mapping: object, path: str) -> Layer:
+    """Build a layer from a mapping; `path` is its place, for errors."""
+    if not isinstance(mapping, Mapping):
+        raise InvalidSpec(path, mapping, 'a mapping with a "type"')
+    if "type" not in mapping:
+        raise InvalidSpec(f"{path}.type", None, f"given: one of {', '.join(LAYERS)}")
+    kind = mapping["type"]
+    if not isinstance(kind, str) or kind not in LAYERS:
+        raise UnknownName(f"layer type in {path}", str(kind), LAYERS)
+    place = f"{path} ({kind})"
+    fields = attrs.fields_dict(LAYERS[kind])
+    values = {key: value for key, value in mapping.items() if key != "type"}
+    for key in values:
+        if key not in fields:
+            raise UnknownName(f"key in {place}", str(key), fields)
+    for key, attribute in fields.items():
+        if attribute.default is attrs.NOTHING and key not in values:
+            raise InvalidSpec(f"{place}.{key}", None, "given")
+    try:
+        return LAYERS[kind](**values)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{place}.{error.field}", error.value, error.allowed, error.remedy) from None
+
+
+def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec:
+    """
+    Build a layer or network from a mapping in the form of a spec file.
+
+    Args:
+        mapping: With "layers" a network, with "type" a single layer.
+        name: Name of the network where the mapping gives none.
+
+    Raises:
+        InvalidSpec, UnknownName: If it is neither, or wrong inside.
+    """
+    if not isinstance(mapping, Mapping):
+        raise InvalidSpec("spec", mapping, 'a mapping with "layers" and "input_shape", or with "type"')
+    if "layers" not in mapping and "type" in mapping:
+        return _layer(mapping, "spec")
+    for key in mapping:
+        if key not in {"name", "input_shape", "layers"}:
+            raise UnknownName("key in spec", str(key), ("name", "input_shape", "layers"))
+    for key in ("input_shape", "layers"):
+        if key not in mapping:
+            raise InvalidSpec(key, None, "given")
+    title = mapping.get("name") or name or "network"
+    if not isinstance(title, str):
+        raise InvalidSpec("name", title, "text")
+    return Network(input_shape=mapping["input_shape"], layers=mapping["layers"], name=title)
+
+
+def load_spec(path: str | Path) -> Spec:
+    """
+    Read a layer or network from a .toml or .json file.
+
+    Args:
+        path: The file; its form is shown in the README under "Spec files".
+
+    Raises:
+        InvalidSpec: If the file is missing, is no TOML or JSON, or what it says makes no sense.
+        UnknownName: If it names a layer type, key or input that is not known.
+    """
+    path = Path(path)
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    if path.suffix.lower() not in readers:
+        raise InvalidSpec("spec file", str(path), "a .toml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSpec("spec file", str(path), f"a text file that can be read ({error})") from None
+    try:
+        mapping = readers[path.suffix.lower()](text)
+    except (ValueError, RecursionError) as error:  # both decoders raise children of ValueError
+        raise InvalidSpec("spec file", str(path), f"valid {path.suffix[1:].upper()} ({error})") from None
+    return from_mapping(mapping, name=path.stem)
+
+
+def as_network(spec: Spec) -> Network:
+    """Give a single layer as a network of one layer; a network is returned as it is."""
+    if isinstance(spec, Network):
+        return spec
+    shapes = spec.input_shapes
+    if len(shapes) > 1:
+        raise InvalidSpec("spec", spec.type, "a network, for a layer with several inputs")
+    return Network(input_shape=shapes[0], layers=[attrs.evolve(spec, inputs=None)], name=str(spec))
