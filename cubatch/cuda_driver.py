@@ -1,0 +1,125 @@
+"""
+The GPUs that CUDA gives this process, asked of the CUDA driver without making a context.
+
+The process that plans a run must not hold a context: it would take hundreds of megabytes from
+the GPU, and a crash in it would be the user's.  cuInit and the cuDevice* queries make none, and
+they answer with CUDA's own numbering, MIG slices and CUDA_VISIBLE_DEVICES already applied.  The
+other two ways do less: the CUDA runtime (CuPy) may make the primary context on the way, and
+NVML counts boards that CUDA does not show, in an order of its own.  Neither CuPy nor a toolkit
+is needed.  One thing to know: after cuInit, processes that are *forked* (not started) from this
+one cannot use CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from typing import Any
+
+import attrs
+
+from cubatch.errors import DeviceFailed, DeviceNotAvailable
+
+_LIBRARY = "libcuda.so.1"
+
+# CUresult and CUdevice_attribute, from cuda.h.
+_SUCCESS = 0
+_STUB_LIBRARY = 34
+_NO_DEVICE = 100
+_CLOCK_KHZ, _NUM_SMS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 38, 75, 76
+
+_REMEDY = 'Pass device="cpu" to run without it.'
+
+
+@attrs.frozen(kw_only=True)
+class VisibleGpu:
+    """
+    One GPU, or MIG slice of one, that CUDA shows to this process.
+
+    Attributes:
+        index: Its number in CUDA: "cuda:1" is 1.
+        name: By the driver; a MIG slice's ends in " MIG 3g.40gb".
+        uuid: "GPU-..." or, for a slice, "MIG-...", as NVML and CUDA_VISIBLE_DEVICES take it.
+        mig: The slice's profile, "3g.40gb"; None for a whole GPU.
+        compute_capability: (major, minor).
+        num_sms: SMs of the GPU or slice.
+        memory_bytes: Memory of the GPU or slice.
+        l2_bytes: L2 cache; None where the driver says 0.
+        clock_hz: Highest SM clock; None where the driver says 0.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    mig: str | None
+    compute_capability: tuple[int, int]
+    num_sms: int
+    memory_bytes: int
+    l2_bytes: int | None
+    clock_hz: float | None
+
+
+def visible_gpus() -> tuple[VisibleGpu, ...]:
+    """
+    List the GPUs of this process in CUDA's order.
+
+    Raises:
+        DeviceNotAvailable: If there is no driver, or none of its GPUs is visible.
+        DeviceFailed: If there is a driver and it does not work.
+    """
+    cuda = _load()
+    status = cuda.cuInit(0)
+    if status == _STUB_LIBRARY:
+        raise DeviceNotAvailable("cuda", f"{_LIBRARY} is the toolkit's stub, not a driver", _REMEDY)
+    if status == _NO_DEVICE:
+        raise DeviceNotAvailable("cuda", "the CUDA driver shows no GPU to this process", _REMEDY)
+    _check(status, "cuInit")
+    count = ctypes.c_int()
+    _check(cuda.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+    if not count.value:
+        raise DeviceNotAvailable("cuda", "the CUDA driver shows no GPU to this process", _REMEDY)
+    return tuple(_describe(cuda, index) for index in range(count.value))
+
+
+def _load() -> Any:  # noqa: ANN401 - a C library
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise DeviceNotAvailable("cuda", f"the CUDA driver ({_LIBRARY}) is not installed", _REMEDY) from error
+
+
+def _describe(cuda: Any, index: int) -> VisibleGpu:  # noqa: ANN401 - a C library
+    handle = ctypes.c_int()
+    _check(cuda.cuDeviceGet(ctypes.byref(handle), index), "cuDeviceGet")
+    text = ctypes.create_string_buffer(256)
+    _check(cuda.cuDeviceGetName(text, len(text), handle), "cuDeviceGetName")
+    size = ctypes.c_size_t()
+    _check(cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle), "cuDeviceTotalMem")
+    octets = (ctypes.c_ubyte * 16)()
+    # Version 2, from CUDA 11.4 on, gives a MIG slice's own uuid; before it, slices have their GPU's.
+    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+    _check(ask_uuid(ctypes.byref(octets), handle), "cuDeviceGetUuid")
+
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()
+        _check(cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle), "cuDeviceGetAttribute")
+        return value.value
+
+    name = text.value.decode()
+    mig = name.partition(" MIG ")[2] or None
+    return VisibleGpu(
+        index=index,
+        name=name,
+        uuid=f"{'MIG' if mig else 'GPU'}-{uuid.UUID(bytes=bytes(octets))}",
+        mig=mig,
+        compute_capability=(attribute(_MAJOR), attribute(_MINOR)),
+        num_sms=attribute(_NUM_SMS),
+        memory_bytes=size.value,
+        l2_bytes=attribute(_L2_BYTES) or None,
+        clock_hz=attribute(_CLOCK_KHZ) * 1000.0 or None,
+    )
+
+
+def _check(status: int, operation: str) -> None:
+    if status != _SUCCESS:
+        raise DeviceFailed(operation, f"CUDA driver status {status}", f"See nvidia-smi. {_REMEDY}")

@@ -1,0 +1,217 @@
+"""
+What a GPU is doing right now: memory, clocks, power, energy, processes, through NVML.
+
+This is the only module that talks to NVML.  A GPU is named by its uuid, never by an index:
+NVML counts every board in PCI order, while CUDA's numbers follow CUDA_VISIBLE_DEVICES and
+CUDA_DEVICE_ORDER.  A figure that the GPU or driver does not give is None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from cubatch.errors import DeviceFailed, DeviceNotAvailable
+
+_THROTTLE_REASONS = {
+    "HW slowdown": 0x08,
+    "HW thermal slowdown": 0x40,
+    "HW power brake": 0x80,
+    "SW thermal slowdown": 0x20,
+    "SW power cap": 0x04,
+}
+"""
+Clock event reasons (nvml.h) under which a timing says more about heat and power than about the kernel:
+the next timing may find another clock.  The power cap belongs to them, although a GPU at its power limit
+may report it for as long as it is busy.  Left out are idleness and what was set and therefore holds
+throughout a run: application clocks, sync boost, display clock.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """
+    One look at a GPU; None is what this GPU or driver does not tell.
+
+    Attributes:
+        free_bytes, used_bytes, total_bytes: Device memory; of the slice for a MIG device.
+        sm_clock_mhz: SM clock now.
+        max_sm_clock_mhz: The highest it can be set to.
+        throttle_reasons: Why the clock is held down, empty where it is not.
+        power_watts: Drawn by the board; from Ampere on (not the A100) its mean over the last second.
+        power_limit_watts: Limit in force.
+        temperature_celsius: Of the GPU's die.
+        utilization_percent: Share of the last sample period in which some kernel ran.
+    """
+
+    free_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    utilization_percent: float | None = None
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether the GPU holds its clock down because of heat or power; None where it does not tell."""
+        return None if self.throttle_reasons is None else bool(self.throttle_reasons)
+
+
+class Monitor:
+    """
+    Live figures of one GPU or MIG device.
+
+    Clocks, power, energy, temperature and utilisation belong to a whole board.  A MIG device gives
+    only its memory and processes; the rest is None, since other slices share in it.
+
+    Args:
+        uuid: "GPU-..." or "MIG-..." as nvidia-smi -L prints it.
+
+    Raises:
+        DeviceNotAvailable: If NVML or its driver is not there, or knows no such uuid.
+        DeviceFailed: If NVML reports any other error.
+
+    Example:
+        >>> Monitor("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").snapshot()  # doctest: +SKIP
+        Snapshot(free_bytes=..., sm_clock_mhz=1980.0, throttle_reasons=(), ...)
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        self._nvml = _start(uuid)
+        self._handle = self._find(uuid)
+        self.is_mig = uuid.startswith("MIG-")
+
+    def snapshot(self) -> Snapshot:
+        """
+        Read everything that a measurement is judged by.
+
+        Raises:
+            DeviceFailed: If NVML reports an error other than "not supported".
+        """
+        nvml, handle = self._nvml, self._handle
+        memory = self._read(nvml.nvmlDeviceGetMemoryInfo, handle)
+        board: dict[str, Any] = {}
+        if not self.is_mig:
+            power = self._read(nvml.nvmlDeviceGetPowerUsage, handle)
+            limit = self._read(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+            load = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)
+            board = {
+                "sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)),
+                "max_sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)),
+                "throttle_reasons": self._throttle_reasons(),
+                "power_watts": None if power is None else power / 1000,
+                "power_limit_watts": None if limit is None else limit / 1000,
+                "temperature_celsius": _float(
+                    self._read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+                ),
+                "utilization_percent": None if load is None else float(load.gpu),
+            }
+        if memory is not None:
+            board |= {"free_bytes": memory.free, "used_bytes": memory.used, "total_bytes": memory.total}
+        return Snapshot(**board)
+
+    def energy_joules(self) -> float | None:
+        """
+        Read the board's energy counter; the difference of two readings is what was used between them.
+
+        Returns:
+            float | None: Joules since the driver was loaded; None on MIG devices and GPUs before Volta.
+
+        Raises:
+            DeviceFailed: If NVML reports an error other than "not supported".
+        """
+        if self.is_mig:
+            return None
+        millijoules = self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        return None if millijoules is None else millijoules / 1000
+
+    def process_bytes(self, pid: int | None = None) -> int | None:
+        """
+        Read how much device memory a process holds, its CUDA context included.
+
+        Args:
+            pid: As NVML sees it, which is the host's number; None: this process.
+
+        Returns:
+            int | None: Bytes; None where NVML does not list the process (a container with its own
+            process numbers) or does not know its memory.
+
+        Raises:
+            DeviceFailed: If NVML reports an error other than "not supported" or "no permission".
+        """
+        wanted = os.getpid() if pid is None else pid
+        # Asked of a MIG device's own handle, NVML lists the processes of its GPU instance only.
+        processes = self._read(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        sizes = [process.usedGpuMemory for process in processes or () if process.pid == wanted]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if known else None
+
+    def driver_version(self) -> str | None:
+        """Give the version of the display driver: "550.54.15"."""
+        version = self._read(self._nvml.nvmlSystemGetDriverVersion)
+        return None if version is None else str(version)
+
+    def board_name(self) -> str | None:
+        """Give the name of the board; for a MIG device it ends in the profile: "... MIG 1g.10gb"."""
+        name = self._read(self._nvml.nvmlDeviceGetName, self._handle)
+        return None if name is None else str(name)
+
+    def _throttle_reasons(self) -> tuple[str, ...] | None:
+        mask = self._read(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        if mask is None:  # drivers before 535 know the older name only
+            mask = self._read(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        return None if mask is None else tuple(name for name, bit in _THROTTLE_REASONS.items() if mask & bit)
+
+    def _find(self, uuid: str) -> object:
+        nvml = self._nvml
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument) as error:
+            raise DeviceNotAvailable(uuid, "NVML knows no GPU of this uuid", "See nvidia-smi -L.") from error
+        except nvml.NVMLError as error:
+            raise _failure("nvmlDeviceGetHandleByUUID", error) from error
+
+    def _read(self, query: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - NVML's structures are untyped
+        """Ask NVML; None where this GPU, slice, driver or user is not given the answer."""
+        nvml = self._nvml
+        try:
+            return query(*arguments)
+        except (
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_FunctionNotFound,
+            nvml.NVMLError_NoPermission,
+            nvml.NVMLError_NoData,
+        ):
+            return None
+        except nvml.NVMLError as error:
+            raise _failure(query.__name__, error) from error
+
+
+def _start(uuid: str) -> Any:  # noqa: ANN401 - the module object of NVML's bindings
+    """Load NVML; calling it again is cheap, since NVML counts how often it was started."""
+    import pynvml  # type: ignore[import-untyped]  # noqa: PLC0415 - only where a GPU is looked at
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+        reason = f"NVML cannot be used ({type(error).__name__}), so its memory and clocks cannot be read"
+        raise DeviceNotAvailable(uuid, reason, "Install or load the NVIDIA driver, or pass device='cpu'.") from error
+    except pynvml.NVMLError as error:
+        raise _failure("nvmlInit", error) from error
+    return pynvml
+
+
+def _failure(operation: str, error: Any) -> DeviceFailed:  # noqa: ANN401 - NVML's errors are untyped
+    return DeviceFailed(operation, f"NVML status {error.value} ({type(error).__name__})", "See nvidia-smi.")
+
+
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)
