@@ -7,6 +7,7 @@ Convolution extents follow the field: input h, w, c; filter r, s; output p, q, k
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -104,32 +105,26 @@ class Conv2d(Layer):
             return (Gemm(pixels, k, taps * c, self.groups),)
         if pass_ is Pass.WGRAD:
             return (Gemm(k, taps * c, pixels, self.groups),)
-        step_h, step_w = self.stride
-        if (step_h, step_w) == (1, 1):
-            return (Gemm(batch_size * h * w, c, taps * k, self.groups),)
-        return _dgrad_phases(self, batch_size)
+        (step_h, step_w), (spread_h, spread_w) = self.stride, self.dilation
+        return tuple(
+            Gemm(batch_size * rows * columns, c, taps_h * taps_w * k, self.groups)
+            for rows, taps_h in _phases(h, step_h, self.pad[0], self.r, spread_h)
+            for columns, taps_w in _phases(w, step_w, self.pad[2], self.s, spread_w)
+        )
 
 
-def _dgrad_phases(conv: Conv2d, batch_size: int) -> tuple[Gemm, ...]:
-    """Split a strided dgrad into one product per phase of input pixels: those reached by the same taps."""
-    h, w, c = conv.input_shape
-    (step_h, step_w), (dil_h, dil_w) = conv.stride, conv.dilation
-    products = []
-    for phase_h in range(step_h):
-        rows = len(range(phase_h, h, step_h))
-        taps_h = sum((phase_h + conv.pad[0] - tap * dil_h) % step_h == 0 for tap in range(conv.r))
-        for phase_w in range(step_w):
-            columns = len(range(phase_w, w, step_w))
-            taps_w = sum((phase_w + conv.pad[2] - tap * dil_w) % step_w == 0 for tap in range(conv.s))
-            reduction = taps_h * taps_w * (conv.k // conv.groups)
-            if rows and columns and reduction:
-                products.append(Gemm(batch_size * rows * columns, c // conv.groups, reduction, conv.groups))
-    return tuple(products)
+def _phases(extent: int, step: int, pad: int, taps: int, spread: int) -> list[tuple[int, int]]:
+    """
+    Divide one axis of the input by which taps reach a pixel: (pixels, taps) of each phase that any reaches.
+
+    A pixel is reached by a tap if pixel + pad - tap * spread is a multiple of the step: all pixels
+    of one remainder are reached by the same taps.
+    """
+    phases = Counter((tap * spread - pad) % step for tap in range(taps))
+    return [(len(range(phase, extent, step)), count) for phase, count in sorted(phases.items()) if phase < extent]
 
 
-def _check_window(
-    r: int, s: int, pad: tuple[int, int, int, int], dilation: tuple[int, int], h: int, w: int
-) -> None:
+def _check_window(r: int, s: int, pad: tuple[int, int, int, int], dilation: tuple[int, int], h: int, w: int) -> None:
     for name, taps, spread, extent, letter, around in (
         ("r", r, dilation[0], h, "h", pad[0] + pad[1]),
         ("s", s, dilation[1], w, "w", pad[2] + pad[3]),
@@ -624,7 +619,9 @@ class Attention(Layer):
             return Gemm(3 * c, c, rows), Gemm(c, c, rows)
         if pass_ is Pass.FPROP:
             return Gemm(rows, 3 * c, c), Gemm(rows, c, c), *between
-        return Gemm(rows, c, 3 * c), Gemm(rows, c, c), *between, *between
+        # Queries, keys and values each have a gradient of the mixing form, the weights one of the scoring form.
+        scores, mixed = between
+        return Gemm(rows, c, 3 * c), Gemm(rows, c, c), scores, mixed, mixed, mixed
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
         """Keep queries, keys and values, the attention weights and the mixed values."""

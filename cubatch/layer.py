@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -58,7 +59,12 @@ def check_integer(value: object, name: str, minimum: int) -> int:
 # Converters only bring values into one form, since they do not know the field; validators judge them.
 def whole(value: object) -> int:
     """Turn NumPy's integers into Python's."""
-    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value  # type: ignore[return-value]
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return value  # type: ignore[return-value]
 
 
 def _optional(value: object) -> int | None:
@@ -81,6 +87,7 @@ def _strings(value: object) -> tuple[str, ...] | None:
 
 
 def integers(value: object) -> tuple[int, ...] | None:
+    """[1, 2] -> (1, 2); anything that is no list is left for the validator."""
     return _tuple(value) if _is_list(value) else value  # type: ignore[return-value]
 
 
@@ -96,6 +103,8 @@ Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def at_least(minimum: int) -> Validator:
+    """Give the validator of whole numbers from `minimum` on."""
+
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         check_integer(value, attribute.name, minimum)
 
@@ -122,6 +131,7 @@ def _check_extent(_: object, attribute: attrs.Attribute[Any], value: object) -> 
 
 
 def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but true and false."""
     if not isinstance(value, bool):
         raise InvalidSpec(attribute.name, value, "true or false")
 
@@ -137,6 +147,7 @@ def _check_inputs(_: object, attribute: attrs.Attribute[Any], value: object) -> 
 
 
 def check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but numbers above 0 and at most 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise InvalidSpec(attribute.name, value, "a number above 0, at most 1")
 
@@ -254,8 +265,9 @@ class Layer:
         y = batch_size * math.prod(self.output_shape)
         if pass_ is Pass.WGRAD:
             return x + y + self.parameters if self.parameters else 0
-        saved = pass_ is Pass.DGRAD and self.elementwise and bool(self.saves)
-        return x + y + self.parameters + (y if saved else 0)
+        # Products need what they saved for wgrad only; all others need it here: relu its y, a norm its x.
+        saved = self.saves if pass_ is Pass.DGRAD and not self.gemms(Pass.FPROP, 1) else frozenset()
+        return x + y + self.parameters + (x if "x" in saved else 0) + (y if "y" in saved else 0)
 
     def to_mapping(self) -> dict[str, Any]:
         """Give the layer as a plain mapping, in the form of a spec file; defaults are left out."""
@@ -267,7 +279,7 @@ class Layer:
         own = {a.name for a in fields} - {"name", "inputs", "h", "w", "c"}
         order = ["name", "inputs", "h", "w", "c", *(a.name for a in fields if a.name in own)]
         facts = changed | required
-        return {"type": self.type} | {name: plain(facts[name]) for name in order if name in facts}
+        return {"type": self.type} | {name: _written(name, facts[name]) for name in order if name in facts}
 
     def __str__(self) -> str:
         facts = ", ".join(
@@ -276,12 +288,15 @@ class Layer:
         return f"{type(self).__name__}({facts})"
 
 
-def plain(value: object) -> object:
-    """Write (1, 1) as 1 and tuples as lists, as a person would in a spec file."""
-    if isinstance(value, tuple):
-        same = len(value) in {2, 4} and len(set(value)) == 1 and isinstance(value[0], int)
-        return value[0] if same else list(value)
-    return value
+def plain(value: tuple[int, ...]) -> object:
+    """Write a pair or quad as a person would: (1, 1) is 1, (0, 0, 1, 1) is a list."""
+    return value[0] if len(set(value)) == 1 else list(value)
+
+
+def _written(name: str, value: object) -> object:
+    if not isinstance(value, tuple):
+        return value
+    return plain(value) if name in {"stride", "pad", "dilation"} else list(value)
 
 
 def check_mode(mode: str) -> str:

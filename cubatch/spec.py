@@ -20,7 +20,7 @@ from attrs import field
 
 from cubatch.errors import InvalidSpec, UnknownName
 from cubatch.kinds import LAYERS
-from cubatch.layer import MAX_EXTENT, Extents, Layer, Pass, check_integer, check_mode
+from cubatch.layer import MAX_EXTENT, Extents, Layer, Pass, check_integer, check_mode, whole
 
 INPUT = "input"
 
@@ -45,10 +45,11 @@ class Node:
     inputs: tuple[str, ...]
 
 
-def _input_shape(value: object) -> Extents:
+def check_input_shape(value: object) -> Extents:
+    """Return (h, w, c) as whole numbers of at least 1, or raise InvalidSpec."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 3:  # noqa: PLR2004
         raise InvalidSpec("input_shape", value, "three whole numbers (h, w, c)")
-    h, w, c = (check_integer(extent, "input_shape", 1) for extent in value)
+    h, w, c = (check_integer(whole(extent), "input_shape", 1) for extent in value)
     return h, w, c
 
 
@@ -58,7 +59,12 @@ def _layers(value: object) -> tuple[Layer, ...]:
     return tuple(item if isinstance(item, Layer) else _layer(item, f"layers[{i}]") for i, item in enumerate(value))
 
 
-@attrs.frozen(kw_only=True)
+def _check_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidSpec(attribute.name, value, "text, not empty")
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
 class Network:
     """
     Layers as a graph without cycles, from one input to the output of the last layer.
@@ -80,10 +86,12 @@ class Network:
         ((1, 1, 10), 1490)
     """
 
-    input_shape: Extents = field(converter=_input_shape)
+    input_shape: Extents = field(converter=check_input_shape)
     layers: tuple[Layer, ...] = field(converter=_layers)
-    name: str = "network"
+    name: str = field(default="network", validator=_check_name)
     nodes: tuple[Node, ...] = field(init=False, eq=False, repr=False)
+    # Names of the layers whose output depends on something trained.
+    _trained: frozenset[str] = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         h, w, c = self.input_shape
@@ -94,7 +102,9 @@ class Network:
                 SuspiciousSpec,
                 stacklevel=3,
             )
-        object.__setattr__(self, "nodes", _connect(self.input_shape, self.layers))
+        nodes = _connect(self.input_shape, self.layers)
+        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "_trained", _trained(nodes))
 
     @property
     def parameters(self) -> int:
@@ -122,15 +132,6 @@ class Network:
         """Whether training needs the gradient of what this layer reads: not of the network's input."""
         return any(name in self._trained for name in node.inputs)
 
-    @property
-    def _trained(self) -> frozenset[str]:
-        """Names of layers at or below which there is something to train."""
-        trained: set[str] = set()
-        for node in self.nodes:
-            if node.layer.parameters or trained.intersection(node.inputs):
-                trained.add(node.name)
-        return frozenset(trained)
-
     def to_mapping(self) -> dict[str, Any]:
         """Give the network as a plain mapping, in the form of a spec file."""
         layers = [layer.to_mapping() for layer in self.layers]
@@ -143,16 +144,20 @@ class Network:
 Spec = Layer | Network
 
 
+def _trained(nodes: Sequence[Node]) -> frozenset[str]:
+    """Name the layers that have parameters, or read something that depends on some."""
+    trained: set[str] = set()
+    for node in nodes:
+        if node.layer.parameter_shapes or trained.intersection(node.inputs):
+            trained.add(node.name)
+    return frozenset(trained)
+
+
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
     """Name the layers, resolve what they read, and infer extents from the input down."""
-    if not layers:
-        raise InvalidSpec("layers", [], "at least one layer")
     paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
     names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
-    for i, name in enumerate(names):
-        if name in names[:i] or name == INPUT:
-            taken = "the network's input" if name == INPUT else paths[names.index(name)]
-            raise InvalidSpec(f"{paths[i]}.name", name, f"a name of its own; {taken} has it")
+    place = _places(names, paths)
     shapes: dict[str, Extents] = {INPUT: input_shape}
     nodes: list[Node] = []
     for i, layer in enumerate(layers):
@@ -160,8 +165,8 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
         for name in inputs:
             if name in shapes:
                 continue
-            if name in names:
-                allowed = f"above it, and {name!r} is at {paths[names.index(name)]}: this would be a cycle"
+            if name in place:
+                allowed = f"above it, and {name!r} is at {place[name]}: this would be a cycle"
                 raise InvalidSpec(f"{paths[i]}.inputs", list(inputs), allowed, "List layers in order of execution.")
             raise UnknownName(f"layer in {paths[i]}.inputs", name, list(shapes))
         try:
@@ -172,12 +177,28 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
             raise InvalidSpec(paths[i], placed.output_shape, f"of at most {MAX_EXTENT} outputs per sample")
         shapes[names[i]] = placed.output_shape
         nodes.append(Node(names[i], placed, inputs))
-    read = {name for node in nodes for name in node.inputs}
-    for i, name in enumerate(names[:-1]):
-        if name not in read:
-            remedy = "Name it in another layer's inputs, or remove it; the output is the last layer's."
-            raise InvalidSpec(paths[i], name, "read by some layer", remedy)
+    _check_all_read(nodes, paths)
     return tuple(nodes)
+
+
+def _places(names: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
+    """Say where each name stands; raises InvalidSpec if there are none, or two are the same."""
+    if not names:
+        raise InvalidSpec("layers", [], "at least one layer")
+    place = {INPUT: "the network's input"}
+    for name, path in zip(names, paths, strict=True):
+        if name in place:
+            raise InvalidSpec(f"{path}.name", name, f"a name of its own; {place[name]} has it")
+        place[name] = path
+    return place
+
+
+def _check_all_read(nodes: Sequence[Node], paths: Sequence[str]) -> None:
+    read = {name for node in nodes for name in node.inputs}
+    for node, path in zip(nodes[:-1], paths, strict=False):
+        if node.name not in read:
+            remedy = "Name it in another layer's inputs, or remove it; the output is the last layer's."
+            raise InvalidSpec(path, node.name, "read by some layer", remedy)
 
 
 def _layer(mapping: object, path: str) -> Layer:
@@ -264,4 +285,5 @@ def as_network(spec: Spec) -> Network:
     shapes = spec.input_shapes
     if len(shapes) > 1:
         raise InvalidSpec("spec", spec.type, "a network, for a layer with several inputs")
-    return Network(input_shape=shapes[0], layers=[attrs.evolve(spec, inputs=None)], name=str(spec))
+    alone = attrs.evolve(spec, inputs=None, name=spec.name or spec.type)
+    return Network(input_shape=shapes[0], layers=[alone], name=str(spec))

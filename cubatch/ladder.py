@@ -1,0 +1,296 @@
+"""
+Which batch sizes deserve a measurement, and why each.
+
+Throughput against batch size is a saw: it climbs while blocks fill the SMs and falls when one block
+too many makes the busiest SM work longer.  The teeth are known beforehand from the network and the
+number of SMs, so the ladder has a rung on their crests, rungs of common advice beside them to be
+compared with, and rungs at the limits.  `explain` shows the arithmetic behind it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch import memory, models, probe, timing
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import Device
+from cubatch.kinds import Conv2d, Linear
+from cubatch.layer import Layer, Pass
+from cubatch.models import SpecLike
+from cubatch.results import Candidate
+from cubatch.spec import Node, Spec
+from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, num_blocks, slowest
+from cubatch.waves import busiest_sm_blocks, fill
+
+MOST = 40
+TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
+
+
+def candidates(  # noqa: PLR0913 - what autotune() is asked for shapes the ladder
+    spec: SpecLike,
+    *,
+    device: Device | str | None = None,
+    mode: str = "inference",
+    dtype: str = "float32",
+    max_batch_size: int | None = None,
+    memory_limit: int | str | None = None,
+    batch_sizes: Iterable[int] | None = None,
+    optimizer: str = "sgd",
+    library: str = "auto",
+    recompute: bool = False,
+) -> list[Candidate]:
+    """
+    List the batch sizes worth measuring, each with every reason for it.
+
+    On a GPU these are, up to the limit:
+
+    - Coulom's sizes of the three distinct convolutions with most FLOP, for n = 1 to 8, then doubling;
+    - crests of the three layer passes with most predicted time whose grids differ: the largest batch for each
+      `busiest_sm_blocks` = 1 to 8, then doubling, where there is one, and the batch just past the
+      first two; tiles are 128 x 128 without split-K; passes whose blocks do not grow with the batch are left out;
+    - each of those rounded down to a multiple of 8 (float16, bfloat16) or 4 (tf32), where the GPU has
+      Tensor Cores for the dtype;
+    - powers of two; the memory limit, 0.9 and 0.75 of it; `max_batch_size` itself.
+
+    On a CPU: powers of two, 1.5 times them, and the limits.
+
+    More than 40 are cut by this rule.  The smallest and the largest are kept, every limit, and the first of each
+    kind of reason.  Then, from the smallest up: where the next one kept is more than twice as
+    large, the largest within a factor of two is kept as well.  Then the kinds take turns, each in the order in
+    which it was proposed (level by level, the layers with most work first), until 40 are kept.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        device: The GPU or CPU, which need not be in this machine; None is this machine's.
+        mode: "inference" or "training".
+        dtype: "float32", "tf32", "float16" or "bfloat16".
+        max_batch_size: No candidate is above it.
+        memory_limit: Bytes, "8GiB" or "80%" (of what is free); no candidate's plan is above it. None is
+            what the device has to give.
+        batch_sizes: Give exactly these, those whose plan is above the memory limit marked `over_limit`.
+        optimizer, library, recompute: As for `footprint`; they decide what fits.
+
+    Returns:
+        list[Candidate]: Ascending; `reasons`, the memory plan's `predicted_peak_bytes`, and the
+        roofline's `predicted_seconds` (None where the device's peaks are not known).
+
+    Raises:
+        DoesNotFit: If not even one sample fits (also a MemoryError).
+        InvalidArgument: If an argument cannot be used (also a ValueError).
+
+    Example:
+        >>> go = candidates("go-net", device="v100-sxm2-16gb")
+        >>> [c.batch_size for c in go if "coulom n=3" in c.reasons]
+        [85]
+    """
+    found, resolved = probe.resolve(device, live=False), models.resolve(spec)
+    probe.check_dtype(found, dtype)
+    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "device": found}
+    top = None if max_batch_size is None else memory.check_batch_size(max_batch_size, "max_batch_size")
+    room = max(1, probe.memory_limit(found, memory_limit).bytes)
+    largest = memory.max_batch_size(resolved, room, recompute=recompute, library=library, **options)
+    if batch_sizes is None:
+        kept = _ladder(_proposals(resolved, found, mode, dtype, largest, top))
+    else:
+        kept = _asked_for(batch_sizes, top)
+
+    def planned(size: int) -> int:
+        return memory.plan(resolved, batch_size=size, recompute=recompute, **options).total
+
+    return [
+        attrs.evolve(
+            candidate,
+            predicted_peak_bytes=planned(candidate.batch_size),
+            predicted_seconds=timing.roofline_seconds(resolved, candidate.batch_size, found, mode, dtype),
+            over_limit=candidate.batch_size > largest,
+        )
+        for candidate in kept
+    ]
+
+
+def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None = None) -> list[Candidate]:
+    """
+    List batch sizes for something of which nothing is known: powers of two, 1.5 times them, the limit.
+
+    Args:
+        max_batch_size: The largest that may be tried.
+        batch_sizes: Give exactly these.
+
+    Returns:
+        list[Candidate]: Ascending, at most 40 (by the rule of `candidates`) unless asked for.
+
+    Raises:
+        InvalidArgument: If a size is not a whole number of at least 1, or one asked for is above the limit.
+
+    Example:
+        >>> [candidate.batch_size for candidate in plain_candidates(14)]
+        [1, 2, 3, 4, 6, 8, 12, 14]
+    """
+    top = memory.check_batch_size(max_batch_size, "max_batch_size")
+    if batch_sizes is not None:
+        return _asked_for(batch_sizes, top)
+    return _ladder([*_plain(top), Proposal(top, "max_batch_size", "max_batch_size")])
+
+
+def explain(
+    spec: SpecLike,
+    found: Sequence[Candidate] | None = None,
+    *,
+    device: Device | str | None = None,
+    mode: str = "inference",
+    dtype: str = "float32",
+    **options: Any,  # noqa: ANN401 - those of candidates()
+) -> list[dict[str, Any]]:
+    """
+    Say for each candidate how each layer's grid falls on the SMs, and where channels waste Tensor Cores.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        found: The candidates; None asks `candidates` for them, with all the arguments.
+        device: A GPU; a CPU has no SMs, and nothing is listed for it.
+        mode, dtype: As for `candidates`.
+        options: Further arguments of `candidates`, for when it is asked.
+
+    Returns:
+        list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
+        are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`,
+        `blocks` (tiles of 128 x 128), `busiest_sm_blocks`, `fill` in (0, 1], `predicted_seconds` of all
+        of them together, and `padding`: {"c": 8} for each of c and k that is no multiple of what
+        Tensor Cores take, with the size that is.
+
+    Raises:
+        InvalidArgument: If an argument cannot be used.
+
+    Example:
+        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb")
+        >>> [(row["layers"], row["blocks"], row["busiest_sm_blocks"]) for row in rows]
+        [(80, 79, 1), (80, 82, 2)]
+    """
+    gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
+    if gpu.num_sms is None:
+        return []
+    if found is None:
+        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, **options)
+    multiple = _multiple(gpu, dtype)
+    alike: dict[object, list[tuple[Node, Pass]]] = {}
+    for node, pass_ in timing.layer_passes(resolved, mode):
+        if node.layer.gemms(pass_, 1):
+            alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
+    rows = []
+    for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
+        node, pass_ = same[0]
+        blocks = num_blocks(node.layer, pass_, size)
+        seconds = timing.layer_seconds(node.layer, pass_, size, gpu, dtype)
+        rows.append({
+            "batch_size": size,
+            "layer": node.name,
+            "layers": len(same),
+            "pass": pass_.value,
+            "blocks": blocks,
+            "busiest_sm_blocks": busiest_sm_blocks(blocks, gpu.num_sms),
+            "fill": fill(blocks, gpu.num_sms),
+            "predicted_seconds": None if seconds is None else seconds * len(same),
+            "padding": _padding(node.layer, multiple),
+        })  # fmt: skip
+    return rows
+
+
+def _proposals(spec: Spec, device: Device, mode: str, dtype: str, largest: int, top: int | None) -> list[Proposal]:
+    """Everything that speaks for some batch size from 1 to the limit, in the order of the kinds."""
+    limit = largest if top is None else min(largest, top)
+    limits = [
+        Proposal(size, reason, reason)
+        for size, reason in (
+            (largest, "memory limit"),
+            (largest * 9 // 10, "0.9 of the memory limit"),
+            (largest * 3 // 4, "0.75 of the memory limit"),
+            (top or 0, "max_batch_size"),
+        )
+        if 1 <= size <= limit
+    ]
+    if device.kind == "cpu":
+        return [*_plain(limit), *limits]
+    teeth: list[Proposal] = []
+    if device.num_sms is not None:
+        teeth += coulom(spec, device.num_sms, limit)
+        teeth += crests(slowest(spec, device, mode, dtype, limit), device.num_sms, limit)
+    multiple = _multiple(device, dtype)
+    if multiple:
+        rounded = [tooth.batch_size // multiple * multiple for tooth in teeth]
+        text = f"tensor-core multiple of {multiple}"
+        teeth += [Proposal(size, "tensor-core multiple", text) for size in rounded if size]
+    return [*teeth, *_powers(limit), *limits]
+
+
+def _powers(limit: int) -> list[Proposal]:
+    return [Proposal(2**i, "power of two", "power of two") for i in range(limit.bit_length())]
+
+
+def _plain(limit: int) -> list[Proposal]:
+    text = "1.5 times a power of two"
+    between = [Proposal(3 * 2**i, text, text) for i in range(limit.bit_length()) if 3 * 2**i <= limit]
+    return [*_powers(limit), *between]
+
+
+def _asked_for(batch_sizes: Iterable[int], top: int | None) -> list[Candidate]:
+    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
+        raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
+    sizes = sorted({memory.check_batch_size(size, "batch_sizes") for size in batch_sizes})
+    if not sizes:
+        raise InvalidArgument("batch_sizes", [], "a list of at least one batch size, or None")
+    if top is not None and sizes[-1] > top:
+        raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
+    return [Candidate(size, ("asked for",)) for size in sizes]
+
+
+def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
+    """Merge proposals into candidates with all their reasons, ascending, and cut them as `candidates` says."""
+    reasons: dict[int, dict[str, None]] = {}
+    for proposal in proposals:
+        reasons.setdefault(proposal.batch_size, {})[proposal.reason] = None
+    sizes = sorted(reasons)
+    kept = set(sizes) if len(sizes) <= MOST else _cut(sizes, proposals)
+    return [Candidate(size, tuple(reasons[size])) for size in sizes if size in kept]
+
+
+def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
+    """
+    Choose 40 sizes by the rule in the docstring of `candidates`.
+
+    What is kept before the turns cannot be more than 40: closing gaps adds at most one size between two
+    powers of two, of which there are 31, and limits and first ones are at most 7 more.
+    """
+    turns: dict[str, list[Proposal]] = {}
+    for proposal in proposals:
+        turns.setdefault(proposal.kind, []).append(proposal)
+    kept = {sizes[0], sizes[-1], *(queue[0].batch_size for queue in turns.values())}
+    size = sizes[0]
+    while size != sizes[-1]:
+        following = min(other for other in kept if other > size)
+        if following > 2 * size:
+            following = max(other for other in sizes if other <= 2 * size)
+            kept.add(following)
+        size = following
+    for proposal in by_turns(list(turns.values())):
+        if len(kept) < MOST:
+            kept.add(proposal.batch_size)
+    return kept
+
+
+def _multiple(device: Device, dtype: str) -> int | None:
+    return TENSOR_CORE_MULTIPLES.get(dtype) if timing.has_tensor_cores(device, dtype) else None
+
+
+def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
+    """Channels (of one group) that are no multiple of what Tensor Cores take, rounded up to one that is."""
+    if multiple is None or not isinstance(layer, Conv2d | Linear):
+        return {}
+    groups = layer.groups if isinstance(layer, Conv2d) else 1
+    channels = {"c": layer.input_shape[2] // groups, "k": layer.k // groups}
+    if channels["c"] == 1 and groups > 1:
+        return {}  # depthwise: no matrix product worth the name, and no Tensor Cores
+    return {name: -(-size // multiple) * multiple for name, size in channels.items() if size % multiple}

@@ -1,0 +1,156 @@
+"""
+The teeth of the saw: batch sizes at which the blocks of a layer fill the SMs evenly.
+
+Two rules find them.  Coulom's formula knows a convolution's input only; crests are searched in the
+number of blocks that a pass of a layer really has.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from cubatch import timing
+from cubatch.hardware import Device
+from cubatch.kinds import Attention, Conv2d
+from cubatch.layer import MAX_EXTENT, Gemm, Layer, Pass
+from cubatch.spec import Node, Spec, as_network
+from cubatch.waves import busiest_sm_blocks, coulom_batch_size
+
+TILE = (128, 128)
+TOP = 3
+STEPS = 8
+PASSED = 2
+
+Blocks = Callable[[int], int]
+"""Blocks of a pass as a function of the batch size."""
+
+
+@attrs.frozen
+class Proposal:
+    """A batch size with one reason; reasons of one kind take one turn when the ladder is cut."""
+
+    batch_size: int
+    kind: str
+    reason: str
+
+
+def num_blocks(layer: Layer, pass_: Pass, batch_size: int) -> int:
+    """
+    Count the blocks of a pass, one for each tile of 128 x 128 of the result, without split-K.
+
+    The phases of a strided dgrad and the groups of a convolution are one grid.  The products of
+    attention need each other's results, so they are several: the one with most FLOP stands for them.
+
+    Returns:
+        int: Blocks; 0 for a pass without a matrix product.
+
+    Example:
+        >>> num_blocks(Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 97)
+        49
+    """
+    grid = _grid(layer, pass_, batch_size)
+    return sum(gemm.count * _tiles(gemm.m, TILE[0]) * _tiles(gemm.n, TILE[1]) for gemm in grid)
+
+
+def _grid(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
+    products = layer.gemms(pass_, batch_size)
+    return (max(products, key=lambda gemm: gemm.flops),) if isinstance(layer, Attention) else products
+
+
+def _tiles(extent: int, tile: int) -> int:
+    return -(-extent // tile)
+
+
+def _levels(end: int) -> Iterator[int]:
+    """1 to 8, then doubling, below `end`."""
+    doubling = (STEPS * 2**i for i in itertools.count(1))
+    return itertools.takewhile(lambda level: level < end, itertools.chain(range(1, STEPS + 1), doubling))
+
+
+def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
+    """Coulom's sizes for the three distinct convolutions with most FLOP."""
+    convolutions = [node.layer for node in as_network(spec).nodes if isinstance(node.layer, Conv2d)]
+    distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
+    found = []
+    for layer in distinct:
+        h, w, c = layer.input_shape
+        # A level is out of reach when even its batch is past the limit; the rule is linear in n.
+        end = (limit + 1) * h * w * c // ((1 << 14) * num_sms) + 2
+        sizes = ((n, coulom_batch_size(n, h=h, w=w, c=c, num_sms=num_sms)) for n in _levels(end))
+        found.append([Proposal(size, "coulom", f"coulom n={n}") for n, size in sizes if 1 <= size <= limit])
+    return by_turns(found)
+
+
+def slowest(spec: Spec, device: Device, mode: str, dtype: str, batch_size: int) -> list[tuple[str, Blocks]]:
+    """
+    Name the three passes of most predicted time whose grids differ, with their blocks as a function of the batch.
+
+    Where the device's peaks are not known, FLOP stand for time.
+    """
+
+    def cost(item: tuple[Node, Pass]) -> tuple[float, int]:
+        node, pass_ = item
+        seconds = timing.layer_seconds(node.layer, pass_, batch_size, device, dtype)
+        return seconds or 0.0, sum(gemm.flops for gemm in node.layer.gemms(pass_, 1))
+
+    growing = [
+        (node, pass_)
+        for node, pass_ in timing.layer_passes(spec, mode)
+        if num_blocks(node.layer, pass_, 1) < num_blocks(node.layer, pass_, MAX_EXTENT)
+    ]
+    distinct: dict[object, tuple[Node, Pass]] = {}
+    for node, pass_ in sorted(growing, key=cost, reverse=True):
+        grid = tuple((gemm.m, _tiles(gemm.n, TILE[1]), gemm.count) for gemm in _grid(node.layer, pass_, 1))
+        distinct.setdefault(grid, (node, pass_))
+    return [
+        (
+            node.name if pass_ is Pass.FPROP else f"{node.name} {pass_.value}",
+            functools.partial(num_blocks, node.layer, pass_),
+        )
+        for node, pass_ in itertools.islice(distinct.values(), TOP)
+    ]
+
+
+def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
+    """The largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
+    tops, past = [], []
+    for name, blocks in passes:
+        found = []
+        for level in _levels(busiest_sm_blocks(blocks(limit + 1), num_sms)):
+            size = _largest(blocks, level * num_sms, limit)
+            if size and busiest_sm_blocks(blocks(size), num_sms) == level:
+                found.append(Proposal(size, "crest", f"crest {level} of {name}"))
+        tops.append(found)
+        past.append([
+            Proposal(crest.batch_size + 1, "past crest", f"past {crest.reason}")
+            for crest in found[:PASSED]
+            if crest.batch_size < limit
+        ])  # fmt: skip
+    return [*by_turns(tops), *by_turns(past)]
+
+
+def _largest(blocks: Blocks, most: int, limit: int) -> int:
+    """Find the largest batch up to the limit that has at most so many blocks; 0 if none has."""
+    low, high = 0, limit + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if blocks(middle) <= most else (low, middle)
+    return low
+
+
+def by_turns(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:
+    """First the first of each, then the second of each, and so on."""
+    return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
+
+
+def _flops(layer: Layer) -> int:
+    return layer.flops("inference")
+
+
+def extents(layer: Layer) -> Layer:
+    """The layer without its name and place: equal for layers that do equal work."""
+    return attrs.evolve(layer, name=None, inputs=None)

@@ -1,0 +1,184 @@
+"""
+Seconds of a layer pass on a device: the roofline.
+
+A pass can be no faster than its arithmetic at the device's peak rate, and no faster than its
+bytes at the device's bandwidth; the larger of the two is the time given here.  It ranks passes and
+orders batch sizes before anything was measured; it is a lower bound, not a forecast.
+"""
+
+from __future__ import annotations
+
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import BYTES_PER_ELEMENT, Device
+from cubatch.kinds import Dropout
+from cubatch.layer import Layer, Pass, check_mode
+from cubatch.spec import Node, Spec, as_network
+
+_BFLOAT16_SINCE = (8, 0)
+
+
+def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
+    """
+    List the passes of one step, layer by layer in the order of the network.
+
+    In training a layer without parameters has no wgrad, and a layer of a network that reads nothing
+    trained has no dgrad: nobody needs the gradient of the network's input.  A single layer does all
+    its passes.  Dropout does nothing in inference.
+
+    Args:
+        spec: A layer or network.
+        mode: "inference" or "training".
+
+    Returns:
+        list[tuple[Node, Pass]]: What is computed, forward passes and gradients of a layer side by side.
+
+    Raises:
+        InvalidArgument: If the mode is neither.
+
+    Example:
+        >>> from cubatch.kinds import Conv2d
+        >>> conv = Conv2d(h=8, w=8, c=4, k=4, r=3, s=3)
+        >>> [pass_.value for _, pass_ in layer_passes(conv, "training")]
+        ['fprop', 'dgrad', 'wgrad']
+    """
+    network, alone = as_network(spec), isinstance(spec, Layer)
+    if check_mode(mode) == "inference":
+        return [(node, Pass.FPROP) for node in network.nodes if not isinstance(node.layer, Dropout)]
+    found = []
+    for node in network.nodes:
+        found.append((node, Pass.FPROP))
+        if alone or network.wants_input_gradient(node):
+            found.append((node, Pass.DGRAD))
+        if node.layer.parameter_shapes:
+            found.append((node, Pass.WGRAD))
+    return found
+
+
+def peak_flops_per_second(device: Device, dtype: str) -> float | None:
+    """
+    Give the rate that arithmetic on a dtype can reach, or None where it is not known.
+
+    16-bit storage without Tensor Cores for it is computed in float32, so it has the float32 rate.
+
+    Args:
+        device: The GPU or CPU.
+        dtype: One of "float32", "tf32", "float16", "bfloat16".
+
+    Raises:
+        InvalidArgument: If there is no such dtype.
+
+    Example:
+        >>> volta = Device(name="V100", compute_capability=(7, 0), tensor_cores=True,
+        ...                peak_flops_per_second={"float32": 15.7e12, "float16": 125e12})
+        >>> peak_flops_per_second(volta, "bfloat16")
+        15700000000000.0
+    """
+    if dtype not in BYTES_PER_ELEMENT:
+        raise InvalidArgument("dtype", dtype, "one of " + ", ".join(BYTES_PER_ELEMENT))
+    rates = device.peak_flops_per_second
+    if dtype in rates:
+        return rates[dtype]
+    computed_in_float32 = dtype in {"float16", "bfloat16"} and has_tensor_cores(device, dtype) is False
+    return rates.get("float32") if computed_in_float32 else None
+
+
+def has_tensor_cores(device: Device, dtype: str) -> bool | None:
+    """
+    Say whether a device has Tensor Cores that take a dtype; None where it is not known.
+
+    Those of Volta and Turing take float16 only; tf32 and bfloat16 came with sm_80.
+
+    Example:
+        >>> volta = Device(name="V100", compute_capability=(7, 0), tensor_cores=True)
+        >>> has_tensor_cores(volta, "float16"), has_tensor_cores(volta, "bfloat16")
+        (True, False)
+    """
+    if dtype == "float32" or device.kind == "cpu":
+        return False
+    if dtype != "float16" and device.compute_capability is not None and device.compute_capability < _BFLOAT16_SINCE:
+        return False
+    return device.tensor_cores
+
+
+def layer_seconds(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> float | None:
+    """
+    Bound the time of one pass of a layer from below by the roofline.
+
+    seconds = max(flops / peak, bytes / bandwidth), with each input, output and parameter moved once
+    (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
+
+    Ignored: launches, how blocks divide among SMs, what a kernel loses to its tile's edges and to its own
+    instructions, re-reading what does not stay in a cache, and what stays in the L2 between layers.
+    All but the last make the real pass slower.  That is safe where it is used, to rank the
+    passes of one network on one device, since the large passes that decide are the least affected.
+
+    Args:
+        layer: With its extents known.
+        pass_: Which product.
+        batch_size: Samples.
+        device: Its peaks count.
+        dtype: Of storage and arithmetic.
+
+    Returns:
+        float | None: Seconds; 0.0 for a pass that moves nothing; None where a rate that counts is not known.
+
+    Example:
+        >>> from cubatch.kinds import ReLU
+        >>> card = Device(name="card", peak_bytes_per_second=1e9)
+        >>> layer_seconds(ReLU(h=10, w=10, c=10), Pass.FPROP, 125, card, "float32")
+        0.001
+    """
+    found = _roofs(layer, pass_, batch_size, device, dtype)
+    return None if found is None else max(found)
+
+
+def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> str | None:
+    """
+    Say which roof a pass lies under: "compute", "memory", or None where a rate is not known.
+
+    Example:
+        >>> from cubatch.kinds import Linear
+        >>> card = Device(name="card", peak_bytes_per_second=1e9, peak_flops_per_second={"float32": 1e11})
+        >>> square = Linear(c=1000, k=1000)
+        >>> bound(square, Pass.FPROP, 1, card, "float32"), bound(square, Pass.FPROP, 1000, card, "float32")
+        ('memory', 'compute')
+    """
+    found = _roofs(layer, pass_, batch_size, device, dtype)
+    return None if found is None else ("compute" if found[0] > found[1] else "memory")
+
+
+def roofline_seconds(
+    spec: Spec, batch_size: int, device: Device, mode: str = "inference", dtype: str = "float32"
+) -> float | None:
+    """
+    Bound the time of one step from below: the sum of its passes, each by `layer_seconds`.
+
+    Beyond what a single pass ignores, a training step leaves out the loss and the optimiser, which are
+    small against the passes unless the batch is.
+
+    Args:
+        spec: A layer or network.
+        batch_size: Samples.
+        device: Its peaks count.
+        mode: "inference" or "training".
+        dtype: Of storage and arithmetic.
+
+    Returns:
+        float | None: Seconds; None where a rate that counts is not known, as on a CPU.
+    """
+    total = 0.0
+    for node, pass_ in layer_passes(spec, mode):
+        seconds = layer_seconds(node.layer, pass_, batch_size, device, dtype)
+        if seconds is None:
+            return None
+        total += seconds
+    return total
+
+
+def _roofs(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> tuple[float, float] | None:
+    """Seconds of the arithmetic and seconds of the bytes."""
+    peak, bandwidth = peak_flops_per_second(device, dtype), device.peak_bytes_per_second
+    flops = sum(gemm.flops for gemm in layer.gemms(pass_, batch_size))
+    if bandwidth is None or (flops and peak is None):
+        return None
+    return flops / peak if peak else 0.0, layer.traffic(pass_, batch_size) * BYTES_PER_ELEMENT[dtype] / bandwidth
