@@ -1,0 +1,213 @@
+"""
+One SQLite file that many processes share, and that may be damaged, full, or far away.
+
+Writers wait for each other (`BUSY_SECONDS`).  In WAL mode with `synchronous=NORMAL` a commit is a write
+into the page cache of the kernel, which outlives a killed process and costs microseconds; only a
+power cut may lose the last ones, and it never damages the file.  WAL needs memory that all users of
+the file share, so on a network file system the older rollback journal takes its place.
+
+Errors are recognised by type and SQLite's result code, never by their text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cubatch.errors import StoreError
+
+BUSY_SECONDS = 30.0  # for one write of another process
+
+# A database on one of these may be open on two machines, whose WAL index would not be the same memory.
+NETWORK_FILESYSTEMS = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
+    "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "vboxsf", "virtiofs",
+})  # fmt: skip
+
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def connect(
+    path: Path, schema: str, version: int, *, on_damage: Callable[[Path], None] | None = None
+) -> sqlite3.Connection:
+    """
+    Open the file, check it, and make its tables if it has none.
+
+    Args:
+        path: The file.
+        schema: CREATE statements of the newest version.
+        version: Its number, kept as `user_version`.
+        on_damage: A damaged file is moved aside, a new one begun, and this called with where the old one
+            is.  Without it, damage is an error.
+
+    Returns:
+        A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
+
+    Raises:
+        StoreError: If the file is from a newer version, or another program's database.
+        sqlite3.DatabaseError: Whatever SQLite reports; `reason` says what it means.
+        OSError: If the place cannot be used.
+    """
+    # One at a time: two that switch the journal at once fail each other, two that find damage move a good file.
+    with locked(path, "open", BUSY_SECONDS):
+        try:
+            return _open(path, schema, version)
+        except sqlite3.DatabaseError as error:
+            if on_damage is None or _code(error) not in _DAMAGED:
+                raise
+        on_damage(_move_aside(path))
+        return _open(path, schema, version)
+
+
+def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        database.row_factory = sqlite3.Row
+        found = database.execute("PRAGMA user_version").fetchone()[0]
+        _check(database, path, found, version)
+        database.execute("PRAGMA foreign_keys = ON")
+        _choose_journal(database, path)
+        if found == 0:
+            with transaction(database):
+                for statement in schema.split(";"):
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {version}")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _check(database: sqlite3.Connection, path: Path, found: int, version: int) -> None:
+    """Refuse what is not ours, and find damage before it is built upon."""
+    if found > version:
+        reason = f"it has schema {found}, this cubatch knows {version}"
+        raise StoreError(str(path), reason, "Update cubatch, pass store=False, or another path.")
+    if found == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise StoreError(str(path), "it is another program's database")
+    report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if report != "ok":  # some damage is told as a row instead of an error
+        damage = sqlite3.DatabaseError(report)
+        damage.sqlite_errorcode, damage.sqlite_errorname = sqlite3.SQLITE_CORRUPT, "SQLITE_CORRUPT"
+        raise damage
+
+
+def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
+    def journal(mode: str) -> str:
+        return str(database.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0])
+
+    if is_network(filesystem_type(path)) or journal("wal") != "wal":
+        journal("delete")
+        database.execute("PRAGMA synchronous = FULL")
+    else:
+        database.execute("PRAGMA synchronous = NORMAL")
+
+
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Keep all statements of the block or none of them."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+            database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
+    """
+    Hold a named lock beside the file, waiting for it at most so long (TimeoutError).
+
+    It is a file lock of the kernel's, which drops it when the holder ends, however it ends.  The lock's file
+    stays: removing one that another process is about to lock would let two in.
+    """
+    place = path.with_name(path.name + ".locks")
+    place.mkdir(exist_ok=True)
+    deadline = time.monotonic() + seconds
+    with (place / name).open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"another process held {place / name} for {seconds:g} s") from None
+                time.sleep(0.05)
+        yield
+
+
+def _move_aside(path: Path) -> Path:
+    """Rename a damaged file and its journals, which would be played into a new file of that name."""
+    aside = f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    for suffix in ("-wal", "-shm", "-journal", ""):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            file.rename(path.with_name(aside + suffix))
+    return path.with_name(aside)
+
+
+def filesystem_type(path: Path) -> str:
+    """
+    Name the kind of file system that holds a path, as /proc/self/mountinfo does; empty where that is unknown.
+
+    Example:
+        >>> filesystem_type(Path("/proc/self"))
+        'proc'
+    """
+    path = path.resolve()
+    best, kind = -1, ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            left, _, right = line.partition(" - ")
+            written = left.split(" ")[4]  # with a space as \040
+            mount = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), written))
+            if path.is_relative_to(mount) and len(mount.parts) >= best:  # of two at one place, the later is on top
+                best, kind = len(mount.parts), right.split(" ")[0]
+    return kind
+
+
+def is_network(kind: str) -> bool:
+    """
+    Say whether a file system of this kind may be mounted on several machines at once.
+
+    What a FUSE program does behind its mount is not known, so it counts as one.
+
+    Example:
+        >>> is_network("nfs4"), is_network("fuse.sshfs"), is_network("ext4")
+        (True, True, False)
+    """
+    return kind in NETWORK_FILESYSTEMS or kind.startswith("fuse.")
+
+
+def reason(error: sqlite3.Error | OSError) -> str:
+    """Say in words why the file cannot be used."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    words = {
+        sqlite3.SQLITE_FULL: "the disk is full",
+        sqlite3.SQLITE_READONLY: "the place is read-only",
+        sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
+        sqlite3.SQLITE_IOERR: "reading or writing it failed",
+        sqlite3.SQLITE_BUSY: f"another process held it for more than {BUSY_SECONDS:g} s",
+        sqlite3.SQLITE_CORRUPT: "the file is damaged; the next run moves it aside",
+        sqlite3.SQLITE_NOTADB: "the file is damaged; the next run moves it aside",
+    }
+    code = _code(error)
+    if code is None:
+        raise error  # SQLite reported nothing: a mistake in our own call
+    return f"{words.get(code, 'SQLite failed')} ({error.sqlite_errorname})"
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """Give the primary result code; None for an error that SQLite did not report."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

@@ -1,0 +1,162 @@
+"""
+The process that measures and may die, and the runner that stands for it.
+
+An out-of-memory kill, a crash in a driver or a step that hangs ends the worker, never the user's
+process, which makes no CUDA context of its own.
+
+    in the user's process                                     python -P -m cubatch.worker
+    RemoteRunner(factory)
+        {"do": "start", "factory": "module:function", ...} ->  compares version and file of the two cubatches,
+                                                           <-  imports and calls the factory: {"ok": null}
+    .prepare(64)
+        {"do": "prepare", "batch_size": 64}                ->  runner.prepare(64)
+                                                           <-  {"ok": null}
+    .clock.time(step, 10)
+        {"do": "time", "repeats": 10}                      ->  runner.clock.time(runner.step, 10)
+                                                           <-  {"ok": {"seconds": ...}} or {"error": ...}
+
+One JSON line asks, one answers.  The worker ends at the end of its standard input, whatever it is
+doing, so a killed user's process leaves none behind; it has a session of its own, so Ctrl-C reaches
+only the user's process and one kill takes the worker with all that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import attrs
+
+from cubatch import errors, profiler
+from cubatch.errors import CubatchError, WorkerFailed
+from cubatch.foreign import is_out_of_memory
+from cubatch.remote import RemoteRunner, identify
+from cubatch.results import Candidate, Goal, Keeper, Measured
+from cubatch.runner import FactoryRef, Runner
+
+
+def measure(
+    factory: FactoryRef,
+    ladder: Sequence[Candidate],
+    *,
+    goal: Goal,
+    kept: Measured | None = None,
+    keep: Keeper | None = None,
+    budget: float,
+    seed: int,
+    progress: Callable[[profiler.Event], None] | None = None,
+) -> Measured:
+    """
+    Measure as `profiler.measure` does, in a worker process.
+
+    The arguments and the answer are those of `profiler.measure`; the factory is named rather than
+    given, because another process calls it.
+
+    Raises:
+        WorkerFailed: If the worker cannot be started.
+        CubatchError: Whatever the factory raises of them, and what `profiler.measure` raises.
+    """
+    remote = functools.partial(RemoteRunner, factory)
+    return profiler.measure(
+        remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress
+    )
+
+
+class _Worker:
+    """Answers the requests of `RemoteRunner`: one method each."""
+
+    _runner: Runner
+
+    def start(
+        self,
+        factory: str,
+        arguments: dict[str, Any],
+        expected: dict[str, str],
+        paths: list[str],
+        pythonpath: str | None,
+    ) -> None:
+        if (mine := identify()) != expected:
+            raise WorkerFailed(f"it would run cubatch {mine}, not cubatch {expected}")
+        os.environ.pop("PYTHONPATH", None)  # it was for this process only
+        if pythonpath is not None:
+            os.environ["PYTHONPATH"] = pythonpath
+        sys.path.extend(paths)
+        self._runner = FactoryRef(factory, arguments)()
+
+    def prepare(self, batch_size: int) -> None:
+        self._runner.prepare(batch_size)
+
+    def time(self, repeats: int) -> dict[str, Any]:
+        return attrs.asdict(self._runner.clock.time(self._runner.step, repeats))
+
+    def memory(self) -> dict[str, int | None]:
+        return {"peak_bytes": self._runner.peak_bytes, "peak_device_bytes": self._runner.peak_device_bytes}
+
+    def release(self) -> None:
+        self._runner.release()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def main() -> NoReturn:
+    """Be the worker: answer requests until told to close, or until standard input ends."""
+    # The pipes move out of the way: what a library prints goes to standard error, what it reads is nothing.
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    faulthandler.enable()
+    with contextlib.suppress(OSError):  # when memory runs out, the kernel is to take this process
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()
+    worker = _Worker()
+    doing = ""
+    while doing != "close":
+        request = json.loads(inbox.get())
+        doing = request.pop("do")
+        try:
+            reply = {"ok": getattr(worker, doing)(**request)}
+        except Exception as error:  # noqa: BLE001 - the other side raises it
+            reply = {"error": _describe(error)}
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+    os._exit(0)
+
+
+def _listen(requests: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> NoReturn:
+    """Take requests while the main thread works; at their end, end the process, also in the middle of a step."""
+    for line in requests:
+        inbox.put(line)
+    os._exit(0)
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    """Turn an error into what JSON can hold; `args` only for those of ours that can be made again from it."""
+    args = None
+    if isinstance(error, CubatchError) and getattr(errors, type(error).__name__, None) is type(error):
+        with contextlib.suppress(TypeError):
+            args = json.loads(json.dumps(error.args))
+    return {
+        "type": type(error).__name__,
+        "args": args,
+        "text": str(error),
+        "out_of_memory": is_out_of_memory(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Runner factories that a worker imports by name: each misbehaves in one way, at the batch sizes it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cubatch
+from cubatch.errors import DeviceNotAvailable, OutOfMemory
+from cubatch.runner import Reading
+
+
+class SilentCubatchError(OutOfMemory):
+    """A child of ours that errors.py does not have."""
+
+
+def _grandchild(path: str) -> None:
+    child = subprocess.Popen(["sleep", "600"])  # keeps the worker's standard output and error open
+    Path(path).write_text(str(child.pid))
+
+
+def _forked(path: str) -> None:
+    if (pid := os.fork()) == 0:  # keeps every pipe of the worker open
+        time.sleep(600)
+    Path(path).write_text(str(pid))
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+HABITS: dict[str, Callable[[str], None]] = {
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "crash": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit": lambda _: (sys.stderr.write("the driver said no\n"), sys.stderr.flush(), os._exit(3)),
+    "hang": lambda _: time.sleep(600),
+    "grandchild": _grandchild,
+    "forked": _forked,
+    "out of memory": lambda _: _raise(OutOfMemory("conv1", 300, 200, "conv1.y (8, 4, 4, 2)", 7)),
+    "own child": lambda _: _raise(SilentCubatchError("conv2")),
+    "memory error": lambda _: _raise(MemoryError("numpy could not")),
+    "mistake": lambda _: _raise(ZeroDivisionError("in the step")),
+    "chatter": lambda _: (
+        sys.stdout.write("a library prints\n"),
+        sys.stdout.flush(),
+        os.write(1, b"and so does C\n"),
+        sys.stdin.read(),
+    ),
+}
+
+
+class FakeRunner:
+    """A runner with a step of known time, that takes up its habit at the batch sizes of `habits`."""
+
+    def __init__(self, habits: dict[str, str], at: str, path: str) -> None:
+        self.habits, self.at, self.path = habits, at, path
+        self.clock = self
+        self.peak_bytes, self.peak_device_bytes = 0, None
+        self.steps = 0
+
+    def _live(self, moment: str) -> None:
+        habit = self.habits.get(str(self.batch_size))
+        if habit is not None and moment == self.at:
+            HABITS[habit](self.path)
+
+    def prepare(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.peak_bytes = 10 * batch_size
+        self._live("prepare")
+
+    def step(self) -> None:
+        self.steps += 1
+        self._live("step")
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        for _ in range(repeats):
+            step()
+        # 0.1 + 0.2 is no short decimal, so a reading that were rounded on the way would show.
+        return Reading(seconds=(0.1 + 0.2) * self.batch_size, sm_clock_mhz=float(self.steps), joules=None)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def release(self) -> None:
+        self.peak_bytes = 0
+
+    def close(self) -> None:
+        if self.path and not self.habits:
+            Path(self.path).write_text("closed")
+
+
+def make(habits: dict[str, str] | None = None, at: str = "prepare", path: str = "") -> FakeRunner:
+    """Make a runner; `habits` is {batch size: habit}, `at` is when: "prepare" or "step"."""
+    return FakeRunner(habits or {}, at, path)
+
+
+def report(path: str) -> FakeRunner:
+    """Make a runner, after writing down what this process is like."""
+    facts = {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "session": os.getsid(0),
+        "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
+        "path": sys.path,
+        "pythonpath": os.environ.get("PYTHONPATH"),
+        "cubatch": cubatch.__file__,
+        "numpy": sys.modules["numpy"].__file__,
+        "safe_path": sys.flags.safe_path,
+    }
+    Path(path).write_text(json.dumps(facts))
+    return make()
+
+
+def refuse() -> FakeRunner:
+    """Fail to make a runner, in a way that the caller can act on."""
+    raise DeviceNotAvailable("cuda", "no driver")
