@@ -13,6 +13,7 @@ Every exception that cubatch raises on purpose.
     │   └── DoesNotFit                      not even one sample fits
     ├── NothingMeasured                     no candidate gave a usable measurement
     ├── EnergyNotAvailable                  the energy objective needs power readings that are not there
+    ├── TimedOut                            what was being measured did not come back by its deadline
     ├── WorkerFailed                        the measuring process could not start or broke the protocol
     ├── StoreError                          the store cannot be opened or read
     ├── InvalidData (ValueError)            a data set or result file that is not what it should be
@@ -28,7 +29,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from cubatch.units import format_bytes
+from cubatch.units import format_bytes, format_seconds
 
 
 class CubatchError(Exception):
@@ -219,6 +220,17 @@ class EnergyNotAvailable(CubatchError):
 
     def __str__(self) -> str:
         return f'{self.device} reports no power or energy; use objective="throughput" or "latency"'
+
+
+class TimedOut(CubatchError):
+    """What was being measured did not come back by its deadline; whoever ran it has been stopped."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(what, seconds)
+        self.what, self.seconds = what, seconds
+
+    def __str__(self) -> str:
+        return f"{self.what} did not come back within {format_seconds(self.seconds)}"
 
 
 class WorkerFailed(CubatchError):

@@ -7,8 +7,9 @@ our engine, a user's callable, a process far away, or a fake with a clock of its
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import attrs
 
@@ -88,3 +89,27 @@ class Runner(Protocol):
 
 
 RunnerFactory = Callable[[], Runner]
+
+
+@attrs.frozen
+class FactoryRef:
+    """
+    A runner factory by name, so that another process can call it too.
+
+    Attributes:
+        path: Where it is: "module:function".
+        arguments: Keyword arguments that JSON can hold; in a worker, tuples arrive as lists.
+
+    Example:
+        >>> FactoryRef("fractions:Fraction", {"numerator": 3, "denominator": 4})()
+        Fraction(3, 4)
+    """
+
+    path: str
+    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __call__(self) -> Runner:
+        """Import the factory and build the runner in this process."""
+        module, _, name = self.path.partition(":")
+        factory: Callable[..., Runner] = getattr(importlib.import_module(module), name)
+        return factory(**self.arguments)

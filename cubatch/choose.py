@@ -1,0 +1,296 @@
+"""
+From timings to the answer: the best, the ties, the smallest size within tolerance, and which limit decided.
+
+The rule is applied to the very numbers that the result shows, so that a reader of the JSON can
+repeat it with a pocket calculator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from cubatch import explain, stopping
+from cubatch.errors import EnergyNotAvailable, NothingMeasured
+from cubatch.results import Candidate, Goal, Measured, Measurement, Outcome, Timing, TuningResult
+
+_REMEDIES = {
+    "not_run": "Raise budget.",
+    "out_of_memory": "Free memory, or ask for smaller batch_sizes.",
+    "timeout": "See why a step does not end, or leave those sizes out with batch_sizes.",
+    "error": "Mend what the error names, or leave those sizes out with batch_sizes.",
+    "interrupted": "Run it again: what was measured is kept.",
+}
+
+
+def answer(
+    ladder: Sequence[Candidate],
+    measured: Measured,
+    *,
+    goal: Goal,
+    setting: Mapping[str, Any],
+    largest_batch_size: int | None = None,
+    asked: bool = False,
+    flops_per_sample: float | None = None,
+    roofline_seconds: Mapping[int, float] | None = None,
+    layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    notes: Sequence[str] = (),
+    partial: bool = False,
+) -> TuningResult:
+    """
+    Choose the batch size, and say why.
+
+    Only candidates with the status "ok" can be the answer.  By throughput or energy it is the
+    smallest whose median is at least (1 - tolerance) x the best median; by latency the largest
+    whose median is at most (1 + tolerance) x the lowest.
+
+    `tied_with` holds the sizes whose per-round differences from the fastest have a median that may
+    be zero: the distribution-free 90 % interval of the paired log ratios contains it.  With fewer
+    than 5 common rounds no such interval exists; then a size is tied if the range of the log ratios
+    contains zero or its median is within the tolerance.
+
+    `decided_by` says what kept the answer from being larger (latency: from being smaller):
+
+        peak            larger sizes were measured, and the largest of them is worse than the tolerance allows
+        plateau         larger sizes were measured, and the largest of them is as good, within the tolerance
+        memory          nothing larger was measured: the plan's limit, or out of memory
+        latency_limit   the next larger size takes longer than latency_limit
+        max_batch_size  nothing larger was allowed
+        batch_sizes     nothing larger is in the list that was asked for
+        budget          the next larger size did not fit the budget
+
+    By latency, a rise of the larger sizes is the rule: "peak" if the answer itself has the lowest
+    latency, "plateau" if it is larger than the one that has.
+
+    Args:
+        ladder: The candidates.
+        measured: What measuring them gave.
+        goal: What was to be as good as possible.
+        setting: Fields of TuningResult that measuring does not decide: spec, input_shape, mode, dtype,
+            optimizer, library, recompute, limits, budget_seconds, seed, l2, device, environment, and
+            `created` (now, if missing).  Those left out are unknown.
+        largest_batch_size: The largest that fits by the plan; None where there is no plan.
+        asked: Whether the user gave the list of batch sizes.
+        flops_per_sample: FLOP of one sample; None where unknown.
+        roofline_seconds: Roofline of a step by batch size, where known.
+        layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
+            them, weighted by "seconds" if all have it, else by "predicted_seconds".
+        notes: Further sentences, such as what the store refused.
+        partial: Give a result without an answer instead of raising NothingMeasured: after Ctrl-C.
+
+    Raises:
+        NothingMeasured: If no candidate is "ok"; says how they ended.
+        EnergyNotAvailable: If energy is the objective and no candidate has a reading of it.
+
+    Example:
+        >>> timings = [Timing(batch_size=n, round=r, seconds=s) for n, s in ((32, 1.0), (64, 1.99)) for r in range(5)]
+        >>> measured = Measured(timings=tuple(timings), outcomes=(Outcome(32, "ok"), Outcome(64, "ok")))
+        >>> result = answer([Candidate(32), Candidate(64)], measured, goal=Goal(), setting={})
+        >>> result.batch_size, result.fastest_batch_size, result.decided_by
+        (32, 64, 'plateau')
+    """
+    used = {candidate.batch_size: _used(measured.of(candidate.batch_size)) for candidate in ladder}
+    outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
+    measurements = [
+        _measurement(
+            candidate,
+            outcomes.get(candidate.batch_size, Outcome(candidate.batch_size, "interrupted", "not finished")),
+            measured.of(candidate.batch_size),
+            flops_per_sample=flops_per_sample,
+            roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
+            layers=(layers or {}).get(candidate.batch_size, ()),
+        )
+        for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
+    ]
+    header = {"created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} | dict(setting)
+    header["limits"] = {"max_batch_size": None, "memory_bytes": None, "latency_seconds": goal.latency_limit} | dict(
+        header.get("limits") or {}
+    )
+    header |= {name: header.get(name) or {} for name in ("device", "environment")}
+    values = {
+        m.batch_size: value
+        for m in measurements
+        if m.status == "ok" and (value := explain.value_of(m, goal.objective)) is not None
+    }
+    facts: dict[str, Any] = {"batch_size": None, "fastest_batch_size": None, "tied_with": (), "decided_by": None}
+    reasons: list[str] = []
+    if values:
+        by_size = {m.batch_size: m for m in measurements}
+        chosen, fastest = pick(values, goal)
+        ties = _ties(fastest, values, used, goal)
+        limit = _decided_by(chosen, fastest, by_size, outcomes, goal) or _end_of_ladder(
+            header["limits"]["max_batch_size"], largest_batch_size, asked=asked
+        )
+        seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
+        facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": limit}
+        reasons = explain.sentences(
+            by_size[chosen],
+            by_size[fastest],
+            measurements,
+            goal=goal,
+            tied_with=ties,
+            decided_by=limit,
+            rounds=seconds,
+            throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
+            l2=header.get("l2"),
+        )
+    elif not partial:
+        if any(m.status == "ok" for m in measurements):
+            raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
+        raise _nothing(measurements, goal)
+    return TuningResult(
+        **header,
+        **facts,
+        objective=goal.objective,
+        tolerance=goal.tolerance,
+        seconds_spent=measured.seconds_spent,
+        largest_batch_size=largest_batch_size,
+        largest_measured=max((n for n, timings in used.items() if timings), default=None),
+        reasons=[*reasons, *notes],
+        measurements=tuple(measurements),
+    )
+
+
+def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
+    """
+    Apply the rule of the contract to medians by batch size.
+
+    Args:
+        values: Samples per second, seconds (latency), or samples per joule.
+        goal: Objective and tolerance.
+
+    Returns:
+        The answer, and the size with the best median: of equals the smallest, by latency the largest.
+
+    Example:
+        >>> pick({32: 99.5, 64: 100.0, 128: 90.0}, Goal(tolerance=0.01))
+        (32, 64)
+        >>> pick({1: 0.100, 8: 0.1005, 16: 0.2}, Goal(objective="latency", tolerance=0.01))
+        (8, 1)
+    """
+    if goal.objective == "latency":
+        fastest = min(values, key=lambda n: (values[n], -n))
+        return max(n for n, value in values.items() if value <= (1 + goal.tolerance) * values[fastest]), fastest
+    fastest = max(values, key=lambda n: (values[n], -n))
+    return min(n for n, value in values.items() if value >= (1 - goal.tolerance) * values[fastest]), fastest
+
+
+def _used(timings: Sequence[Timing]) -> tuple[Timing, ...]:
+    """Give the timings that count: those of an unthrottled clock, or all where there are none."""
+    return tuple(timing for timing in timings if not timing.throttled) or tuple(timings)
+
+
+def _measurement(
+    candidate: Candidate,
+    outcome: Outcome,
+    timings: Sequence[Timing],
+    *,
+    flops_per_sample: float | None,
+    roofline_seconds: float | None,
+    layers: Sequence[Mapping[str, Any]],
+) -> Measurement:
+    n, used = candidate.batch_size, _used(timings)
+    seconds = [timing.seconds for timing in used]
+    latency = _median(seconds)
+    interval = stopping.median_interval(seconds)
+    joules = _median([timing.joules for timing in used])
+    return Measurement(
+        batch_size=n,
+        status=outcome.status,
+        reasons=candidate.reasons,
+        latency_seconds=latency,
+        latency_interval=interval,
+        samples_per_second=n / latency if latency else None,
+        throughput_interval=(n / interval[1], n / interval[0]) if interval else None,
+        timings_seconds=seconds,
+        stop_reason=outcome.stop_reason,
+        throttled=sum(timing.throttled for timing in timings),
+        flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
+        roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
+        sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
+        joules_per_sample=joules / n if joules is not None else None,
+        peak_bytes=max((t.peak_bytes for t in timings if t.peak_bytes is not None), default=None),
+        peak_device_bytes=max((t.peak_device_bytes for t in timings if t.peak_device_bytes is not None), default=None),
+        predicted_peak_bytes=candidate.predicted_peak_bytes,
+        predicted_seconds=candidate.predicted_seconds,
+        occupancy=_weighted(layers, "occupancy"),
+        fill=_weighted(layers, "fill"),
+        layers=layers,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return stopping.median(known) if known else None
+
+
+def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Average what is known over the layers, by measured time, or else by predicted time."""
+    for weight in ("seconds", "predicted_seconds"):
+        rows = [layer for layer in layers if layer.get(name) is not None]
+        if rows and all(layer.get(weight) is not None for layer in rows) and sum(layer[weight] for layer in rows) > 0:
+            total = sum(layer[weight] for layer in rows)
+            return float(sum(layer[weight] * layer[name] for layer in rows) / total)
+    return None
+
+
+def _ties(fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal) -> list[int]:
+    costs = {n: _costs(used[n], goal) for n in values}
+    ties = []
+    for n in sorted(values):
+        interval = stopping.paired_interval(costs[n], costs[fastest]) if n != fastest else None
+        if interval is None:
+            continue
+        is_tied = interval[0] <= 0 <= interval[1]
+        if len(costs[n].keys() & costs[fastest].keys()) < stopping.MIN_ROUNDS:
+            best, own = stopping.median([*costs[fastest].values()]), stopping.median([*costs[n].values()])
+            is_tied |= own <= goal.allowed(best)
+        if is_tied:
+            ties.append(n)
+    return ties
+
+
+def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
+    costs = {t.round: goal.cost(t.batch_size, seconds=t.seconds, joules=t.joules) for t in timings}
+    return {number: cost for number, cost in costs.items() if cost is not None}
+
+
+def _decided_by(
+    chosen: int, fastest: int, by_size: Mapping[int, Measurement], outcomes: Mapping[int, Outcome], goal: Goal
+) -> str | None:
+    """Say what kept the answer from being larger, by what became of the larger candidates; None if they do not tell."""
+    larger = [by_size[n] for n in sorted(by_size) if n > chosen]
+    timed = [
+        value
+        for m in larger
+        if m.status in ("ok", "dropped") and (value := explain.value_of(m, goal.objective)) is not None
+    ]
+    if timed and goal.objective == "latency":
+        return "peak" if chosen == fastest else "plateau"
+    if timed:
+        best = explain.value_of(by_size[fastest], goal.objective) or 0.0
+        return "peak" if timed[-1] < (1 - goal.tolerance) * best else "plateau"
+    for m in larger:
+        if m.status == "over_limit":
+            return "latency_limit" if outcomes[m.batch_size].facts.get("limit") == "latency" else "memory"
+        if m.status in ("out_of_memory", "not_run"):
+            return "memory" if m.status == "out_of_memory" else "budget"
+    return None
+
+
+def _end_of_ladder(max_batch_size: int | None, largest_batch_size: int | None, *, asked: bool) -> str:
+    """Say what ended the ladder at the answer."""
+    if asked:
+        return "batch_sizes"
+    if largest_batch_size is None or (max_batch_size is not None and max_batch_size <= largest_batch_size):
+        return "max_batch_size"
+    return "memory"
+
+
+def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
+    statuses = {m.status for m in measurements}
+    remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
+    if "over_limit" in statuses:
+        remedies.append("Raise memory_limit or latency_limit." if goal.latency_limit else "Raise memory_limit.")
+    return NothingMeasured(explain.count_statuses(measurements) or "there are no candidates", " ".join(remedies))

@@ -1,0 +1,279 @@
+"""The answer is the contract's rule, read literally; ties, limits and words follow from the same numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch import choose
+from cubatch.errors import EnergyNotAvailable, NothingMeasured
+from cubatch.results import Candidate, Goal, Measured, Outcome, Timing, TuningResult
+
+SECONDS = st.floats(min_value=1e-6, max_value=1e3)
+NOT_OK = ("dropped", "over_limit", "out_of_memory", "timeout", "error", "interrupted")
+
+
+def rounds(batch_size: int, seconds: Sequence[float], **more: Any) -> list[Timing]:
+    """Give one timing per round."""
+    return [Timing(batch_size=batch_size, round=number, seconds=value, **more) for number, value in enumerate(seconds)]
+
+
+def answer_of(
+    seconds: Mapping[int, Sequence[float]],
+    statuses: dict[int, str] | None = None,
+    goal: Goal | None = None,
+    **more: Any,
+) -> TuningResult:
+    """Choose among sizes with these seconds by round."""
+    timings = [timing for n, values in seconds.items() for timing in rounds(n, values)]
+    outcomes = [Outcome(n, (statuses or {}).get(n, "ok")) for n in seconds]
+    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
+    ladder = [Candidate(n) for n in seconds]
+    return choose.answer(ladder, measured, goal=goal or Goal(), setting={}, **more)
+
+
+@given(
+    seconds=st.dictionaries(st.integers(1, 4096), st.lists(SECONDS, min_size=1, max_size=6), min_size=1, max_size=8),
+    tolerance=st.sampled_from((0.0, 0.01, 0.1, 0.5)),
+    latency=st.booleans(),
+    data=st.data(),
+)
+def test_the_answer_is_the_contracts_sentence(
+    seconds: dict[int, list[float]],
+    tolerance: float,
+    latency: bool,
+    data: st.DataObject,
+) -> None:
+    """Going through the ok sizes one by one, the smallest (latency: largest) that the sentence admits is the answer."""
+    statuses = {n: data.draw(st.sampled_from(("ok", "ok", *NOT_OK))) for n in seconds}
+    ok = sorted(n for n, status in statuses.items() if status == "ok")
+    goal = Goal(objective="latency" if latency else "throughput", tolerance=tolerance)
+    if not ok:
+        with pytest.raises(NothingMeasured):
+            answer_of(seconds, statuses, goal)
+        return
+    result = answer_of(seconds, statuses, goal)
+    medians = {n: statistics.median(seconds[n]) for n in ok}
+    rates = {n: n / medians[n] for n in ok}
+    expected = None
+    for n in ok:
+        if latency:
+            if medians[n] <= (1 + tolerance) * min(medians.values()):
+                expected = n
+        elif rates[n] >= (1 - tolerance) * max(rates.values()) and expected is None:
+            expected = n
+    assert result.batch_size == expected
+    fastest = result.fastest_batch_size
+    assert fastest is not None
+    assert medians[fastest] == min(medians.values()) if latency else rates[fastest] == max(rates.values())
+    assert result.fastest_batch_size not in result.tied_with
+    assert set(result.tied_with) <= set(ok)
+    assert TuningResult.from_json(result.to_json()) == result
+
+
+def test_a_measurement_holds_what_its_timings_say() -> None:
+    """Of 64 samples in 1 to 5 s: 3 s, 64/3 samples/s, the range as interval, 64 x 6 FLOP / 3 s, half the roofline."""
+    timings = rounds(64, [5.0, 1.0, 3.0, 2.0, 4.0], joules=12.8, sm_clock_mhz=1500.0, peak_bytes=7, peak_device_bytes=9)
+    measured = Measured(timings=tuple(timings), outcomes=(Outcome(64, "ok", "enough"),), seconds_spent=15.0)
+    candidate = Candidate(64, ("power of two",), predicted_peak_bytes=8, predicted_seconds=2.5)
+    result = choose.answer(
+        [candidate], measured, goal=Goal(), setting={"seed": 3}, flops_per_sample=6.0, roofline_seconds={64: 1.5}
+    )
+    m = result.measurements[0]
+    assert (m.latency_seconds, m.samples_per_second) == (3.0, 64 / 3.0)
+    assert (m.latency_interval, m.throughput_interval) == ((1.0, 5.0), (64 / 5.0, 64.0))
+    assert (m.flops_per_second, m.roofline_fraction) == (128.0, 0.5)
+    assert m.joules_per_sample == pytest.approx(0.2)
+    assert (m.sm_clock_mhz, m.peak_bytes, m.peak_device_bytes) == (1500.0, 7, 9)
+    assert (m.predicted_peak_bytes, m.predicted_seconds) == (8, 2.5)
+    assert (m.timings_seconds, m.stop_reason, m.reasons) == ((5.0, 1.0, 3.0, 2.0, 4.0), "enough", ("power of two",))
+    assert (result.seconds_spent, result.seed, result.spec, result.l2) == (15.0, 3, None, None)
+
+
+def test_what_was_not_measured_is_none() -> None:
+    """A size that ran out of memory has no number at all."""
+    result = answer_of({8: [1.0] * 5, 16: []}, {16: "out_of_memory"})
+    m = result.measurements[1]
+    assert (m.latency_seconds, m.latency_interval, m.samples_per_second, m.throughput_interval) == (None,) * 4
+    assert (m.flops_per_second, m.roofline_fraction, m.sm_clock_mhz, m.peak_bytes, m.occupancy) == (None,) * 5
+    assert m.timings_seconds == ()
+    assert result.largest_measured == 8
+
+
+def test_occupancy_is_weighted_by_time() -> None:
+    """Of 0.5 for 3 s and 1.0 for 1 s: 0.625; without measured times by predicted ones; unknown stays None."""
+    layers = {
+        8: [{"occupancy": 0.5, "fill": 0.2, "seconds": 3.0}, {"occupancy": 1.0, "fill": None, "seconds": 1.0}],
+        16: [
+            {"occupancy": 0.5, "predicted_seconds": 1.0},
+            {"occupancy": 1.0, "predicted_seconds": 1.0, "seconds": 9.0},
+        ],
+        32: [{"kernel": "?"}],
+    }
+    result = answer_of({8: [1.0], 16: [1.0], 32: [1.0]}, layers=layers)
+    assert [m.occupancy for m in result.measurements] == [0.625, 0.75, None]
+    assert [m.fill for m in result.measurements] == [pytest.approx(0.2), None, None]
+    assert result.measurements[2].layers == ({"kernel": "?"},)
+
+
+def test_throttled_timings_are_counted_and_do_not_count() -> None:
+    """One clear timing outweighs nine throttled ones; where there are no others all of them stand, and it says so."""
+    timings = (
+        *rounds(8, [2.0] * 9, throttled=True),
+        Timing(batch_size=8, round=9, seconds=1.0),
+        *rounds(16, [4.0] * 5, throttled=True),
+    )
+    measured = Measured(timings=timings, outcomes=(Outcome(8, "ok"), Outcome(16, "ok")))
+    result = choose.answer([Candidate(8), Candidate(16)], measured, goal=Goal(), setting={})
+    assert [(m.latency_seconds, m.throttled, len(m.timings_seconds)) for m in result.measurements] == [
+        (1.0, 9, 1),
+        (4.0, 5, 5),
+    ]
+    assert any(
+        reason.startswith("14 timings were taken under a throttled clock") and "of 16" in reason
+        for reason in result.reasons
+    )
+
+
+def test_a_tie_is_what_paired_rounds_cannot_tell_apart() -> None:
+    """Rounds that swing by half hide a constant 3 % from intervals, not from pairs; what changes sign is a tie."""
+    swing = np.array([1.0, 1.5, 1.1, 1.4, 1.2, 1.3, 1.05, 1.45])
+    sign = np.array([1, -1, 1, -1, 1, -1, 1, -1])
+    seconds = {100: swing, 103: 1.03**2 * swing, 101: 1.01 * swing * (1 + 0.004 * sign)}
+    result = answer_of({n: values.tolist() for n, values in seconds.items()})
+    assert result.fastest_batch_size in (100, 101)
+    assert set(result.tied_with) == {100, 101} - {result.fastest_batch_size}
+
+
+def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
+    """Two rounds cannot tell 0.5 % from nothing, and are enough for a factor of two."""
+    result = answer_of({10: [1.0, 1.0], 20: [2.01, 2.01], 40: [8.0, 8.0]})
+    assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "statuses", "more", "decided_by"),
+    [
+        ({1: 1.0, 2: 1.0, 4: 4.0}, {}, {}, "peak"),  # 1, 2, 1 samples/s
+        ({1: 1.0, 2: 1.0, 4: 4.0}, {4: "dropped"}, {}, "peak"),
+        ({1: 1.0, 2: 1.0, 4: 2.0}, {}, {}, "plateau"),  # 1, 2, 2
+        ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2}, "memory"),
+        ({1: 1.0, 2: 1.0, 4: None}, {4: "out_of_memory"}, {"largest_batch_size": 8}, "memory"),
+        ({1: 1.0, 2: 1.0, 4: None}, {4: "over_limit"}, {"largest_batch_size": 2}, "memory"),
+        ({1: 1.0, 2: 1.0, 4: 1.5}, {4: "latency"}, {}, "latency_limit"),
+        ({1: 1.0, 2: 1.0, 4: None}, {4: "not_run"}, {}, "budget"),
+        ({1: 1.0, 2: 1.0, 4: None, 8: None}, {4: "error", 8: "not_run"}, {}, "budget"),
+        ({1: 1.0, 2: 1.0}, {}, {"asked": True, "largest_batch_size": 2}, "batch_sizes"),
+        (
+            {1: 1.0, 2: 1.0},
+            {},
+            {"largest_batch_size": 9, "setting": {"limits": {"max_batch_size": 2}}},
+            "max_batch_size",
+        ),
+        ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2, "setting": {"limits": {"max_batch_size": 9}}}, "memory"),
+        ({1: 1.0, 2: 1.0}, {}, {}, "max_batch_size"),  # a callable: there is no plan
+    ],
+)
+def test_what_decided_is_what_became_of_the_larger_sizes(
+    seconds: dict[int, float | None], statuses: dict[int, str], more: dict[str, Any], decided_by: str
+) -> None:
+    """Each of the seven words from the smallest history that calls for it."""
+    timings = [timing for n, value in seconds.items() if value for timing in rounds(n, [value] * 5)]
+    outcomes = []
+    for n in seconds:
+        status = statuses.get(n, "ok")
+        facts = {"limit": "latency" if status == "latency" else "memory"}
+        outcomes.append(Outcome(n, "over_limit" if status == "latency" else status, "", facts))
+    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
+    result = choose.answer([Candidate(n) for n in seconds], measured, goal=Goal(), **{"setting": {}, **more})
+    assert (result.batch_size, result.decided_by) == (2, decided_by)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answer", "decided_by"), [({1: 1.0, 2: 1.005, 4: 2.0}, 2, "plateau"), ({1: 1.0, 2: 2.0}, 1, "peak")]
+)
+def test_by_latency_the_largest_flat_size_is_the_answer(
+    seconds: dict[int, float], answer: int, decided_by: str
+) -> None:
+    """A floor that ends at 2 is a plateau; a latency that rises at once has its peak at the smallest."""
+    result = answer_of({n: [value] * 5 for n, value in seconds.items()}, goal=Goal(objective="latency"))
+    assert (result.batch_size, result.decided_by) == (answer, decided_by)
+
+
+def test_by_energy_samples_per_joule_decide() -> None:
+    """16 is faster and 8 takes less energy per sample."""
+    timings = (*rounds(8, [1.0] * 5, joules=8.0), *rounds(16, [1.0] * 5, joules=32.0))
+    measured = Measured(timings=timings, outcomes=(Outcome(8, "ok"), Outcome(16, "ok")))
+    result = choose.answer([Candidate(8), Candidate(16)], measured, goal=Goal(objective="energy"), setting={})
+    assert (result.batch_size, result.fastest_batch_size) == (8, 8)
+    assert "1 samples/J" in result.reasons[0]
+
+
+def test_energy_without_a_reading_is_an_error_that_names_the_device() -> None:
+    """Seconds are no stand-in for joules."""
+    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=(Outcome(8, "ok"),))
+    with pytest.raises(EnergyNotAvailable) as caught:
+        choose.answer([Candidate(8)], measured, goal=Goal(objective="energy"), setting={"device": {"name": "a CPU"}})
+    assert caught.value.device == "a CPU"
+
+
+def test_nothing_to_choose_from_says_how_every_size_ended() -> None:
+    """The reason holds each status with its sizes and first reason, the remedy what may be done about each."""
+    outcomes = (
+        Outcome(8, "error", "ValueError: no"),
+        Outcome(16, "not_run", "too slow"),
+        Outcome(32, "not_run", "slower"),
+    )
+    with pytest.raises(NothingMeasured) as caught:
+        choose.answer([Candidate(n) for n in (8, 16, 32)], Measured(outcomes=outcomes), goal=Goal(), setting={})
+    assert caught.value.reason == "error: 8 (ValueError: no); not run: 16 and 32 (too slow)"
+    assert "Raise budget." in caught.value.remedy
+
+
+def test_a_partial_result_has_no_answer_and_all_measurements() -> None:
+    """After Ctrl-C there is a table to print, with what was measured and no answer."""
+    measured = Measured(timings=tuple(rounds(8, [1.0])), outcomes=(Outcome(8, "interrupted"),))
+    result = choose.answer([Candidate(8), Candidate(16)], measured, goal=Goal(), setting={}, partial=True)
+    assert (result.batch_size, result.decided_by, result.largest_measured) == (None, None, 8)
+    assert [m.status for m in result.measurements] == ["interrupted", "interrupted"]
+    assert TuningResult.from_json(result.to_json()) == result
+
+
+def test_the_reasons_name_the_answer_the_fastest_and_the_limit() -> None:
+    """A person reads why 32 and not 64 without looking at the table."""
+    result = answer_of({1: [1.0] * 5, 16: [1.0] * 5, 32: [1.0] * 5, 33: [1.2] * 5, 64: [1.99] * 5}, notes=["a note"])
+    assert result.reasons == (
+        "32 is the smallest batch size whose throughput is within 1 % of the best: 32 samples/s, 99.5 % of it.",
+        "The best is 32.2 samples/s at 64.",
+        "Larger batches, measured up to 64, gain no more than 1 %: a plateau.",
+        "Up to 32 samples a batch costs about the same time (1.00 s): less leaves the device idle.",
+        "Powers of two against their neighbours: 32 is 16.4 % faster per sample than 33.",
+        "a note",
+    )
+
+
+def test_powers_of_two_are_called_tied_when_they_are() -> None:
+    """64 and 63 cost the same per sample within a noise of either sign."""
+    sign = np.array([1, -1, 1, -1, 1, -1])
+    result = answer_of({63: (63 * (1 + 0.002 * sign)).tolist(), 64: (64 * (1 - 0.002 * sign)).tolist()})
+    assert "Powers of two against their neighbours: 64 and 63 are tied." in result.reasons
+
+
+def test_sizes_that_did_not_run_are_named_in_the_reasons() -> None:
+    """What could not take part is said with its status."""
+    result = answer_of({8: [1.0] * 5, 16: []}, {16: "timeout"})
+    assert result.reasons[-1] == "No answer could come from: timeout: 16."
+
+
+def test_intervals_are_finite_numbers() -> None:
+    """However far timings spread, throughput's interval is the latency's turned over."""
+    result = answer_of({7: [1e-6, 1e3, 1.0, 2.0, 3.0]})
+    low, high = result.measurements[0].throughput_interval or (math.nan, math.nan)
+    assert (low, high) == (7 / 1e3, 7 / 1e-6)
