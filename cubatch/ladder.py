@@ -21,6 +21,7 @@ from cubatch.hardware import Device
 from cubatch.kinds import Conv2d, Linear
 from cubatch.layer import Layer, Pass
 from cubatch.models import SpecLike
+from cubatch.plan import plan
 from cubatch.results import Candidate
 from cubatch.spec import Node, Spec
 from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, num_blocks, slowest
@@ -99,7 +100,7 @@ def candidates(  # noqa: PLR0913 - what autotune() is asked for shapes the ladde
         kept = _asked_for(batch_sizes, top)
 
     def planned(size: int) -> int:
-        return memory.plan(resolved, batch_size=size, recompute=recompute, **options).total
+        return plan(resolved, batch_size=size, recompute=recompute, **options).total
 
     return [
         attrs.evolve(

@@ -1,0 +1,49 @@
+"""
+The memory plan made real: one block, every buffer a view at its planned offset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine import backend
+from cubatch.plan import Plan
+
+# float16 stands for both half-precision types where NumPy has to name one; issue-specific types come with the kernels.
+_NUMPY_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
+
+
+def element_type(dtype: str) -> Any:  # noqa: ANN401 - NumPy's scalar types have no common name
+    """Give NumPy's type for the elements of a dtype."""
+    return _NUMPY_TYPES[dtype]
+
+
+class Arena:
+    """
+    The buffers of one shard of the batch.
+
+    Args:
+        plan: Sizes and offsets.
+        samples: Samples of this shard, at most `plan.shard`.
+        xp: The array module that owns the memory.
+    """
+
+    def __init__(self, plan: Plan, samples: int, xp: Any) -> None:  # noqa: ANN401 - a module
+        self._plan, self.samples = plan, samples
+        self._block = xp.empty(plan.arena_bytes, dtype=np.uint8)
+
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - NumPy's or CuPy's array
+        """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
+        buffer = self._plan.schedule.buffers[number]
+        shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
+        kind = {0: element_type(self._plan.dtype), 1: np.uint8, 4: np.float32}[buffer.itemsize]
+        if buffer.name == "labels":
+            kind = np.int32
+        return backend.view(self._block, shape, kind, offset=self._plan.offsets[number])
+
+    def workspace(self, number: int) -> Any:  # noqa: ANN401 - NumPy's or CuPy's array
+        """View an operation's scratch memory as bytes."""
+        offset = self._plan.offsets[number]
+        return self._block[offset : offset + self._plan.sizes[number]]

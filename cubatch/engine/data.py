@@ -1,0 +1,180 @@
+"""
+Data sets in IDX files, the format of MNIST: read, checked, downloaded, dealt out in batches.
+
+An IDX file is two zero bytes, a type, the number of dimensions, each extent as a big-endian
+32-bit number, then the elements; gzip around it is recognised by its content, not its name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import struct
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.errors import InvalidData
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_UNSIGNED_BYTE = 0x08
+_MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+# SHA-256 of the decompressed files, which do not depend on who packed them.
+_MNIST_SHA256 = {
+    "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+_TIMEOUT_SECONDS = 30
+
+
+@attrs.frozen(eq=False)
+class Dataset:
+    """
+    Images and their classes.
+
+    Attributes:
+        images: (samples, h, w, c), uint8.
+        labels: (samples,), int32.
+        mean, deviation: Of the training images scaled to 0..1; batches are normalised with them.
+    """
+
+    images: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+    mean: float
+    deviation: float
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, taken as the largest label plus one."""
+        return int(self.labels.max()) + 1
+
+    def batch(self, index: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # noqa: ANN401 - slice or array
+        """Give some samples, normalised, as float32, and their labels."""
+        images = self.images[index].astype(np.float32)
+        images -= np.float32(255 * self.mean)
+        images /= np.float32(255 * self.deviation)
+        return images, self.labels[index]
+
+    def shuffled(
+        self, batch_size: int, seed: int
+    ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Deal out whole batches in an order drawn from the seed; the rest of the last one is left out."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        for start in range(0, len(self) - batch_size + 1, batch_size):
+            yield self.batch(order[start : start + batch_size])
+
+
+def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
+    """
+    Read one IDX file of unsigned bytes, plain or gzip.
+
+    Raises:
+        InvalidData: If the file is missing, damaged, or no IDX file of unsigned bytes.
+    """
+    path = Path(path)
+    content = _content(path)
+    if len(content) < 4 or content[:2] != b"\0\0":  # noqa: PLR2004
+        raise InvalidData(str(path), "is no IDX file: it does not start with two zero bytes")
+    kind, dimensions = content[2], content[3]
+    if kind != _UNSIGNED_BYTE:
+        raise InvalidData(str(path), f"holds elements of type 0x{kind:02x}, only unsigned bytes (0x08) are read")
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise InvalidData(str(path), f"ends inside its header ({len(content)} of {header} bytes)")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) - header != math.prod(shape):
+        raise InvalidData(
+            str(path), f"should hold {math.prod(shape)} elements of shape {shape}, holds {len(content) - header}"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
+    """
+    Read training and test set from a folder with MNIST's four files, plain or gzip.
+
+    Returns:
+        tuple: Training and test Dataset, (h, w) images as (h, w, 1), both normalised with the
+        training images' mean and deviation.
+
+    Raises:
+        InvalidData: If a file is missing or damaged, or images and labels do not belong together.
+    """
+    parts = {}
+    for part in ("train", "t10k"):
+        images = read_idx(_find(Path(folder), f"{part}-images-idx3-ubyte"))
+        labels = read_idx(_find(Path(folder), f"{part}-labels-idx1-ubyte"))
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):  # noqa: PLR2004
+            raise InvalidData(
+                str(folder), f"{part} images of shape {images.shape} and labels of shape {labels.shape} do not match"
+            )
+        parts[part] = images[..., None], labels.astype(np.int32)
+    scaled = parts["train"][0]
+    mean, deviation = float(scaled.mean()) / 255, float(scaled.std()) / 255
+    if not deviation:
+        raise InvalidData(str(folder), "all training pixels are the same")
+    train, test = (Dataset(*parts[part], mean, deviation) for part in ("train", "t10k"))
+    return train, test
+
+
+def download_mnist(folder: Path | str) -> None:
+    """
+    Fetch the four files of MNIST into a folder; files that are there and right are left alone.
+
+    Raises:
+        InvalidData: If a file cannot be fetched, or is not what was published; nothing wrong is left behind.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, expected in _MNIST_SHA256.items():
+        target = folder / name
+        if target.exists() and _sha256(_content(target)) == expected:
+            continue
+        try:
+            with urllib.request.urlopen(_MNIST_URL + name, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
+                content = answer.read()
+        except (urllib.error.URLError, OSError) as error:
+            remedy = f"Fetch it by other means into {folder}."
+            raise InvalidData(_MNIST_URL + name, f"cannot be fetched: {error}", remedy) from error
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            partial = Path(place) / name
+            partial.write_bytes(content)
+            found = _sha256(_content(partial))
+            if found != expected:
+                raise InvalidData(_MNIST_URL + name, f"unpacks to SHA-256 {found}, expected {expected}")
+            partial.replace(target)
+
+
+def _content(path: Path) -> bytes:
+    """Read a file, through gzip if it begins like gzip."""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidData(str(path), f"cannot be read: {error}") from error
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _find(folder: Path, name: str) -> Path:
+    """Find a file by its name, with or without .gz."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.exists():
+            return candidate
+    remedy = "Put MNIST's four IDX files there, plain or gzip, or fetch them with --download."
+    raise InvalidData(str(folder), f"has neither {name} nor {name}.gz", remedy)

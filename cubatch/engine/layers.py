@@ -1,0 +1,358 @@
+"""
+What each layer does in a step: an operation of the schedule, bound to its arrays once, called every step.
+
+Binding resolves views, shapes and options beforehand (`backend.prepare`), since at small batches the
+time between two array operations costs as much as the operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from cubatch import kinds
+from cubatch.engine import backend, functional
+from cubatch.engine.arena import Arena
+from cubatch.engine.team import Team
+from cubatch.errors import UnsupportedLayer
+from cubatch.layer import Layer
+from cubatch.schedule import Op
+
+Work = Callable[[], object]
+
+
+@attrs.frozen(eq=False)
+class Place:
+    """
+    Where one member of a team works: its shard of the batch, its gradients, the shared parameters.
+
+    Attributes:
+        arena: The shard's buffers.
+        parameters: By layer and name; shared by all members.
+        gradients: By layer and name; this member's own.
+        states: Running statistics by layer and name; shared, written by the first member.
+        team, rank: The members, and which of them this is.
+        batch_size: Samples of the whole batch.
+        begin: First sample of the shard in the batch.
+        clock: Number of steps done, in a list of one; draws the dropout masks.
+        seed: Where those draws start.
+    """
+
+    arena: Arena
+    parameters: Mapping[str, Mapping[str, Any]]
+    gradients: Mapping[str, Mapping[str, Any]]
+    states: Mapping[str, Mapping[str, Any]]
+    team: Team
+    rank: int
+    batch_size: int
+    begin: int
+    clock: list[int]
+    seed: int
+
+
+def check(layer: Layer, name: str) -> None:
+    """Raise UnsupportedLayer for a layer that the engine has no code for."""
+    if type(layer) not in _FORWARD and not isinstance(layer, kinds.Flatten):
+        raise UnsupportedLayer(f"{name} ({layer.type})", "its computation is not written yet")
+
+
+def bind(op: Op, place: Place, *, training: bool) -> Work:
+    """
+    Bind a forward, backward or accumulate operation to its arrays.
+
+    Args:
+        op: The operation.
+        place: Whose shard it works on.
+        training: Whether statistics of the batch are used, and kept.
+
+    Returns:
+        Callable: Does the operation; takes nothing.
+    """
+    if op.kind == "accumulate":
+        x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
+        return backend.prepare(functional.add, [x0, x1], out=y)
+    if op.node is None or op.workspace is None:
+        raise ValueError(f"a {op.kind} operation has nothing to bind")
+    reads = {role: _shaped(op.node.layer, role, place.arena[number]) for role, number in op.reads.items()}
+    writes = {role: _shaped(op.node.layer, role, place.arena[number]) for role, number in op.writes.items()}
+    bound = _Bound(op, op.node.layer, reads, writes, place.arena.workspace(op.workspace), place, training)
+    table = _FORWARD if op.kind == "forward" else _BACKWARD
+    work = table[type(op.node.layer)]
+    if isinstance(op.node.layer, kinds.Dropout) and op.kind == "forward":
+        return functools.partial(work, bound)  # draws anew in every step
+    return backend.prepare(work, bound)
+
+
+def _shaped(layer: Layer, role: str, array: Any) -> Any:  # noqa: ANN401 - NumPy's or CuPy's array
+    """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
+    if role in {"y", "dy"}:
+        return array.reshape(len(array), *layer.output_shape)
+    if role.lstrip("d").startswith("x"):
+        return array.reshape(len(array), *layer.input_shapes[int(role.lstrip("dx"))])
+    return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
+
+
+@attrs.frozen(eq=False)
+class _Bound:
+    """An operation with its arrays."""
+
+    op: Op
+    layer: Any
+    reads: dict[str, Any]
+    writes: dict[str, Any]
+    workspace: Any
+    place: Place
+    training: bool
+
+    @property
+    def name(self) -> str:
+        return self.op.node.name if self.op.node else ""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return self.place.parameters.get(self.name, {})
+
+    @property
+    def gradients(self) -> Mapping[str, Any]:
+        return self.place.gradients.get(self.name, {})
+
+    def x_shape(self) -> tuple[int, int, int, int]:
+        return (self.place.arena.samples, *self.layer.input_shape)
+
+    @property
+    def positions(self) -> int:
+        """Values per channel in the whole batch."""
+        h, w, _ = self.layer.input_shape
+        return self.place.batch_size * h * w
+
+
+# Each function below calls the engine's functions on an operation's arrays.
+
+
+def _conv_geometry(layer: kinds.Conv2d) -> dict[str, Any]:
+    return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
+
+
+def _conv2d(at: _Bound) -> None:
+    functional.conv2d(
+        at.reads["x0"],
+        at.parameters["w"],
+        at.parameters.get("b"),
+        **_conv_geometry(at.layer),
+        relu=at.op.relu,
+        out=at.writes["y"],
+        workspace=at.workspace,
+    )
+
+
+def _conv2d_backward(at: _Bound) -> None:
+    geometry, dy = _conv_geometry(at.layer), at.reads["dy"]
+    functional.conv2d_wgrad(
+        at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), **geometry, workspace=at.workspace
+    )
+    if "dx0" in at.writes:
+        functional.conv2d_dgrad(
+            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, out=at.writes["dx0"], workspace=at.workspace
+        )
+
+
+def _linear(at: _Bound) -> None:
+    functional.linear(
+        at.reads["x0"],
+        at.parameters["w"],
+        at.parameters.get("b"),
+        relu=at.op.relu,
+        out=at.writes["y"],
+        workspace=at.workspace,
+    )
+
+
+def _linear_backward(at: _Bound) -> None:
+    dy = at.reads["dy"]
+    functional.linear_wgrad(at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"))
+    if "dx0" in at.writes:
+        functional.linear_dgrad(dy, at.parameters["w"], out=at.writes["dx0"])
+
+
+def _pool_geometry(layer: kinds.MaxPool2d | kinds.AvgPool2d) -> dict[str, Any]:
+    return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
+
+
+def _max_pool2d(at: _Bound) -> None:
+    functional.max_pool2d(
+        at.reads["x0"],
+        **_pool_geometry(at.layer),
+        relu=at.op.relu,
+        out=at.writes["y"],
+        argmax=at.writes.get("argmax"),
+        workspace=at.workspace,
+    )
+
+
+def _max_pool2d_backward(at: _Bound) -> None:
+    functional.max_pool2d_backward(
+        at.reads["dy"],
+        at.reads["argmax"],
+        x_shape=at.x_shape(),
+        **_pool_geometry(at.layer),
+        out=at.writes["dx0"],
+        workspace=at.workspace,
+    )
+
+
+def _avg_pool2d(at: _Bound) -> None:
+    functional.avg_pool2d(
+        at.reads["x0"],
+        **_pool_geometry(at.layer),
+        count_include_pad=at.layer.count_pad,
+        out=at.writes["y"],
+        workspace=at.workspace,
+    )
+
+
+def _avg_pool2d_backward(at: _Bound) -> None:
+    functional.avg_pool2d_backward(
+        at.reads["dy"],
+        x_shape=at.x_shape(),
+        **_pool_geometry(at.layer),
+        count_include_pad=at.layer.count_pad,
+        out=at.writes["dx0"],
+        workspace=at.workspace,
+    )
+
+
+def _global_avg_pool(at: _Bound) -> None:
+    y = at.writes["y"]
+    functional.global_avg_pool(at.reads["x0"], out=y.reshape(len(y), -1))
+
+
+def _global_avg_pool_backward(at: _Bound) -> None:
+    dy = at.reads["dy"]
+    functional.global_avg_pool_backward(dy.reshape(len(dy), -1), x_shape=at.x_shape(), out=at.writes["dx0"])
+
+
+def _batch_norm2d(at: _Bound) -> None:
+    layer, place, state = at.layer, at.place, at.place.states[at.name]
+    if not at.training:
+        functional.batch_norm_inference(
+            at.reads["x0"],
+            at.parameters["gamma"],
+            at.parameters["beta"],
+            running_mean=state["mean"],
+            running_var=state["var"],
+            eps=layer.eps,
+            relu=at.op.relu,
+            out=at.writes["y"],
+            workspace=at.workspace,
+        )
+        return
+    mean, inv_std = at.writes["statistics"]
+    keeps = place.rank == 0 and not at.op.replay
+    functional.batch_norm_train(
+        at.reads["x0"],
+        at.parameters["gamma"],
+        at.parameters["beta"],
+        mean=mean,
+        inv_std=inv_std,
+        running_mean=state["mean"] if keeps else None,
+        running_var=state["var"] if keeps else None,
+        momentum=layer.momentum,
+        eps=layer.eps,
+        count=at.positions,
+        reduce=functools.partial(place.team.sum, place.rank),
+        relu=at.op.relu,
+        out=at.writes["y"],
+        workspace=at.workspace,
+    )
+
+
+def _batch_norm2d_backward(at: _Bound) -> None:
+    mean, inv_std = at.reads["statistics"]
+    functional.batch_norm_backward(
+        at.reads["dy"],
+        at.reads["x0"],
+        at.parameters["gamma"],
+        mean=mean,
+        inv_std=inv_std,
+        dgamma=at.gradients["gamma"],
+        dbeta=at.gradients["beta"],
+        count=at.positions,
+        reduce=functools.partial(at.place.team.sum, at.place.rank),
+        out=at.writes.get("dx0"),
+        workspace=at.workspace,
+    )
+
+
+def _relu(at: _Bound) -> None:
+    functional.relu(at.reads["x0"], out=at.writes["y"])
+
+
+def _relu_backward(at: _Bound) -> None:
+    functional.relu_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
+
+
+def _add(at: _Bound) -> None:
+    # In place, the branch that is overwritten comes first, or it would be lost before it is read.
+    target = at.op.writes["y"]
+    roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
+    functional.add([at.reads[role] for role in roles], out=at.writes["y"])
+
+
+def _concat(at: _Bound) -> None:
+    functional.concat([at.reads[f"x{i}"] for i in range(len(at.layer.channels))], out=at.writes["y"])
+
+
+def _concat_backward(at: _Bound) -> None:
+    outs = [at.writes.get(f"dx{i}") for i in range(len(at.layer.channels))]
+    functional.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
+
+
+def _softmax(at: _Bound) -> None:
+    functional.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)
+
+
+def _softmax_backward(at: _Bound) -> None:
+    functional.softmax_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
+
+
+def _dropout(at: _Bound) -> None:
+    place = at.place
+    # The seed names layer, step and shard, so that a replay draws the mask that the first pass drew.
+    seed = (place.seed, place.clock[0], place.begin, *at.name.encode())
+    functional.dropout(
+        at.reads["x0"], p=at.layer.p, seed=seed, out=at.writes["y"], mask=at.writes["mask"], workspace=at.workspace
+    )
+
+
+def _dropout_backward(at: _Bound) -> None:
+    functional.dropout_backward(at.reads["dy"], at.reads["mask"], p=at.layer.p, out=at.writes["dx0"])
+
+
+_FORWARD: dict[type[Layer], Callable[[_Bound], None]] = {
+    kinds.Conv2d: _conv2d,
+    kinds.Linear: _linear,
+    kinds.MaxPool2d: _max_pool2d,
+    kinds.AvgPool2d: _avg_pool2d,
+    kinds.GlobalAvgPool: _global_avg_pool,
+    kinds.BatchNorm2d: _batch_norm2d,
+    kinds.ReLU: _relu,
+    kinds.Add: _add,
+    kinds.Concat: _concat,
+    kinds.Softmax: _softmax,
+    kinds.Dropout: _dropout,
+}
+_BACKWARD: dict[type[Layer], Callable[[_Bound], None]] = {
+    kinds.Conv2d: _conv2d_backward,
+    kinds.Linear: _linear_backward,
+    kinds.MaxPool2d: _max_pool2d_backward,
+    kinds.AvgPool2d: _avg_pool2d_backward,
+    kinds.GlobalAvgPool: _global_avg_pool_backward,
+    kinds.BatchNorm2d: _batch_norm2d_backward,
+    kinds.ReLU: _relu_backward,
+    kinds.Concat: _concat_backward,
+    kinds.Softmax: _softmax_backward,
+    kinds.Dropout: _dropout_backward,
+}

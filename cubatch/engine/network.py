@@ -1,0 +1,364 @@
+"""
+A network that runs: parameters, one prepared batch size, steps.
+
+The schedule is executed as it is written.  On a CPU every thread walks its shard of the batch
+through the whole step with buffers of its own; they meet where the batch meets, in the statistics
+of batch norm and the sum of the gradients.  On a GPU there is one member and a stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from cubatch.engine import backend, functional, layers, optim
+from cubatch.engine.arena import Arena, element_type
+from cubatch.engine.team import Team
+from cubatch.errors import InvalidArgument, OutOfMemory
+from cubatch.foreign import is_out_of_memory
+from cubatch.hardware import Device
+from cubatch.plan import STATE_COPIES, Plan
+from cubatch.plan import plan as lay_out
+from cubatch.schedule import Op
+from cubatch.spec import Spec, as_network
+
+_RANDOM_BLOCK = 2**22
+
+
+class Model:
+    """
+    A network or layer on a device, with parameters, ready to be prepared for any batch size.
+
+    Args:
+        spec: What is run.
+        device: Where: a device in this machine.
+        mode: "inference" or "training".
+        dtype: Storage of parameters and activations.
+        optimizer: "sgd", "momentum" or "adam", for training.
+        learning_rate: Step of the optimiser.
+        recompute: Forget activations and compute them again in the backward pass.
+        seed: Draws the initial parameters, random data and dropout masks.
+        share: Another model of the same network, whose parameters are used instead of new ones.
+
+    Raises:
+        UnsupportedLayer: If the engine has no code for one of the layers.
+
+    Example:
+        >>> from cubatch import models, probe
+        >>> model = Model(models.build("mlp"), device=probe.device("cpu"), mode="training")
+        >>> model.prepare(32)
+        >>> model.load_random()
+        >>> model.step()
+        >>> 0 < model.loss() < 10
+        True
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        spec: Spec,
+        *,
+        device: Device,
+        mode: str = "inference",
+        dtype: str = "float32",
+        optimizer: str = "sgd",
+        learning_rate: float = 0.01,
+        recompute: bool = False,
+        seed: int = 0,
+        share: Model | None = None,
+    ) -> None:
+        self.spec, self.network, self.device = spec, as_network(spec), device
+        self.mode, self.dtype, self.optimizer, self.recompute, self.seed = mode, dtype, optimizer, recompute, seed
+        for node in self.network.nodes:
+            layers.check(node.layer, node.name)
+        self._xp = backend.module(device.kind)
+        self.learning_rate = learning_rate
+        self._clock: list[int] = [0]
+        self._flat: Any
+        self._states: dict[str, dict[str, Any]]
+        if share is None:
+            self._flat, self._states = self._initial()
+        else:
+            self._clock, self._flat, self._states = share._clock, share._flat, share._states
+        self._optimizer_state = [
+            self._xp.zeros_like(self._flat) for _ in range(STATE_COPIES[optimizer] if mode == "training" else 0)
+        ]
+        self.plan: Plan | None = None
+        self._team: Team | None = None
+        self._places: list[list[layers.Place]] = []
+        self._programs: list[list[list[Callable[[], object]]]] = []
+        self._gradients: list[Any] = []
+        self._losses: list[Any] = []
+        self._turn = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- parameters ----------------------------------------------------------------------------
+
+    def _initial(self) -> tuple[Any, dict[str, dict[str, Any]]]:
+        """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat array, and start the statistics."""
+        random = np.random.default_rng(self.seed)
+        parts: list[np.ndarray[Any, Any]] = []
+        states: dict[str, dict[str, Any]] = {}
+        kind = element_type(self.dtype)
+        for node in self.network.nodes:
+            for name, shape in node.layer.parameter_shapes.items():
+                if name == "w":
+                    deviation = math.sqrt(2 / math.prod(shape[1:]))
+                    drawn = random.standard_normal(math.prod(shape), dtype=np.float32)
+                    drawn *= np.float32(deviation)
+                    parts.append(drawn)
+                else:
+                    parts.append(np.full(math.prod(shape), float(name == "gamma"), dtype=np.float32))
+            if node.layer.state_shapes:
+                states[node.name] = {
+                    name: self._xp.full(shape, float(name == "var"), dtype=np.float32)
+                    for name, shape in node.layer.state_shapes.items()
+                }
+        flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+        return self._xp.asarray(flat.astype(kind, copy=False)), states
+
+    def _views(self, flat: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - NumPy's or CuPy's array
+        """Cut a flat array into the parameters by layer and name."""
+        views: dict[str, dict[str, Any]] = {}
+        start = 0
+        for node in self.network.nodes:
+            for name, shape in node.layer.parameter_shapes.items():
+                count = math.prod(shape)
+                views.setdefault(node.name, {})[name] = flat[start : start + count].reshape(shape)
+                start += count
+        return views
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Parameters by layer and name, as views: writing to them changes the model."""
+        return self._views(self._flat)
+
+    @property
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Running statistics of batch norm by layer and name."""
+        return self._states
+
+    @property
+    def gradients(self) -> dict[str, dict[str, Any]]:
+        """Gradients of the last step's batch, by layer and name."""
+        total: Any = functools.reduce(self._xp.add, self._gradients)
+        return self._views(total)
+
+    # --- preparing -----------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that parameters, their gradients, the optimiser and the prepared batch take now."""
+        arrays = [self._flat, *self._optimizer_state, *self._gradients]
+        arrays += [array for state in self._states.values() for array in state.values()]
+        held = sum(array.nbytes for array in arrays)
+        if self.plan:
+            held += self.plan.members * self.plan.copies * self.plan.arena_bytes
+        return int(held)
+
+    def prepare(self, batch_size: int) -> None:
+        """
+        Take the memory of a batch size and bind every operation to it.
+
+        Raises:
+            OutOfMemory: If the device does not have it; says what was asked, by which layer, and what fits.
+        """
+        self.release()
+        plan = lay_out(
+            self.spec,
+            batch_size=batch_size,
+            mode=self.mode,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            recompute=self.recompute,
+            device=self.device,
+        )
+        try:
+            self._lay_out(plan)
+        except Exception as error:
+            self.release()
+            if is_out_of_memory(error):
+                raise self._out_of_memory(plan) from error
+            raise
+        self.plan = plan
+
+    def _lay_out(self, plan: Plan) -> None:
+        team = self._team = Team(plan.members)
+        if self.mode == "training":
+            self._gradients = [self._xp.empty_like(self._flat) for _ in range(plan.members)]
+        self._losses = [self._xp.zeros(1, dtype=np.float64) for _ in range(plan.members)]
+        parameters, gradients = self.parameters, [self._views(flat) for flat in self._gradients]
+        for _ in range(plan.copies):
+            shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
+            places = [
+                layers.Place(
+                    arena=Arena(plan, shard.stop - shard.start, self._xp),
+                    parameters=parameters,
+                    gradients=gradients[rank] if gradients else {},
+                    states=self._states,
+                    team=team,
+                    rank=rank,
+                    batch_size=plan.batch_size,
+                    begin=shard.start,
+                    clock=self._clock,
+                    seed=self.seed,
+                )
+                for rank, shard in enumerate(shards)
+            ]
+            self._places.append(places)
+            self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
+
+    def _bind(self, op: Op, place: layers.Place) -> Callable[[], object]:
+        if op.kind == "loss":
+            return self._bind_loss(op, place)
+        if op.kind == "update" and op.workspace is not None:
+            return functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
+        return layers.bind(op, place, training=self.mode == "training")
+
+    def _bind_loss(self, op: Op, place: layers.Place) -> Callable[[], object]:
+        arena = place.arena
+        labels = arena[op.reads["labels"]]
+        shape = (*labels.shape, -1)
+        loss = self._losses[place.rank]
+        return backend.prepare(
+            functional.softmax_cross_entropy,
+            arena[op.reads["x0"]].reshape(shape),
+            labels,
+            loss=loss,
+            dlogits=arena[op.writes["dy"]].reshape(shape),
+            count=place.batch_size * math.prod(labels.shape[1:]),
+            workspace=None if op.workspace is None else arena.workspace(op.workspace),
+        )
+
+    def _update(self, rank: int, workspace: Any) -> None:  # noqa: ANN401 - NumPy's or CuPy's array
+        """Step the optimiser, each member on its part of the parameters, once all members' gradients are there."""
+        if self._team is None or self.spec is not self.network:  # a layer on its own has no loss to lower
+            return
+        self._team.barrier()
+        part = self._team.shard(len(self._flat), rank)
+        gradients = [gradient[part] for gradient in self._gradients]
+        state = [array[part] for array in self._optimizer_state]
+        options = {"step": self._clock[0] + 1} if self.optimizer == "adam" else {}
+        rules: dict[str, Callable[..., None]] = {"sgd": optim.sgd, "momentum": optim.momentum, "adam": optim.adam}
+        rule = rules[self.optimizer]
+        rule(self._flat[part], gradients, *state, lr=self.learning_rate, workspace=workspace, **options)
+
+    def _out_of_memory(self, plan: Plan) -> OutOfMemory:
+        largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
+        buffer = plan.schedule.buffers[largest]
+        shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
+        axis = ", axis 0 is the batch" if buffer.batched else ""
+        return OutOfMemory(
+            f"{self.mode} of {self.network.name} at batch size {plan.batch_size}",
+            plan.total,
+            None,
+            f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
+        )
+
+    def release(self) -> None:
+        """Give the prepared batch's memory back to the device."""
+        if self._team is not None:
+            self._team.close()
+        self._team, self.plan, self._turn = None, None, 0
+        self._places, self._programs, self._gradients = [], [], []
+        if self.device.kind == "cuda":
+            self._xp.get_default_memory_pool().free_all_blocks()
+
+    def close(self) -> None:
+        """Give everything back; the model cannot be used afterwards."""
+        self.release()
+        self._flat, self._states, self._optimizer_state = self._xp.empty(0), {}, []
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _prepared(self) -> tuple[Plan, Team]:
+        if self.plan is None or self._team is None:
+            raise InvalidArgument("batch size", None, "prepared before this", "Call prepare(batch_size) first.")
+        return self.plan, self._team
+
+    def load(self, x: Any, labels: Any = None) -> None:  # noqa: ANN401 - arrays of either library
+        """
+        Copy a batch in.
+
+        Args:
+            x: (batch_size, h, w, c).
+            labels: (batch_size, ...) class numbers, for training a network.
+
+        Raises:
+            InvalidArgument: If shapes or labels do not fit the prepared batch.
+        """
+        plan, _ = self._prepared()
+        wanted = (plan.batch_size, *self.network.input_shape)
+        if tuple(x.shape) != wanted:
+            raise InvalidArgument("x", tuple(x.shape), f"of shape {wanted}")
+        classes = self.network.output_shape[2]
+        if labels is not None and (len(labels) != plan.batch_size or int(labels.min()) < 0 or int(labels.max()) >= classes):
+            raise InvalidArgument("labels", tuple(labels.shape), f"{plan.batch_size} class numbers below {classes}")
+        for places in self._places:
+            for place in places:
+                shard = slice(place.begin, place.begin + place.arena.samples)
+                for number in plan.schedule.given:
+                    target = place.arena[number]
+                    name = plan.schedule.buffers[number].name
+                    if name == "input":
+                        target[...] = self._xp.asarray(x[shard])
+                    elif name == "labels" and labels is not None:
+                        target[...] = self._xp.asarray(labels[shard]).reshape(target.shape)
+
+    def load_random(self) -> None:
+        """Fill the batch with normal random numbers, and labels or the output's gradient likewise."""
+        plan, _ = self._prepared()
+        random = np.random.default_rng(self.seed)
+        block = random.standard_normal(min(_RANDOM_BLOCK, 64 + plan.batch_size * 2**10), dtype=np.float32)
+        block = self._xp.asarray(block)
+        for place in (place for places in self._places for place in places):
+            for number in sorted(plan.schedule.given):
+                target = place.arena[number].reshape(-1)
+                if plan.schedule.buffers[number].name == "labels":
+                    drawn = random.integers(0, self.network.output_shape[2], size=target.size, dtype=np.int32)
+                    target[...] = self._xp.asarray(drawn)
+                    continue
+                for start in range(0, target.size, block.size):
+                    part = target[start : start + block.size]
+                    part[...] = block[: part.size]
+
+    def step(self) -> None:
+        """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
+        _, team = self._prepared()
+        programs = self._programs[self._turn]
+        self._turn = (self._turn + 1) % len(self._programs)
+
+        def walk(rank: int) -> None:
+            for work in programs[rank]:
+                work()
+
+        team.run(walk)
+        self._clock[0] += 1
+
+    def loss(self) -> float:
+        """Give the mean loss of the last step's batch, before the optimiser's step."""
+        return sum(float(loss[0]) for loss in self._losses)
+
+    def output(self) -> np.ndarray[Any, Any]:
+        """Copy the last inference step's output to the host: (batch_size, h, w, c)."""
+        plan, _ = self._prepared()
+        number = plan.schedule.outputs[self.network.nodes[-1].name]
+        parts = [backend.to_host(place.arena[number]) for place in self._places[self._turn - 1]]
+        return np.concatenate(parts).reshape(plan.batch_size, *self.network.output_shape)
+
+    def input_gradient(self) -> np.ndarray[Any, Any]:
+        """Copy the gradient of a single layer's input to the host, after a training step."""
+        plan, _ = self._prepared()
+        (number,) = [n for n in plan.schedule.results if plan.schedule.buffers[n].part == "activation_gradients"]
+        parts = [backend.to_host(place.arena[number]) for place in self._places[self._turn - 1]]
+        return np.concatenate(parts).reshape(plan.batch_size, *self.network.input_shape)
+
+

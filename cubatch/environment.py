@@ -1,0 +1,101 @@
+"""
+What a measurement depends on beside the device: versions, BLAS, threads, the engine's own source.
+
+A kept timing applies only where all of this is the same.  Nothing is imported to find it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import threadpoolctl
+
+import cubatch
+from cubatch import monitor
+from cubatch.errors import CubatchError
+from cubatch.hardware import Device
+
+_PACKAGE = Path(cubatch.__file__).parent
+_CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+_NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+
+
+def kernels_path() -> Path:
+    """Find the CUDA sources: beside the package in a checkout, inside it in an installed wheel."""
+    inside = _PACKAGE / "_kernels"
+    return inside if inside.is_dir() else _PACKAGE.parent / "kernels"
+
+
+def environment(device: Device) -> dict[str, Any]:
+    """
+    Describe what a tuning run was made with; the `environment` of its JSON.
+
+    Args:
+        device: What is measured on; for a CPU the driver is left None.
+
+    Returns:
+        dict: Versions by name, None for what is not installed or does not count on this device, and
+        SHA-256 sums of the engine's source and of the kernels.
+    """
+    on_gpu = device.kind == "cuda"
+    return {
+        "cubatch": cubatch.__version__,
+        "python": platform.python_version(),
+        "numpy": metadata.version("numpy"),
+        "blas": _blas(),
+        "cupy": _version(_CUPY_WHEELS) if on_gpu else None,
+        "nvrtc": _version(_NVRTC_WHEELS) if on_gpu else None,
+        "driver": _driver(device) if on_gpu else None,
+        "engine_sha256": _sha256(_PACKAGE, ("engine/*.py", "schedule.py", "memory.py", "clocks.py", "runners.py")),
+        "kernels_sha256": _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "**/*.toml")),
+    }
+
+
+def conditions(device: Device) -> dict[str, Any]:
+    """Describe what must be the same for a kept timing to apply: the environment and the device's settings."""
+    facts = environment(device)
+    return facts | {
+        "threads": device.threads,
+        "memory_bytes": device.memory_bytes,
+        "power_limit_watts": device.power_limit_watts,
+    }
+
+
+def _version(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _blas() -> str:
+    """Name the BLAS that NumPy has loaded: "openblas 0.3.30 SkylakeX"."""
+    import numpy as np  # noqa: F401, PLC0415 - its BLAS is listed once it is loaded
+
+    for library in threadpoolctl.threadpool_info():
+        if library.get("user_api") == "blas":
+            parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
+            return " ".join(str(part) for part in parts if part)
+    return "unknown"
+
+
+def _driver(device: Device) -> str | None:
+    try:
+        return monitor.Monitor(device.uuid).driver_version() if device.uuid else None
+    except CubatchError:  # no NVML: the driver stays unknown, and a change of it unnoticed
+        return None
+
+
+@lru_cache(maxsize=8)
+def _sha256(root: Path, patterns: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,400 @@
+"""
+What fits: the footprint of a step, the largest batch for some memory, and the rules people go by.
+
+All of it is read off the plan that the engine follows.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from cubatch import models, probe, report
+from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.hardware import BYTES_PER_ELEMENT, Device
+from cubatch.kinds import Flatten
+from cubatch.layer import check_mode
+from cubatch.models import SpecLike
+from cubatch.plan import STATE_COPIES, Plan, buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
+from cubatch.spec import INPUT, Spec
+from cubatch.units import format_bytes, format_count, parse_bytes
+
+LIBRARIES = ("auto", "cubatch", "im2col")
+MAX_BATCH_SIZE = 2**31 - 1
+
+
+@attrs.frozen(kw_only=True)
+class Rule:
+    """
+    A rule of thumb beside the computed answer.
+
+    Attributes:
+        name: What the rule is known as.
+        formula: The rule in words.
+        value: What it gives.
+        computed: What the memory plan gives for the same question.
+        unit: "bytes", "elements" or "samples".
+    """
+
+    name: str
+    formula: str
+    value: float
+    computed: float
+    unit: str
+
+    @property
+    def error(self) -> float:
+        """How far the rule is off, relative to the plan: 0.1 is ten percent too high."""
+        return self.value / self.computed - 1 if self.computed else float("inf")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give the rule and its error as a plain mapping."""
+        return attrs.asdict(self) | {"error": self.error}
+
+
+@attrs.frozen(kw_only=True)
+class Footprint:
+    """
+    All device memory of one configuration, in bytes.
+
+    Attributes:
+        weights: Parameters and running statistics.
+        gradients: Gradients of the parameters; 0 in inference.
+        optimizer: The optimiser's state.
+        activations: The batch and every layer's output and saved values, each buffer once.
+        activation_gradients: Gradients of outputs, each buffer once.
+        workspace: Scratch of the kernels, each buffer once.
+        total: The plan's peak: what is really taken, since buffers share memory when their lifetimes allow.
+        elements_per_sample: The textbook count: input and layer outputs, in training also the gradients of
+            the outputs, neither flatten nor in-place layers counted again.
+        peak_layer: The layer during whose pass the most is alive.
+        batch_size: Samples per step.
+        layers: One mapping per layer: name, type, output shape, parameters, bytes by part.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    activation_gradients: int
+    workspace: int
+    total: int
+    elements_per_sample: int
+    peak_layer: str
+    batch_size: int
+    layers: tuple[dict[str, Any], ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give the footprint as a plain mapping, for JSON."""
+        return attrs.asdict(self) | {"layers": [dict(layer) for layer in self.layers]}
+
+    def table(self) -> str:
+        """Write the footprint by part and by layer as text."""
+        parts = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
+        rows = [[part.replace("_", " "), format_bytes(getattr(self, part))] for part in parts]
+        notes = [
+            f"peak {format_bytes(self.total)} at {self.peak_layer}; buffers share memory when their lifetimes allow",
+            f"textbook count: {format_count(self.elements_per_sample)} elements per sample, "
+            f"{format_count(self.elements_per_sample * self.batch_size)} in all",
+        ]
+        by_part = report.grid({"title": f"batch {self.batch_size}", "columns": ["part", "bytes"], "rows": rows, "notes": notes})
+        columns = ["layer", "type", "output", "parameters", "activations", "gradients", "workspace"]
+        by_layer = [
+            [
+                layer["name"],
+                layer["type"],
+                "x".join(str(extent) for extent in layer["output_shape"]),
+                format_count(layer["parameters"]),
+                *(format_bytes(layer[part]) for part in ("activations", "activation_gradients", "workspace")),
+            ]
+            for layer in self.layers
+        ]
+        return by_part + "\n" + report.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
+
+
+def resolve_library(library: str, device: Device) -> str:
+    """
+    Say which kernels "auto" stands for on a device.
+
+    Raises:
+        InvalidArgument: If the library is unknown, or cannot run on the device.
+    """
+    if library not in LIBRARIES:
+        raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
+    if library == "cubatch":
+        raise InvalidArgument("library", library, '"im2col" or "auto"', "Our own GPU kernels are not in this version.")
+    return "im2col"
+
+
+def _checked(  # noqa: PLR0913
+    spec: SpecLike, *, mode: str, dtype: str, optimizer: str, device: Device | str | None, library: str
+) -> tuple[Spec, Device]:
+    """Resolve a spec and a device, and check the words beside them."""
+    check_mode(mode)
+    if optimizer not in STATE_COPIES:
+        raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
+    found = probe.resolve(device, live=False)
+    resolve_library(library, found)
+    probe.check_dtype(found, dtype)
+    return models.resolve(spec), found
+
+
+def check_batch_size(value: object, name: str = "batch_size") -> int:
+    """Return a batch size, or raise InvalidArgument."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidArgument(name, value, "a whole number, at least 1")
+    number = operator.index(value)  # type: ignore[arg-type]
+    if not 1 <= number <= MAX_BATCH_SIZE:
+        raise InvalidArgument(name, value, f"from 1 to {MAX_BATCH_SIZE}")
+    return number
+
+
+def footprint(  # noqa: PLR0913
+    spec: SpecLike,
+    *,
+    batch_size: int,
+    mode: str = "inference",
+    dtype: str = "float32",
+    optimizer: str = "sgd",
+    recompute: bool = False,
+    device: Device | str | None = None,
+    library: str = "auto",
+) -> Footprint:
+    """
+    Compute all memory that a step takes, by part and by layer.
+
+    This is the plan that the engine follows, not an estimate; what the CUDA context and the vendor's
+    libraries hold beside it is not in it.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        batch_size: Samples per step.
+        mode: "inference" or "training".
+        dtype: Storage of activations and parameters.
+        optimizer: "sgd", "momentum" or "adam"; counts in training only.
+        recompute: Forget activations and compute them again in the backward pass.
+        device: The GPU or CPU whose workspace rule holds; None is this machine's.
+        library: Which kernels, see `autotune`.
+
+    Returns:
+        Footprint: Bytes by part, the peak, and the textbook count.
+
+    Raises:
+        InvalidArgument: If an argument is out of range (also a ValueError).
+
+    Example:
+        >>> print(footprint("mlp", batch_size=256, mode="training", device="cpu").elements_per_sample * 256)
+        465920
+    """
+    size = check_batch_size(batch_size)
+    spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
+    whole = plan(
+        spec, batch_size=size, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, device=found
+    )
+    program = whole.schedule
+    parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)
+    by_node = {name: dict(parts) for name in [INPUT, *(node.name for node in program.network.nodes)]}
+    for buffer, shard_bytes in zip(program.buffers, whole.sizes, strict=True):
+        held = whole.members * whole.copies * shard_bytes
+        parts[buffer.part] += held
+        by_node[buffer.node][buffer.part] += held
+    alive = bytes_alive(list(whole.sizes), program.lifetimes(), len(program.ops))
+    peak = max(range(len(alive)), key=alive.__getitem__, default=0)
+    node = program.ops[peak].node if program.ops else None
+    itemsize = BYTES_PER_ELEMENT[dtype]
+    layers = [{"name": INPUT, "type": INPUT, "output_shape": program.network.input_shape, "parameters": 0, "weights": 0}]
+    layers += [
+        {
+            "name": node.name,
+            "type": node.layer.type,
+            "output_shape": node.layer.output_shape,
+            "parameters": node.layer.parameters,
+            "weights": node.layer.parameters * itemsize,
+        }
+        for node in program.network.nodes
+    ]
+    return Footprint(
+        weights=whole.weight_bytes,
+        gradients=whole.gradient_bytes,
+        optimizer=whole.optimizer_bytes,
+        **parts,
+        total=whole.total,
+        elements_per_sample=textbook_elements(spec, mode),
+        peak_layer=node.name if node else program.network.nodes[-1].name,
+        batch_size=size,
+        layers=tuple(layer | by_node[str(layer["name"])] for layer in layers),
+    )
+
+
+def textbook_elements(spec: Spec, mode: str) -> int:
+    """
+    Count a sample's elements as textbooks do: input, every layer's output, in training their gradients.
+
+    Layers that are another view of their input or commonly work in place (flatten, dropout,
+    activations) are not counted again.  For `mlp` that is 1410, with gradients 1820.
+    """
+    network = schedule_of(spec, mode, recompute=False).network
+    outputs = sum(
+        math.prod(node.layer.output_shape)
+        for node in network.nodes
+        if not (node.layer.elementwise or isinstance(node.layer, Flatten))
+    )
+    return math.prod(network.input_shape) + outputs * (2 if mode == "training" else 1)
+
+
+def max_batch_size(  # noqa: PLR0913
+    spec: SpecLike,
+    memory: int | str,
+    *,
+    mode: str = "inference",
+    dtype: str = "float32",
+    optimizer: str = "sgd",
+    recompute: bool = False,
+    device: Device | str | None = None,
+    library: str = "auto",
+) -> int:
+    """
+    Compute the largest batch whose plan fits into some memory.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        memory: Bytes that may be taken, "12GiB", or "80%" of what is free on the device.
+        mode, dtype, optimizer, recompute, device, library: As for `footprint`.
+
+    Returns:
+        int: The largest batch size, any integer, not only powers of two.
+
+    Raises:
+        DoesNotFit: If not even one sample fits (also a MemoryError).
+        InvalidArgument: If an argument is out of range.
+
+    Example:
+        >>> max_batch_size("mlp", "12GiB", mode="training", device="cpu") > 2_000_000
+        False
+    """
+    spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
+    if isinstance(memory, str) and memory.strip().endswith("%"):
+        limit = probe.memory_limit(probe.resolve(found, live=True), memory).bytes
+    else:
+        try:
+            limit = parse_bytes(memory)
+        except ValueError as error:
+            raise InvalidArgument("memory", memory, "a size in bytes or text such as '12GiB'", str(error)) from None
+
+    program = schedule_of(spec, mode, recompute)
+    spans = program.lifetimes()
+
+    def bound(size: int) -> int:
+        members, shard = shards(size, found)
+        alive = max(bytes_alive(buffer_sizes(program, shard, dtype, found), spans, len(program.ops)), default=0)
+        return sum(fixed_bytes(program, dtype, optimizer, members).values()) + members * alive
+
+    def planned(size: int) -> Plan:
+        return plan(
+            spec, batch_size=size, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, device=found
+        )
+
+    def total(size: int) -> int:
+        return planned(size).total
+
+    if total(1) > limit:
+        raise DoesNotFit(str(spec), str(found), total(1), limit)
+    # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
+    size = _bisect(bound, limit, 1)
+    low = 1
+    while size > low:
+        laid_out = planned(size)
+        if laid_out.total <= limit:
+            break
+        fixed = laid_out.fixed_bytes
+        size = max(low, min(size - 1, int(size * (limit - fixed) / (laid_out.total - fixed))))
+    return size if size == MAX_BATCH_SIZE else _climb(total, limit, size)
+
+
+def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
+    """Return the largest size whose cost is within the limit; `low` is known to fit, the cost to grow."""
+    high = low
+    while high < MAX_BATCH_SIZE and cost(high) <= limit:
+        low, high = high, min(2 * high, MAX_BATCH_SIZE)
+    if cost(high) <= limit:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= limit else (low, middle)
+    return low
+
+
+def _climb(total: Callable[[int], int], limit: int, size: int) -> int:
+    """Step up from a size that fits: the proportional step down may have passed a few that fit too."""
+    for step in (16, 4, 1):
+        while size + step <= MAX_BATCH_SIZE and total(size + step) <= limit:
+            size += step
+    return size
+
+
+def rules_of_thumb(  # noqa: PLR0913
+    spec: SpecLike,
+    *,
+    batch_size: int = 256,
+    memory: int | str | None = None,
+    mode: str = "training",
+    dtype: str = "float32",
+    optimizer: str = "sgd",
+    device: Device | str | None = None,
+) -> list[Rule]:
+    """
+    Give the rules that people go by, beside what the plan computes.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        batch_size: For the rules about a given batch.
+        memory: For the rule about the largest batch; left out without it.
+        mode, dtype, optimizer, device: As for `footprint`.
+
+    Returns:
+        list[Rule]: Name, formula, value, the plan's value, and the error.
+
+    Example:
+        >>> rules_of_thumb("mlp", batch_size=256, device="cpu")[0].value
+        465920
+    """
+    resolved = models.resolve(spec)
+    whole = footprint(resolved, batch_size=batch_size, mode=mode, dtype=dtype, optimizer=optimizer, device=device)
+    itemsize = BYTES_PER_ELEMENT[dtype]
+    elements = textbook_elements(resolved, mode)
+    buffers = whole.activations + whole.activation_gradients
+    disk = 4 * resolved.parameters
+    rules = [
+        Rule(
+            name="textbook count",
+            formula="batch x (input + layer outputs, and their gradients in training)",
+            value=elements * whole.batch_size,
+            computed=buffers / itemsize,
+            unit="elements",
+        )
+    ]
+    rules += [
+        Rule(name=name, formula=formula, value=factor * disk, computed=whole.total, unit="bytes")
+        for name, formula, factor in (
+            ("2x the file", "twice the size of the weights on disk", 2),
+            ("3x the file", "weights, gradients and momentum, each the size of the file", 3),
+            ("4.5x the file", "as once measured by somebody", 4.5),
+        )
+    ]
+    if memory is not None:
+        most = max_batch_size(resolved, memory, mode=mode, dtype=dtype, optimizer=optimizer, device=device)
+        limit = parse_bytes(memory)
+        rules.append(
+            Rule(
+                name="max batch formula",
+                formula="memory bytes / 4 / (tensor sizes + trainable parameters)",
+                value=limit // 4 // (textbook_elements(resolved, mode) + resolved.parameters),
+                computed=most,
+                unit="samples",
+            )
+        )
+    return rules

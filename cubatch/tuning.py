@@ -1,0 +1,356 @@
+"""
+autotune(): the whole walk, top to bottom.
+
+Each line of the walk takes records and returns records; no step calls back into an earlier one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from cubatch import choose, ladder, memory, models, probe, profiler, store, timing, worker
+from cubatch.environment import conditions, environment
+from cubatch.errors import EnergyNotAvailable, InvalidArgument
+from cubatch.hardware import Device
+from cubatch.layer import Layer
+from cubatch.models import SpecLike
+from cubatch.plan import plan
+from cubatch.results import Candidate, Goal, Measured, Recorder, TuningResult
+from cubatch.runner import FactoryRef, RunnerFactory
+from cubatch.runners import CallableRunner
+from cubatch.spec import Spec, as_network
+
+# On the CPU a plan above this share of the limit could take the user's process with it.
+_ISOLATE_SHARE = 0.25
+
+
+def autotune(  # noqa: PLR0913 - the contract's one call
+    layer_spec: SpecLike,
+    *,
+    device: Device | str | None = None,
+    mode: str = "inference",
+    dtype: str = "float32",
+    objective: str = "throughput",
+    tolerance: float = 0.01,
+    batch_sizes: Iterable[int] | None = None,
+    max_batch_size: int | None = None,
+    memory_limit: int | str | None = None,
+    latency_limit: float | None = None,
+    optimizer: str = "sgd",
+    library: str = "auto",
+    recompute: bool = False,
+    budget: float = 60.0,
+    isolate: bool | str = "auto",
+    store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
+    seed: int = 0,
+    progress: Callable[[profiler.Event], None] | None = None,
+) -> TuningResult:
+    """
+    Find the batch size at which a layer or network really runs fastest on a device, and say why.
+
+    The candidates come from the device and the layers (`candidates`), are bounded by the computed
+    memory plan (`footprint`), and are timed in interleaved rounds.  The answer is the smallest size
+    whose median is within `tolerance` of the best; for latency the largest within it of the lowest.
+
+    Args:
+        layer_spec: A layer, a Network, a mapping, a model's name or a path to a .toml or .json file.
+        device: None: the first GPU, else the CPU. "cpu", "cuda", "cuda:1", or a Device that is present.
+        mode: "inference", or "training": forward, backward and optimiser step.
+        dtype: "float32", "tf32" (sm_80 on), "float16", "bfloat16"; the CPU takes float32 only.
+        objective: "throughput", "latency" or "energy" (samples per joule).
+        tolerance: Share of the best that may be given up for a smaller batch.
+        batch_sizes: Measure exactly these.
+        max_batch_size: Propose nothing larger.
+        memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
+        latency_limit: Seconds that a step may take.
+        optimizer: "sgd", "momentum" or "adam", in training.
+        library: "im2col": the vendor's GEMM through CuPy, or NumPy's BLAS. "auto" is the best there is;
+            the result says which.
+        recompute: Forget activations and compute them again in the backward pass.
+        budget: Seconds of measuring, at most.
+        isolate: Measure in a worker process that may die: True, False, or "auto": on a GPU, and on the CPU
+            if a candidate's plan exceeds a quarter of the limit.
+        store: Keep timings and reuse them: True, False, "refresh" to start over, or a path.
+        seed: Draws parameters, data and the order of the rounds.
+        progress: Called with a `profiler.Event` after everything that happens.
+
+    Returns:
+        TuningResult: `batch_size` is the answer, `reasons` say why, `measurements` hold every candidate.
+
+    Raises:
+        InvalidArgument: If an argument makes no sense; its children name a spec, name or dtype.
+        DoesNotFit: If not even one sample fits (also a MemoryError).
+        UnsupportedLayer: If the engine cannot run one of the layers.
+        DeviceNotAvailable: If the device is not in this machine.
+        NothingMeasured: If no candidate could be measured; says how they ended.
+        KeyboardInterrupt: As it came; what was measured is kept, and `partial` on it holds the result so far.
+
+    Example:
+        >>> result = autotune("mlp", device="cpu", batch_sizes=[8, 16], budget=2.0, store=False)
+        >>> result.batch_size in {8, 16}
+        True
+    """
+    spec, found = models.resolve(layer_spec), probe.resolve(device)
+    probe.check_dtype(found, dtype)
+    goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+    _check(budget=budget, seed=seed, isolate=isolate)
+    library = memory.resolve_library(library, found)
+    if objective == "energy" and found.kind == "cpu":
+        raise EnergyNotAvailable(str(found))
+    if max_batch_size is not None:
+        memory.check_batch_size(max_batch_size, "max_batch_size")
+    asked = None if batch_sizes is None else sorted(set(batch_sizes))
+    shape: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library, "recompute": recompute}
+    identity = shape | {
+        "spec": spec.to_mapping(),
+        "device": found.uuid or found.name,
+        "mig": found.mig,
+        "objective": objective,
+        "tolerance": tolerance,
+        "batch_sizes": asked,
+        "max_batch_size": max_batch_size,
+        "memory_limit": memory_limit,
+        "latency_limit": latency_limit,
+        "seed": seed,
+    }
+    limit = probe.memory_limit(found, memory_limit)
+    with _open(store, identity, conditions(found), budget) as run:
+        if run.ladder is None:
+            options: dict[str, Any] = {"max_batch_size": max_batch_size, "memory_limit": limit.bytes, "batch_sizes": asked}
+            steps = ladder.candidates(spec, device=found, **shape, **options)
+            largest: int | None = memory.max_batch_size(spec, limit.bytes, device=found, **shape)
+            run.save_ladder(steps, {"memory_bytes": limit.bytes, "largest_batch_size": largest, "note": limit.note})
+            memory_bytes = limit.bytes
+        else:
+            steps = [_refused(candidate, limit.bytes) for candidate in run.ladder]
+            facts = run.limit or {}
+            memory_bytes = facts.get("memory_bytes", limit.bytes)
+            largest = facts.get("largest_batch_size")
+        factory = FactoryRef(
+            "cubatch.runners:network_runner",
+            {
+                "spec": spec.to_mapping(),
+                "device": "cpu" if found.kind == "cpu" else f"cuda:{found.index}",
+                "mode": mode,
+                "dtype": dtype,
+                "optimizer": optimizer,
+                "recompute": recompute,
+                "seed": seed,
+            },
+        )
+        isolated = _is_isolated(isolate, found, steps, memory_bytes)
+        if not isolated or found.kind == "cpu":
+            _check_layers(spec)
+        measure = worker.measure if isolated else profiler.measure
+        roofline = {
+            step.batch_size: seconds
+            for step in steps
+            if (seconds := timing.roofline_seconds(spec, step.batch_size, found, mode, dtype)) is not None
+        }
+        setting = {
+            "spec": spec.to_mapping(),
+            "input_shape": list(as_network(spec).input_shape),
+            **shape,
+            "limits": {
+                "max_batch_size": max_batch_size,
+                "memory_bytes": memory_bytes,
+                "latency_seconds": latency_limit,
+            },
+            "budget_seconds": budget,
+            "seed": seed,
+            "l2": _l2(spec, steps, found, shape),
+            "device": _device(found, limit.free_bytes),
+            "environment": environment(found),
+        }
+        answer = functools.partial(
+            choose.answer,
+            steps,
+            goal=goal,
+            setting=setting,
+            largest_batch_size=largest,
+            asked=asked is not None,
+            flops_per_sample=spec.flops(mode),
+            roofline_seconds=roofline,
+        )
+        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer)
+        return answer(measured, notes=run.notes)
+
+
+def autotune_callable(  # noqa: PLR0913 - the contract's call
+    make_step: Callable[[int], Callable[[], object]],
+    *,
+    max_batch_size: int,
+    device: Device | str | None = None,
+    memory_limit: int | str | None = None,
+    objective: str = "throughput",
+    tolerance: float = 0.01,
+    latency_limit: float | None = None,
+    batch_sizes: Iterable[int] | None = None,
+    budget: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[profiler.Event], None] | None = None,
+) -> TuningResult:
+    """
+    Find the fastest batch size of anything that can be called: CuPy, PyTorch, NumPy, or your own.
+
+    It is timed in this process, with CUDA events of CuPy or PyTorch, whichever is loaded and has a
+    GPU; with neither by the host's clock, so a step must then return only when it is done.  Nothing
+    is stored: a callable has no name that would still mean the same tomorrow.
+
+    Args:
+        make_step: make_step(n) prepares a step of batch size n and returns it: a callable without
+            arguments that enqueues one step on the current stream.
+        max_batch_size: The largest size to try; there is no plan that could know it.
+        device: What the result says it ran on; None is the first GPU, else the CPU.
+        memory_limit: A step that makes CuPy or PyTorch hold more than this counts as out of memory.
+        objective, tolerance, latency_limit, batch_sizes, budget, seed, progress: As for `autotune`.
+
+    Returns:
+        TuningResult: As from `autotune`; what only a plan could know is None.
+
+    Raises:
+        InvalidArgument: If an argument makes no sense.
+        NothingMeasured: If no size could be measured.
+
+    Example:
+        NumPy, as it stands:
+
+        >>> import numpy as np
+        >>> def make_step(n):
+        ...     x, w = np.ones((n, 64)), np.ones((64, 64))
+        ...     return lambda: x @ w
+        >>> result = autotune_callable(make_step, max_batch_size=8, device="cpu", budget=2.0)
+        >>> result.largest_measured
+        8
+
+        CuPy:
+
+        >>> def make_step(n):                                                     # doctest: +SKIP
+        ...     x, w = cupy.random.rand(n, 4096), cupy.random.rand(4096, 4096)
+        ...     return lambda: x @ w
+
+        PyTorch, a training step:
+
+        >>> def make_step(n):                                                     # doctest: +SKIP
+        ...     x = torch.randn(n, 3, 224, 224, device="cuda")
+        ...     y = torch.randint(1000, (n,), device="cuda")
+        ...     def step():
+        ...         optimizer.zero_grad(set_to_none=True)
+        ...         torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...         optimizer.step()
+        ...     return step
+    """
+    if not callable(make_step):
+        raise InvalidArgument("make_step", make_step, "callable: make_step(n) gives a step of batch size n")
+    found = probe.resolve(device)
+    goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+    _check(budget=budget, seed=seed, isolate=False)
+    limit = probe.memory_limit(found, memory_limit)
+    asked = None if batch_sizes is None else sorted(set(batch_sizes))
+    steps = ladder.plain_candidates(max_batch_size, batch_sizes=asked)
+    setting = {
+        "limits": {
+            "max_batch_size": max_batch_size,
+            "memory_bytes": None if memory_limit is None else limit.bytes,
+            "latency_seconds": latency_limit,
+        },
+        "budget_seconds": budget,
+        "seed": seed,
+        "l2": "warm",
+        "device": _device(found, limit.free_bytes),
+        "environment": environment(found),
+    }
+    answer = functools.partial(choose.answer, steps, goal=goal, setting=setting, asked=asked is not None)
+    with _open(False, {}, {}, budget) as run:
+        factory = functools.partial(CallableRunner, make_step, limit.bytes if memory_limit is not None else None)
+        return answer(_measured(profiler.measure, factory, steps, run, goal, budget, seed, progress, answer))
+
+
+def _measured(  # noqa: PLR0913, PLR0917
+    measure: Callable[..., Measured],
+    factory: RunnerFactory,
+    steps: Sequence[Candidate],
+    run: store.Run,
+    goal: Goal,
+    budget: float,
+    seed: int,
+    progress: Callable[[profiler.Event], None] | None,
+    answer: Callable[..., TuningResult],
+) -> Measured:
+    """Measure what is not kept yet; on Ctrl-C hand out what there is."""
+    if run.finished:
+        return run.kept
+    recorder = Recorder(run.kept, run)
+    try:
+        measured = measure(
+            factory, steps, goal=goal, kept=run.kept, keep=recorder, budget=budget, seed=seed, progress=progress
+        )
+    except (KeyboardInterrupt, SystemExit) as stop:
+        stop.partial = answer(recorder.measured, notes=run.notes, partial=True)  # type: ignore[union-attr]
+        raise
+    run.finish()
+    return measured
+
+
+def _open(place: bool | str | Path, identity: Mapping[str, Any], held: Mapping[str, Any], budget: float) -> store.Run:  # noqa: FBT001
+    """Open the run that `store=` means."""
+    if place is False:
+        return store.open_run(None, identity=identity, conditions=held, budget=budget)
+    path = store.default_path() if place is True or place == "refresh" else Path(place)
+    return store.open_run(path, identity=identity, conditions=held, budget=budget, refresh=place == "refresh")
+
+
+def _check(*, budget: float, seed: int, isolate: bool | str) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < float("inf"):
+        raise InvalidArgument("budget", budget, "a positive number of seconds")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InvalidArgument("seed", seed, "a whole number, at least 0")
+    if isolate not in {True, False, "auto"}:
+        raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
+
+
+def _check_layers(spec: Spec) -> None:
+    """Refuse a layer that the engine cannot run before anything is measured."""
+    from cubatch.engine import layers  # noqa: PLC0415 - the engine is heavy, and a worker may have it instead
+
+    for node in as_network(spec).nodes:
+        layers.check(node.layer, node.name)
+
+
+def _refused(candidate: Candidate, limit: int) -> Candidate:
+    """Mark a kept candidate whose plan no longer fits."""
+    planned = candidate.predicted_peak_bytes
+    return attrs.evolve(candidate, over_limit=candidate.over_limit or (planned is not None and planned > limit))
+
+
+def _is_isolated(isolate: bool | str, device: Device, steps: Sequence[Candidate], limit: int) -> bool:  # noqa: FBT001
+    """Decide once for all candidates whether they run in a worker."""
+    if isolate != "auto":
+        return bool(isolate)
+    planned = max((step.predicted_peak_bytes or 0 for step in steps if not step.over_limit), default=0)
+    return device.kind == "cuda" or planned > _ISOLATE_SHARE * limit
+
+
+def _l2(spec: Spec, steps: Sequence[Candidate], device: Device, shape: Mapping[str, Any]) -> str:
+    """Say whether the smallest candidate finds its input in the L2 from the step before."""
+    if not isinstance(spec, Layer) or not steps or not device.l2_bytes:
+        return "warm"
+    options = {key: value for key, value in shape.items() if key != "library"}
+    laid_out = plan(spec, batch_size=steps[0].batch_size, device=device, **options)
+    return "cold" if laid_out.total - laid_out.fixed_bytes >= 2 * device.l2_bytes else "warm"
+
+
+def _device(found: Device, free_bytes: int | None) -> dict[str, Any]:
+    """Give the facts of the device as the result's JSON has them."""
+    names = (
+        "name", "kind", "compute_capability", "num_sms", "uuid", "mig", "memory_bytes", "power_limit_watts", "threads"
+    )  # fmt: skip
+    facts = found.to_mapping()
+    return {name: facts[name] for name in names} | {"free_bytes": free_bytes}
+
+
