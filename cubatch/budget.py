@@ -120,7 +120,7 @@ def why_not_first(
     *,
     left: float,
     unfinished: Mapping[int, int],
-    waiting: int,
+    waiting: Collection[int],
     prepare_seconds: Collection[float],
     span_seconds: float,
 ) -> str | None:
@@ -128,7 +128,8 @@ def why_not_first(
     Say why the budget does not hold a size that has not run yet; None if it does.
 
     The minimum number of rounds must fit what is left, less what the sizes that have begun still
-    need for theirs, divided by the sizes that wait for their first.
+    need for theirs, divided by the sizes that wait for their first.  A size that would not fit even
+    if it had all of that to itself waits for nothing, and takes no share from the others.
 
     Args:
         batch_size: The size.
@@ -136,26 +137,31 @@ def why_not_first(
         left: Seconds left of the budget.
         unfinished: Rounds done, of the sizes that have begun and are still measured.
         waiting: Sizes that wait for their first round, this one included.
-        prepare_seconds: What preparing took, of each size so far.  The least of them counts, once:
+        prepare_seconds: What preparing took, of each size so far.  The least of them counts, in every round:
             elsewhere something was compiled; a single one says nothing.
         span_seconds: What a timing must span at least.
     """
     step = extrapolate_seconds(batch_size, known)
     if step is None:
         return None
+    prepare = min(prepare_seconds) if len(prepare_seconds) > 1 else 0.0
+
+    def needed(size: int) -> float:
+        guess = extrapolate_seconds(size, known) or step
+        return MIN_ROUNDS * prepare + rounds_seconds(guess, span_seconds, MIN_ROUNDS, is_first=True)
+
+    owed = {n: MIN_ROUNDS - done for n, done in unfinished.items() if done < MIN_ROUNDS}
     promised = sum(
-        rounds_seconds(known[n], span_seconds, MIN_ROUNDS - done, is_first=False)
-        for n, done in unfinished.items()
-        if done < MIN_ROUNDS
+        rounds * prepare + rounds_seconds(known[n], span_seconds, rounds, is_first=False) for n, rounds in owed.items()
     )
-    share = max(0.0, left - promised) / waiting
-    need = rounds_seconds(step, span_seconds, MIN_ROUNDS, is_first=True)
-    if len(prepare_seconds) > 1:
-        need += min(prepare_seconds)
+    free = max(0.0, left - promised)
+    sharing = sum(needed(size) <= free for size in waiting)
+    share = free / max(1, sharing)
+    need = needed(batch_size)
     if need <= share:
         return None
     return (
         f"{MIN_ROUNDS} rounds with steps of about {format_seconds(step)} would take {format_seconds(need)}, "
         f"its share of the budget is {format_seconds(share)} ({format_seconds(left)} left, "
-        f"{format_seconds(min(promised, left))} of them promised, {waiting} sizes waiting)"
+        f"{format_seconds(min(promised, left))} of them promised, shared by {sharing} sizes)"
     )

@@ -281,7 +281,7 @@ class _Run:
             self.known(),
             left=left,
             unfinished={other.batch_size: len(other.rounds) for other in self.open if other.rounds},
-            waiting=sum(not other.rounds for other in self.open),
+            waiting=[other.batch_size for other in self.open if not other.rounds],
             prepare_seconds=stopwatch.prepare_seconds.values(),
             span_seconds=self.span_seconds,
         )

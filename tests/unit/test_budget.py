@@ -66,7 +66,11 @@ def test_a_steep_line_is_cut_at_proportion() -> None:
 
 
 def ask(
-    left: float, *, unfinished: dict[int, int] | None = None, waiting: int = 1, prepare: list[float] | None = None
+    left: float,
+    *,
+    unfinished: dict[int, int] | None = None,
+    waiting: tuple[int, ...] = (200,),
+    prepare: list[float] | None = None,
 ) -> str | None:
     """Ask for a size that needs 11 s: its step is guessed at 1 s, in proportion to 0.5 s at half the size."""
     return why_not_first(
@@ -83,9 +87,15 @@ def ask(
 def test_a_size_runs_if_its_minimum_of_rounds_fits_its_share() -> None:
     """Eleven seconds fit eleven, not ten; of 33 s among three waiting sizes each has eleven."""
     assert ask(11.0) is None
-    assert ask(33.0, waiting=3) is None
+    assert ask(33.0, waiting=(200, 300, 400)) is None
     assert "would take 11.0 s" in (ask(10.9) or "")
-    assert ask(32.9, waiting=3)
+    assert ask(32.9, waiting=(200, 300, 400))
+
+
+def test_a_size_that_could_never_run_takes_no_share() -> None:
+    """A size a hundred times as large needs 1100 s: of 22 s it takes nothing from the two that fit."""
+    assert ask(22.0, waiting=(200, 200, 20_000)) is None
+    assert ask(21.9, waiting=(200, 200, 20_000))
 
 
 def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
@@ -95,13 +105,13 @@ def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
     assert ask(11.0, unfinished={100: 7}) is None
 
 
-def test_preparing_counts_once_and_never_by_its_first_time() -> None:
-    """A single preparation of 50 s held compiling and is passed over; of two the least counts, once."""
+def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
+    """A single preparation of 50 s held compiling and is passed over; of two the least counts, five times."""
     assert ask(11.0, prepare=[50.0]) is None
-    assert ask(13.0, prepare=[50.0, 2.0]) is None
-    assert ask(12.9, prepare=[50.0, 2.0])
+    assert ask(21.0, prepare=[50.0, 2.0]) is None
+    assert ask(20.9, prepare=[50.0, 2.0])
 
 
 def test_the_first_of_all_sizes_runs_untried() -> None:
     """With nothing smaller known there is no guess, and somebody must begin."""
-    assert why_not_first(64, {}, left=1e-3, unfinished={}, waiting=40, prepare_seconds=[], span_seconds=0.01) is None
+    assert why_not_first(64, {}, left=1e-3, unfinished={}, waiting=(64,), prepare_seconds=[], span_seconds=0.01) is None

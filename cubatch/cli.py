@@ -1,0 +1,353 @@
+"""
+The command line: options in, one library call, a grid or JSON out.
+
+Every command takes `--json FILE` (`-` is stdout) and exits with 0 when done, 1 on a CubatchError,
+2 on wrong arguments, 130 when interrupted.  Everything heavy is imported inside the commands, so
+that `cubatch --help` comes at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+from typer.core import TyperGroup
+
+from cubatch import cli_store, console
+from cubatch.errors import CubatchError
+from cubatch.options import (
+    ClassesOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    LibraryOption,
+    MaxOption,
+    MemoryOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    RecomputeOption,
+    SeedOption,
+    ShapeOption,
+    StoreOption,
+    read_spec,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cubatch.profiler import Event
+    from cubatch.results import TuningResult
+
+INTERRUPTED = 130
+
+
+class _Group(TyperGroup):
+    """Gives errors and interruptions the exit codes of the contract, the same for every command."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401 - as the base class
+        try:
+            return super().invoke(ctx)
+        except CubatchError as error:
+            console.say(f"cubatch: {error}")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as stop:
+            console.say("cubatch: interrupted")
+            raise typer.Exit(INTERRUPTED) from stop
+
+
+_HELP = "Find the batch size at which a neural network runs fastest, and what fits."
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=f"{_HELP}\n\nExample: cubatch tune mnist-cnn --mode training",
+)
+app.add_typer(cli_store.app, name="store")
+
+
+def main() -> None:
+    """
+    Run the command line; the entry point of `cubatch` and `python -m cubatch`.
+
+    SIGTERM is treated as Ctrl-C, so that a batch system's end of time keeps what was measured.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    console.plain_warnings()
+    app(prog_name="cubatch")
+
+
+@app.command()
+def tune(  # noqa: PLR0913 - the options of autotune
+    model: Model,
+    *,
+    device: DeviceOption = None,
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    objective: Annotated[
+        Literal["throughput", "latency", "energy"], typer.Option("--objective", help="energy: samples per joule.")
+    ] = "throughput",
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")
+    ] = 0.01,
+    batch_sizes: Annotated[
+        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
+    ] = None,
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    latency_limit: Annotated[
+        float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
+    ] = None,
+    optimizer: OptimizerOption = "sgd",
+    library: LibraryOption = "auto",
+    recompute: RecomputeOption = False,
+    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Measuring time, at most.")] = 60.0,
+    isolate: Annotated[
+        bool | None,
+        typer.Option("--isolate/--no-isolate", help="Measure in a process that may die. Default: as needed."),
+    ] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Neither use nor keep results.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew, in place of what was kept.")] = False,
+    store: StoreOption = None,
+    seed: SeedOption = 0,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .svg or .pdf.")
+    ] = None,
+    report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="Write one HTML page.")] = None,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Measure a network at the batch sizes that matter, and say which is best and why.
+
+    Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
+    """
+    from cubatch import plot as plot_module  # noqa: PLC0415
+    from cubatch import tuning  # noqa: PLC0415
+
+    if no_store + fresh + (store is not None) > 1:
+        raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
+    sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
+    console.check_writable(json=json, plot=plot, report=report)
+    if plot is not None:
+        plot_module.check(plot)
+    spec = read_spec(model, input_shape, classes)
+    try:
+        with console.progress_bar(f"tuning {model}") as show:
+            result = tuning.autotune(
+                spec, device=device, mode=mode, dtype=dtype, objective=objective, tolerance=tolerance,
+                batch_sizes=sizes, max_batch_size=max_batch_size, memory_limit=memory_limit,
+                latency_limit=latency_limit, optimizer=optimizer, library=library, recompute=recompute, budget=budget,
+                isolate="auto" if isolate is None else isolate,
+                store="refresh" if fresh else str(store) if store is not None else not no_store,
+                seed=seed, progress=_watch(show),
+            )  # fmt: skip
+    except KeyboardInterrupt as stop:
+        partial = cast("TuningResult | None", getattr(stop, "partial", None))
+        if partial is not None:
+            _show(partial, json)
+        kept = "nothing is kept" if no_store else "what was measured is kept, the same command goes on with it"
+        console.say(f"cubatch: interrupted; {kept}")
+        raise typer.Exit(INTERRUPTED) from stop
+    _show(result, json)
+    if plot is not None:
+        result.plot(plot)
+    if report is not None:
+        with console.writing("--report", report) as path:
+            result.report(path)
+    for written in filter(None, (plot, report)):
+        console.say(f"wrote {written}")
+
+
+@app.command()
+def candidates(  # noqa: PLR0913 - the options of candidates()
+    model: Model,
+    *,
+    device: DeviceOption = None,
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    optimizer: OptimizerOption = "sgd",
+    library: LibraryOption = "auto",
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Per layer: blocks, busiest SM, fill, channels that miss a Tensor Core.")
+    ] = False,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    List the batch sizes worth measuring and why; the device need not be here.
+
+    Example: cubatch candidates resnet18 --device v100-sxm2-16gb --dtype float16 --explain
+    """
+    from cubatch import ladder, listings  # noqa: PLC0415
+
+    console.check_writable(json=json)
+    spec = read_spec(model, input_shape, classes)
+    options: dict[str, Any] = {
+        "device": device, "mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library,
+        "max_batch_size": max_batch_size, "memory_limit": memory_limit,
+    }  # fmt: skip
+    found = ladder.candidates(spec, **options)
+    rows = ladder.explain(spec, **options) if explain else None
+    grids = [listings.candidates(found, title=f"{model}, {mode}, {dtype}: batch sizes worth measuring")]
+    grids += [] if rows is None else [listings.explained(rows)]
+    listed = [listings.plain(candidate) for candidate in found]
+    console.emit(grids, {"schema": 1, "candidates": listed, "explain": rows}, json)
+
+
+@app.command()
+def memory(  # noqa: PLR0913 - the options of footprint()
+    model: Model,
+    *,
+    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples per step.")] = 1,
+    device: DeviceOption = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Find the largest batch in this much: 12GiB.")
+    ] = None,
+    mode: ModeOption = "training",
+    dtype: DtypeOption = "float32",
+    optimizer: OptimizerOption = "sgd",
+    library: LibraryOption = "auto",
+    recompute: RecomputeOption = False,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Say what a step takes in memory, by part and by layer, and the largest batch that fits.
+
+    Example: cubatch memory mlp --batch-size 256 --memory 12GiB
+    """
+    from cubatch import listings, probe  # noqa: PLC0415
+    from cubatch import memory as planner  # noqa: PLC0415
+
+    console.check_writable(json=json)
+    spec = read_spec(model, input_shape, classes)
+    options: dict[str, Any] = {
+        "mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device,
+        "library": library,
+    }  # fmt: skip
+    plan = planner.footprint(spec, batch_size=batch_size, **options)
+    forward = planner.footprint(spec, batch_size=batch_size, **{**options, "mode": "inference"})
+    found = probe.resolve(device, live=False)
+    limit: int | str = memory if memory and "%" not in memory else probe.memory_limit(found, memory).bytes
+    del options["library"], options["recompute"]
+    rules = planner.rules_of_thumb(spec, batch_size=batch_size, memory=limit, **options)
+    largest = planner.max_batch_size(spec, limit, recompute=recompute, library=library, **options)
+    facts, listed = plan.to_mapping(), [listings.plain(rule.to_mapping()) for rule in rules]
+    payload = {"schema": 1, "footprint": facts, "rules_of_thumb": listed, "max_batch_size": largest, "memory": limit}
+    title = f"{model}, {mode}, {dtype}, batch {batch_size}: memory of a step"
+    grids = listings.footprint(facts, title=title, forward_elements=forward.elements_per_sample)
+    console.emit([*grids, listings.rules(listed, largest=largest, limit=limit)], payload, json)
+
+
+@app.command()
+def devices(*, json: JsonOption = None) -> None:
+    """
+    List the devices in this machine and the GPUs of the catalogue.
+
+    Example: cubatch devices --json devices.json
+    """
+    from cubatch import catalogue, listings, probe  # noqa: PLC0415
+
+    console.check_writable(json=json)
+    here, known = probe.devices(), catalogue.all_devices()
+    grids = [listings.devices(here, title="In this machine"), listings.devices(known, title="In the catalogue")]
+    payload = {"schema": 1, "devices": [d.to_mapping() for d in here], "catalogue": [d.to_mapping() for d in known]}
+    console.emit(grids, payload, json)
+
+
+@app.command()
+def train(  # noqa: PLR0913 - the options of train()
+    model: Model,
+    *,
+    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder with MNIST's files, plain or gzip.")],
+    download: Annotated[bool, typer.Option("--download", help="First fetch what of MNIST is not there.")] = False,
+    batch_size: Annotated[
+        str, typer.Option("--batch-size", metavar="N|auto", help="auto: tune first, train with the answer.")
+    ] = "auto",
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training set.")] = 5,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate at the start; it falls to 0 along a cosine.")] = 0.05,
+    optimizer: OptimizerOption = "momentum",
+    device: DeviceOption = None,
+    recompute: RecomputeOption = False,
+    seed: SeedOption = 0,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Train a network on MNIST, or data in its format, and test it after each epoch.
+
+    Example: cubatch train mnist-cnn --data mnist --download --batch-size 64
+    """
+    from cubatch import listings, probe, tuning  # noqa: PLC0415
+    from cubatch.engine import data as files  # noqa: PLC0415
+    from cubatch.engine import train as engine  # noqa: PLC0415
+    from cubatch.spec import as_network  # noqa: PLC0415
+
+    size = 0 if batch_size == "auto" else whole_numbers("--batch-size", batch_size, count=1)[0]
+    console.check_writable(json=json)
+    network = as_network(read_spec(model, input_shape, classes))
+    found = probe.resolve(device)
+    if download:
+        files.download_mnist(data)
+    shared: dict[str, Any] = {"optimizer": optimizer, "recompute": recompute, "seed": seed}
+    if batch_size == "auto":
+        with console.progress_bar(f"tuning {model}") as show:
+            size = (
+                tuning.autotune(network, device=found, mode="training", progress=_watch(show), **shared).batch_size or 1
+            )
+        console.say(f"training with batch size {size}, the answer of cubatch tune {model} --mode training")
+    title = f"{model}, batch {size}, {optimizer}, learning rate {lr:g}, on {found}"
+    done: list[engine.Epoch] = []
+    try:
+        with console.progress_bar(f"training {model}") as show:
+
+            def tell(epoch: engine.Epoch) -> None:
+                done.append(epoch)
+                if show is not None:
+                    show(epoch.number, epochs, f"loss {epoch.loss:.4f}")
+
+            trained = engine.train(
+                network,
+                data=data,
+                batch_size=size,
+                device=found,
+                epochs=epochs,
+                learning_rate=lr,
+                progress=tell,
+                **shared,
+            )
+    except KeyboardInterrupt:
+        if done:
+            partial = [listings.plain(epoch) for epoch in done]
+            console.emit([listings.epochs(partial, title=title)], {"schema": 1, "epochs": partial}, json)
+        raise
+    facts = listings.plain(trained)
+    grid = listings.epochs(facts["epochs"], title=title, diverged=trained.diverged)
+    console.emit([grid], {"schema": 1, **facts}, json)
+
+
+def _watch(show: console.Show | None) -> Callable[[Event], None] | None:
+    """Let the profiler's events move a progress bar, where there is one."""
+    return None if show is None else lambda event: show(event.done, event.total, event.message)
+
+
+def _show(result: TuningResult, json_path: str | None) -> None:
+    from cubatch import report  # noqa: PLC0415 - as in the commands
+
+    mapping = result.to_mapping()
+    console.emit([report.fitted(mapping, width=console.line_width())], mapping, json_path)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

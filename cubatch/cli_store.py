@@ -1,0 +1,76 @@
+"""`cubatch store`: look at the kept results, and forget them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cubatch import console
+from cubatch.options import JsonOption, StoreOption  # noqa: TC001 - typer evaluates them
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Results kept from earlier runs.\n\nExample: cubatch store list",
+)
+
+
+@app.command("list")
+def list_runs(*, store: StoreOption = None, json: JsonOption = None) -> None:
+    """
+    List the kept runs.
+
+    Example: cubatch store list --json -
+    """
+    from cubatch import listings  # noqa: PLC0415
+    from cubatch import store as kept  # noqa: PLC0415
+
+    console.check_writable(json=json)
+    path = store or kept.default_path()
+    runs = [listings.plain(run) for run in kept.list_runs(path)]
+    console.emit([listings.runs(runs, str(path))], {"schema": 1, "path": str(path), "runs": runs}, json)
+
+
+@app.command("show")
+def show_run(
+    run: Annotated[int, typer.Argument(metavar="ID", help="The run's number in `cubatch store list`.")],
+    *,
+    store: StoreOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Show one kept run: what was asked, under what conditions, and every timing.
+
+    Example: cubatch store show 3
+    """
+    from cubatch import listings  # noqa: PLC0415
+    from cubatch import store as kept  # noqa: PLC0415
+
+    console.check_writable(json=json)
+    stored, measured = kept.show(store or kept.default_path(), run)
+    facts, timings = listings.plain(stored), listings.plain(measured)
+    console.emit(listings.run(facts, timings), {"schema": 1, "run": facts, "measured": timings}, json)
+
+
+@app.command("clear")
+def clear_runs(
+    run: Annotated[
+        int | None, typer.Argument(metavar="[ID]", help="One run's number; without it, all of them.")
+    ] = None,
+    *,
+    store: StoreOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Forget one kept run, or all of them.
+
+    Example: cubatch store clear 3
+    """
+    from cubatch import store as kept  # noqa: PLC0415
+
+    console.check_writable(json=json)
+    path = store or kept.default_path()
+    cleared = kept.clear(path, run)
+    said = f"Forgot {cleared} run{'' if cleared == 1 else 's'} of {path}."
+    console.emit([{"notes": [said]}], {"schema": 1, "path": str(path), "cleared": cleared}, json)

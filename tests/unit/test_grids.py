@@ -1,0 +1,88 @@
+"""Grids: lines that line up, fit the width, and leave out what is not known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch import grids
+
+CELLS = st.one_of(st.none(), st.integers(-(10**9), 10**9), st.text("abc xyz.,", max_size=30))
+
+
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=8)))
+def test_every_column_starts_or_ends_at_the_same_place_in_every_line(rows):
+    """The rule under the headings tells where each column lies; a cell never sticks out of its own to the left."""
+    names = [f"c{index}" for index in range(len(rows[0]))]
+
+    lines = grids.grid({"columns": names, "rows": rows}, width=10_000).split("\n")
+
+    kept = [i for i in range(len(names)) if any(row[i] not in (None, "") for row in rows)]
+    if not kept:
+        assert lines == [""]
+        return
+    assert lines[0].split() == [names[index] for index in kept]
+    spans = []
+    start = 0
+    for piece in lines[1].split("  "):
+        spans.append((start, start + len(piece)))
+        start += len(piece) + 2
+    assert len(spans) == len(kept)
+    for line, row in zip(lines[2:], rows, strict=True):
+        cells = ["\N{EN DASH}" if row[index] is None else str(row[index]) for index in kept]
+        for (first, last), cell in zip(spans, cells, strict=True):
+            # The last column is wrapped, which joins blanks.
+            assert line[first:last].split() == cell.split()
+
+
+def test_a_column_in_which_nothing_is_known_is_left_out():
+    """None and empty text are not knowledge; zero is."""
+    text = grids.grid({"columns": ["a", "b", "c", "d"], "rows": [[1, None, "", 0], [2, None, "", 0]]})
+
+    assert text.split("\n")[0].split() == ["a", "d"]
+
+
+def test_long_text_wraps_in_the_last_column_and_stays_inside_the_width():
+    """Only the last column gives way; the continuation lines stand under it."""
+    text = grids.grid({"columns": ["n", "why"], "rows": [[1, "alpha beta gamma delta epsilon zeta"]]}, width=24)
+
+    assert text.split("\n")[2:] == ["1  alpha beta gamma delta", "   epsilon zeta"] or all(
+        len(line) <= 24 for line in text.split("\n")
+    )
+    assert text.split("\n")[3].startswith("   ")
+
+
+@pytest.mark.parametrize("width", range(10, 40))
+def test_a_number_in_groups_is_never_broken(width):
+    """27 462 at the end of a line must not become 27."""
+    text = grids.grid({"notes": ["the best is 27 462 samples/s, or 1 234 567"]}, width=width)
+
+    assert "27 462" in text
+    assert "1 234 567" in text
+
+
+def test_points_hang_under_their_dash():
+    """A note that is a list is a list of points."""
+    text = grids.grid({"notes": ["Use 8.", ["one two three", "four"]]}, width=10)
+
+    assert text == "\nUse 8.\n\n- one two\n  three\n- four"
+
+
+def test_numbers_stand_right_and_words_left():
+    """A column is of numbers if every known cell begins like one."""
+    lines = grids.grid({"columns": ["n", "word"], "rows": [[5, "aa"], [1000, "b"]]}).split("\n")
+
+    assert lines[2] == "   5  aa"
+    assert lines[3] == "1000  b"
+
+
+def test_the_terminal_gets_the_same_lines_and_the_marked_row_stands_out():
+    """Colour changes nothing of the text."""
+    content = {"title": "t", "columns": ["n", "w"], "rows": [[1, "a"], [2, "b"]], "marked": [1], "notes": ["Use 2."]}
+
+    text = grids.rich_grid(content)
+
+    assert text.plain == grids.grid(content)
+    bold = [text.plain[span.start : span.end] for span in text.spans if span.style == "bold green"]
+    assert bold == ["2  b"]
