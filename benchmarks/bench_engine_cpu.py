@@ -13,7 +13,7 @@ is taken away from this process.
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import random
@@ -141,7 +141,7 @@ def main() -> int:
         facts = {
             "schema": 1,
             "benchmark": "engine_cpu",
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "commit": commit.stdout.strip(),
             "device": {"name": device.name, "threads": arguments.threads},
             "environment": environment(device) | {"torch": torch.__version__},

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from cubatch import models as models
     from cubatch.errors import *  # noqa: F403
     from cubatch.hardware import Device as Device
-    from cubatch.ladder import candidates as candidates
     from cubatch.kinds import *  # noqa: F403
+    from cubatch.ladder import candidates as candidates
     from cubatch.memory import footprint as footprint
     from cubatch.memory import max_batch_size as max_batch_size
     from cubatch.memory import rules_of_thumb as rules_of_thumb
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from cubatch.waves import count_waves as count_waves
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+def __getattr__(name: str) -> Any:
     if name == "models":
         return importlib.import_module("cubatch.models")
     if name not in _HOME_OF:

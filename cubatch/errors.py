@@ -31,6 +31,8 @@ from collections.abc import Iterable, Sequence
 
 from cubatch.units import format_bytes, format_seconds
 
+_LISTED_NAMES = 16
+
 
 class CubatchError(Exception):
     """Base of everything that cubatch raises on purpose."""
@@ -80,7 +82,7 @@ class UnknownName(InvalidArgument):
     def __str__(self) -> str:
         if self.near:
             hint = "did you mean " + " or ".join(repr(name) for name in self.near) + "?"
-        elif len(self.known) <= 16:
+        elif len(self.known) <= _LISTED_NAMES:
             hint = "known: " + ", ".join(self.known)
         else:
             hint = f"{len(self.known)} names are known, none is near"

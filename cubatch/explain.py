@@ -134,17 +134,16 @@ def _limit(answer: Measurement, measurements: Sequence[Measurement], goal: Goal,
 
 def _floor(measurements: Sequence[Measurement]) -> list[str]:
     """Name the size below which a batch costs the same time."""
-    timed = [m for m in measurements if m.latency_seconds is not None]
-    flat = []
-    for measurement in timed:
-        if (measurement.latency_seconds or 0.0) > (1 + FLOOR_SHARE) * (timed[0].latency_seconds or 0.0):
-            break
-        flat.append(measurement)
-    if not flat or flat[-1].batch_size < 2 * flat[0].batch_size:
+    timed = {m.batch_size: m.latency_seconds for m in measurements if m.latency_seconds is not None}
+    if not timed:
         return []
-    time = format_seconds(flat[0].latency_seconds or 0.0)
+    lowest = min(timed.values())  # not the smallest size's: a single one may have met a disturbance
+    top = max(n for n, seconds in timed.items() if seconds <= (1 + FLOOR_SHARE) * lowest)
+    if top < 2 * min(timed):
+        return []
     return [
-        f"Up to {flat[-1].batch_size} samples a batch costs about the same time ({time}): less leaves the device idle."
+        f"Up to {top} samples a batch costs about the same time ({format_seconds(lowest)}): "
+        "less leaves the device idle."
     ]
 
 

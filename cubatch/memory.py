@@ -277,14 +277,7 @@ def max_batch_size(  # noqa: PLR0913
         False
     """
     spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
-    if isinstance(memory, str) and memory.strip().endswith("%"):
-        limit = probe.memory_limit(probe.resolve(found, live=True), memory).bytes
-    else:
-        try:
-            limit = parse_bytes(memory)
-        except ValueError as error:
-            raise InvalidArgument("memory", memory, "a size in bytes or text such as '12GiB'", str(error)) from None
-
+    limit = _limit_bytes(memory, found)
     program = schedule_of(spec, mode, recompute)
     spans = program.lifetimes()
 
@@ -313,6 +306,16 @@ def max_batch_size(  # noqa: PLR0913
         fixed = laid_out.fixed_bytes
         size = max(low, min(size - 1, int(size * (limit - fixed) / (laid_out.total - fixed))))
     return size if size == MAX_BATCH_SIZE else _climb(total, limit, size)
+
+
+def _limit_bytes(memory: int | str, device: Device) -> int:
+    """Read a size; a percentage is one of what is free on the device."""
+    if isinstance(memory, str) and memory.strip().endswith("%"):
+        return probe.memory_limit(device, memory).bytes
+    try:
+        return parse_bytes(memory)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument("memory", memory, "a size in bytes or text such as '12GiB'", str(error)) from None
 
 
 def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
@@ -382,12 +385,12 @@ def rules_of_thumb(  # noqa: PLR0913
         for name, formula, factor in (
             ("2x the file", "twice the size of the weights on disk", 2),
             ("3x the file", "weights, gradients and momentum, each the size of the file", 3),
-            ("4.5x the file", "as once measured by somebody", 4.5),
+            ("4.5x the file", "what a training run was once measured to take: the parts beyond 3x are activations and workspace", 4.5),
         )
     ]
     if memory is not None:
         most = max_batch_size(resolved, memory, mode=mode, dtype=dtype, optimizer=optimizer, device=device)
-        limit = parse_bytes(memory)
+        limit = _limit_bytes(memory, probe.resolve(device, live=False))
         rules.append(
             Rule(
                 name="max batch formula",

@@ -17,6 +17,8 @@ _BYTE_UNITS = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
+_FRACTIONS_BELOW = 1000
+_WHOLE_PERCENT = 0.9995
 _METRIC = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -44,7 +46,9 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
         800
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"a size is an int of bytes or text such as '8GiB' or '80%', got {value!r}")
+        raise ValueError(  # noqa: TRY004 - callers translate one type
+            f"a size is an int of bytes or text such as '8GiB' or '80%', got {value!r}"
+        )
     if isinstance(value, int):
         size = value
     else:
@@ -115,7 +119,7 @@ def format_count(value: float) -> str:
         >>> format_count(465920), format_count(0.1234), format_count(63.25)
         ('465 920', '0.123', '63.2')
     """
-    if value != int(value) and abs(value) < 1000:
+    if value != int(value) and abs(value) < _FRACTIONS_BELOW:
         return _three_figures(value)
     return f"{round(value):,}".replace(",", " ")
 
@@ -128,7 +132,7 @@ def format_percent(fraction: float) -> str:
         >>> format_percent(0.934), format_percent(1.0)
         ('93.4 %', '100 %')
     """
-    return f"{_three_figures(100 * fraction)} %" if fraction < 0.9995 else f"{100 * fraction:.0f} %"
+    return f"{_three_figures(100 * fraction)} %" if fraction < _WHOLE_PERCENT else f"{100 * fraction:.0f} %"
 
 
 def _three_figures(value: float) -> str:

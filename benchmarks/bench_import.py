@@ -1,0 +1,72 @@
+"""
+Seconds of `import cubatch` and of `cubatch --help` in a fresh interpreter.
+
+    python -m benchmarks.bench_import --json benchmarks/results/<device>/import.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMMANDS = {
+    "python -c pass": [sys.executable, "-c", "pass"],
+    "import cubatch": [sys.executable, "-c", "import cubatch"],
+    "cubatch --help": [sys.executable, "-m", "cubatch", "--help"],
+}
+GOALS = {"import cubatch": 0.1, "cubatch --help": 0.4}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(arguments.rounds):
+        for name, command in COMMANDS.items():
+            begun = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            seconds[name].append(time.perf_counter() - begun)
+    base = statistics.median(seconds["python -c pass"])
+    rows = [
+        {
+            "what": name,
+            "seconds": statistics.median(taken),
+            "above_python": statistics.median(taken) - base,
+            "goal": GOALS.get(name),
+        }
+        for name, taken in seconds.items()
+    ]
+    for row in rows:
+        print(f"{row['what']:16} {row['seconds']:.3f} s, {row['above_python']:.3f} s above an empty Python")
+    if arguments.json:
+        from cubatch import probe
+        from cubatch.environment import environment
+
+        device = probe.device("cpu")
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        facts = {
+            "schema": 1,
+            "benchmark": "import",
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "commit": commit.stdout.strip(),
+            "device": {"name": device.name, "threads": device.threads},
+            "environment": environment(device),
+            "rounds": arguments.rounds,
+            "rows": rows,
+            "seconds": seconds,
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

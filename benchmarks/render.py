@@ -1,0 +1,157 @@
+"""
+Write the README's figures from the results that are kept, between markers; nothing is typed by hand.
+
+    python -m benchmarks.render            # rewrites README.md and benchmarks/README.md
+    python -m benchmarks.render --check    # exits 1 if they are not what the results say
+
+A section begins with `<!-- results: KIND PATH -->` and ends with `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cubatch.units import format_bytes, format_count, format_seconds
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "benchmarks/README.md")
+_SECTION = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + " ---: |" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _machine(result: dict[str, Any]) -> str:
+    device = result["device"]
+    return f"{device['name']}, {device['threads']} threads, {result['date']}, commit {result['commit']}"
+
+
+def tuning(result: dict[str, Any]) -> str:
+    """The measured candidates of a tuning run, and the answer."""
+    best = max(m["samples_per_second"] or 0 for m in result["measurements"] if m["status"] == "ok")
+    rows = []
+    for m in result["measurements"]:
+        if m["samples_per_second"] is None:
+            continue
+        low, high = m["throughput_interval"] or (None, None)
+        spread = "" if low is None else f"{format_count(low)} to {format_count(high)}"
+        mark = "**" if m["batch_size"] == result["batch_size"] else ""
+        tie = " ≈" if m["batch_size"] in result["tied_with"] else ""
+        rows.append(
+            [
+                f"{mark}{m['batch_size']}{mark}{tie}",
+                format_seconds(m["latency_seconds"]),
+                format_count(m["samples_per_second"]),
+                spread,
+                f"{100 * m['samples_per_second'] / best:.1f} %",
+                format_bytes(m["predicted_peak_bytes"]),
+                format_bytes(m["peak_bytes"]),
+                "" if m["status"] == "ok" else m["status"].replace("_", " "),
+            ]
+        )
+    device, facts = result["device"], result["environment"]
+    caption = (
+        f"{device['name']}, {device['threads']} threads, {result['created'][:10]}, {result['mode']}, "
+        f"{result['dtype']}, library `{result['library']}`, BLAS {facts['blas']}, "
+        f"{result['seconds_spent']:.0f} s of measuring. "
+        "Answer in bold, ties with the fastest marked ≈."
+    )
+    head = ["batch", "time", "samples/s", "90 % interval", "of best", "memory planned", "memory real", "status"]
+    return f"{caption}\n\n{table(head, rows)}"
+
+
+def engine_cpu(result: dict[str, Any]) -> str:
+    """Our engine beside PyTorch eager on the CPU."""
+    rows = [
+        [
+            str(row["batch_size"]),
+            *(format_count(round(row["samples_per_second"][name])) for name in row["samples_per_second"]),
+            f"{row['ratio']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    names = list(result["rows"][0]["samples_per_second"])
+    caption = (
+        f"{_machine(result)}, PyTorch {result['environment']['torch']}, BLAS {result['environment']['blas']}; "
+        f"medians of {result['rounds']} interleaved rounds, samples/s; the ratio is to the faster layout of PyTorch."
+    )
+    return f"{caption}\n\n{table(['batch', *names, 'ratio'], rows)}"
+
+
+def search(result: dict[str, Any]) -> str:
+    """Regret of our search and of the rivals' rules on fake devices: 95th percentile by class."""
+    kinds = list(dict.fromkeys(row["kind"] for row in result["summary"]))
+    finders = list(dict.fromkeys(row["finder"] for row in result["summary"]))
+    cells = {(row["finder"], row["kind"]): row["regret"]["p95"] for row in result["summary"]}
+
+    def text(value: float | None) -> str:
+        return "fails" if value is None else f"{100 * value:.1f}"
+
+    rows = [[finder, *(text(cells[finder, kind]) for kind in kinds)] for finder in finders]
+    caption = (
+        f"{result['devices']} fake devices, seed {result['seed']}: regret beyond a tolerance of "
+        f"{100 * result['tolerance']:.0f} %, 95th percentile in percent; “fails” is no usable answer."
+    )
+    return f"{caption}\n\n{table(['finder', *kinds], rows)}"
+
+
+def imports(result: dict[str, Any]) -> str:
+    """Time to import and to print the help."""
+    rows = [
+        [
+            f"`{row['what']}`",
+            format_seconds(row["seconds"]),
+            format_seconds(max(0.0, row["above_python"])),
+            "" if row["goal"] is None else format_seconds(row["goal"]),
+        ]
+        for row in result["rows"]
+    ]
+    caption = f"{_machine(result)}; medians of {result['rounds']} rounds in fresh interpreters."
+    return f"{caption}\n\n{table(['', 'time', 'above an empty Python', 'goal'], rows)}"
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tuning": tuning,
+    "engine_cpu": engine_cpu,
+    "search": search,
+    "imports": imports,
+}
+
+
+def rendered(page: str) -> str:
+    def section(match: re.Match[str]) -> str:
+        begin, kind, path, end = match.groups()
+        result = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        return f"{begin}\n{KINDS[kind](result)}\n\n{end}"
+
+    return _SECTION.sub(section, page)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    stale = []
+    for name in PAGES:
+        path = ROOT / name
+        page = path.read_text(encoding="utf-8")
+        if rendered(page) != page:
+            stale.append(name)
+            if not arguments.check:
+                path.write_text(rendered(page), encoding="utf-8")
+    if arguments.check and stale:
+        print(f"not what the results say: {', '.join(stale)}; run python -m benchmarks.render", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
