@@ -31,7 +31,7 @@ _HOMES = {
     "spec": ("Network", "SuspiciousSpec", "load_spec"),
     "hardware": ("Device",),
     "probe": ("device", "devices"),
-    "waves": ("coulom_batch_size", "count_waves"),
+    "waves": ("coulom_batch_size", "count_waves", "occupancy"),
     "memory": ("footprint", "max_batch_size", "rules_of_thumb"),
     "results": ("Candidate", "Measurement", "TuningResult"),
     "ladder": ("candidates",),
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from cubatch.tuning import autotune_callable as autotune_callable
     from cubatch.waves import coulom_batch_size as coulom_batch_size
     from cubatch.waves import count_waves as count_waves
+    from cubatch.waves import occupancy as occupancy
 
 
 def __getattr__(name: str) -> Any:

@@ -128,8 +128,8 @@ def why_not_first(
     Say why the budget does not hold a size that has not run yet; None if it does.
 
     The minimum number of rounds must fit what is left, less what the sizes that have begun still
-    need for theirs, divided by the sizes that wait for their first.  A size that would not fit even
-    if it had all of that to itself waits for nothing, and takes no share from the others.
+    need for theirs, divided by the sizes that wait for their first.  The largest of those take no
+    share while they would not fit into theirs: a size that cannot run must not keep others from it.
 
     Args:
         batch_size: The size.
@@ -155,13 +155,14 @@ def why_not_first(
         rounds * prepare + rounds_seconds(known[n], span_seconds, rounds, is_first=False) for n, rounds in owed.items()
     )
     free = max(0.0, left - promised)
-    sharing = sum(needed(size) <= free for size in waiting)
-    share = free / max(1, sharing)
-    need = needed(batch_size)
-    if need <= share:
+    needs = sorted(map(needed, waiting))
+    sharing = next((count for count in range(len(needs), 0, -1) if needs[count - 1] <= free / count), 0)
+    need, share = needed(batch_size), free / max(1, sharing)
+    if sharing and need <= needs[sharing - 1]:
         return None
+    promised = min(promised, left)
     return (
         f"{MIN_ROUNDS} rounds with steps of about {format_seconds(step)} would take {format_seconds(need)}, "
         f"its share of the budget is {format_seconds(share)} ({format_seconds(left)} left, "
-        f"{format_seconds(min(promised, left))} of them promised, shared by {sharing} sizes)"
+        f"{format_seconds(promised)} of them promised, {sharing} of {len(needs)} waiting sizes share the rest)"
     )

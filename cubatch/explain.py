@@ -142,8 +142,10 @@ def _floor(measurements: Sequence[Measurement]) -> list[str]:
     if top < 2 * min(timed):
         return []
     return [
-        f"Up to {top} samples a batch costs about the same time ({format_seconds(lowest)}): "
-        "less leaves the device idle."
+        (
+            f"Up to {top} samples a batch costs about the same time ({format_seconds(lowest)}): "
+            "less leaves the device idle."
+        )
     ]
 
 

@@ -69,12 +69,13 @@ def ask(
     left: float,
     *,
     unfinished: dict[int, int] | None = None,
+    size: int = 200,
     waiting: tuple[int, ...] = (200,),
     prepare: list[float] | None = None,
 ) -> str | None:
-    """Ask for a size that needs 11 s: its step is guessed at 1 s, in proportion to 0.5 s at half the size."""
+    """Ask for a size; 200 needs 11 s: its step is guessed at 1 s, in proportion to 0.5 s at half the size."""
     return why_not_first(
-        200,
+        size,
         {100: 0.5},
         left=left,
         unfinished=unfinished or {},
@@ -85,17 +86,19 @@ def ask(
 
 
 def test_a_size_runs_if_its_minimum_of_rounds_fits_its_share() -> None:
-    """Eleven seconds fit eleven, not ten; of 33 s among three waiting sizes each has eleven."""
+    """Eleven seconds fit eleven, not ten; the reason holds both numbers."""
     assert ask(11.0) is None
-    assert ask(33.0, waiting=(200, 300, 400)) is None
-    assert "would take 11.0 s" in (ask(10.9) or "")
-    assert ask(32.9, waiting=(200, 300, 400))
+    assert "would take 11.0 s, its share of the budget is 10.9 s" in (ask(10.9) or "")
 
 
-def test_a_size_that_could_never_run_takes_no_share() -> None:
-    """A size a hundred times as large needs 1100 s: of 22 s it takes nothing from the two that fit."""
-    assert ask(22.0, waiting=(200, 200, 20_000)) is None
-    assert ask(21.9, waiting=(200, 200, 20_000))
+def test_sizes_that_would_not_fit_their_share_take_none() -> None:
+    """Of 33 s, 200 and 300 (11 s and 16.5 s) have a half each, since 400 (22 s) would not fit into a third."""
+    waiting = (200, 300, 400)
+    assert ask(33.0, waiting=waiting) is None
+    assert ask(33.0, waiting=waiting, size=300) is None
+    assert ask(32.9, waiting=waiting, size=300)
+    assert ask(33.0, waiting=waiting, size=400)
+    assert ask(66.0, waiting=waiting, size=400) is None
 
 
 def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
