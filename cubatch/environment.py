@@ -21,6 +21,8 @@ from cubatch.errors import CubatchError
 from cubatch.hardware import Device
 
 _PACKAGE = Path(cubatch.__file__).parent
+# What decides which calls a step makes, and how they are timed.
+_ENGINE = ("engine/*.py", "schedule.py", "plan.py", "scratch.py", "windows.py", "kinds.py", "clocks.py", "runners.py")
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 
@@ -51,7 +53,7 @@ def environment(device: Device) -> dict[str, Any]:
         "cupy": _version(_CUPY_WHEELS) if on_gpu else None,
         "nvrtc": _version(_NVRTC_WHEELS) if on_gpu else None,
         "driver": _driver(device) if on_gpu else None,
-        "engine_sha256": _sha256(_PACKAGE, ("engine/*.py", "schedule.py", "memory.py", "clocks.py", "runners.py")),
+        "engine_sha256": _sha256(_PACKAGE, _ENGINE),
         "kernels_sha256": _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "**/*.toml")),
     }
 

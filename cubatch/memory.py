@@ -25,6 +25,7 @@ from cubatch.units import format_bytes, format_count, parse_bytes
 
 LIBRARIES = ("auto", "cubatch", "im2col")
 MAX_BATCH_SIZE = 2**31 - 1
+_REACH = 16
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +148,7 @@ def check_batch_size(value: object, name: str = "batch_size") -> int:
     """Return a batch size, or raise InvalidArgument."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidArgument(name, value, "a whole number, at least 1")
-    number = operator.index(value)  # type: ignore[arg-type]
+    number = operator.index(value)
     if not 1 <= number <= MAX_BATCH_SIZE:
         raise InvalidArgument(name, value, f"from 1 to {MAX_BATCH_SIZE}")
     return number
@@ -332,10 +333,18 @@ def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
 
 
 def _climb(total: Callable[[int], int], limit: int, size: int) -> int:
-    """Step up from a size that fits: the proportional step down may have passed a few that fit too."""
-    for step in (16, 4, 1):
-        while size + step <= MAX_BATCH_SIZE and total(size + step) <= limit:
-            size += step
+    """
+    Step up from a size that fits: the proportional step down may have passed a few that fit too.
+
+    Placement is greedy, so a size may fit where one a little smaller does not: some are tried beyond the first.
+    """
+    while size + _REACH <= MAX_BATCH_SIZE and total(size + _REACH) <= limit:
+        size += _REACH
+    following = size + 1
+    while following <= min(size + _REACH, MAX_BATCH_SIZE):
+        if total(following) <= limit:
+            size = following
+        following += 1
     return size
 
 

@@ -14,10 +14,26 @@ from functools import lru_cache
 
 import attrs
 
+from cubatch import scratch
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
-from cubatch.kinds import Conv2d
-from cubatch.schedule import Op, Schedule, schedule
+from cubatch.kinds import (
+    Add,
+    AvgPool2d,
+    BatchNorm2d,
+    Concat,
+    Conv2d,
+    Dropout,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Softmax,
+)
+from cubatch.layer import Layer
+from cubatch.schedule import FLOAT32_BYTES, Op, Schedule, schedule
+from cubatch.scratch import Flat, Need, Norm, Pool, Scores
 from cubatch.spec import Spec
+from cubatch.windows import conv_shape, pool_axes
 
 ALIGNMENT = 256
 # Optimiser state, in copies of the parameters.
@@ -76,26 +92,47 @@ class Plan:
 
 def workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, device: Device) -> int:
     """
-    Size the scratch memory of one operation.
+    Size the scratch memory of one operation: by the rule of `scratch`, which the engine follows too.
 
-    A tile of three quarters of a megabyte on a CPU, which stays in the L2 of a core, and of 256 MiB
-    on a GPU; for a convolution beside it what must be there whatever the tile: the filter turned
-    around or a partial sum of its gradient, two rows of the output, and the columns of one such row.
+    The target is three quarters of a megabyte on a CPU, which stays in the L2 of a core, and 256 MiB on a GPU.
     """
-    tile = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
-    if op.kind == "update":  # two pieces of the parameters
-        return min(2 * _align(program.network.parameters * itemsize), tile)
+    target = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
     if op.node is None:
-        return tile
-    layer = op.node.layer
-    moved = samples * (sum(math.prod(shape) for shape in layer.input_shapes) + math.prod(layer.output_shape))
+        if op.kind == "update":  # an "item" is a parameter and its gradient
+            return scratch.workspace_bytes([Flat(itemsize=2 * itemsize)], program.network.parameters, target)
+        h, w, classes = program.network.output_shape
+        return scratch.workspace_bytes([Scores(itemsize=itemsize, classes=classes)], samples * h * w, target)
+    needs, items = _needs(op.node.layer, op.kind, itemsize)
+    return scratch.workspace_bytes(needs, samples * items, target)
+
+
+@lru_cache(maxsize=4096)
+def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:
+    """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
+    is_forward = kind == "forward"
+    h, w, c = layer.input_shapes[0]
+    outputs = math.prod(layer.output_shape)
     if isinstance(layer, Conv2d):
-        _, q, k = layer.output_shape
-        _, w, c = layer.input_shape
-        taps = layer.r * layer.s
-        least = layer.parameters + 4 * q * k + (taps + layer.r + 1) * (w + q + layer.s * layer.dilation[1]) * max(c, k)
-        return _align(least * itemsize) + min(tile, (taps + 1) * moved * itemsize)
-    return min(tile, 2 * moved * max(itemsize, 4) + 64 * 8 * layer.output_shape[2])
+        filters = layer.parameter_shapes["w"]
+        shape = conv_shape((h, w, c), filters, layer.stride, layer.pad, layer.dilation, layer.groups)
+        if is_forward:
+            return tuple(scratch.conv2d_forward(shape, itemsize)), 1
+        return (*scratch.conv2d_wgrad(shape, itemsize), *scratch.conv2d_dgrad(shape, itemsize)), 1
+    if isinstance(layer, MaxPool2d | AvgPool2d):
+        axes = pool_axes((h, w), (layer.r, layer.s), layer.stride, layer.pad, ceil_mode=layer.ceil)
+        return (Pool(itemsize=itemsize, rows=axes[0].out, vertical=axes[0], horizontal=axes[1], channels=c),), 1
+    if isinstance(layer, BatchNorm2d):
+        return (Norm(itemsize=itemsize, channels=c),), h * w
+    if isinstance(layer, Softmax):
+        return (Scores(itemsize=itemsize, classes=c),), h * w
+    if isinstance(layer, ReLU | Dropout):  # a flag, or a random number
+        return (Flat(itemsize=FLOAT32_BYTES),), outputs
+    if isinstance(layer, Linear):  # its output turned around
+        return ((Flat(itemsize=itemsize),), outputs) if is_forward else ((), 0)
+    if isinstance(layer, Add | Concat | GlobalAvgPool):
+        return (), 0
+    # What the engine has no code for yet: room for its inputs and outputs in float32.
+    return (Flat(itemsize=2 * FLOAT32_BYTES),), outputs + sum(math.prod(shape) for shape in layer.input_shapes)
 
 
 @lru_cache(maxsize=64)
@@ -157,11 +194,11 @@ def fixed_bytes(program: Schedule, dtype: str, optimizer: str, members: int) -> 
     states = sum(math.prod(shape) for node in program.network.nodes for shape in node.layer.state_shapes.values())
     training = program.mode == "training"
     # Parameters stored in half precision are stepped in float32: the master weights.
-    master = 4 * parameters if training and itemsize < 4 else 0  # noqa: PLR2004
+    master = FLOAT32_BYTES * parameters if training and itemsize < FLOAT32_BYTES else 0
     return {
-        "weight_bytes": _align(parameters * itemsize) + _align(states * 4),
+        "weight_bytes": _align(parameters * itemsize) + _align(states * max(FLOAT32_BYTES, itemsize)),
         "gradient_bytes": members * _align(parameters * itemsize) if training else 0,  # each member sums its own
-        "optimizer_bytes": _align(4 * parameters * STATE_COPIES[optimizer] + master) if training else 0,
+        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * STATE_COPIES[optimizer] + master) if training else 0,
     }
 
 
@@ -171,8 +208,9 @@ def _align(size: int) -> int:
 
 def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device) -> list[int]:
     itemsize = BYTES_PER_ELEMENT[dtype]
+    widths = {0: itemsize, FLOAT32_BYTES: max(FLOAT32_BYTES, itemsize)}
     sizes = [
-        _align(buffer.elements * (buffer.itemsize or itemsize) * (batch_size if buffer.batched else 1))
+        _align(buffer.elements * widths.get(buffer.itemsize, buffer.itemsize) * (batch_size if buffer.batched else 1))
         for buffer in program.buffers
     ]
     for op in program.ops:
@@ -203,7 +241,7 @@ def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], i
 
 def bytes_alive(sizes: list[int], spans: list[tuple[int, int]], ops: int) -> list[int]:
     """Bytes alive during each operation: a lower bound of any placement."""
-    change = [0] * (ops + 1)
+    change = [0] * (max(ops, 1) + 1)  # a lone view has buffers and no operations
     for size, (first, last) in zip(sizes, spans, strict=True):
         change[first] += size
         change[last + 1] -= size

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from cubatch import choose, ladder, memory, models, probe, profiler, store, timing, worker
+from cubatch import choose, clocks, ladder, memory, models, probe, profiler, store, timing, worker
 from cubatch.environment import conditions, environment
 from cubatch.errors import EnergyNotAvailable, InvalidArgument
 from cubatch.hardware import Device
@@ -97,15 +97,17 @@ def autotune(  # noqa: PLR0913 - the contract's one call
     """
     spec, found = models.resolve(layer_spec), probe.resolve(device)
     probe.check_dtype(found, dtype)
+    _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
+    _check_choices(isolate=isolate, recompute=recompute, store=store)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    _check(budget=budget, seed=seed, isolate=isolate)
     library = memory.resolve_library(library, found)
     if objective == "energy" and found.kind == "cpu":
         raise EnergyNotAvailable(str(found))
     if max_batch_size is not None:
-        memory.check_batch_size(max_batch_size, "max_batch_size")
-    asked = None if batch_sizes is None else sorted(set(batch_sizes))
+        max_batch_size = memory.check_batch_size(max_batch_size, "max_batch_size")
+    asked = _sizes(batch_sizes)
     shape: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library, "recompute": recompute}
+    memory.footprint(spec, batch_size=1, device=found, **shape)  # words that mean nothing never reach the store
     identity = shape | {
         "spec": spec.to_mapping(),
         "device": found.uuid or found.name,
@@ -248,10 +250,10 @@ def autotune_callable(  # noqa: PLR0913 - the contract's call
     if not callable(make_step):
         raise InvalidArgument("make_step", make_step, "callable: make_step(n) gives a step of batch size n")
     found = probe.resolve(device)
+    _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    _check(budget=budget, seed=seed, isolate=False)
     limit = probe.memory_limit(found, memory_limit)
-    asked = None if batch_sizes is None else sorted(set(batch_sizes))
+    asked = _sizes(batch_sizes)
     steps = ladder.plain_candidates(max_batch_size, batch_sizes=asked)
     setting = {
         "limits": {
@@ -268,7 +270,10 @@ def autotune_callable(  # noqa: PLR0913 - the contract's call
     answer = functools.partial(choose.answer, steps, goal=goal, setting=setting, asked=asked is not None)
     with _open(False, {}, {}, budget) as run:
         factory = functools.partial(CallableRunner, make_step, limit.bytes if memory_limit is not None else None)
-        return answer(_measured(profiler.measure, factory, steps, run, goal, budget, seed, progress, answer))
+        measured = _measured(profiler.measure, factory, steps, run, goal, budget, seed, progress, answer)
+    if isinstance(clocks.callable_clock(), clocks.EventClock):
+        return answer(measured)
+    return answer(measured, notes=["Timed by the host's clock: no library with CUDA events is loaded and has a GPU."])
 
 
 def _measured(  # noqa: PLR0913, PLR0917
@@ -305,13 +310,39 @@ def _open(place: bool | str | Path, identity: Mapping[str, Any], held: Mapping[s
     return store.open_run(path, identity=identity, conditions=held, budget=budget, refresh=place == "refresh")
 
 
-def _check(*, budget: float, seed: int, isolate: bool | str) -> None:
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < float("inf"):
+def _check(budget: float, seed: int, progress: object, **numbers: float | None) -> None:
+    """Check what `autotune` and `autotune_callable` share; how large other numbers may be, Goal checks."""
+    if not _is_number(budget) or not 0 < budget < float("inf"):
         raise InvalidArgument("budget", budget, "a positive number of seconds")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InvalidArgument("seed", seed, "a whole number, at least 0")
-    if isolate not in {True, False, "auto"}:
+    if progress is not None and not callable(progress):
+        raise InvalidArgument("progress", progress, "callable, or None")
+    for name, value in numbers.items():
+        if not _is_number(value) and not (value is None and name == "latency_limit"):
+            raise InvalidArgument(name, value, "a number")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_choices(*, isolate: object, recompute: object, store: object) -> None:
+    if not (isinstance(isolate, bool) or isolate == "auto"):
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
+    if not isinstance(recompute, bool):
+        raise InvalidArgument("recompute", recompute, "True or False")
+    if not isinstance(store, bool | str | Path):
+        raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
+
+
+def _sizes(batch_sizes: Iterable[int] | None) -> list[int] | None:
+    """Read a list of batch sizes, each once and ascending; None is no list."""
+    if batch_sizes is None:
+        return None
+    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
+        raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
+    return sorted({memory.check_batch_size(size, "batch_sizes") for size in batch_sizes})
 
 
 def _check_layers(spec: Spec) -> None:

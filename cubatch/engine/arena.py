@@ -20,6 +20,11 @@ def element_type(dtype: str) -> Any:  # noqa: ANN401 - NumPy's scalar types have
     return _NUMPY_TYPES[dtype]
 
 
+def sum_type(dtype: str) -> Any:  # noqa: ANN401 - as above
+    """Give NumPy's type for statistics of elements of a dtype: at least float32."""
+    return np.promote_types(element_type(dtype), np.float32)
+
+
 class Arena:
     """
     The buffers of one shard of the batch.
@@ -38,7 +43,7 @@ class Arena:
         """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
         buffer = self._plan.schedule.buffers[number]
         shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
-        kind = {0: element_type(self._plan.dtype), 1: np.uint8, 4: np.float32}[buffer.itemsize]
+        kind = {0: element_type(self._plan.dtype), 1: np.uint8, 4: sum_type(self._plan.dtype)}[buffer.itemsize]
         if buffer.name == "labels":
             kind = np.int32
         return backend.view(self._block, shape, kind, offset=self._plan.offsets[number])

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import math
 import struct
 import tempfile
-import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -138,24 +138,37 @@ def download_mnist(folder: Path | str) -> None:
         InvalidData: If a file cannot be fetched, or is not what was published; nothing wrong is left behind.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, expected in _MNIST_SHA256.items():
-        target = folder / name
-        if target.exists() and _sha256(_content(target)) == expected:
-            continue
-        try:
-            with urllib.request.urlopen(_MNIST_URL + name, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
-                content = answer.read()
-        except (urllib.error.URLError, OSError) as error:
-            remedy = f"Fetch it by other means into {folder}."
-            raise InvalidData(_MNIST_URL + name, f"cannot be fetched: {error}", remedy) from error
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            partial = Path(place) / name
-            partial.write_bytes(content)
-            found = _sha256(_content(partial))
-            if found != expected:
-                raise InvalidData(_MNIST_URL + name, f"unpacks to SHA-256 {found}, expected {expected}")
-            partial.replace(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, expected in _MNIST_SHA256.items():
+            if not _is_right(folder / name, expected):
+                _fetch(name, expected, folder)
+    except OSError as error:
+        raise InvalidData(str(folder), f"cannot be written: {error}", "Name another folder.") from error
+
+
+def _fetch(name: str, expected: str, folder: Path) -> None:
+    """Download one file next to its place, check it, and move it there."""
+    url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
+            content = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise InvalidData(url, f"cannot be fetched: {error}", remedy) from error
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        partial = Path(place) / name
+        partial.write_bytes(content)
+        if not _is_right(partial, expected):
+            raise InvalidData(url, f"is not what was published: it should unpack to SHA-256 {expected}", remedy)
+        partial.replace(folder / name)
+
+
+def _is_right(path: Path, expected: str) -> bool:
+    """Whether a file is there, can be unpacked, and has the expected SHA-256."""
+    try:
+        return hashlib.sha256(_content(path)).hexdigest() == expected
+    except InvalidData:
+        return False
 
 
 def _content(path: Path) -> bytes:
@@ -165,10 +178,6 @@ def _content(path: Path) -> bytes:
         return gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidData(str(path), f"cannot be read: {error}") from error
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -126,7 +126,7 @@ class _Bound:
     def positions(self) -> int:
         """Values per channel in the whole batch."""
         h, w, _ = self.layer.input_shape
-        return self.place.batch_size * h * w
+        return int(self.place.batch_size * h * w)
 
 
 # Each function below calls the engine's functions on an operation's arrays.

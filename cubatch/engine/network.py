@@ -8,6 +8,7 @@ of batch norm and the sum of the gradients.  On a GPU there is one member and a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from cubatch import memory, probe
 from cubatch.engine import backend, functional, layers, optim
-from cubatch.engine.arena import Arena, element_type
+from cubatch.engine.arena import Arena, element_type, sum_type
 from cubatch.engine.team import Team
-from cubatch.errors import InvalidArgument, OutOfMemory
+from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory
 from cubatch.foreign import is_out_of_memory
 from cubatch.hardware import Device
 from cubatch.plan import STATE_COPIES, Plan
@@ -26,7 +28,7 @@ from cubatch.plan import plan as lay_out
 from cubatch.schedule import Op
 from cubatch.spec import Spec, as_network
 
-_RANDOM_BLOCK = 2**22
+_RANDOM_BLOCK = 2**18  # random numbers drawn; a larger batch repeats them
 
 
 class Model:
@@ -46,6 +48,7 @@ class Model:
 
     Raises:
         UnsupportedLayer: If the engine has no code for one of the layers.
+        InvalidArgument: If the other model is of another network or dtype.
 
     Example:
         >>> from cubatch import models, probe
@@ -82,6 +85,8 @@ class Model:
         if share is None:
             self._flat, self._states = self._initial()
         else:
+            if (share.network, share.dtype) != (self.network, dtype):
+                raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
             self._clock, self._flat, self._states = share._clock, share._flat, share._states
         self._optimizer_state = [
             self._xp.zeros_like(self._flat) for _ in range(STATE_COPIES[optimizer] if mode == "training" else 0)
@@ -105,25 +110,23 @@ class Model:
     def _initial(self) -> tuple[Any, dict[str, dict[str, Any]]]:
         """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat array, and start the statistics."""
         random = np.random.default_rng(self.seed)
-        parts: list[np.ndarray[Any, Any]] = []
-        states: dict[str, dict[str, Any]] = {}
-        kind = element_type(self.dtype)
-        for node in self.network.nodes:
-            for name, shape in node.layer.parameter_shapes.items():
+        flat = np.zeros(self.network.parameters, dtype=np.float32)
+        for parameters in self._views(flat).values():
+            for name, parameter in parameters.items():
                 if name == "w":
-                    deviation = math.sqrt(2 / math.prod(shape[1:]))
-                    drawn = random.standard_normal(math.prod(shape), dtype=np.float32)
-                    drawn *= np.float32(deviation)
-                    parts.append(drawn)
-                else:
-                    parts.append(np.full(math.prod(shape), float(name == "gamma"), dtype=np.float32))
-            if node.layer.state_shapes:
-                states[node.name] = {
-                    name: self._xp.full(shape, float(name == "var"), dtype=np.float32)
-                    for name, shape in node.layer.state_shapes.items()
-                }
-        flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
-        return self._xp.asarray(flat.astype(kind, copy=False)), states
+                    random.standard_normal(dtype=np.float32, out=parameter)
+                    parameter *= np.float32(math.sqrt(2 / math.prod(parameter.shape[1:])))
+                elif name == "gamma":
+                    parameter[...] = 1
+        states = {
+            node.name: {
+                name: self._xp.full(shape, float(name == "var"), dtype=sum_type(self.dtype))
+                for name, shape in node.layer.state_shapes.items()
+            }
+            for node in self.network.nodes
+            if node.layer.state_shapes
+        }
+        return self._xp.asarray(flat.astype(element_type(self.dtype), copy=False)), states
 
     def _views(self, flat: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - NumPy's or CuPy's array
         """Cut a flat array into the parameters by layer and name."""
@@ -256,11 +259,25 @@ class Model:
         buffer = plan.schedule.buffers[largest]
         shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
         axis = ", axis 0 is the batch" if buffer.batched else ""
+        free = fits = None
+        with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
+            limit = probe.memory_limit(self.device)
+            free = limit.free_bytes
+            fits = memory.max_batch_size(
+                self.spec,
+                limit.bytes,
+                mode=self.mode,
+                dtype=self.dtype,
+                optimizer=self.optimizer,
+                recompute=self.recompute,
+                device=self.device,
+            )
         return OutOfMemory(
             f"{self.mode} of {self.network.name} at batch size {plan.batch_size}",
             plan.total,
-            None,
+            free,
             f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
+            fits,
         )
 
     def release(self) -> None:
@@ -299,9 +316,13 @@ class Model:
         wanted = (plan.batch_size, *self.network.input_shape)
         if tuple(x.shape) != wanted:
             raise InvalidArgument("x", tuple(x.shape), f"of shape {wanted}")
-        classes = self.network.output_shape[2]
-        if labels is not None and (len(labels) != plan.batch_size or int(labels.min()) < 0 or int(labels.max()) >= classes):
-            raise InvalidArgument("labels", tuple(labels.shape), f"{plan.batch_size} class numbers below {classes}")
+        h, w, classes = self.network.output_shape
+        if labels is not None:
+            if math.prod(labels.shape) != plan.batch_size * h * w or len(labels) != plan.batch_size:
+                raise InvalidArgument("labels", tuple(labels.shape), f"of shape {(plan.batch_size, h, w)}")
+            least, most = int(labels.min()), int(labels.max())
+            if least < 0 or most >= classes:
+                raise InvalidArgument("labels", (least, most), f"class numbers from 0 to {classes - 1}")
         for places in self._places:
             for place in places:
                 shard = slice(place.begin, place.begin + place.arena.samples)
@@ -317,8 +338,10 @@ class Model:
         """Fill the batch with normal random numbers, and labels or the output's gradient likewise."""
         plan, _ = self._prepared()
         random = np.random.default_rng(self.seed)
-        block = random.standard_normal(min(_RANDOM_BLOCK, 64 + plan.batch_size * 2**10), dtype=np.float32)
-        block = self._xp.asarray(block)
+        needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
+        block = self._xp.asarray(
+            random.standard_normal(min(_RANDOM_BLOCK, plan.batch_size * needed), dtype=np.float32)
+        )
         for place in (place for places in self._places for place in places):
             for number in sorted(plan.schedule.given):
                 target = place.arena[number].reshape(-1)
@@ -337,8 +360,9 @@ class Model:
         self._turn = (self._turn + 1) % len(self._programs)
 
         def walk(rank: int) -> None:
-            for work in programs[rank]:
-                work()
+            with np.errstate(all="ignore"):  # a run that diverges is told by its loss, not by warnings from within
+                for work in programs[rank]:
+                    work()
 
         team.run(walk)
         self._clock[0] += 1

@@ -17,6 +17,7 @@ from cubatch.engine.data import Dataset
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
+from cubatch.plan import STATE_COPIES
 from cubatch.spec import Network
 
 _EVALUATION_BATCH = 500
@@ -110,6 +111,8 @@ def train(  # noqa: PLR0913
     """
     training_set, test_set = data_module.load_mnist(data)
     _check(network, training_set, batch_size, epochs, learning_rate)
+    if optimizer not in STATE_COPIES:
+        raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
     steps = len(training_set) // batch_size
     records: list[Epoch] = []
     with (
@@ -174,9 +177,9 @@ def _check(network: Network, training_set: Dataset, batch_size: int, epochs: int
     if (h, w) != (1, 1) or classes < training_set.classes:
         wanted = f"(1, 1, {training_set.classes}) or more classes, to train on these labels"
         raise InvalidArgument("output_shape", network.output_shape, wanted)
-    if not 1 <= batch_size <= len(training_set):
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= len(training_set):
         raise InvalidArgument("batch_size", batch_size, f"from 1 to the {len(training_set)} training images")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise InvalidArgument("epochs", epochs, "a whole number, at least 1")
-    if not 0 < learning_rate < math.inf:
+    if not isinstance(learning_rate, int | float) or not 0 < learning_rate < math.inf:
         raise InvalidArgument("learning_rate", learning_rate, "a positive number")

@@ -1,0 +1,1 @@
+"""The NumPy-style CNN: arrays in, arrays out; knows nothing of tuning."""

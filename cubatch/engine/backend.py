@@ -1,0 +1,254 @@
+"""
+Which array module owns an array, and how its calls are recorded.
+
+The engine is written once, for NumPy and CuPy: every function asks `of()` for the module of the
+arrays it was handed and writes all results with that module's calls into arrays that exist already.
+So the calls of a layer are the same in every step, and `prepare()` can record them once, with their
+views of the arrays, to be replayed: Python then costs half a microsecond per call rather than
+several, which decides the speed of small batches and of several threads that share the interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.scratch import workspace_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from cubatch.scratch import Need
+
+HOST_WORKSPACE_BYTES = 3 << 18
+"""Scratch a function allocates for itself on the CPU when given none: most of the L2 of a usual core."""
+
+GPU_WORKSPACE_BYTES = 1 << 28
+"""Scratch a function allocates for itself on a GPU when given none: few, large launches."""
+
+_Call = tuple["Callable[..., object]", tuple[Any, ...]]
+
+MOST_RECORDED_CALLS = 4096
+"""Longer recordings are not kept: their blocks are large, and Python's share of the time is small."""
+
+_NOT_RECORDED = frozenset(
+    ("empty", "empty_like", "asarray", "arange", "ndarray", "random", "inf", "uint8", "bool_", "float32", "float64")
+)
+_recording: ContextVar[list[_Call] | None] = ContextVar("recording", default=None)
+
+
+def of(array: Any) -> Any:
+    """
+    Give the module that owns an array, NumPy or CuPy; inside `prepare()`, its recording twin.
+
+    Raises:
+        MissingDependency: If the array is not NumPy's and CuPy cannot be imported.
+
+    Example:
+        >>> of(np.zeros(3)).__name__
+        'numpy'
+    """
+    module = np if isinstance(array, np.ndarray) else _cupy()
+    calls = _recording.get()
+    return module if calls is None else _RecordingModule(module, calls)
+
+
+def module(kind: str) -> ModuleType:
+    """
+    Give the array module for a kind of device: "cpu" or "cuda".
+
+    Raises:
+        MissingDependency: If kind is "cuda" and CuPy is not installed.
+        InvalidArgument: If kind is neither.
+
+    Example:
+        >>> module("cpu").__name__
+        'numpy'
+    """
+    if kind == "cpu":
+        return np
+    if kind == "cuda":
+        return _cupy()
+    raise InvalidArgument("kind", kind, '"cpu" or "cuda"')
+
+
+def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
+    """
+    Bind a function of the engine to its arrays: what comes back repeats its calls on them.
+
+    Nothing is computed yet.  Every array must be handed in, results included, and must stay where it
+    is; numbers (a learning rate, a seed) are those of the recording, random numbers go on from
+    repetition to repetition.
+
+    Args:
+        function: A function of `functional` or `optim`, or one that only calls such.
+        args: Its arguments.
+        kwargs: Its arguments.
+
+    Example:
+        >>> total = np.zeros(2)
+        >>> step = prepare(lambda: of(total).add(total, 1, out=total))
+        >>> step(), step(), total
+        (None, None, array([2., 2.]))
+    """
+    calls: list[_Call] = []
+    token = _recording.set(calls)
+    try:
+        function(*args, **kwargs)
+    except _TooLong:
+        return functools.partial(function, *args, **kwargs)
+    finally:
+        _recording.reset(token)
+
+    def replay() -> None:
+        for array_call, arguments in calls:
+            array_call(*arguments)
+
+    return replay
+
+
+def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Call something that is not of the array module, or record the call inside `prepare()`."""
+    calls = _recording.get()
+    if calls is None:
+        function(*args, **kwargs)
+    else:
+        _record(calls, function, args, kwargs)
+
+
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """
+    Copy an array to the host; one that is there already is returned as it is.
+
+    Example:
+        >>> to_host(np.arange(2))
+        array([0, 1])
+    """
+    return array if isinstance(array, np.ndarray) else np.asarray(array.get())
+
+
+def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, strides: Any = None) -> Any:
+    """
+    View part of a contiguous array's memory under another shape, type and strides.
+
+    Args:
+        base: C-contiguous array whose memory is looked at.
+        shape: Shape of the view.
+        dtype: Type of its elements.
+        offset: Bytes from the start of `base`.
+        strides: Strides in bytes; None for C order.
+
+    Example:
+        >>> view(np.arange(4.0), (2, 3), np.float64, strides=(8, 8))
+        array([[0., 1., 2.],
+               [1., 2., 3.]])
+    """
+    if isinstance(base, np.ndarray):
+        return np.ndarray(shape, dtype, base, offset, strides)
+    return _cupy().ndarray(shape, dtype, memptr=base.data + offset, strides=strides)
+
+
+def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
+    """
+    Check the workspace a caller gave, or allocate one where none was given.
+
+    Args:
+        workspace: 1-D uint8 array, or None.
+        like: An array of the module that should allocate.
+        need: What the operation needs.
+        samples: Samples it is handed.
+
+    Raises:
+        InvalidArgument: If the workspace is too small for a single row of outputs.
+    """
+    if workspace is None:
+        usual = HOST_WORKSPACE_BYTES if isinstance(like, np.ndarray) else GPU_WORKSPACE_BYTES
+        return of(like).empty(workspace_bytes([need], samples, usual), dtype=np.uint8)
+    if workspace.nbytes < need.least:
+        raise InvalidArgument("workspace", workspace.nbytes, f"at least {need.least} bytes")
+    return workspace
+
+
+def rectify(x: Any, out: Any) -> None:
+    """
+    Write max(x, 0); `out` may be x. Both are C-contiguous.
+
+    NumPy's maximum with a scalar runs five times slower than with an array, so a row of zeros stands in.
+    """
+    xp = of(x)
+    if not isinstance(x, np.ndarray):
+        xp.maximum(x, 0, out=out)
+        return
+    zeros = _zeros(x.dtype)
+    whole = x.size // zeros.size * zeros.size
+    source, target = x.reshape(-1), out.reshape(-1)
+    if whole:
+        xp.maximum(source[:whole].reshape(-1, zeros.size), zeros, out=target[:whole].reshape(-1, zeros.size))
+    if whole < x.size:
+        xp.maximum(source[whole:], zeros[: x.size - whole], out=target[whole:])
+
+
+def random_generator(like: Any, seed: Any) -> Any:
+    """Give a generator whose random(dtype=..., out=...) fills arrays of the module that owns `like`."""
+    if isinstance(like, np.ndarray):
+        return np.random.Generator(np.random.SFC64(seed))
+    random = _cupy().random
+    return random.Generator(random.XORWOW(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])))
+
+
+class _RecordingModule:
+    """Stands in for the array module inside `prepare()`: calls are kept, not made."""
+
+    __slots__ = ("__name__", "_calls", "_module")
+
+    def __init__(self, module: ModuleType, calls: list[_Call]) -> None:
+        self.__name__ = module.__name__
+        self._module, self._calls = module, calls
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._module, name)
+        if name in _NOT_RECORDED:
+            return attribute
+
+        def record(*args: Any, **kwargs: Any) -> None:
+            if name != "copyto" and kwargs.get("out") is None:
+                raise TypeError(f"{name} cannot be recorded without out=: its result would be lost")
+            _record(self._calls, attribute, args, kwargs)
+
+        return record
+
+
+class _TooLong(Exception):
+    pass
+
+
+def _record(calls: list[_Call], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if len(calls) == MOST_RECORDED_CALLS:
+        calls.clear()
+        raise _TooLong
+    takes_out = isinstance(function, np.ufunc) and function not in {np.maximum, np.minimum}  # not by position
+    if takes_out and list(kwargs) == ["out"] and len(args) == function.nin:
+        calls.append((function, (*args, kwargs["out"])))  # of thousands of calls, a mapping each would show in memory
+    else:
+        calls.append((functools.partial(function, **kwargs) if kwargs else function, args))
+
+
+@functools.lru_cache(maxsize=8)
+def _zeros(dtype: Any) -> np.ndarray[Any, Any]:
+    zeros = np.zeros(4096, dtype=dtype)
+    zeros.flags.writeable = False
+    return zeros
+
+
+def _cupy() -> ModuleType:
+    try:
+        import cupy  # takes seconds and needs a driver
+    except ImportError as error:
+        raise MissingDependency("cupy", "computing on a GPU", "cuda12x") from error
+    module: ModuleType = cupy
+    return module

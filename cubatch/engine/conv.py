@@ -1,0 +1,214 @@
+"""
+Convolution as a matrix product: forward, gradient of the input, gradient of the filter.
+
+    product     forward y          gradient dx, per phase      gradient dw
+    gemm_m      output pixels      input pixels of the phase   output channels k
+    gemm_n      k                  c                           filter taps r,s,c
+    gemm_k      r,s,c              taps of the phase, k        output pixels
+    gathered    x                  dy                          x
+
+One operand is gathered ("im2col") block by block into scratch memory, where it stays in the cache
+until BLAS has used it; it is never stored whole.  The gradient of the input is a convolution of dy
+too, with the filter turned around: a stride of sh x sw cuts the input into sh * sw phases, each of
+which sees its own subset of the taps at stride 1, so nothing is ever scattered.
+
+Activations are (n, h, w, c), filters (k, r, s, c / groups).  Every function works in the calling
+thread on the samples it is handed; a team calls it on shards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cubatch import scratch
+from cubatch.engine import depthwise
+from cubatch.engine.backend import of
+from cubatch.engine.columns import Columns
+from cubatch.windows import conv_shape, phases
+
+if TYPE_CHECKING:
+    from cubatch.windows import Pad, Pair
+
+_NO_PAD = (0, 0, 0, 0)
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    stride: Pair = (1, 1),
+    pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    relu: bool = False,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Convolve: y[n,p,q,k] = b[k] + sum over r,s,c of x[n, p*sh - top + r*dh, q*sw - left + s*dw, c] * w[k,r,s,c].
+
+    Args:
+        x: Activations (n, h, w, c), C-contiguous.
+        w: Filter (k, r, s, c / groups), C-contiguous.
+        b: Bias (k,), or None.
+        stride: Vertical and horizontal stride.
+        pad: Zeros at the top, bottom, left and right.
+        dilation: Vertical and horizontal dilation.
+        groups: Groups of channels that see nothing of each other.
+        relu: Clamp y at zero while it is in the cache.
+        out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
+        workspace: 1-D uint8 array for the gathered tile; its size sets the block. None allocates one.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If shapes do not go together or the workspace holds not even one row of outputs.
+
+    Example:
+        >>> import numpy as np
+        >>> conv2d(np.ones((1, 3, 3, 1)), np.ones((1, 3, 3, 1)), pad=(1, 1, 1, 1))[0, :, :, 0]
+        array([[4., 6., 4.],
+               [6., 9., 6.],
+               [4., 6., 4.]])
+    """
+    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
+    xp, q, k = of(x), shape.horizontal.out, shape.k
+    y = xp.empty((x.shape[0], shape.vertical.out, q, k), dtype=x.dtype) if out is None else out
+    if shape.is_depthwise:
+        return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
+    columns = Columns(x, scratch.forward_tiles(shape, x.itemsize), workspace)
+    filters = w.reshape(groups, k // groups, -1).transpose(0, 2, 1) if groups > 1 else w.reshape(k, -1).T
+    bias = zeros = None
+    if b is not None:
+        bias = columns.fixed(0, (q * k,))
+        xp.copyto(bias.reshape(q, k), b)
+    if relu:
+        zeros = columns.fixed(1, (q * k,))
+        xp.copyto(zeros, 0)
+    for block in columns.blocks:
+        target = y[block]
+        columns.multiply(block, filters, target)
+        rows = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
+        if b is not None:
+            xp.add(rows, bias, out=rows)
+        if relu:
+            xp.maximum(rows, zeros, out=rows)
+    return y
+
+
+def conv2d_dgrad(
+    dy: Any,
+    w: Any,
+    *,
+    x_shape: tuple[int, int, int, int],
+    stride: Pair = (1, 1),
+    pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Give the gradient of the loss by a convolution's input.
+
+    Args:
+        dy: Gradient by the output (n, p, q, k), C-contiguous.
+        w: Filter (k, r, s, c / groups), C-contiguous.
+        x_shape: Shape of the input (n, h, w, c).
+        stride: As in the forward pass.
+        pad: As in the forward pass.
+        dilation: As in the forward pass.
+        groups: As in the forward pass.
+        out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
+        workspace: 1-D uint8 array for the turned filter and the gathered tile. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If shapes do not go together or the workspace is too small.
+    """
+    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
+    xp = of(dy)
+    dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
+    if shape.is_depthwise:
+        return depthwise.dgrad(shape, dy, w, out=dx, workspace=workspace)
+    by_group = w.reshape(groups, shape.k // groups, *w.shape[1:])  # (g, k, r, s, c)
+    needs = iter(scratch.dgrad_tiles(shape, dy.itemsize))
+    for phase in phases(shape):
+        part = dx[:, phase.top :: stride[0], phase.left :: stride[1]]
+        if not phase.works:
+            xp.copyto(part, 0)
+        else:
+            columns = Columns(dy, next(needs), workspace)
+            turned = by_group[:, :, phase.rows, phase.columns].transpose(0, 2, 3, 1, 4)  # (g, r, s, k, c)
+            filters = columns.fixed(0, turned.shape)
+            xp.copyto(filters, turned)
+            filters = filters.reshape(groups, -1, turned.shape[-1]) if groups > 1 else filters.reshape(-1, shape.c)
+            for block in columns.blocks:
+                columns.multiply(block, filters, part[block])
+    return dx
+
+
+def conv2d_wgrad(
+    x: Any,
+    dy: Any,
+    *,
+    dw: Any,
+    db: Any = None,
+    stride: Pair = (1, 1),
+    pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    workspace: Any = None,
+) -> Any:
+    """
+    Give the gradients of the loss by a convolution's filter and bias, summed over the samples handed in.
+
+    Args:
+        x: The forward pass's input (n, h, w, c), C-contiguous.
+        dy: Gradient by the output (n, p, q, k), C-contiguous.
+        dw: Where the filter's gradient goes: (k, r, s, c / groups), C-contiguous. Overwritten.
+        db: Where the bias's gradient goes: (k,), or None. Overwritten.
+        stride: As in the forward pass.
+        pad: As in the forward pass.
+        dilation: As in the forward pass.
+        groups: As in the forward pass.
+        workspace: 1-D uint8 array for a partial sum and the gathered tile. None allocates one.
+
+    Returns:
+        dw.
+
+    Raises:
+        InvalidArgument: If shapes do not go together or the workspace is too small.
+    """
+    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
+    if shape.is_depthwise:
+        return depthwise.wgrad(shape, x, dy, dw=dw, db=db, workspace=workspace)
+    xp, k = of(x), shape.k
+    columns = Columns(x, scratch.wgrad_tiles(shape, x.itemsize), workspace)
+    whole = dw.reshape(groups, k // groups, -1) if groups > 1 else dw.reshape(k, -1)
+    partial = columns.fixed(0, whole.shape)
+    partial_bias = columns.fixed(1, (k,))
+    if not columns.blocks:
+        xp.copyto(whole, 0)
+        if db is not None:
+            xp.copyto(db, 0)
+    for index, block in enumerate(columns.blocks):
+        operand, errors = columns.load(block), dy[block].reshape(-1, k)
+        if groups > 1:
+            errors_by_group = errors.reshape(-1, groups, k // groups).transpose(1, 2, 0)
+            xp.matmul(errors_by_group, operand, out=partial if index else whole)
+        else:
+            xp.matmul(errors.T, operand, out=partial if index else whole)
+        if index:
+            xp.add(whole, partial, out=whole)
+        if db is not None:
+            ones = columns.staged((errors.shape[0],))  # a product with ones sums faster than a reduction over rows
+            xp.copyto(ones, 1)
+            xp.matmul(ones, errors, out=partial_bias if index else db)
+            if index:
+                xp.add(db, partial_bias, out=db)
+    return dw

@@ -1,0 +1,109 @@
+"""
+Depthwise convolution: each channel by itself, so no matrix product, only taps times channels.
+
+Every tap reads a shifted window of its operand; where the window leaves the input it is cut rather
+than padded.  Products go through one tile of scratch memory.  `conv` hands over to these functions
+when groups = c = k.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cubatch import scratch
+from cubatch.engine.backend import of, rectify, take_workspace, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cubatch.windows import ConvShape
+
+
+def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, workspace: Any) -> Any:
+    """Convolve depthwise; arguments as `conv.conv2d`."""
+    work = _Work(shape, x, workspace)
+    taps = work.by_tap(w)
+    for samples, rows in work.blocks:
+        target = out[samples, rows]
+        work.xp.copyto(target, 0 if b is None else b)
+        for tap, (output, source) in work.windows(rows):
+            window, place = x[samples, *source], target[:, *output]
+            product = work.tile(place.shape)
+            work.xp.multiply(window, taps[tap], out=product)
+            work.xp.add(place, product, out=place)
+        if relu:
+            rectify(target, target)
+    return out
+
+
+def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any:
+    """Give the gradient by the input; arguments as `conv.conv2d_dgrad`."""
+    work = _Work(shape, dy, workspace)
+    taps = work.by_tap(w)
+    work.xp.copyto(out, 0)
+    for samples, rows in work.blocks:
+        errors = dy[samples, rows]
+        for tap, (output, source) in work.windows(rows):
+            window, place = errors[:, *output], out[samples, *source]
+            product = work.tile(place.shape)
+            work.xp.multiply(window, taps[tap], out=product)
+            work.xp.add(place, product, out=place)
+    return out
+
+
+def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
+    """Give the gradients by filter and bias; arguments as `conv.conv2d_wgrad`."""
+    work = _Work(shape, x, workspace)
+    xp, c = work.xp, shape.c
+    sums, total = work.by_tap(None), work.row()
+    xp.copyto(sums, 0)
+    if db is not None:
+        xp.copyto(db, 0)
+    for samples, rows in work.blocks:
+        errors = dy[samples, rows]
+        for tap, (output, source) in work.windows(rows):
+            window, place = x[samples, *source], errors[:, *output]
+            product = work.tile(place.shape)
+            xp.multiply(window, place, out=product)
+            xp.sum(product.reshape(-1, c), axis=0, out=total)
+            xp.add(sums[tap], total, out=sums[tap])
+        if db is not None:
+            xp.sum(errors.reshape(-1, c), axis=0, out=total)
+            xp.add(db, total, out=db)
+    xp.copyto(dw.reshape(c, -1), sums.T)
+    return dw
+
+
+class _Work:
+    """The scratch memory of one call, and the blocks it allows."""
+
+    def __init__(self, shape: ConvShape, like: Any, workspace: Any) -> None:
+        self.xp, self._shape, self._dtype = of(like), shape, like.dtype
+        need = scratch.depthwise(shape, like.itemsize)
+        self._workspace = take_workspace(workspace, like, need, len(like))
+        _, self._row_at, self._tile_at = need.offsets(1, 1)
+        self.blocks = need.cut(len(like), self._workspace.nbytes)
+
+    def by_tap(self, w: Any) -> Any:
+        """View the area for the filter as (taps, c), filled from w unless that is None."""
+        area = view(self._workspace, (self._shape.taps, self._shape.c), self._dtype)
+        if w is not None:
+            self.xp.copyto(area, w.reshape(self._shape.c, -1).T)
+        return area
+
+    def row(self) -> Any:
+        """View the area for one value of each channel."""
+        return view(self._workspace, (self._shape.c,), self._dtype, offset=self._row_at)
+
+    def tile(self, shape: tuple[int, ...]) -> Any:
+        """View the area for products."""
+        return view(self._workspace, shape, self._dtype, offset=self._tile_at)
+
+    def windows(self, rows: slice) -> Iterator[tuple[int, tuple[tuple[slice, slice], tuple[slice, slice]]]]:
+        """For every tap, the outputs of the band it reaches and the inputs they read."""
+        v, h = self._shape.vertical, self._shape.horizontal
+        for tap in range(self._shape.taps):
+            row, column = divmod(tap, h.taps)
+            p, source_rows = v.valid(row, rows.start, rows.stop)
+            q, source_columns = h.valid(column, 0, h.out)
+            yield tap, ((p, q), (source_rows, source_columns))

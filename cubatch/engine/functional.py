@@ -1,0 +1,59 @@
+"""
+Every operation of the engine: arrays in, arrays out.
+
+Activations are NHWC, filters KRSC.  Each function takes the arrays its results go to (`out=`,
+`dw=`, ...) and scratch memory (`workspace=`, a 1-D uint8 array it cuts its tiles from) and then
+allocates nothing that grows with the batch; without them it allocates for convenience.  It works in
+the calling thread, on the samples it is handed: members of a `team.Team` call it on shards.
+`backend.prepare()` binds a call to its arrays for fast repetition.
+"""
+
+from cubatch.engine.conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
+from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
+from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train
+from cubatch.engine.pointwise import (
+    add,
+    concat,
+    concat_backward,
+    dropout,
+    dropout_backward,
+    relu,
+    relu_backward,
+)
+from cubatch.engine.pooling import (
+    avg_pool2d,
+    avg_pool2d_backward,
+    global_avg_pool,
+    global_avg_pool_backward,
+    max_pool2d,
+    max_pool2d_backward,
+)
+
+__all__ = [
+    "add",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "batch_norm_backward",
+    "batch_norm_inference",
+    "batch_norm_train",
+    "concat",
+    "concat_backward",
+    "conv2d",
+    "conv2d_dgrad",
+    "conv2d_wgrad",
+    "dropout",
+    "dropout_backward",
+    "global_avg_pool",
+    "global_avg_pool_backward",
+    "linear",
+    "linear_dgrad",
+    "linear_wgrad",
+    "max_pool2d",
+    "max_pool2d_backward",
+    "relu",
+    "relu_backward",
+    "softmax",
+    "softmax_backward",
+    "softmax_cross_entropy",
+]

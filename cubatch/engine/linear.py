@@ -1,0 +1,80 @@
+"""
+Fully connected layers: one matrix product per pass.
+
+Filters are (k, c) and are applied to the last axis of an input of any rank, so the same functions
+serve a flattened image (n, c) and a sequence (n, t, c).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine.backend import of, rectify, view
+
+
+def linear(x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Multiply the last axis by a filter: y[..., k] = b[k] + sum over c of x[..., c] * w[k, c].
+
+    Args:
+        x: Activations (..., c), C-contiguous.
+        w: Filter (k, c).
+        b: Bias (k,), or None.
+        relu: Clamp y at zero.
+        out: Where y goes: (..., k), C-contiguous; None allocates it.
+        workspace: 1-D uint8 array.  Where y fits in it, y is computed turned around, which lets
+            OpenBLAS read the filter along its rows: up to twice as fast for small batches.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> linear(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]), np.array([-20.0]), relu=True)
+        array([[0.]])
+    """
+    xp, (k, c) = of(x), w.shape
+    y = xp.empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
+    rows = y.reshape(-1, k)
+    if isinstance(x, np.ndarray) and workspace is not None and workspace.nbytes >= y.nbytes:
+        turned = view(workspace, (k, len(rows)), x.dtype)
+        xp.matmul(w, x.reshape(-1, c).T, out=turned)
+        xp.copyto(rows, turned.T)
+    else:
+        xp.matmul(x.reshape(-1, c), w.T, out=rows)
+    if b is not None:
+        xp.add(rows, b, out=rows)
+    if relu:
+        rectify(rows, rows)
+    return y
+
+
+def linear_dgrad(dy: Any, w: Any, *, out: Any = None) -> Any:
+    """Give the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c]."""
+    xp, (k, c) = of(dy), w.shape
+    dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
+    xp.matmul(dy.reshape(-1, k), w, out=dx.reshape(-1, c))
+    return dx
+
+
+def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None) -> Any:
+    """
+    Give the gradients by a linear layer's filter and bias, summed over all positions handed in.
+
+    Args:
+        x: The forward pass's input (..., c), C-contiguous.
+        dy: Gradient by the output (..., k), C-contiguous.
+        dw: Where the filter's gradient goes: (k, c). Overwritten.
+        db: Where the bias's gradient goes: (k,), or None. Overwritten.
+
+    Returns:
+        dw.
+    """
+    xp, (k, c) = of(x), dw.shape
+    errors = dy.reshape(-1, k)
+    xp.matmul(errors.T, x.reshape(-1, c), out=dw)
+    if db is not None:
+        xp.sum(errors, axis=0, out=db)
+    return dw

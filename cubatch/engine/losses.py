@@ -1,0 +1,155 @@
+"""
+Softmax and its cross-entropy, with the gradient in the same pass.
+
+Rows are shifted by their maximum, so no exponential overflows; the loss is taken from the shifted
+logits, so none underflows into log(0).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cubatch.engine.backend import of, take_workspace, view
+from cubatch.scratch import Scores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Turn the last axis into probabilities: exp(x) / sum of exp(x).
+
+    Args:
+        x: Scores (..., classes), C-contiguous.
+        out: Where the probabilities go; may be x. None allocates it.
+        workspace: 1-D uint8 array, a few numbers for each row of a piece. None allocates one.
+
+    Returns:
+        The probabilities, which are `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> softmax(np.array([[1000.0, 1000.0]]))
+        array([[0.5, 0.5]])
+    """
+    xp = of(x)
+    y = xp.empty_like(x) if out is None else out
+    source, target = _by_row(x), _by_row(y)
+    for rows, tiles in _pieces(source, workspace):
+        part, column = target[rows], tiles.column(0)
+        xp.max(source[rows], axis=1, keepdims=True, out=column)
+        xp.subtract(source[rows], column, out=part)
+        xp.exp(part, out=part)
+        xp.sum(part, axis=1, keepdims=True, out=column)
+        xp.divide(part, column, out=part)
+    return y
+
+
+def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Give the gradient by softmax's input: y * (dy - sum over classes of dy * y).
+
+    Args:
+        dy: Gradient by the probabilities (..., classes), C-contiguous.
+        y: The probabilities.
+        out: Where dx goes; may be dy. None allocates it.
+        workspace: 1-D uint8 array for the products of a piece. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
+    """
+    xp = of(dy)
+    dx = xp.empty_like(dy) if out is None else out
+    errors, results, target = _by_row(dy), _by_row(y), _by_row(dx)
+    for rows, tiles in _pieces(errors, workspace):
+        part, result, column, product = target[rows], results[rows], tiles.column(0), tiles.product()
+        xp.multiply(errors[rows], result, out=product)
+        xp.sum(product, axis=1, keepdims=True, out=column)
+        xp.subtract(errors[rows], column, out=part)
+        xp.multiply(part, result, out=part)
+    return dx
+
+
+def softmax_cross_entropy(
+    logits: Any, labels: Any, *, loss: Any = None, dlogits: Any = None, count: int | None = None, workspace: Any = None
+) -> Any:
+    """
+    Give the mean cross-entropy of softmax(logits) with the labels, and its gradient.
+
+    Args:
+        logits: Scores (..., classes), C-contiguous.
+        labels: Integers (...) in [0, classes); another number counts as no class at all.
+        loss: Where the loss goes: a float64 array of one element; None allocates it.
+        dlogits: Where the gradient goes: the shape of logits, may be logits itself. None allocates it.
+        count: Positions the mean is taken over; None for those handed in. A shard passes the whole
+            batch's; then the losses and the gradients of shards add up.
+        workspace: 1-D uint8 array for the products of a piece. None allocates one.
+
+    Returns:
+        The loss: `loss` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> round(softmax_cross_entropy(np.zeros((2, 4)), np.array([0, 3])).item(), 9)
+        1.386294361
+    """
+    xp, classes = of(logits), logits.shape[-1]
+    loss = xp.empty(1, dtype=xp.float64) if loss is None else loss
+    scores, wanted = _by_row(logits), labels.reshape(-1, 1)
+    gradient = _by_row(xp.empty_like(logits) if dlogits is None else dlogits)
+    count = len(scores) if count is None else count
+    every_class = xp.arange(classes, dtype=labels.dtype)
+    xp.copyto(loss, 0)
+    for rows, tiles in _pieces(scores, workspace):
+        part, hit, product = gradient[rows], tiles.flags(), tiles.product()
+        column, right, total = tiles.column(0), tiles.column(1), tiles.total()
+        xp.max(scores[rows], axis=1, keepdims=True, out=column)
+        xp.subtract(scores[rows], column, out=part)
+        xp.equal(wanted[rows], every_class, out=hit)
+        xp.copyto(product, 0)
+        xp.copyto(product, part, where=hit)
+        xp.sum(product, axis=1, keepdims=True, out=right)
+        xp.exp(part, out=part)
+        xp.sum(part, axis=1, keepdims=True, out=column)
+        xp.divide(part, column, out=part)
+        xp.subtract(part, hit, out=part)
+        xp.multiply(part, 1 / count, out=part)
+        xp.log(column, out=column)
+        xp.subtract(column, right, out=column)
+        xp.sum(column, axis=0, dtype=xp.float64, out=total)
+        xp.add(loss, total, out=loss)
+    xp.multiply(loss, 1 / count, out=loss)
+    return loss
+
+
+def _by_row(array: Any) -> Any:
+    return array.reshape(-1, array.shape[-1])
+
+
+class _Tiles:
+    """The scratch memory of one piece."""
+
+    def __init__(self, workspace: Any, shape: tuple[int, int], dtype: Any, offsets: list[int]) -> None:
+        self._workspace, self._shape, self._dtype, self._offsets = workspace, shape, dtype, offsets
+
+    def total(self) -> Any:
+        return view(self._workspace, (1,), "float64", offset=self._offsets[0])
+
+    def column(self, index: int) -> Any:
+        return view(self._workspace, (self._shape[0], 1), self._dtype, offset=self._offsets[1 + index])
+
+    def product(self) -> Any:
+        return view(self._workspace, self._shape, self._dtype, offset=self._offsets[3])
+
+    def flags(self) -> Any:
+        return view(self._workspace, self._shape, "bool", offset=self._offsets[4])
+
+
+def _pieces(array: Any, workspace: Any) -> Iterator[tuple[slice, _Tiles]]:
+    rows, classes = array.shape
+    need = Scores(itemsize=array.itemsize, classes=classes)
+    workspace = take_workspace(workspace, array, need, rows)
+    for piece, _ in need.cut(rows, workspace.nbytes):
+        count = piece.stop - piece.start
+        yield piece, _Tiles(workspace, (count, classes), array.dtype, need.offsets(count, 1))

@@ -1,0 +1,247 @@
+"""
+Batch norm over the channels of (..., c), in training and inference.
+
+Sums over the batch are products with a vector of ones, block by block, and add up in float64, so
+their error does not grow with the batch.  The variance is summed in a second pass, around the mean.
+A team's members hand in a `reduce` that sums small arrays over all of them (`Team.sum`): then
+every shard is normalised by the statistics of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cubatch.engine.backend import call, of, rectify, take_workspace, view
+from cubatch.scratch import Norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def batch_norm_train(
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    *,
+    mean: Any,
+    inv_std: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    count: int | None = None,
+    reduce: Callable[[Any], object] | None = None,
+    relu: bool = False,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Normalise each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
+
+    Args:
+        x: Activations (..., c), C-contiguous.
+        gamma: Scale (c,).
+        beta: Shift (c,).
+        mean: Where the batch's mean goes: (c,), kept for the backward pass.
+        inv_std: Where 1 / sqrt(variance + eps) goes: (c,), kept for the backward pass.
+        running_mean: Decaying mean (c,), updated; None leaves it to another member of a team.
+        running_var: Decaying unbiased variance (c,), updated; None likewise.
+        momentum: Weight of this batch in the running statistics.
+        eps: Added to the variance.
+        count: Positions of the whole batch; None for those handed in.
+        reduce: Called with a float64 array to sum over all shards, in place; None where there is one.
+        relu: Clamp y at zero.
+        out: Where y goes; may be x where x is not needed again. None allocates it.
+        workspace: 1-D uint8 array for the deviations of a block. None allocates one.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> mean, inv_std = np.empty(1), np.empty(1)
+        >>> batch_norm_train(np.array([[1.0], [3.0]]), np.ones(1), np.zeros(1), mean=mean, inv_std=inv_std, eps=0.0)
+        array([[-1.],
+               [ 1.]])
+    """
+    xp, c = of(x), x.shape[-1]
+    y = xp.empty_like(x) if out is None else out
+    rows, target = x.reshape(-1, c), y.reshape(-1, c)
+    count = len(rows) if count is None else count
+    area = _Area(x, workspace)
+    total, spread = area.sums[0], area.sums[1]
+    xp.copyto(area.sums, 0)
+    for piece in area.pieces():
+        area.add_up(rows[piece], total)
+    if reduce is not None:
+        call(reduce, total)
+    xp.multiply(total, 1 / count, out=total)
+    xp.copyto(mean, total)
+    for piece in area.pieces():
+        tile = area.tile(piece)
+        xp.subtract(rows[piece], mean, out=tile)
+        xp.multiply(tile, tile, out=tile)
+        area.add_up(tile, spread)
+    if reduce is not None:
+        call(reduce, spread)
+    if running_mean is not None:
+        _decay(xp, running_mean, total, momentum, area.vectors[0])
+    if running_var is not None:
+        xp.multiply(spread, 1 / max(count - 1, 1), out=total)
+        _decay(xp, running_var, total, momentum, area.vectors[0])
+    xp.multiply(spread, 1 / count, out=spread)
+    xp.add(spread, eps, out=spread)
+    xp.sqrt(spread, out=spread)
+    xp.divide(1, spread, out=spread)
+    xp.copyto(inv_std, spread)
+    xp.multiply(inv_std, gamma, out=area.vectors[0])
+    for piece in area.pieces():
+        _scale(xp, rows[piece], mean, area.vectors[0], beta, target[piece], relu=relu)
+    return y
+
+
+def batch_norm_inference(
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    *,
+    running_mean: Any,
+    running_var: Any,
+    eps: float = 1e-5,
+    relu: bool = False,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Normalise each channel by the running statistics; `out` may be x, other arguments as in training.
+
+    Example:
+        >>> import numpy as np
+        >>> one = np.ones(1)
+        >>> batch_norm_inference(np.array([[5.0]]), one, one, running_mean=one, running_var=4 * one, eps=0.0)
+        array([[3.]])
+    """
+    xp, c = of(x), x.shape[-1]
+    y = xp.empty_like(x) if out is None else out
+    rows, target = x.reshape(-1, c), y.reshape(-1, c)
+    area = _Area(x, workspace)
+    xp.add(running_var, eps, out=area.vectors[0])
+    xp.sqrt(area.vectors[0], out=area.vectors[0])
+    xp.divide(gamma, area.vectors[0], out=area.vectors[0])
+    for piece in area.pieces():
+        _scale(xp, rows[piece], running_mean, area.vectors[0], beta, target[piece], relu=relu)
+    return y
+
+
+def batch_norm_backward(
+    dy: Any,
+    x: Any,
+    gamma: Any,
+    *,
+    mean: Any,
+    inv_std: Any,
+    dgamma: Any,
+    dbeta: Any,
+    count: int | None = None,
+    reduce: Callable[[Any], object] | None = None,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Give the gradients by batch norm's input, scale and shift.
+
+    With xhat = (x - mean) * inv_std and means over the batch,
+    dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)).
+
+    Args:
+        dy: Gradient by the output (..., c), C-contiguous.
+        x: The forward pass's input.
+        gamma: Scale (c,).
+        mean: The batch's mean, as the forward pass left it.
+        inv_std: 1 / sqrt(variance + eps), as the forward pass left it.
+        dgamma: Where the gradient by the scale goes: (c,), of this shard alone. Overwritten.
+        dbeta: Where the gradient by the shift goes: (c,), of this shard alone. Overwritten.
+        count: Positions of the whole batch; None for those handed in.
+        reduce: Called with a float64 array to sum over all shards, in place; None where there is one.
+        out: Where dx goes; may be dy. None allocates it.
+        workspace: 1-D uint8 array for a block. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
+    """
+    xp, c = of(dy), dy.shape[-1]
+    dx = xp.empty_like(dy) if out is None else out
+    rows, errors, target = x.reshape(-1, c), dy.reshape(-1, c), dx.reshape(-1, c)
+    count = len(rows) if count is None else count
+    area = _Area(dy, workspace)
+    xp.copyto(area.sums, 0)
+    for piece in area.pieces():
+        tile = area.tile(piece)
+        xp.subtract(rows[piece], mean, out=tile)
+        xp.multiply(tile, inv_std, out=tile)
+        xp.multiply(tile, errors[piece], out=tile)
+        area.add_up(tile, area.sums[0])
+        area.add_up(errors[piece], area.sums[1])
+    xp.copyto(dgamma, area.sums[0])
+    xp.copyto(dbeta, area.sums[1])
+    if reduce is not None:
+        call(reduce, area.sums)
+    xp.multiply(area.sums, 1 / count, out=area.sums)
+    slope, offset, factor = area.vectors
+    xp.copyto(slope, area.sums[0])
+    xp.multiply(slope, inv_std, out=slope)
+    xp.copyto(offset, area.sums[1])
+    xp.multiply(gamma, inv_std, out=factor)
+    for piece in area.pieces():
+        tile, part = area.tile(piece), target[piece]
+        xp.subtract(rows[piece], mean, out=tile)
+        xp.multiply(tile, slope, out=tile)
+        xp.subtract(errors[piece], tile, out=part)
+        xp.subtract(part, offset, out=part)
+        xp.multiply(part, factor, out=part)
+    return dx
+
+
+def _decay(xp: Any, running: Any, fresh: Any, momentum: float, row: Any) -> None:
+    xp.multiply(running, 1 - momentum, out=running)
+    xp.copyto(row, fresh)
+    xp.multiply(row, momentum, out=row)
+    xp.add(running, row, out=running)
+
+
+def _scale(xp: Any, rows: Any, mean: Any, factor: Any, beta: Any, out: Any, *, relu: bool) -> None:
+    xp.subtract(rows, mean, out=out)
+    xp.multiply(out, factor, out=out)
+    xp.add(out, beta, out=out)
+    if relu:
+        rectify(out, out)
+
+
+class _Area:
+    """The scratch memory of one call, and the blocks of rows that it allows."""
+
+    def __init__(self, like: Any, workspace: Any) -> None:
+        c, item = like.shape[-1], like.itemsize
+        self._xp, self._c, self._dtype = of(like), c, like.dtype
+        need = Norm(itemsize=item, channels=c)
+        self._workspace = take_workspace(workspace, like, need, like.size // c)
+        self._blocks = need.cut(like.size // c, self._workspace.nbytes)
+        most = self._blocks[0][0].stop if self._blocks else 0  # the first block is a largest one
+        sums_at, vectors_at, ones_at, self._tile_at = need.offsets(most, 1)
+        self.sums = view(self._workspace, (2, c), "float64", offset=sums_at)
+        self._partial, *self.vectors = view(self._workspace, (4, c), self._dtype, offset=vectors_at)
+        self._ones = view(self._workspace, (most,), self._dtype, offset=ones_at)
+        self._xp.copyto(self._ones, 1)
+
+    def pieces(self) -> Iterator[slice]:
+        """Cut the rows into blocks."""
+        return (piece for piece, _ in self._blocks)
+
+    def tile(self, piece: slice) -> Any:
+        """View the area for a block's deviations."""
+        return view(self._workspace, (piece.stop - piece.start, self._c), self._dtype, offset=self._tile_at)
+
+    def add_up(self, rows: Any, total: Any) -> None:
+        """Add the sum of a block's rows to a total; a product with ones sums faster than a reduction over rows."""
+        self._xp.matmul(self._ones[: len(rows)], rows, out=self._partial)
+        self._xp.add(total, self._partial, out=total)

@@ -1,0 +1,155 @@
+"""
+Update rules over flat arrays, in place, piece by piece.
+
+All parameters of a network lie in one array and so do their gradients, so an optimiser step is one
+call; members of a team each take a range.  A gradient may come in several parts, one per member,
+which are added up on the way.  The formulas are PyTorch's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cubatch.engine.backend import of, take_workspace, view
+from cubatch.scratch import Flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_HOST_BYTES = 1 << 17
+"""Workspace that is used on the CPU: a piece with its parameters, gradient and state stays in the L2."""
+
+
+def sgd(
+    parameters: Any, gradients: Sequence[Any], *, lr: float, weight_decay: float = 0.0, workspace: Any = None
+) -> None:
+    """
+    Step down the gradient: w -= lr * (g + weight_decay * w).
+
+    Args:
+        parameters: Flat array w, overwritten.
+        gradients: Parts of g, each as long as w; they are added.
+        lr: Learning rate.
+        weight_decay: Coefficient of the penalty on squared weights.
+        workspace: 1-D uint8 array for one piece. None allocates one.
+
+    Example:
+        >>> import numpy as np
+        >>> w = np.array([1.0, 2.0])
+        >>> sgd(w, [np.array([1.0, 1.0])], lr=0.5)
+        >>> w
+        array([0.5, 1.5])
+    """
+    xp = of(parameters)
+    for piece, total, _ in _pieces(parameters, gradients, weight_decay, workspace):
+        weights = parameters[piece]
+        xp.multiply(total, lr, out=total)
+        xp.subtract(weights, total, out=weights)
+
+
+def momentum(
+    parameters: Any,
+    gradients: Sequence[Any],
+    velocity: Any,
+    *,
+    lr: float,
+    factor: float = 0.9,
+    weight_decay: float = 0.0,
+    workspace: Any = None,
+) -> None:
+    """
+    Step along a decaying sum of gradients: v = factor * v + g + weight_decay * w; w -= lr * v.
+
+    Args:
+        parameters: Flat array w, overwritten.
+        gradients: Parts of g, each as long as w; they are added.
+        velocity: Flat array v, zero before the first step; overwritten.
+        lr: Learning rate.
+        factor: Share of the velocity that is kept.
+        weight_decay: Coefficient of the penalty on squared weights.
+        workspace: 1-D uint8 array for one piece. None allocates one.
+    """
+    xp = of(parameters)
+    for piece, total, _ in _pieces(parameters, gradients, weight_decay, workspace):
+        weights, speed = parameters[piece], velocity[piece]
+        xp.multiply(speed, factor, out=speed)
+        xp.add(speed, total, out=speed)
+        xp.multiply(speed, lr, out=total)
+        xp.subtract(weights, total, out=weights)
+
+
+def adam(
+    parameters: Any,
+    gradients: Sequence[Any],
+    mean: Any,
+    square: Any,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    workspace: Any = None,
+) -> None:
+    """
+    Step by Adam (Kingma and Ba, 2015, algorithm 1), with the penalty in the gradient as PyTorch has it.
+
+    m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g^2;
+    w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps).
+
+    Args:
+        parameters: Flat array w, overwritten.
+        gradients: Parts of g, each as long as w; they are added.
+        mean: Flat array m, zero before the first step; overwritten.
+        square: Flat array v, zero before the first step; overwritten.
+        step: t, 1 for the first step.
+        lr: Learning rate.
+        betas: b1 and b2.
+        eps: Added to the denominator.
+        weight_decay: Coefficient of the penalty on squared weights.
+        workspace: 1-D uint8 array for two arrays of one piece. None allocates one.
+    """
+    xp = of(parameters)
+    size, root = lr / (1 - betas[0] ** step), (1 - betas[1] ** step) ** 0.5
+    for piece, total, spare in _pieces(parameters, gradients, weight_decay, workspace):
+        weights, m, v = parameters[piece], mean[piece], square[piece]
+        xp.multiply(m, betas[0], out=m)
+        xp.multiply(total, 1 - betas[0], out=spare)
+        xp.add(m, spare, out=m)
+        xp.multiply(v, betas[1], out=v)
+        xp.multiply(total, total, out=total)
+        xp.multiply(total, 1 - betas[1], out=total)
+        xp.add(v, total, out=v)
+        xp.sqrt(v, out=total)
+        xp.divide(total, root, out=total)
+        xp.add(total, eps, out=total)
+        xp.divide(m, total, out=total)
+        xp.multiply(total, size, out=total)
+        xp.subtract(weights, total, out=weights)
+
+
+def _pieces(
+    parameters: Any, gradients: Sequence[Any], weight_decay: float, workspace: Any
+) -> Iterator[tuple[slice, Any, Any]]:
+    """For every piece, its place, its whole gradient (a tile to overwrite) and a second tile."""
+    xp, item = of(parameters), parameters.itemsize
+    pair = Flat(itemsize=2 * item)
+    workspace = take_workspace(workspace, parameters, pair, len(parameters))
+    available = min(workspace.nbytes, _HOST_BYTES) if isinstance(parameters, np.ndarray) else workspace.nbytes
+    first, *others = gradients
+    for piece, _ in pair.cut(len(parameters), available):
+        shape = (piece.stop - piece.start,)
+        total = view(workspace, shape, parameters.dtype)
+        spare = view(workspace, shape, parameters.dtype, offset=shape[0] * item)
+        if others:
+            xp.add(first[piece], others[0][piece], out=total)
+            for other in others[1:]:
+                xp.add(total, other[piece], out=total)
+        else:
+            xp.copyto(total, first[piece])
+        if weight_decay:
+            xp.multiply(parameters[piece], weight_decay, out=spare)
+            xp.add(total, spare, out=total)
+        yield piece, total, spare

@@ -1,0 +1,171 @@
+"""
+Element by element: ReLU, dropout, sums of branches, concatenation.
+
+Flat arrays are walked in pieces that fit the scratch memory, so that masks and random numbers are
+never stored for more than a piece.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cubatch.engine.backend import call, of, random_generator, rectify, take_workspace, view
+from cubatch.errors import InvalidArgument
+from cubatch.scratch import Flat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DRAW_BYTES = 4
+"""A random number is a float32, whatever the activations are."""
+
+
+def relu(x: Any, *, out: Any = None) -> Any:
+    """
+    Clamp at zero; `out` may be x.
+
+    Example:
+        >>> import numpy as np
+        >>> relu(np.array([-1.0, 2.0]))
+        array([0., 2.])
+    """
+    y = of(x).empty_like(x) if out is None else out
+    rectify(x, y)
+    return y
+
+
+def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Pass the gradient where ReLU's output is positive.
+
+    Args:
+        dy: Gradient by the output, C-contiguous.
+        y: ReLU's output; its input serves as well.
+        out: Where dx goes; may be dy, or y. None allocates it.
+        workspace: 1-D uint8 array, a byte for each element of a piece. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
+    """
+    xp = of(dy)
+    dx = xp.empty_like(dy) if out is None else out
+    flags = Flat(itemsize=1)
+    workspace = take_workspace(workspace, dy, flags, dy.size)
+    errors, results, target = dy.reshape(-1), y.reshape(-1), dx.reshape(-1)
+    for piece, _ in flags.cut(dy.size, workspace.nbytes):
+        part = target[piece]
+        closed = view(workspace, part.shape, xp.bool_)
+        xp.less_equal(results[piece], 0, out=closed)
+        if dx is not dy:
+            xp.copyto(part, errors[piece])
+        xp.copyto(part, 0, where=closed)
+    return dx
+
+
+def dropout(x: Any, *, p: float, seed: Any, out: Any = None, mask: Any = None, workspace: Any = None) -> Any:
+    """
+    Zero each element with probability p and scale the others by 1 / (1 - p).
+
+    Args:
+        x: Activations, C-contiguous.
+        p: Probability of being dropped, in [0, 1).
+        seed: Whole number, or a sequence of them, that fixes the mask. A shard adds its rank, a step
+            its number: equal seeds drop equal elements.
+        out: Where y goes; may be x. None allocates it.
+        mask: Where the kept elements are marked: bool, the shape of x; None allocates it.
+        workspace: 1-D uint8 array, four bytes for each element of a piece. None allocates one.
+
+    Returns:
+        y and the mask.
+
+    Raises:
+        InvalidArgument: If p is not in [0, 1).
+    """
+    if not 0 <= p < 1:
+        raise InvalidArgument("p", p, "at least 0 and less than 1")
+    xp = of(x)
+    y = xp.empty_like(x) if out is None else out
+    mask = xp.empty(x.shape, dtype=xp.bool_) if mask is None else mask
+    numbers = Flat(itemsize=_DRAW_BYTES)
+    workspace = take_workspace(workspace, x, numbers, x.size)
+    generator = random_generator(x, seed)
+    source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1)
+    for piece, _ in numbers.cut(x.size, workspace.nbytes):
+        part = target[piece]
+        draws = view(workspace, part.shape, xp.float32)
+        call(generator.random, dtype=xp.float32, out=draws)
+        xp.greater_equal(draws, xp.float32(p), out=kept[piece])
+        xp.multiply(source[piece], kept[piece], out=part)
+        xp.multiply(part, 1 / (1 - p), out=part)
+    return y, mask
+
+
+def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
+    """Pass the gradient of the kept elements, scaled by 1 / (1 - p); `out` may be dy."""
+    xp = of(dy)
+    dx = xp.empty_like(dy) if out is None else out
+    xp.multiply(dy, mask, out=dx)
+    xp.multiply(dx, 1 / (1 - p), out=dx)
+    return dx
+
+
+def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
+    """
+    Add branches of one shape; `out` may be the first of them. Each branch's gradient is the sum's, as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> add([np.array([1.0]), np.array([2.0]), np.array([3.0])])
+        array([6.])
+    """
+    first, second, *others = branches
+    xp = of(first)
+    y = xp.empty_like(first) if out is None else out
+    xp.add(first, second, out=y)
+    for other in others:
+        xp.add(y, other, out=y)
+    if relu:
+        rectify(y, y)
+    return y
+
+
+def concat(branches: Sequence[Any], *, out: Any = None) -> Any:
+    """
+    Lay branches side by side along the channels, the last axis.
+
+    Example:
+        >>> import numpy as np
+        >>> concat([np.array([[1.0]]), np.array([[2.0, 3.0]])])
+        array([[1., 2., 3.]])
+    """
+    xp, first = of(branches[0]), branches[0]
+    channels = sum(branch.shape[-1] for branch in branches)
+    y = xp.empty((*first.shape[:-1], channels), dtype=first.dtype) if out is None else out
+    start = 0
+    for branch in branches:
+        xp.copyto(y[..., start : start + branch.shape[-1]], branch)
+        start += branch.shape[-1]
+    return y
+
+
+def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) -> None:
+    """
+    Cut the gradient along the channels, the last axis.
+
+    Args:
+        dy: Gradient by the concatenation (..., sum of channels).
+        channels: Channels of each branch.
+        outs: Where each branch's gradient goes; None for a branch that needs none.
+
+    Example:
+        >>> import numpy as np
+        >>> second = np.empty((1, 2))
+        >>> concat_backward(np.array([[1.0, 2.0, 3.0]]), [1, 2], outs=[None, second])
+        >>> second
+        array([[2., 3.]])
+    """
+    xp, start = of(dy), 0
+    for width, out in zip(channels, outs, strict=True):
+        if out is not None:
+            xp.copyto(out, dy[..., start : start + width])
+        start += width

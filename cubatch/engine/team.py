@@ -1,0 +1,166 @@
+"""
+Threads that walk one batch together: each member takes a shard of the samples.
+
+A step of the engine is one region: every member runs the same code on its own samples, and they
+meet only where the batch meets (the statistics of batch norm, the sum of gradients).  Waking a
+sleeping thread costs tens of microseconds, as much as a small layer, so there is one region per
+step rather than one per layer.  BLAS is held to one thread per member meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from threadpoolctl import threadpool_limits
+
+from cubatch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+class Team:
+    """
+    A fixed number of threads, the caller's included, that run a function together.
+
+    While a team of several is open, BLAS uses one thread per call in the whole process: the
+    members are the parallelism.  (Limits that are set once cost nothing; set around each call
+    they would cost more than a small layer.)
+
+    Args:
+        size: Members, at least 1.
+
+    Raises:
+        InvalidArgument: If size is not a whole number of at least 1.
+
+    Example:
+        >>> seen = [0, 0]
+        >>> with Team(2) as team:
+        ...     team.run(lambda rank: seen.__setitem__(rank, rank + 1))
+        >>> seen
+        [1, 2]
+    """
+
+    def __init__(self, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidArgument("size", size, "a whole number of at least 1")
+        self.size = size
+        self._limits = threadpool_limits(1, user_api="blas") if size > 1 else None
+        self._barrier = threading.Barrier(size)
+        self._slots: list[Any] = [None] * size
+        self._members = [_Member(rank, self._barrier) for rank in range(1, size)]
+
+    def run(self, work: Callable[[int], object]) -> None:
+        """
+        Call work(rank) on every member, rank 0 in the caller's thread, and wait for all.
+
+        An exception in any member is raised here once all have ended; when several fail, the lowest rank's.
+        """
+        for member in self._members:
+            member.start(work)
+        errors = [_attempt(work, 0, self._barrier)]
+        errors += [member.wait() for member in self._members]
+        if self._barrier.broken:
+            self._barrier.reset()
+        for error in errors:
+            if error is not None and not isinstance(error, threading.BrokenBarrierError):
+                raise error
+
+    def barrier(self) -> None:
+        """Wait, inside a region, until every member has come here; raises when one has failed instead."""
+        if self.size > 1:
+            self._barrier.wait()
+
+    def sum(self, rank: int, array: Any) -> None:
+        """
+        Replace every member's array by the sum of all, inside a region.
+
+        The sum is taken in order of rank by every member, so all hold the same bits.
+
+        Args:
+            rank: The caller's rank.
+            array: A small array, overwritten; all members' have one shape.
+        """
+        if self.size == 1:
+            return
+        self._slots[rank] = array.copy()
+        self.barrier()
+        array[...] = self._slots[0]
+        for other in self._slots[1:]:
+            array += other
+        self.barrier()
+
+    def shard(self, n: int, rank: int) -> slice:
+        """
+        Give the samples of a batch of n that a member works on; sizes differ by one at most.
+
+        Example:
+            >>> with Team(2) as team:
+            ...     team.shard(5, 0), team.shard(5, 1)
+            (slice(0, 3, None), slice(3, 5, None))
+        """
+        share, extra = divmod(n, self.size)
+        start = rank * share + min(rank, extra)
+        return slice(start, start + share + (rank < extra))
+
+    def close(self) -> None:
+        """End the threads and give BLAS its threads back; a closed team cannot run again."""
+        for member in self._members:
+            member.end()
+        self._members = []
+        if self._limits is not None:
+            self._limits.restore_original_limits()
+            self._limits = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Member:
+    """One sleeping thread; two locks hand the work over and back, the cheapest signal Python has."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
+        self._rank, self._barrier = rank, barrier
+        self._go, self._done = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._done.acquire()
+        self._work: Callable[[int], object] | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._serve, name=f"cubatch-team-{rank}", daemon=True).start()
+
+    def start(self, work: Callable[[int], object]) -> None:
+        self._work = work
+        self._go.release()
+
+    def wait(self) -> BaseException | None:
+        self._done.acquire()
+        error, self._error, self._work = self._error, None, None
+        return error
+
+    def end(self) -> None:
+        self._work = None
+        self._go.release()
+
+    def _serve(self) -> None:
+        while True:
+            self._go.acquire()
+            if self._work is None:
+                return
+            self._error = _attempt(self._work, self._rank, self._barrier)
+            self._done.release()
+
+
+def _attempt(work: Callable[[int], object], rank: int, barrier: threading.Barrier) -> BaseException | None:
+    try:
+        work(rank)
+    except BaseException as error:  # noqa: BLE001  (kept for the caller, whatever it is; the others must not wait forever)
+        barrier.abort()
+        return error
+    return None

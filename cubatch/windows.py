@@ -1,0 +1,236 @@
+"""
+The only index arithmetic of convolution and pooling: which input a tap of a window reads.
+
+Along one axis, output position o and tap t read the source at `o * stride + t * step + offset`;
+what lies outside the source reads as zero.  Pure numbers: the memory plan and the engine share it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+from cubatch.errors import InvalidArgument
+
+Pair = tuple[int, int]
+Pad = tuple[int, int, int, int]
+
+
+class Axis(NamedTuple):
+    """
+    One axis of a sliding window.
+
+    Attributes:
+        size: Extent of the source.
+        out: Extent of the output.
+        taps: Taps of the window.
+        stride: Source positions between neighbouring outputs.
+        step: Source positions between neighbouring taps (the dilation).
+        offset: Source position of output 0, tap 0; minus the padding in a forward pass.
+    """
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    step: int
+    offset: int
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether output position o reads source position o and nothing else."""
+        return self.taps == 1 and self.stride == 1 and self.offset == 0 and self.out == self.size
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether any tap of any output reads outside the source."""
+        return self.offset < 0 or self.offset + self.span(self.out) > self.size
+
+    def span(self, out: int) -> int:
+        """
+        Count the source positions that `out` neighbouring outputs touch, gaps included.
+
+        Example:
+            >>> Axis(size=28, out=28, taps=3, stride=1, step=1, offset=-1).span(28)
+            30
+        """
+        return (out - 1) * self.stride + (self.taps - 1) * self.step + 1
+
+    def valid(self, tap: int, start: int, stop: int) -> tuple[slice, slice]:
+        """
+        Give the outputs in [start, stop) whose tap lies inside the source, and the source positions they read.
+
+        Returns:
+            Slices of the output, relative to `start`, and of the source; both empty if there are none.
+
+        Example:
+            >>> Axis(size=5, out=3, taps=3, stride=2, step=1, offset=-1).valid(0, 0, 3)
+            (slice(1, 3, None), slice(1, 4, 2))
+        """
+        shift = tap * self.step + self.offset
+        low = max(start, -(shift // self.stride))
+        high = min(stop, (self.size - 1 - shift) // self.stride + 1)
+        if high <= low:
+            return slice(0, 0), slice(0, 0)
+        first = low * self.stride + shift
+        return slice(low - start, high - start), slice(first, first + (high - low - 1) * self.stride + 1, self.stride)
+
+
+class ConvShape(NamedTuple):
+    """Everything about a convolution that does not depend on the batch."""
+
+    vertical: Axis
+    horizontal: Axis
+    c: int
+    k: int
+    groups: int
+
+    @property
+    def taps(self) -> int:
+        """Filter taps r * s."""
+        return self.vertical.taps * self.horizontal.taps
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels p * q of one sample."""
+        return self.vertical.out * self.horizontal.out
+
+    @property
+    def filter_elements(self) -> int:
+        """Elements of the filter."""
+        return self.k * self.taps * (self.c // self.groups)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output channel sees just the input channel of its own index."""
+        return self.groups == self.c == self.k
+
+
+def _axis(size: int, taps: int, stride: int, step: int, pads: Pair, *, ceil: bool, name: str) -> Axis:
+    if taps < 1 or stride < 1 or step < 1:
+        raise InvalidArgument(name, (taps, stride, step), "filter, stride and dilation of at least 1 each")
+    if min(pads) < 0:
+        raise InvalidArgument("pad", pads, "at least 0 on every side")
+    room = size + sum(pads) - ((taps - 1) * step + 1)
+    if room < 0:
+        raise InvalidArgument(
+            name,
+            (taps - 1) * step + 1,
+            f"at most the padded input's {size + sum(pads)}",
+            "Pad more, or use a smaller filter.",
+        )
+    out = room // stride + 1
+    # A window that starts beyond the input and its leading padding would see nothing (PyTorch's rule).
+    if ceil and room % stride and out * stride < size + pads[0]:
+        out += 1
+    return Axis(size=size, out=out, taps=taps, stride=stride, step=step, offset=-pads[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def conv_shape(
+    hwc: tuple[int, int, int], krsc: tuple[int, int, int, int], stride: Pair, pad: Pad, dilation: Pair, groups: int
+) -> ConvShape:
+    """
+    Work out a convolution's geometry from the shapes of one sample and of the filter.
+
+    Args:
+        hwc: Shape of one sample.
+        krsc: Shape of the filter: (k, r, s, c / groups).
+        stride: Vertical and horizontal stride.
+        pad: Zeros at the top, bottom, left and right.
+        dilation: Vertical and horizontal dilation.
+        groups: Groups of channels.
+
+    Raises:
+        InvalidArgument: If the shapes do not go together or nothing would come out.
+
+    Example:
+        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        >>> shape.vertical.out, shape.pixels, shape.taps
+        (28, 784, 9)
+    """
+    h, w, c = hwc
+    k, r, s, group_c = krsc
+    if groups < 1 or c % groups or k % groups:
+        raise InvalidArgument("groups", groups, f"a divisor of both {c} input and {k} output channels")
+    if group_c * groups != c:
+        raise InvalidArgument("w", krsc, f"a filter (k, r, s, {c // groups}) for {c} input channels in {groups} groups")
+    vertical = _axis(h, r, stride[0], dilation[0], pad[:2], ceil=False, name="filter height")
+    horizontal = _axis(w, s, stride[1], dilation[1], pad[2:], ceil=False, name="filter width")
+    return ConvShape(vertical, horizontal, c, k, groups)
+
+
+@functools.lru_cache(maxsize=1024)
+def pool_axes(hw: Pair, rs: Pair, stride: Pair, pad: Pad, *, ceil_mode: bool = False) -> tuple[Axis, Axis]:
+    """
+    Work out the vertical and horizontal axis of a pooling window.
+
+    Example:
+        >>> [axis.out for axis in pool_axes((7, 8), (2, 2), (2, 2), (0, 0, 0, 0), ceil_mode=True)]
+        [4, 4]
+    """
+    vertical = _axis(hw[0], rs[0], stride[0], 1, pad[:2], ceil=ceil_mode, name="window height")
+    horizontal = _axis(hw[1], rs[1], stride[1], 1, pad[2:], ceil=ceil_mode, name="window width")
+    return vertical, horizontal
+
+
+class Phase(NamedTuple):
+    """
+    One phase of a convolution's input gradient: the input positions (top + i * sh, left + j * sw).
+
+    Attributes:
+        top, left: First input row and column of the phase.
+        vertical, horizontal: How its input positions read dy, at stride 1.
+        rows, columns: The filter taps it sees, turned around.
+    """
+
+    top: int
+    left: int
+    vertical: Axis
+    horizontal: Axis
+    rows: slice
+    columns: slice
+
+    @property
+    def taps(self) -> int:
+        """Filter taps of this phase; none where the stride steps over the filter."""
+        return self.vertical.taps * self.horizontal.taps
+
+    @property
+    def works(self) -> bool:
+        """Whether there is anything to compute: taps, and input positions."""
+        return bool(self.taps and self.vertical.out and self.horizontal.out)
+
+
+@functools.lru_cache(maxsize=4096)
+def phases(shape: ConvShape) -> tuple[Phase, ...]:
+    """
+    Cut a convolution's input into the phases of its stride.
+
+    Input position h is read by tap r of output p where p * stride = h + top - r * step.  All
+    positions of one phase see the same taps, and those lie on an even grid of outputs.
+
+    Example:
+        >>> shape = conv_shape((5, 5, 1), (1, 3, 3, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1)
+        >>> [phase.taps for phase in phases(shape)]
+        [4, 2, 2, 1]
+    """
+    return tuple(
+        Phase(top, left, vertical, horizontal, rows, columns)
+        for top, (vertical, rows) in enumerate(_phases_along(shape.vertical))
+        for left, (horizontal, columns) in enumerate(_phases_along(shape.horizontal))
+    )
+
+
+def _phases_along(axis: Axis) -> list[tuple[Axis, slice]]:
+    found = []
+    for first in range(axis.stride):
+        seen = [tap for tap in range(axis.taps) if (first - axis.offset - tap * axis.step) % axis.stride == 0]
+        common = math.gcd(axis.stride, axis.step)
+        offset = (first - axis.offset - seen[-1] * axis.step) // axis.stride if seen else 0
+        out = -(-max(0, axis.size - first) // axis.stride)
+        gather = Axis(size=axis.out, out=out, taps=len(seen), stride=1, step=axis.step // common, offset=offset)
+        backwards = slice(seen[-1], seen[0] - 1 if seen[0] else None, -axis.stride // common) if seen else slice(0, 0)
+        found.append((gather, backwards))
+    return found

@@ -1,0 +1,77 @@
+"""A team of threads: everyone works, meets, and fails together."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from cubatch.engine.team import Team
+from cubatch.errors import InvalidArgument
+
+
+def test_every_member_works_once_in_a_thread_of_its_own():
+    """Rank 0 is the caller, so a team of three starts two threads."""
+    seen = {}
+    with Team(3) as team:
+        team.run(lambda rank: seen.__setitem__(rank, threading.get_ident()))
+    assert sorted(seen) == [0, 1, 2]
+    assert seen[0] == threading.get_ident()
+    assert len(set(seen.values())) == 3
+
+
+def test_sum_gives_all_members_the_same_total():
+    """The order of the sum is that of the ranks, so the bits agree."""
+    parts = np.random.default_rng(0).standard_normal((3, 5))
+    results = [part.copy() for part in parts]
+    with Team(3) as team:
+        team.run(lambda rank: team.sum(rank, results[rank]))
+    for result in results:
+        np.testing.assert_array_equal(result, parts[0] + parts[1] + parts[2])
+
+
+def test_an_error_in_one_member_frees_the_others_and_is_raised():
+    """A member that waits for one that has failed would wait forever."""
+
+    def work(rank):
+        if rank == 1:
+            raise KeyError("boom")
+        team.barrier()
+
+    with Team(2) as team:
+        with pytest.raises(KeyError, match="boom"):
+            team.run(work)
+        done = []
+        team.run(lambda rank: (team.barrier(), done.append(rank)))
+        assert sorted(done) == [0, 1]
+
+
+def test_blas_has_one_thread_per_member_while_the_team_is_open():
+    """The members are the parallelism; the limit goes with the team."""
+
+    def threads():
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    before = threads()
+    with Team(2):
+        assert set(threads()) == {1}
+    assert threads() == before
+
+
+@pytest.mark.parametrize(("n", "size"), [(5, 2), (1, 3), (256, 7), (0, 2)])
+def test_shards_cover_the_batch_once_and_evenly(n, size):
+    """Sizes differ by one at most; some may be empty."""
+    with Team(size) as team:
+        shards = [team.shard(n, rank) for rank in range(size)]
+    assert [i for shard in shards for i in range(n)[shard]] == list(range(n))
+    sizes = [shard.stop - shard.start for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+def test_a_team_has_a_whole_number_of_members(size):
+    """Zero members would run nothing and say nothing."""
+    with pytest.raises(InvalidArgument):
+        Team(size)

@@ -1,0 +1,134 @@
+"""Training on the sample of MNIST: it learns, and says so when it does not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch import models, probe
+from cubatch.engine import data
+from cubatch.engine.network import Model
+from cubatch.engine.train import accuracy, train
+from cubatch.errors import InvalidArgument, InvalidData, UnsupportedLayer
+from cubatch.kinds import GELU, Flatten, Linear
+from cubatch.spec import Network
+
+SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
+HERE = probe.device("cpu")
+
+small = functools.partial(train, models.build("mnist-cnn"), data=SAMPLE, batch_size=40, device=HERE)
+softmax_regression = Network(input_shape=(28, 28, 1), layers=[Flatten(), Linear(name="scores", k=10)])
+
+
+def test_it_learns_to_read_digits():
+    """
+    case: numpy-mnist. 800 images, eight epochs: at least 85 % of 200 others are read right, and the loss falls.
+
+    (Guessing is right for 10 %.)
+    """
+    told = []
+    result = small(epochs=8, progress=told.append)
+    assert told == list(result.epochs)
+    losses = [epoch.loss for epoch in result.epochs]
+    assert losses[-1] < 0.2 * losses[0]
+    assert losses[-1] < 0.3
+    assert result.epochs[-1].test_accuracy >= 0.85
+    assert [epoch.number for epoch in result.epochs] == list(range(1, 9))
+    assert not result.diverged
+    assert result.parameters == 421_642  # 320 + 18 496 + 401 536 + 1 290
+    assert json.loads(json.dumps(result.to_mapping()))["epochs"][0]["loss"] == losses[0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_other_optimizers_learn_too(optimizer):
+    """Each lowers the loss of a linear classifier below half of guessing, ln 10."""
+    rate = {"sgd": 0.05, "adam": 0.002}[optimizer]
+    result = train(
+        softmax_regression, data=SAMPLE, batch_size=20, device=HERE, epochs=5, learning_rate=rate, optimizer=optimizer
+    )
+    assert result.epochs[-1].loss < 0.5 * math.log(10)
+    assert result.epochs[-1].test_accuracy > 0.75
+
+
+def test_the_same_seed_gives_the_same_losses():
+    """Parameters, order and masks follow from the seed alone; recomputing changes nothing."""
+    short = functools.partial(small, epochs=2, device=attrs.evolve(HERE, threads=2))
+    losses = [epoch.loss for epoch in short(seed=3).epochs]
+    assert [epoch.loss for epoch in short(seed=3).epochs] == losses
+    assert [epoch.loss for epoch in short(seed=3, recompute=True).epochs] == losses
+    assert [epoch.loss for epoch in short(seed=4).epochs] != losses
+
+
+def test_a_run_that_diverges_says_so_and_ends():
+    """A learning rate far too large: no warning from within, one epoch, `diverged`."""
+    result = small(epochs=3, learning_rate=1e4)
+    assert result.diverged
+    assert len(result.epochs) == 1
+    assert not math.isfinite(result.epochs[0].loss)
+
+
+def test_accuracy_counts_every_image_once():
+    """Batches of 500 and a rest: the share is that of all images, by counting one by one."""
+    _, test_set = data.load_mnist(SAMPLE)
+    repeated = attrs.evolve(test_set, images=np.tile(test_set.images, (3, 1, 1, 1)), labels=np.tile(test_set.labels, 3))
+    with Model(softmax_regression, device=HERE) as model:
+        images, labels = repeated.batch(slice(None))
+        weights = model.parameters["scores"]
+        scores = images.reshape(len(images), -1) @ weights["w"].T + weights["b"]
+        assert accuracy(model, repeated) == (scores.argmax(axis=1) == labels).mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 801}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size"),
+        ({"batch_size": math.nan}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": 2.5}, "epochs"),
+        ({"learning_rate": 0}, "learning_rate"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"learning_rate": "0.1"}, "learning_rate"),
+        ({"optimizer": "adamw"}, "optimizer"),
+        ({"optimizer": None}, "optimizer"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, field):
+    """Each is named before anything is trained."""
+    with pytest.raises(InvalidArgument) as caught:
+        small(**options)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("network", "field"),
+    [
+        (Network(input_shape=(32, 32, 1), layers=[Flatten(), Linear(k=10)]), "input_shape"),
+        (Network(input_shape=(28, 28, 1), layers=[Flatten(), Linear(k=9)]), "output_shape"),
+        (Network(input_shape=(28, 28, 1), layers=[Linear(k=10)]), "output_shape"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_data_is_refused(network, field):
+    """Other images, too few classes, or an output for every pixel."""
+    with pytest.raises(InvalidArgument) as caught:
+        train(network, data=SAMPLE, batch_size=10, device=HERE)
+    assert caught.value.field == field
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    """No data, or a layer that the engine has no code for."""
+    with pytest.raises(InvalidData):
+        small(data=tmp_path)
+    network = Network(input_shape=(28, 28, 1), layers=[Flatten(), GELU(), Linear(k=10)])
+    with pytest.raises(UnsupportedLayer):
+        train(network, data=SAMPLE, batch_size=10, device=HERE)

@@ -1,0 +1,139 @@
+"""Whole networks beside PyTorch in float64: losses, parameters and running statistics over several training steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cubatch import models, probe
+from cubatch.engine.network import Model
+from cubatch.kinds import Add, BatchNorm2d, Conv2d, GlobalAvgPool, Linear, MaxPool2d, ReLU
+from cubatch.spec import Network
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+HERE = probe.device("cpu")
+STEPS = 4
+# Rounding of float64 over a few steps of sums of thousands of products.
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+BLOCK = Network(
+    input_shape=(9, 8, 3),
+    layers=[
+        Conv2d(name="stem", k=8, r=3, s=3, pad=1, bias=False),
+        BatchNorm2d(name="norm1"),
+        ReLU(),
+        MaxPool2d(name="pool", r=3, s=3, stride=2, pad=1),
+        Conv2d(name="first", k=16, r=3, s=3, stride=2, pad=1, bias=False),
+        BatchNorm2d(name="norm2", momentum=0.3, eps=1e-3),
+        ReLU(),
+        Conv2d(name="second", k=16, r=3, s=3, pad=1, bias=False),
+        BatchNorm2d(name="norm3"),
+        Conv2d(name="short", inputs=["pool"], k=16, r=1, s=1, stride=2, bias=False),
+        BatchNorm2d(name="norm4"),
+        Add(inputs=["norm3", "norm4"]),
+        ReLU(),
+        GlobalAvgPool(),
+        Linear(name="head", k=5),
+    ],
+)
+
+
+def mnist_cnn(x, p, norm):
+    """Run `mnist-cnn` as PyTorch has it; flatten reads height, width, channels as ours does."""
+    for conv in ("conv1", "conv2"):
+        x = F.max_pool2d(F.relu(F.conv2d(x, p[conv, "w"], p[conv, "b"], padding=1)), 2)
+    x = x.permute(0, 2, 3, 1).flatten(1)
+    x = F.relu(F.linear(x, p["fc1", "w"], p["fc1", "b"]))
+    return F.linear(x, p["fc2", "w"], p["fc2", "b"])
+
+
+def block(x, p, norm):
+    """Run a stem and a block of a residual network as PyTorch has them."""
+    x = F.max_pool2d(F.relu(norm("norm1", F.conv2d(x, p["stem", "w"], padding=1))), 3, 2, 1)
+    y = F.relu(norm("norm2", F.conv2d(x, p["first", "w"], stride=2, padding=1), momentum=0.3, eps=1e-3))
+    y = norm("norm3", F.conv2d(y, p["second", "w"], padding=1))
+    y = F.relu(y + norm("norm4", F.conv2d(x, p["short", "w"], stride=2)))
+    return F.linear(y.mean((2, 3)), p["head", "w"], p["head", "b"])
+
+
+CASES = [(models.build("mnist-cnn"), mnist_cnn, 5), (BLOCK, block, 7)]
+
+
+class Beside:
+    """Parameters and statistics of a model as PyTorch's tensors: filters as (k, c, r, s)."""
+
+    def __init__(self, model):
+        self.parameters = {}
+        for layer, arrays in model.parameters.items():
+            for name, array in arrays.items():
+                turned = array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+                self.parameters[layer, name] = torch.tensor(np.ascontiguousarray(turned), requires_grad=True)
+        self.states = {
+            (layer, name): torch.tensor(array) for layer, arrays in model.states.items() for name, array in arrays.items()
+        }
+        self.training = True
+
+    def norm(self, layer, x, *, momentum=0.1, eps=1e-5):
+        p, s = self.parameters, self.states
+        return F.batch_norm(
+            x, s[layer, "mean"], s[layer, "var"], p[layer, "gamma"], p[layer, "beta"], self.training, momentum, eps
+        )
+
+    def outputs(self, forward, images):
+        return forward(torch.tensor(images.transpose(0, 3, 1, 2)), self.parameters, self.norm)
+
+    def agrees_with(self, model):
+        for (layer, name), tensor in self.parameters.items():
+            ours = model.parameters[layer][name]
+            turned = ours.transpose(0, 3, 1, 2) if ours.ndim == 4 else ours
+            np.testing.assert_allclose(turned, tensor.detach().numpy(), **CLOSE, err_msg=f"{layer} {name}")
+        for (layer, name), tensor in self.states.items():
+            np.testing.assert_allclose(model.states[layer][name], tensor.numpy(), **CLOSE, err_msg=f"{layer} {name}")
+
+
+def data(network, n, seed):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((n, *network.input_shape)), random.integers(0, network.output_shape[2], n)
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("network", "forward", "n"), CASES, ids=["mnist-cnn", "residual block"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_training_takes_the_same_steps(network, forward, n, optimizer, recompute):
+    """From equal parameters, on equal batches, every loss, parameter and running statistic agrees; then the outputs."""
+    rate = 0.01
+    options = {"mode": "training", "dtype": "float64", "optimizer": optimizer, "learning_rate": rate}
+    with (
+        Model(network, device=HERE, recompute=recompute, **options) as model,
+        Model(network, device=HERE, dtype="float64", share=model) as tested,
+    ):
+        beside = Beside(model)
+        steps = OPTIMIZERS[optimizer](list(beside.parameters.values()), rate)
+        model.prepare(n)
+        for step in range(STEPS):
+            images, labels = data(network, n, step)
+            model.load(images, labels)
+            model.step()
+            loss = F.cross_entropy(beside.outputs(forward, images), torch.tensor(labels))
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+            assert model.loss() == pytest.approx(loss.item(), rel=1e-9)
+            beside.agrees_with(model)
+        beside.training = False  # running statistics, as they have become
+        images, _ = data(network, 4, STEPS)
+        tested.prepare(4)
+        tested.load(images)
+        tested.step()
+        with torch.no_grad():
+            want = beside.outputs(forward, images).numpy()
+        np.testing.assert_allclose(tested.output().reshape(want.shape), want, **CLOSE)
