@@ -114,6 +114,24 @@ def extrapolate_seconds(batch_size: int, known: Mapping[int, float]) -> float | 
     return min(max(known[nearest] + slope * (batch_size - nearest), known[nearest]), proportional)
 
 
+def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:
+    """
+    Guess the seconds that preparing a size takes: along the line of smaller ones, or less by proportion to any.
+
+    A size that something was compiled for, or that met cold pages, is dear: the cheapest guess counts,
+    and a single size says nothing.
+
+    Example:
+        >>> guess_prepare(400, {100: 5.0, 200: 1.0}), guess_prepare(400, {100: 5.0})
+        (1.0, 0.0)
+    """
+    if len(known) <= 1:
+        return 0.0
+    in_proportion = min(seconds * max(1.0, batch_size / n) for n, seconds in known.items())
+    line = None if batch_size in known else extrapolate_seconds(batch_size, known)
+    return in_proportion if line is None else min(in_proportion, line)
+
+
 def why_not_first(
     batch_size: int,
     known: Mapping[int, float],
@@ -121,7 +139,7 @@ def why_not_first(
     left: float,
     unfinished: Mapping[int, int],
     waiting: Collection[int],
-    prepare_seconds: Collection[float],
+    prepare_seconds: Mapping[int, float],
     span_seconds: float,
 ) -> str | None:
     """
@@ -137,22 +155,22 @@ def why_not_first(
         left: Seconds left of the budget.
         unfinished: Rounds done, of the sizes that have begun and are still measured.
         waiting: Sizes that wait for their first round, this one included.
-        prepare_seconds: What preparing took, of each size so far.  The least of them counts, in every round:
-            elsewhere something was compiled; a single one says nothing.
+        prepare_seconds: What preparing took the last time, by size.
         span_seconds: What a timing must span at least.
     """
     step = extrapolate_seconds(batch_size, known)
     if step is None:
         return None
-    prepare = min(prepare_seconds) if len(prepare_seconds) > 1 else 0.0
 
     def needed(size: int) -> float:
         guess = extrapolate_seconds(size, known) or step
+        prepare = guess_prepare(size, prepare_seconds)
         return MIN_ROUNDS * prepare + rounds_seconds(guess, span_seconds, MIN_ROUNDS, is_first=True)
 
     owed = {n: MIN_ROUNDS - done for n, done in unfinished.items() if done < MIN_ROUNDS}
     promised = sum(
-        rounds * prepare + rounds_seconds(known[n], span_seconds, rounds, is_first=False) for n, rounds in owed.items()
+        rounds * guess_prepare(n, prepare_seconds) + rounds_seconds(known[n], span_seconds, rounds, is_first=False)
+        for n, rounds in owed.items()
     )
     free = max(0.0, left - promised)
     needs = sorted(map(needed, waiting))

@@ -47,7 +47,7 @@ INTERRUPTED = 130
 class _Group(TyperGroup):
     """Gives errors and interruptions the exit codes of the contract, the same for every command."""
 
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401 - as the base class
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
         except CubatchError as error:
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 @app.command()
-def tune(  # noqa: PLR0913 - the options of autotune
+def tune(
     model: Model,
     *,
     device: DeviceOption = None,
@@ -127,8 +127,8 @@ def tune(  # noqa: PLR0913 - the options of autotune
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
-    from cubatch import plot as plot_module  # noqa: PLC0415
-    from cubatch import tuning  # noqa: PLC0415
+    from cubatch import plot as plot_module
+    from cubatch import tuning
 
     if no_store + fresh + (store is not None) > 1:
         raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
@@ -165,7 +165,7 @@ def tune(  # noqa: PLR0913 - the options of autotune
 
 
 @app.command()
-def candidates(  # noqa: PLR0913 - the options of candidates()
+def candidates(
     model: Model,
     *,
     device: DeviceOption = None,
@@ -187,7 +187,7 @@ def candidates(  # noqa: PLR0913 - the options of candidates()
 
     Example: cubatch candidates resnet18 --device v100-sxm2-16gb --dtype float16 --explain
     """
-    from cubatch import ladder, listings  # noqa: PLC0415
+    from cubatch import ladder, listings
 
     console.check_writable(json=json)
     spec = read_spec(model, input_shape, classes)
@@ -204,7 +204,7 @@ def candidates(  # noqa: PLR0913 - the options of candidates()
 
 
 @app.command()
-def memory(  # noqa: PLR0913 - the options of footprint()
+def memory(
     model: Model,
     *,
     batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples per step.")] = 1,
@@ -226,8 +226,8 @@ def memory(  # noqa: PLR0913 - the options of footprint()
 
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """
-    from cubatch import listings, probe  # noqa: PLC0415
-    from cubatch import memory as planner  # noqa: PLC0415
+    from cubatch import listings, probe
+    from cubatch import memory as planner
 
     console.check_writable(json=json)
     spec = read_spec(model, input_shape, classes)
@@ -256,7 +256,7 @@ def devices(*, json: JsonOption = None) -> None:
 
     Example: cubatch devices --json devices.json
     """
-    from cubatch import catalogue, listings, probe  # noqa: PLC0415
+    from cubatch import catalogue, listings, probe
 
     console.check_writable(json=json)
     here, known = probe.devices(), catalogue.all_devices()
@@ -266,7 +266,7 @@ def devices(*, json: JsonOption = None) -> None:
 
 
 @app.command()
-def train(  # noqa: PLR0913 - the options of train()
+def train(
     model: Model,
     *,
     data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder with MNIST's files, plain or gzip.")],
@@ -289,10 +289,10 @@ def train(  # noqa: PLR0913 - the options of train()
 
     Example: cubatch train mnist-cnn --data mnist --download --batch-size 64
     """
-    from cubatch import listings, probe, tuning  # noqa: PLC0415
-    from cubatch.engine import data as files  # noqa: PLC0415
-    from cubatch.engine import train as engine  # noqa: PLC0415
-    from cubatch.spec import as_network  # noqa: PLC0415
+    from cubatch import listings, probe, tuning
+    from cubatch.engine import data as files
+    from cubatch.engine import train as engine
+    from cubatch.spec import as_network
 
     size = 0 if batch_size == "auto" else whole_numbers("--batch-size", batch_size, count=1)[0]
     console.check_writable(json=json)
@@ -343,7 +343,7 @@ def _watch(show: console.Show | None) -> Callable[[Event], None] | None:
 
 
 def _show(result: TuningResult, json_path: str | None) -> None:
-    from cubatch import report  # noqa: PLC0415 - as in the commands
+    from cubatch import report
 
     mapping = result.to_mapping()
     console.emit([report.fitted(mapping, width=console.line_width())], mapping, json_path)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cubatch import console
-from cubatch.options import JsonOption, StoreOption  # noqa: TC001 - typer evaluates them
+from cubatch.options import JsonOption, StoreOption
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,8 +23,8 @@ def list_runs(*, store: StoreOption = None, json: JsonOption = None) -> None:
 
     Example: cubatch store list --json -
     """
-    from cubatch import listings  # noqa: PLC0415
-    from cubatch import store as kept  # noqa: PLC0415
+    from cubatch import listings
+    from cubatch import store as kept
 
     console.check_writable(json=json)
     path = store or kept.default_path()
@@ -44,8 +44,8 @@ def show_run(
 
     Example: cubatch store show 3
     """
-    from cubatch import listings  # noqa: PLC0415
-    from cubatch import store as kept  # noqa: PLC0415
+    from cubatch import listings
+    from cubatch import store as kept
 
     console.check_writable(json=json)
     stored, measured = kept.show(store or kept.default_path(), run)
@@ -67,7 +67,7 @@ def clear_runs(
 
     Example: cubatch store clear 3
     """
-    from cubatch import store as kept  # noqa: PLC0415
+    from cubatch import store as kept
 
     console.check_writable(json=json)
     path = store or kept.default_path()

@@ -93,9 +93,9 @@ class EventClock(HostClock):
 
 def cupy_clock(uuid: str | None) -> EventClock:
     """Make a clock of CuPy's events for the current device."""
-    import cupy  # noqa: PLC0415 - only where a GPU is used
+    import cupy
 
-    def elapsed(start: Any, end: Any) -> float:  # noqa: ANN401
+    def elapsed(start: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
 
     return EventClock(cupy.cuda.Event, elapsed, monitor_of(uuid))
@@ -125,7 +125,7 @@ def callable_clock() -> HostClock:
 
 def monitor_of(uuid: str | None) -> Monitor | None:
     """Open NVML for a GPU; None where NVML is missing or does not list it."""
-    from cubatch.monitor import Monitor  # noqa: PLC0415 - NVML is wanted only beside a GPU
+    from cubatch.monitor import Monitor
 
     try:
         return None if uuid is None else Monitor(uuid)

@@ -52,7 +52,7 @@ def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_pa
             path.write_text(text, encoding="utf-8")
     width = line_width()
     if sys.stdout.isatty():
-        from rich.console import Console  # noqa: PLC0415 - slow, and only for a terminal
+        from rich.console import Console
 
         for index, content in enumerate(grids):
             Console(width=width).print(*([""] if index else []), report.rich_grid(content, width=width), sep="\n")
@@ -70,7 +70,7 @@ def line_width() -> int:
     """Give the characters per line: the terminal's, or the report's own in a pipe."""
     if not sys.stdout.isatty():
         return report.WIDTH
-    import shutil  # noqa: PLC0415 - only for a terminal
+    import shutil
 
     return max(60, min(shutil.get_terminal_size().columns, report.WIDTH))
 
@@ -126,8 +126,8 @@ def progress_bar(description: str) -> Iterator[Show | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415 - slow, and only for a terminal
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar: Progress = Progress(
         TextColumn("{task.description}"),

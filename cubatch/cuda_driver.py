@@ -81,14 +81,14 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
     return tuple(_describe(cuda, index) for index in range(count.value))
 
 
-def _load() -> Any:  # noqa: ANN401 - a C library
+def _load() -> Any:
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise DeviceNotAvailable("cuda", f"the CUDA driver ({_LIBRARY}) is not installed", _REMEDY) from error
 
 
-def _describe(cuda: Any, index: int) -> VisibleGpu:  # noqa: ANN401 - a C library
+def _describe(cuda: Any, index: int) -> VisibleGpu:
     handle = ctypes.c_int()
     _check(cuda.cuDeviceGet(ctypes.byref(handle), index), "cuDeviceGet")
     text = ctypes.create_string_buffer(256)

@@ -79,7 +79,7 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 def _blas() -> str:
     """Name the BLAS that NumPy has loaded: "openblas 0.3.30 SkylakeX"."""
-    import numpy as np  # noqa: F401, PLC0415 - its BLAS is listed once it is loaded
+    import numpy as np  # noqa: F401 - its BLAS is listed once it is loaded
 
     for library in threadpoolctl.threadpool_info():
         if library.get("user_api") == "blas":

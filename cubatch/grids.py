@@ -61,7 +61,7 @@ def rich_grid(content: Mapping[str, Any], *, width: int = WIDTH) -> Text:
     Returns:
         Text that rich prints.
     """
-    from rich.text import Text  # noqa: PLC0415 - slow, and only for a terminal
+    from rich.text import Text
 
     return Text("\n").join(Text(text, style=_STYLES[role], no_wrap=True) for text, role in _lines(content, width))
 

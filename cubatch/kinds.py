@@ -139,7 +139,7 @@ def _check_window(r: int, s: int, pad: tuple[int, int, int, int], dilation: tupl
             )
 
 
-def _window_extents(  # noqa: PLR0913, PLR0917
+def _window_extents(
     shape: Extents,
     r: int,
     s: int,

@@ -31,7 +31,7 @@ MOST = 40
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
 
 
-def candidates(  # noqa: PLR0913 - what autotune() is asked for shapes the ladder
+def candidates(
     spec: SpecLike,
     *,
     device: Device | str | None = None,
@@ -90,19 +90,51 @@ def candidates(  # noqa: PLR0913 - what autotune() is asked for shapes the ladde
     """
     found, resolved = probe.resolve(device, live=False), models.resolve(spec)
     probe.check_dtype(found, dtype)
+    steps, _ = within(
+        resolved,
+        found,
+        room=probe.memory_limit(found, memory_limit).bytes,
+        mode=mode,
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        batch_sizes=batch_sizes,
+        optimizer=optimizer,
+        library=library,
+        recompute=recompute,
+    )
+    return steps
+
+
+def within(
+    resolved: Spec,
+    found: Device,
+    *,
+    room: int,
+    mode: str,
+    dtype: str,
+    max_batch_size: int | None,
+    batch_sizes: Iterable[int] | None,
+    optimizer: str,
+    library: str,
+    recompute: bool,
+) -> tuple[list[Candidate], int]:
+    """
+    List the candidates as `candidates` does, for so many bytes of memory; also give the largest batch that fits.
+
+    Free memory changes from one look to the next, so whoever needs both must look once.
+    """
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "device": found}
     top = None if max_batch_size is None else memory.check_batch_size(max_batch_size, "max_batch_size")
-    room = max(1, probe.memory_limit(found, memory_limit).bytes)
-    largest = memory.max_batch_size(resolved, room, recompute=recompute, library=library, **options)
+    largest = memory.max_batch_size(resolved, max(1, room), recompute=recompute, library=library, **options)
     if batch_sizes is None:
         kept = _ladder(_proposals(resolved, found, mode, dtype, largest, top))
     else:
-        kept = _asked_for(batch_sizes, top)
+        kept = asked_for(batch_sizes, top)
 
     def planned(size: int) -> int:
         return plan(resolved, batch_size=size, recompute=recompute, **options).total
 
-    return [
+    steps = [
         attrs.evolve(
             candidate,
             predicted_peak_bytes=planned(candidate.batch_size),
@@ -111,6 +143,7 @@ def candidates(  # noqa: PLR0913 - what autotune() is asked for shapes the ladde
         )
         for candidate in kept
     ]
+    return steps, largest
 
 
 def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None = None) -> list[Candidate]:
@@ -133,7 +166,7 @@ def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None =
     """
     top = memory.check_batch_size(max_batch_size, "max_batch_size")
     if batch_sizes is not None:
-        return _asked_for(batch_sizes, top)
+        return asked_for(batch_sizes, top)
     return _ladder([*_plain(top), Proposal(top, "max_batch_size", "max_batch_size")])
 
 
@@ -144,7 +177,7 @@ def explain(
     device: Device | str | None = None,
     mode: str = "inference",
     dtype: str = "float32",
-    **options: Any,  # noqa: ANN401 - those of candidates()
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """
     Say for each candidate how each layer's grid falls on the SMs, and where channels waste Tensor Cores.
@@ -237,7 +270,8 @@ def _plain(limit: int) -> list[Proposal]:
     return [*_powers(limit), *between]
 
 
-def _asked_for(batch_sizes: Iterable[int], top: int | None) -> list[Candidate]:
+def asked_for(batch_sizes: Iterable[int], top: int | None) -> list[Candidate]:
+    """Make candidates of exactly these sizes, each once and ascending; none may be above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
     sizes = sorted({memory.check_batch_size(size, "batch_sizes") for size in batch_sizes})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Grid = dict[str, Any]
 
 
-def plain(record: Any) -> Any:  # noqa: ANN401 - any record or value
+def plain(record: Any) -> Any:
     """
     Turn a record into plain mappings and lists for JSON, which knows no NaN and no infinity: those are None.
 

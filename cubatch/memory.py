@@ -99,10 +99,13 @@ class Footprint:
         rows = [[part.replace("_", " "), format_bytes(getattr(self, part))] for part in parts]
         notes = [
             f"peak {format_bytes(self.total)} at {self.peak_layer}; buffers share memory when their lifetimes allow",
-            f"textbook count: {format_count(self.elements_per_sample)} elements per sample, "
-            f"{format_count(self.elements_per_sample * self.batch_size)} in all",
+            (
+                f"textbook count: {format_count(self.elements_per_sample)} elements per sample, "
+                f"{format_count(self.elements_per_sample * self.batch_size)} in all"
+            ),
         ]
-        by_part = report.grid({"title": f"batch {self.batch_size}", "columns": ["part", "bytes"], "rows": rows, "notes": notes})
+        title = f"batch {self.batch_size}"
+        by_part = report.grid({"title": title, "columns": ["part", "bytes"], "rows": rows, "notes": notes})
         columns = ["layer", "type", "output", "parameters", "activations", "gradients", "workspace"]
         by_layer = [
             [
@@ -117,12 +120,12 @@ class Footprint:
         return by_part + "\n" + report.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
 
 
-def resolve_library(library: str, device: Device) -> str:
+def resolve_library(library: str) -> str:
     """
-    Say which kernels "auto" stands for on a device.
+    Say which kernels "auto" stands for: im2col and a GEMM, the only ones there are so far.
 
     Raises:
-        InvalidArgument: If the library is unknown, or cannot run on the device.
+        InvalidArgument: If the library is unknown, or not in this version.
     """
     if library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
@@ -131,7 +134,7 @@ def resolve_library(library: str, device: Device) -> str:
     return "im2col"
 
 
-def _checked(  # noqa: PLR0913
+def _checked(
     spec: SpecLike, *, mode: str, dtype: str, optimizer: str, device: Device | str | None, library: str
 ) -> tuple[Spec, Device]:
     """Resolve a spec and a device, and check the words beside them."""
@@ -139,7 +142,7 @@ def _checked(  # noqa: PLR0913
     if optimizer not in STATE_COPIES:
         raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
     found = probe.resolve(device, live=False)
-    resolve_library(library, found)
+    resolve_library(library)
     probe.check_dtype(found, dtype)
     return models.resolve(spec), found
 
@@ -154,7 +157,7 @@ def check_batch_size(value: object, name: str = "batch_size") -> int:
     return number
 
 
-def footprint(  # noqa: PLR0913
+def footprint(
     spec: SpecLike,
     *,
     batch_size: int,
@@ -193,9 +196,7 @@ def footprint(  # noqa: PLR0913
     """
     size = check_batch_size(batch_size)
     spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
-    whole = plan(
-        spec, batch_size=size, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, device=found
-    )
+    whole = plan(spec, batch_size=size, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, device=found)
     program = whole.schedule
     parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)
     by_node = {name: dict(parts) for name in [INPUT, *(node.name for node in program.network.nodes)]}
@@ -207,7 +208,8 @@ def footprint(  # noqa: PLR0913
     peak = max(range(len(alive)), key=alive.__getitem__, default=0)
     node = program.ops[peak].node if program.ops else None
     itemsize = BYTES_PER_ELEMENT[dtype]
-    layers = [{"name": INPUT, "type": INPUT, "output_shape": program.network.input_shape, "parameters": 0, "weights": 0}]
+    shape = program.network.input_shape
+    layers = [{"name": INPUT, "type": INPUT, "output_shape": shape, "parameters": 0, "weights": 0}]
     layers += [
         {
             "name": node.name,
@@ -247,7 +249,7 @@ def textbook_elements(spec: Spec, mode: str) -> int:
     return math.prod(network.input_shape) + outputs * (2 if mode == "training" else 1)
 
 
-def max_batch_size(  # noqa: PLR0913
+def max_batch_size(
     spec: SpecLike,
     memory: int | str,
     *,
@@ -274,8 +276,11 @@ def max_batch_size(  # noqa: PLR0913
         InvalidArgument: If an argument is out of range.
 
     Example:
-        >>> max_batch_size("mlp", "12GiB", mode="training", device="cpu") > 2_000_000
-        False
+        >>> options = {"mode": "training", "device": "v100-sxm2-16gb"}
+        >>> most = max_batch_size("resnet50", "12GiB", **options)
+        >>> totals = [footprint("resnet50", batch_size=n, **options).total for n in (most, most + 1)]
+        >>> totals[0] <= 12 * 2**30 < totals[1]
+        True
     """
     spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
     limit = _limit_bytes(memory, found)
@@ -348,7 +353,7 @@ def _climb(total: Callable[[int], int], limit: int, size: int) -> int:
     return size
 
 
-def rules_of_thumb(  # noqa: PLR0913
+def rules_of_thumb(
     spec: SpecLike,
     *,
     batch_size: int = 256,
@@ -394,7 +399,7 @@ def rules_of_thumb(  # noqa: PLR0913
         for name, formula, factor in (
             ("2x the file", "twice the size of the weights on disk", 2),
             ("3x the file", "weights, gradients and momentum, each the size of the file", 3),
-            ("4.5x the file", "what a training run was once measured to take: the parts beyond 3x are activations and workspace", 4.5),
+            ("4.5x the file", "as once measured: what is beyond 3x are activations and workspace", 4.5),
         )
     ]
     if memory is not None:

@@ -134,15 +134,15 @@ class _Sketch:
         self.shape, self.name, self.classes = shape, name, classes
         self.layers: list[Layer] = []
 
-    def add(self, name: str, kind: type[Layer], *inputs: str, **values: Any) -> str:  # noqa: ANN401 - any field
+    def add(self, name: str, kind: type[Layer], *inputs: str, **values: Any) -> str:
         self.layers.append(kind(name=name, inputs=inputs or None, **values))
         return name
 
-    def conv(self, name: str, k: int, size: int, *inputs: str, **values: Any) -> str:  # noqa: ANN401 - any field
+    def conv(self, name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
         """Add a square convolution that keeps the extents unless told otherwise."""
         return self.add(name, Conv2d, *inputs, **{"k": k, "r": size, "s": size, "pad": size // 2, **values})
 
-    def conv_norm(self, name: str, k: int, size: int, *inputs: str, norm: dict[str, float], **values: Any) -> str:  # noqa: ANN401
+    def conv_norm(self, name: str, k: int, size: int, *inputs: str, norm: dict[str, float], **values: Any) -> str:
         """Add a convolution without bias, and the batch normalisation that makes one superfluous."""
         self.conv(f"{name}.conv", k, size, *inputs, bias=False, **values)
         return self.add(f"{name}.bn", BatchNorm2d, **norm)
@@ -243,7 +243,7 @@ _INCEPTIONS: tuple[tuple[str, tuple[int, int, int, int, int, int]], ...] = (
 def _googlenet(net: _Sketch) -> None:
     """GoogLeNet as in torchvision: batch normalised, and 3 x 3 filters where the paper has 5 x 5."""
 
-    def conv(name: str, k: int, size: int, *inputs: str, **values: Any) -> str:  # noqa: ANN401 - any field
+    def conv(name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
         net.conv_norm(name, k, size, *inputs, norm={"eps": 0.001}, **values)
         return net.add(f"{name}.relu", ReLU)
 
@@ -328,7 +328,7 @@ _MOBILENET_V3_LARGE: tuple[tuple[int, int, int, bool, type[Layer], int], ...] = 
 def _mobilenet_v3_large(net: _Sketch) -> None:
     norm = {"eps": 0.001, "momentum": 0.01}
 
-    def conv(name: str, k: int, size: int, act: type[Layer], **values: Any) -> str:  # noqa: ANN401 - any field
+    def conv(name: str, k: int, size: int, act: type[Layer], **values: Any) -> str:
         net.conv_norm(name, k, size, norm=norm, **values)
         return net.add(f"{name}.act", act)
 

@@ -179,7 +179,7 @@ class Monitor:
         except nvml.NVMLError as error:
             raise _failure("nvmlDeviceGetHandleByUUID", error) from error
 
-    def _read(self, query: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - NVML's structures are untyped
+    def _read(self, query: Callable[..., Any], *arguments: object) -> Any:
         """Ask NVML; None where this GPU, slice, driver or user is not given the answer."""
         nvml = self._nvml
         try:
@@ -195,9 +195,9 @@ class Monitor:
             raise _failure(query.__name__, error) from error
 
 
-def _start(uuid: str) -> Any:  # noqa: ANN401 - the module object of NVML's bindings
+def _start(uuid: str) -> Any:
     """Load NVML; calling it again is cheap, since NVML counts how often it was started."""
-    import pynvml  # type: ignore[import-untyped]  # noqa: PLC0415 - only where a GPU is looked at
+    import pynvml
 
     try:
         pynvml.nvmlInit()
@@ -209,7 +209,7 @@ def _start(uuid: str) -> Any:  # noqa: ANN401 - the module object of NVML's bind
     return pynvml
 
 
-def _failure(operation: str, error: Any) -> DeviceFailed:  # noqa: ANN401 - NVML's errors are untyped
+def _failure(operation: str, error: Any) -> DeviceFailed:
     return DeviceFailed(operation, f"NVML status {error.value} ({type(error).__name__})", "See nvidia-smi.")
 
 

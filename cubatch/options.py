@@ -59,8 +59,8 @@ def read_spec(model: str, input_shape: str | None, classes: int | None) -> Spec:
         typer.BadParameter: If the shape is not three numbers, or is given beside a file.
         CubatchError: If there is no such model or the file is no spec.
     """
-    from cubatch import models  # noqa: PLC0415
-    from cubatch.spec import load_spec  # noqa: PLC0415
+    from cubatch import models
+    from cubatch.spec import load_spec
 
     if Path(model).suffix.lower() in (".toml", ".json") or Path(model).is_file():
         if input_shape is not None or classes is not None:

@@ -34,7 +34,8 @@ h1 { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-size: 1.1re
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; width: 100%; }
 th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
 td { border-bottom: 1px solid var(--rule); } .n { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; } td:last-child { min-width: 13rem; } tr.mark td { background: var(--mark); font-weight: 600; }
+  font-variant-numeric: tabular-nums; }
+td:last-child { min-width: 13rem; } tr.mark td { background: var(--mark); font-weight: 600; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 0 2rem; }
 .facts th { border-bottom: 1px solid var(--rule); font-weight: 400; color: var(--soft); width: 45%; }
 .facts td { overflow-wrap: anywhere; }
@@ -50,7 +51,7 @@ svg text.limit-label, svg text.gone { fill: var(--red); stroke: none; }
 """
 
 
-def document(  # noqa: PLR0913 - the parts of the page
+def document(
     *,
     title: str,
     subtitle: str,

@@ -107,7 +107,7 @@ def workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, devi
 
 
 @lru_cache(maxsize=4096)
-def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:
+def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:  # noqa: PLR0911 - one for each kind
     """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
     is_forward = kind == "forward"
     h, w, c = layer.input_shapes[0]
@@ -137,10 +137,11 @@ def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], in
 
 @lru_cache(maxsize=64)
 def schedule_of(spec: Spec, mode: str, recompute: bool) -> Schedule:  # noqa: FBT001 - a cache key
+    """Give the schedule of a spec; plans for many batch sizes ask for the same one."""
     return schedule(spec, mode, recompute=recompute)
 
 
-def plan(  # noqa: PLR0913
+def plan(
     spec: Spec,
     *,
     batch_size: int,
@@ -198,7 +199,9 @@ def fixed_bytes(program: Schedule, dtype: str, optimizer: str, members: int) -> 
     return {
         "weight_bytes": _align(parameters * itemsize) + _align(states * max(FLOAT32_BYTES, itemsize)),
         "gradient_bytes": members * _align(parameters * itemsize) if training else 0,  # each member sums its own
-        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * STATE_COPIES[optimizer] + master) if training else 0,
+        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * STATE_COPIES[optimizer] + master)
+        if training
+        else 0,
     }
 
 
@@ -207,6 +210,7 @@ def _align(size: int) -> int:
 
 
 def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device) -> list[int]:
+    """Give the bytes of every buffer of a schedule, for one shard of so many samples."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     widths = {0: itemsize, FLOAT32_BYTES: max(FLOAT32_BYTES, itemsize)}
     sizes = [

@@ -48,7 +48,7 @@ def tuning_curve(
         InvalidArgument: If the ending is none of the three, or the file cannot be written.
     """
     check(path)
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_inches, height_inches), dpi=150, layout="constrained")
     _draw(figure, curve_of(result), result)
@@ -72,14 +72,14 @@ def check(path: str | Path) -> None:
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InvalidArgument("plot file", str(path), "a path that ends in " + ", ".join(_SUFFIXES))
     try:
-        import matplotlib.figure  # noqa: F401, PLC0415 - an extra; found, not used
+        import matplotlib.figure  # noqa: F401 - an extra; found, not used
     except ImportError as error:
         raise MissingDependency("matplotlib", "drawing a figure", "plot") from error
 
 
 def _draw(figure: Figure, shown: Curve, result: Mapping[str, Any]) -> None:
     objective = result.get("objective") or "throughput"
-    from matplotlib.ticker import LogLocator, NullLocator  # noqa: PLC0415 - an extra
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes = figure.subplots()
     axes.set_title(shown.title, loc="left", fontsize=13, fontweight="bold", pad=24)

@@ -282,7 +282,7 @@ class _Run:
             left=left,
             unfinished={other.batch_size: len(other.rounds) for other in self.open if other.rounds},
             waiting=[other.batch_size for other in self.open if not other.rounds],
-            prepare_seconds=stopwatch.prepare_seconds.values(),
+            prepare_seconds=stopwatch.prepare_seconds,
             span_seconds=self.span_seconds,
         )
 

@@ -145,7 +145,7 @@ class RemoteRunner:
             self._end()
             raise
 
-    def _ask(self, request: dict[str, Any], seconds: float | None) -> Any:  # noqa: ANN401 - whatever the worker answers
+    def _ask(self, request: dict[str, Any], seconds: float | None) -> Any:
         """Send one request and wait for its answer; on anything but an answer the worker is ended."""
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed("it has ended", "Call prepare() to start another.")

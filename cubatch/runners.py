@@ -64,7 +64,7 @@ class NetworkRunner:
         self._model.close()
 
 
-def network_runner(  # noqa: PLR0913
+def network_runner(
     *,
     spec: Mapping[str, Any],
     device: str,

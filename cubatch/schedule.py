@@ -211,7 +211,9 @@ class _Writer:
         self.given.add(number)
         return {INPUT: number}
 
-    def emit(self, kind: str, node: Node, reads: dict[str, int], writes: dict[str, int], *, replay: bool = False) -> None:
+    def emit(
+        self, kind: str, node: Node, reads: dict[str, int], writes: dict[str, int], *, replay: bool = False
+    ) -> None:
         """Add an operation, with scratch memory of its own."""
         workspace = self.scratch(kind, node)
         relu = isinstance(node.layer, MaxPool2d) and node.inputs[0] in self.pooled
@@ -253,9 +255,9 @@ class _Writer:
                 for role, (count, itemsize) in layer.saved_elements().items()
             }
             if isinstance(layer, BatchNorm2d):  # mean and inverse deviation of the batch
-                shape = (2, layer.input_shape[2])
-                statistics = Buffer(f"{node.name}.statistics", "activations", node.name, shape, FLOAT32_BYTES, batched=False)
-                saved["statistics"] = self.buffer(statistics)
+                name, shape = f"{node.name}.statistics", (2, layer.input_shape[2])
+                fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
+                saved["statistics"] = self.buffer(fixed)
             self.saved[node.name] = saved
             writes |= saved
         self.produced[writes["y"]] = len(self.ops)
@@ -344,7 +346,7 @@ class _Writer:
             return [(i, name) for i, name in enumerate(node.inputs)]
         return [(i, name) for i, name in enumerate(node.inputs) if name in self.trained]
 
-    def backward(self, node: Node, values: dict[str, int]) -> None:
+    def backward(self, node: Node, values: dict[str, int]) -> None:  # noqa: C901 - one case for each way to reuse
         """Compute what a layer owes to its inputs and parameters."""
         dy = self.gradients.pop(node.name, None)
         wanted = self.wanted(node)
@@ -367,7 +369,7 @@ class _Writer:
             reads["y"] = values[node.name]
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}
-        for i, name in wanted:
+        for i, _ in wanted:
             shape = layer.input_shapes[i]
             fresh = Buffer(f"{node.name}.x{i} gradient", "activation_gradients", node.name, shape)
             writes[f"dx{i}"] = dy if in_place else self.buffer(fresh)

@@ -29,7 +29,7 @@ from cubatch.spec import Spec, as_network
 _ISOLATE_SHARE = 0.25
 
 
-def autotune(  # noqa: PLR0913 - the contract's one call
+def autotune(
     layer_spec: SpecLike,
     *,
     device: Device | str | None = None,
@@ -100,13 +100,19 @@ def autotune(  # noqa: PLR0913 - the contract's one call
     _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
     _check_choices(isolate=isolate, recompute=recompute, store=store)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    library = memory.resolve_library(library, found)
+    library = memory.resolve_library(library)
     if objective == "energy" and found.kind == "cpu":
         raise EnergyNotAvailable(str(found))
     if max_batch_size is not None:
         max_batch_size = memory.check_batch_size(max_batch_size, "max_batch_size")
-    asked = _sizes(batch_sizes)
-    shape: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library, "recompute": recompute}
+    asked = _sizes(batch_sizes, max_batch_size)
+    shape: dict[str, Any] = {
+        "mode": mode,
+        "dtype": dtype,
+        "optimizer": optimizer,
+        "library": library,
+        "recompute": recompute,
+    }
     memory.footprint(spec, batch_size=1, device=found, **shape)  # words that mean nothing never reach the store
     identity = shape | {
         "spec": spec.to_mapping(),
@@ -123,9 +129,10 @@ def autotune(  # noqa: PLR0913 - the contract's one call
     limit = probe.memory_limit(found, memory_limit)
     with _open(store, identity, conditions(found), budget) as run:
         if run.ladder is None:
-            options: dict[str, Any] = {"max_batch_size": max_batch_size, "memory_limit": limit.bytes, "batch_sizes": asked}
-            steps = ladder.candidates(spec, device=found, **shape, **options)
-            largest: int | None = memory.max_batch_size(spec, limit.bytes, device=found, **shape)
+            largest: int | None
+            steps, largest = ladder.within(
+                spec, found, room=limit.bytes, max_batch_size=max_batch_size, batch_sizes=asked, **shape
+            )
             run.save_ladder(steps, {"memory_bytes": limit.bytes, "largest_batch_size": largest, "note": limit.note})
             memory_bytes = limit.bytes
         else:
@@ -183,7 +190,7 @@ def autotune(  # noqa: PLR0913 - the contract's one call
         return answer(measured, notes=run.notes)
 
 
-def autotune_callable(  # noqa: PLR0913 - the contract's call
+def autotune_callable(
     make_step: Callable[[int], Callable[[], object]],
     *,
     max_batch_size: int,
@@ -253,7 +260,7 @@ def autotune_callable(  # noqa: PLR0913 - the contract's call
     _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
     limit = probe.memory_limit(found, memory_limit)
-    asked = _sizes(batch_sizes)
+    asked = _sizes(batch_sizes, memory.check_batch_size(max_batch_size, "max_batch_size"))
     steps = ladder.plain_candidates(max_batch_size, batch_sizes=asked)
     setting = {
         "limits": {
@@ -268,7 +275,7 @@ def autotune_callable(  # noqa: PLR0913 - the contract's call
         "environment": environment(found),
     }
     answer = functools.partial(choose.answer, steps, goal=goal, setting=setting, asked=asked is not None)
-    with _open(False, {}, {}, budget) as run:
+    with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
         factory = functools.partial(CallableRunner, make_step, limit.bytes if memory_limit is not None else None)
         measured = _measured(profiler.measure, factory, steps, run, goal, budget, seed, progress, answer)
     if isinstance(clocks.callable_clock(), clocks.EventClock):
@@ -276,7 +283,7 @@ def autotune_callable(  # noqa: PLR0913 - the contract's call
     return answer(measured, notes=["Timed by the host's clock: no library with CUDA events is loaded and has a GPU."])
 
 
-def _measured(  # noqa: PLR0913, PLR0917
+def _measured(
     measure: Callable[..., Measured],
     factory: RunnerFactory,
     steps: Sequence[Candidate],
@@ -336,18 +343,14 @@ def _check_choices(*, isolate: object, recompute: object, store: object) -> None
         raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
 
 
-def _sizes(batch_sizes: Iterable[int] | None) -> list[int] | None:
+def _sizes(batch_sizes: Iterable[int] | None, top: int | None) -> list[int] | None:
     """Read a list of batch sizes, each once and ascending; None is no list."""
-    if batch_sizes is None:
-        return None
-    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
-        raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
-    return sorted({memory.check_batch_size(size, "batch_sizes") for size in batch_sizes})
+    return None if batch_sizes is None else [step.batch_size for step in ladder.asked_for(batch_sizes, top)]
 
 
 def _check_layers(spec: Spec) -> None:
     """Refuse a layer that the engine cannot run before anything is measured."""
-    from cubatch.engine import layers  # noqa: PLC0415 - the engine is heavy, and a worker may have it instead
+    from cubatch.engine import layers
 
     for node in as_network(spec).nodes:
         layers.check(node.layer, node.name)
@@ -383,5 +386,3 @@ def _device(found: Device, free_bytes: int | None) -> dict[str, Any]:
     )  # fmt: skip
     facts = found.to_mapping()
     return {name: facts[name] for name in names} | {"free_bytes": free_bytes}
-
-

@@ -1,6 +1,4 @@
-"""
-The memory plan made real: one block, every buffer a view at its planned offset.
-"""
+"""The memory plan made real: one block, every buffer a view at its planned offset."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from cubatch.plan import Plan
 _NUMPY_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
 
 
-def element_type(dtype: str) -> Any:  # noqa: ANN401 - NumPy's scalar types have no common name
+def element_type(dtype: str) -> Any:
     """Give NumPy's type for the elements of a dtype."""
     return _NUMPY_TYPES[dtype]
 
 
-def sum_type(dtype: str) -> Any:  # noqa: ANN401 - as above
+def sum_type(dtype: str) -> Any:
     """Give NumPy's type for statistics of elements of a dtype: at least float32."""
     return np.promote_types(element_type(dtype), np.float32)
 
@@ -35,11 +33,11 @@ class Arena:
         xp: The array module that owns the memory.
     """
 
-    def __init__(self, plan: Plan, samples: int, xp: Any) -> None:  # noqa: ANN401 - a module
+    def __init__(self, plan: Plan, samples: int, xp: Any) -> None:
         self._plan, self.samples = plan, samples
         self._block = xp.empty(plan.arena_bytes, dtype=np.uint8)
 
-    def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - NumPy's or CuPy's array
+    def __getitem__(self, number: int) -> Any:
         """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
         buffer = self._plan.schedule.buffers[number]
         shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
@@ -48,7 +46,7 @@ class Arena:
             kind = np.int32
         return backend.view(self._block, shape, kind, offset=self._plan.offsets[number])
 
-    def workspace(self, number: int) -> Any:  # noqa: ANN401 - NumPy's or CuPy's array
+    def workspace(self, number: int) -> Any:
         """View an operation's scratch memory as bytes."""
         offset = self._plan.offsets[number]
         return self._block[offset : offset + self._plan.sizes[number]]

@@ -61,16 +61,14 @@ class Dataset:
         """Number of classes, taken as the largest label plus one."""
         return int(self.labels.max()) + 1
 
-    def batch(self, index: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # noqa: ANN401 - slice or array
+    def batch(self, index: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Give some samples, normalised, as float32, and their labels."""
         images = self.images[index].astype(np.float32)
         images -= np.float32(255 * self.mean)
         images /= np.float32(255 * self.deviation)
         return images, self.labels[index]
 
-    def shuffled(
-        self, batch_size: int, seed: int
-    ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    def shuffled(self, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
         """Deal out whole batches in an order drawn from the seed; the rest of the last one is left out."""
         order = np.random.default_rng(seed).permutation(len(self))
         for start in range(0, len(self) - batch_size + 1, batch_size):

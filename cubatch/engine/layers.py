@@ -86,7 +86,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     return backend.prepare(work, bound)
 
 
-def _shaped(layer: Layer, role: str, array: Any) -> Any:  # noqa: ANN401 - NumPy's or CuPy's array
+def _shaped(layer: Layer, role: str, array: Any) -> Any:
     """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)

@@ -18,7 +18,7 @@ from cubatch.scratch import Flat
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_HOST_BYTES = 1 << 17
+_HOST_BYTES = 1 << 18
 """Workspace that is used on the CPU: a piece with its parameters, gradient and state stays in the L2."""
 
 

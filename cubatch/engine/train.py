@@ -1,6 +1,4 @@
-"""
-Training: epochs over a data set, and the accuracy on images that were not trained on.
-"""
+"""Training: epochs over a data set, and the accuracy on images that were not trained on."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ class Training:
         return attrs.asdict(self)
 
 
-def train(  # noqa: PLR0913
+def train(
     network: Network,
     *,
     data: str | Path,

@@ -33,7 +33,9 @@ IMAGES = np.arange(3 * 4 * 5).reshape(3, 4, 5)
 # --- reading -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("array", [IMAGES, np.array([7, 0, 255]), np.zeros((0, 28, 28))], ids=["images", "labels", "none"])
+@pytest.mark.parametrize(
+    "array", [IMAGES, np.array([7, 0, 255]), np.zeros((0, 28, 28))], ids=["images", "labels", "none"]
+)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_a_file_is_read_by_its_content_not_its_name(tmp_path, array, pack):
     """Plain or packed, whatever it is called, the elements and their shape come back."""
@@ -60,7 +62,19 @@ def test_a_file_is_read_by_its_content_not_its_name(tmp_path, array, pack):
         (gzip.compress(idx(IMAGES))[:20] + b"\xff" * 40, "cannot be read"),
         (bytes([0, 0, 8, 4]) + b"\xff" * 16, "should hold"),
     ],
-    ids=["empty", "one byte", "other format", "floats", "short", "long", "header", "cut gzip", "no gzip", "damaged", "huge"],
+    ids=[
+        "empty",
+        "one byte",
+        "other format",
+        "floats",
+        "short",
+        "long",
+        "header",
+        "cut gzip",
+        "no gzip",
+        "damaged",
+        "huge",
+    ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, content, says):
     """Truncated, damaged, of another type, or claiming 10^38 elements: an error with the path and what is wrong."""

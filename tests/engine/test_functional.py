@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tracemalloc
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from cubatch import scratch
 from cubatch.engine import backend, functional, reference
+from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
 from cubatch.windows import conv_shape, pool_axes
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
@@ -528,8 +530,42 @@ def test_a_call_with_too_many_blocks_is_prepared_as_it_is(monkeypatch):
     step = backend.prepare(
         functional.dropout, x, p=0.0, seed=1, out=out, mask=np.empty(x.shape, bool), workspace=np.empty(64, np.uint8)
     )
+    assert isinstance(step, functools.partial)
+    assert step.func is functional.dropout
     step()
     np.testing.assert_array_equal(out, x)
+
+
+def test_a_call_whose_result_would_be_lost_cannot_be_recorded():
+    """A recording only works on arrays that exist already."""
+    with pytest.raises(TypeError, match="out="):
+        backend.prepare(lambda: backend.of(np.ones(1)).add(1, 1))
+
+
+def test_batch_norm_in_a_team_is_batch_norm_of_the_whole_batch():
+    """Shards of different sizes are normalised by common statistics, forward and backward."""
+    random = np.random.default_rng(14)
+    x, dy, gamma_, beta = *random.standard_normal((2, 5, 3, 2, 4)), *random.standard_normal((2, 4))
+
+    def run(x, dy, saved, **shared):
+        y = functional.batch_norm_train(x, gamma_, beta, **saved, **shared)
+        dgamma, dbeta = np.empty(4), np.empty(4)
+        dx = functional.batch_norm_backward(dy, x, gamma_, **saved, dgamma=dgamma, dbeta=dbeta, **shared)
+        return y, dx, dgamma, dbeta
+
+    y, dx, dgamma, dbeta = run(x, dy, {"mean": np.empty(4), "inv_std": np.empty(4)})
+    parts = {}
+    with Team(2) as team:
+
+        def work(rank):
+            shard, saved = team.shard(5, rank), {"mean": np.empty(4), "inv_std": np.empty(4)}
+            parts[rank] = run(x[shard], dy[shard], saved, count=30, reduce=functools.partial(team.sum, rank))
+
+        team.run(work)
+    np.testing.assert_allclose(np.concatenate([parts[0][0], parts[1][0]]), y, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(np.concatenate([parts[0][1], parts[1][1]]), dx, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(parts[0][2] + parts[1][2], dgamma, rtol=1e-11)
+    np.testing.assert_allclose(parts[0][3] + parts[1][3], dbeta, rtol=1e-11)
 
 
 def test_a_workspace_below_one_row_is_an_error_with_both_numbers():

@@ -148,7 +148,7 @@ def test_memory_is_given_back_and_taken_anew():
 
 
 def test_out_of_memory_names_all_that_matters():
-    """case: oom-shape. The error says layer, tensor, shape, which axis is the batch, bytes asked and free, what fits."""
+    """case: oom-shape. The error says layer, tensor, shape, batch axis, bytes asked and free, and what fits."""
     n = 2**31 - 1  # more than the address space of any machine holds
     with Model(models.build("mnist-cnn"), device=HERE, mode="training") as model:
         with pytest.raises(OutOfMemory) as caught:
@@ -431,8 +431,10 @@ def test_an_error_in_a_step_reaches_the_caller(monkeypatch):
     with Model(models.build("mlp"), device=cpu(2), mode="training") as model:
         model.prepare(4)
         model.load_random()
+
         def fail():
             raise CubatchError("in the step")
+
         model._programs[0][1][1] = fail
         with pytest.raises(CubatchError, match="in the step"):
             model.step()

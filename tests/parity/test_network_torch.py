@@ -71,7 +71,9 @@ class Beside:
                 turned = array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
                 self.parameters[layer, name] = torch.tensor(np.ascontiguousarray(turned), requires_grad=True)
         self.states = {
-            (layer, name): torch.tensor(array) for layer, arrays in model.states.items() for name, array in arrays.items()
+            (layer, name): torch.tensor(array)
+            for layer, arrays in model.states.items()
+            for name, array in arrays.items()
         }
         self.training = True
 

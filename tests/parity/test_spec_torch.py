@@ -36,7 +36,7 @@ def parameters(module: Any) -> int:
     h=st.integers(1, 14), w=st.integers(1, 14), r=SMALL, s=SMALL, stride=PAIRS, dilation=PAIRS,
     pad=st.tuples(st.integers(0, 3), st.integers(0, 3)), groups=st.integers(1, 3), bias=st.booleans(),
 )  # fmt: skip
-def test_convolutions_have_pytorchs_extents_and_parameters(groups: int, bias: bool, **values: Any) -> None:  # noqa: FBT001
+def test_convolutions_have_pytorchs_extents_and_parameters(groups: int, bias: bool, **values: Any) -> None:
     """Every drawn convolution gives the shape and the number of parameters of torch.nn.Conv2d."""
     for extent, taps, i in ((values["h"], values["r"], 0), (values["w"], values["s"], 1)):
         assume(extent + 2 * values["pad"][i] >= (taps - 1) * values["dilation"][i] + 1)
@@ -54,7 +54,7 @@ def test_convolutions_have_pytorchs_extents_and_parameters(groups: int, bias: bo
     h=st.integers(1, 14), w=st.integers(1, 14), r=SMALL, s=SMALL, stride=PAIRS,
     pad=st.tuples(st.integers(0, 2), st.integers(0, 2)), ceil=st.booleans(), largest=st.booleans(),
 )  # fmt: skip
-def test_pools_have_pytorchs_extents(ceil: bool, largest: bool, **values: Any) -> None:  # noqa: FBT001
+def test_pools_have_pytorchs_extents(ceil: bool, largest: bool, **values: Any) -> None:
     """Every drawn pool, rounded down or up, gives the shape of PyTorch's (which takes pads to half a window)."""
     assume(values["pad"][0] <= values["r"] // 2 and values["pad"][1] <= values["s"] // 2)
     assume(values["h"] + 2 * values["pad"][0] >= values["r"] and values["w"] + 2 * values["pad"][1] >= values["s"])

@@ -71,7 +71,7 @@ def ask(
     unfinished: dict[int, int] | None = None,
     size: int = 200,
     waiting: tuple[int, ...] = (200,),
-    prepare: list[float] | None = None,
+    prepare: dict[int, float] | None = None,
 ) -> str | None:
     """Ask for a size; 200 needs 11 s: its step is guessed at 1 s, in proportion to 0.5 s at half the size."""
     return why_not_first(
@@ -80,7 +80,7 @@ def ask(
         left=left,
         unfinished=unfinished or {},
         waiting=waiting,
-        prepare_seconds=prepare or [],
+        prepare_seconds=prepare or {},
         span_seconds=0.01,
     )
 
@@ -109,12 +109,12 @@ def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
 
 
 def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
-    """A single preparation of 50 s held compiling and is passed over; of two the least counts, five times."""
-    assert ask(11.0, prepare=[50.0]) is None
-    assert ask(21.0, prepare=[50.0, 2.0]) is None
-    assert ask(20.9, prepare=[50.0, 2.0])
+    """A first preparation of 50 s held compiling and is passed over; the line through 1 s and 2 s says 4 s, five times."""
+    assert ask(11.0, prepare={50: 50.0}) is None
+    assert ask(31.0, prepare={50: 1.0, 100: 2.0}) is None
+    assert ask(30.9, prepare={50: 1.0, 100: 2.0})
 
 
 def test_the_first_of_all_sizes_runs_untried() -> None:
     """With nothing smaller known there is no guess, and somebody must begin."""
-    assert why_not_first(64, {}, left=1e-3, unfinished={}, waiting=(64,), prepare_seconds=[], span_seconds=0.01) is None
+    assert why_not_first(64, {}, left=1e-3, unfinished={}, waiting=(64,), prepare_seconds={}, span_seconds=0.01) is None

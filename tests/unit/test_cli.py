@@ -271,7 +271,7 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_signals_exit_with_130_and_no_traceback(number):
     """Ctrl-C, and the SIGTERM of a batch system at the end of its time, end alike."""
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
+    process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SLEEPER)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -309,7 +309,7 @@ def test_help_loads_nothing_heavy():
         "sys.exit(','.join(sorted(heavy)) or 0)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -439,7 +439,7 @@ def test_an_empty_store_lists_nothing_and_clears_nothing(run, tmp_path):
 def test_a_reader_that_goes_away_ends_the_command_quietly(arguments):
     """`cubatch devices | head -1` is no error of anybody, whether the output is larger than a buffer or not."""
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
+    process = subprocess.Popen(
         [sys.executable, "-m", "cubatch", *arguments],
         cwd=ROOT,
         env=buffered,

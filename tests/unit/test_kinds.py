@@ -79,7 +79,7 @@ def test_convolutions_have_as_many_outputs_as_window_positions(conv: Conv2d) -> 
     h=st.integers(1, 15), w=st.integers(1, 15), r=st.integers(1, 5), s=st.integers(1, 5),
     stride=PAIRS, pad=QUADS, ceil=st.booleans(), kind=st.sampled_from([MaxPool2d, AvgPool2d]),
 )  # fmt: skip
-def test_pools_have_as_many_outputs_as_window_positions(  # noqa: PLR0913
+def test_pools_have_as_many_outputs_as_window_positions(
     h: int,
     w: int,
     r: int,
@@ -87,7 +87,7 @@ def test_pools_have_as_many_outputs_as_window_positions(  # noqa: PLR0913
     stride: tuple[int, int],
     pad: tuple[int, int, int, int],
     ceil: bool,
-    kind: type,  # noqa: FBT001
+    kind: type,
 ) -> None:
     """
     Windows rounded down lie inside the padded input; rounded up, one more that only begins inside counts.

@@ -296,13 +296,13 @@ def networks(draw: st.DrawFn) -> Network:
     training=st.booleans(), half=st.booleans(), top=st.none() | st.integers(1, 2**31 - 1),
     memory_limit=st.integers(2**28, 2**36),
 )  # fmt: skip
-def test_every_ladder_keeps_its_bounds(  # noqa: PLR0913
+def test_every_ladder_keeps_its_bounds(
     net: Network,
     device: str,
     training: bool,
     half: bool,
     top: int | None,
-    memory_limit: int,  # noqa: FBT001
+    memory_limit: int,
 ) -> None:
     """Whatever network, device and limits: at most 40, ascending, no gap above two, and no kind lost in the cut."""
     options: dict[str, Any] = {

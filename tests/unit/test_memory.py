@@ -87,7 +87,12 @@ def test_parts_cover_the_peak_and_layers_add_up(name, device):
 
 @pytest.mark.parametrize(
     ("layer", "elements"),
-    [(Flatten(h=2, w=3, c=4), 24), (ReLU(h=2, w=3, c=4), 24), (Linear(c=24, k=6), 30), (BatchNorm2d(h=2, w=3, c=4), 48)],
+    [
+        (Flatten(h=2, w=3, c=4), 24),
+        (ReLU(h=2, w=3, c=4), 24),
+        (Linear(c=24, k=6), 30),
+        (BatchNorm2d(h=2, w=3, c=4), 48),
+    ],
     ids=lambda value: getattr(value, "type", value),
 )
 def test_layers_on_their_own_are_counted(layer, elements):
@@ -192,7 +197,7 @@ def test_sizes_and_percentages(monkeypatch):
 
 
 def test_one_sample_too_many():
-    """Where not even one sample fits, the error holds what is needed and what there is; it is a MemoryError and pickles."""
+    """Where not even one sample fits, the error holds what is needed and what there is, and pickles."""
     one = footprint("resnet18", batch_size=1, device=V100).total
     assert max_batch_size("resnet18", one, device=V100) == 1
     with pytest.raises(errors.DoesNotFit) as caught:
@@ -266,7 +271,7 @@ def test_unknown_models_are_refused_with_near_names():
 
 
 def test_the_rules_of_thumb_by_hand():
-    """case: max-batch-formula, memory-rules. Each rule's number from the mlp's 131 410 parameters; errors against the plan."""
+    """case: max-batch-formula, memory-rules. Each rule's number from the mlp's 131 410 parameters."""
     rules = {rule.name: rule for rule in rules_of_thumb("mlp", batch_size=256, memory="12GiB", device=ONE)}
     assert MLP_PARAMETERS == 131_410
     assert rules["textbook count"].value == 465_920

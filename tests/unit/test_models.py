@@ -71,7 +71,7 @@ def test_networks_end_in_logits(name: str) -> None:
 def test_networks_survive_mapping_and_pickle(name: str) -> None:
     """What a spec file or a worker's pipe carries is the same network, and equal networks hash alike."""
     net = models.build(name)
-    for again in (from_mapping(net.to_mapping()), pickle.loads(pickle.dumps(net))):  # noqa: S301 - our own bytes
+    for again in (from_mapping(net.to_mapping()), pickle.loads(pickle.dumps(net))):
         assert again == net
         assert hash(again) == hash(net)
         assert again.nodes == net.nodes

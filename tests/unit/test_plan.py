@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cubatch import models, plan as plan_module, probe
+from cubatch import models, probe
+from cubatch import plan as plan_module
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidSpec
 from cubatch.hardware import Device
@@ -188,7 +189,9 @@ def test_a_small_layer_has_twice_the_l2_in_buffers(copies_of):
     whole = plan(Linear(c=8, k=8), batch_size=4, device=device, **OPTIONS)
     assert whole.copies == copies_of
     assert whole.total == whole.fixed_bytes + copies_of * arena
-    assert plan(Network(input_shape=(1, 1, 8), layers=[Linear(k=8)]), batch_size=4, device=device, **OPTIONS).copies == 1
+    assert (
+        plan(Network(input_shape=(1, 1, 8), layers=[Linear(k=8)]), batch_size=4, device=device, **OPTIONS).copies == 1
+    )
 
 
 def test_parameters_gradients_and_optimizer_state_are_counted_by_hand():

@@ -402,7 +402,7 @@ def test_the_budget_holds_but_for_the_last_step(budget: float, noise: float) -> 
 
 
 def test_a_size_that_would_not_fit_the_budget_is_not_run_and_says_the_numbers() -> None:
-    """Eleven steps of 2.56 s and five preparations of 20 ms do not fit 6 s: 128 is never prepared, 8 is complete."""
+    """Eleven steps of 2.56 s and five times 20 ms of preparing do not fit 6 s: 128 is never prepared."""
     sessions = Sessions(FakeDevice(affine(0.0, 0.02)))
     measured = go(sessions, ladder(1, 8, 128), budget=6.0)
     assert statuses(measured)[128] == "not_run"

@@ -63,8 +63,6 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
     return seen
 
 
-
-
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(network: Network, recompute: bool) -> None:
@@ -78,7 +76,7 @@ def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(network: Ne
                 source = node.inputs[int(role[1:])]
                 assert term == "input" if source == "input" else term in acceptable(network, source)
             elif role == "y":
-                assert term == (name, "y") or isinstance(node.layer, ReLU) and term in acceptable(network, name)
+                assert term == (name, "y") or (isinstance(node.layer, ReLU) and term in acceptable(network, name))
             elif role != "dy":
                 assert term == (name, role)
 
@@ -120,7 +118,11 @@ def peak_elements(program: Schedule) -> int:
     """Most elements per sample alive at once, counted operation by operation."""
     spans = program.lifetimes()
     return max(
-        sum(b.elements for b, (first, last) in zip(program.buffers, spans, strict=True) if b.batched and first <= t <= last)
+        sum(
+            b.elements
+            for b, (first, last) in zip(program.buffers, spans, strict=True)
+            if b.batched and first <= t <= last
+        )
         for t in range(len(program.ops))
     )
 

@@ -122,7 +122,7 @@ def test_a_single_layer_becomes_a_network_of_its_own_type() -> None:
 def test_networks_are_hashable_and_survive_pickling() -> None:
     """Memory plans are cached by network and workers get them by pipe."""
     graph = net(conv(4), GlobalAvgPool(), Linear(k=10))
-    again = pickle.loads(pickle.dumps(graph))  # noqa: S301 - our own bytes
+    again = pickle.loads(pickle.dumps(graph))
     assert again == graph
     assert hash(again) == hash(graph)
     assert again.wants_input_gradient(again.nodes[2])

@@ -129,7 +129,7 @@ def crests_by_hand(blocks: Callable[[int], int], num_sms: int, limit: int) -> di
     h=st.integers(1, 40), c=st.integers(1, 300), k=st.integers(1, 600), stride=st.integers(1, 2),
     num_sms=st.integers(1, 132), limit=st.integers(1, 400), pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]),
 )  # fmt: skip
-def test_crests_are_those_of_brute_force(  # noqa: PLR0913
+def test_crests_are_those_of_brute_force(
     h: int, c: int, k: int, stride: int, num_sms: int, limit: int, pass_: Pass
 ) -> None:
     """

@@ -92,7 +92,7 @@ def test_tensor_cores_take_the_dtypes_of_their_generation(
     capability: tuple[int, int],
     has: bool | None,
     dtype: str,
-    expected: bool | None,  # noqa: FBT001
+    expected: bool | None,
 ) -> None:
     """Volta and Turing multiply float16 only; tf32 and bfloat16 came with sm_80 (CUDA C++ Programming Guide)."""
     device = Device(name="x", compute_capability=capability, tensor_cores=has)

@@ -1,0 +1,124 @@
+"""What a measurement depends on is described without loading it, and changes when it changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import attrs
+import pytest
+
+import cubatch
+from cubatch import environment as module
+from cubatch import monitor, probe
+from cubatch.environment import conditions, environment, kernels_path
+from cubatch.errors import DeviceNotAvailable
+from cubatch.hardware import Device
+
+CPU = probe.device("cpu")
+GPU = Device(name="a GPU", kind="cuda", uuid="GPU-1", memory_bytes=2**34, power_limit_watts=250.0)
+
+
+def test_the_environment_of_a_cpu_names_what_counts_there():
+    """Versions as the packages give them, OpenBLAS by name, nothing of CUDA."""
+    facts = environment(CPU)
+    assert facts["cubatch"] == cubatch.__version__
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["numpy"] == metadata.version("numpy")
+    assert facts["blas"] != "unknown"
+    assert (facts["cupy"], facts["nvrtc"], facts["driver"]) == (None, None, None)
+    assert len(facts["engine_sha256"]) == len(facts["kernels_sha256"]) == 64
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_a_gpu_adds_driver_and_libraries(monkeypatch):
+    """The driver comes from NVML and is unknown without it; versions are read, not imported."""
+    versions = {"cupy-cuda12x": "14.0.1", "nvidia-cuda-nvrtc-cu12": "12.9.86", "numpy": "2.4.0"}
+
+    def version(name):
+        try:
+            return versions[name]
+        except KeyError:
+            raise metadata.PackageNotFoundError(name) from None
+
+    monkeypatch.setattr(metadata, "version", version)
+
+    class Nvml:
+        def __init__(self, uuid):
+            assert uuid == "GPU-1"
+
+        def driver_version(self):
+            return "580.1"
+
+    monkeypatch.setattr(monitor, "Monitor", Nvml)
+    facts = environment(GPU)
+    assert facts["cupy"] == "cupy-cuda12x 14.0.1"
+    assert facts["nvrtc"] == "nvidia-cuda-nvrtc-cu12 12.9.86"
+    assert facts["driver"] == "580.1"
+
+    def missing(uuid):
+        raise DeviceNotAvailable(uuid, "no NVML")
+
+    monkeypatch.setattr(monitor, "Monitor", missing)
+    assert environment(GPU)["driver"] is None
+    assert environment(attrs.evolve(GPU, uuid=None))["driver"] is None
+
+
+def test_conditions_add_the_settings_of_the_device():
+    """Threads, memory size and power limit must be the same for a kept timing to apply."""
+    facts = conditions(attrs.evolve(CPU, threads=3, memory_bytes=123))
+    assert (facts["threads"], facts["memory_bytes"], facts["power_limit_watts"]) == (3, 123, None)
+    assert conditions(GPU)["power_limit_watts"] == 250.0
+    assert environment(CPU).items() <= conditions(CPU).items()
+
+
+@pytest.mark.parametrize("changed", ["engine/conv.py", "schedule.py", "plan.py", "scratch.py", "runners.py"])
+def test_the_engines_hash_follows_its_source(tmp_path, monkeypatch, changed):
+    """Another byte in any file that decides what a step does gives another hash; a report's does not."""
+    package = tmp_path / "cubatch"
+    for name in ("engine/conv.py", "schedule.py", "plan.py", "scratch.py", "runners.py", "report.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("one")
+    monkeypatch.setattr(module, "_PACKAGE", package)
+
+    def found():
+        module._sha256.cache_clear()
+        return environment(CPU)["engine_sha256"]
+
+    before = found()
+    (package / "report.py").write_text("two")
+    assert found() == before
+    (package / changed).write_text("two")
+    assert found() != before
+    module._sha256.cache_clear()
+
+
+def test_every_named_source_is_there():
+    """No pattern of the hash is left without a file, as after a move."""
+    package = Path(cubatch.__file__).parent
+    for pattern in module._ENGINE:
+        assert list(package.glob(pattern)), pattern
+
+
+def test_kernels_are_found_in_a_checkout_and_in_a_wheel(tmp_path, monkeypatch):
+    """Inside the package where a wheel put them, else beside it."""
+    package = tmp_path / "cubatch"
+    package.mkdir()
+    monkeypatch.setattr(module, "_PACKAGE", package)
+    assert kernels_path() == tmp_path / "kernels"
+    (package / "_kernels").mkdir()
+    assert kernels_path() == package / "_kernels"
+
+
+def test_nothing_is_loaded_to_find_it_out():
+    """Describing a GPU's environment imports neither CuPy nor PyTorch nor NVML's binding before it is asked."""
+    code = (
+        "import sys, cubatch.environment as e; from cubatch.hardware import Device; "
+        "e.conditions(Device(name='g', kind='cuda')); "
+        "print([m for m in ('cupy', 'torch', 'pynvml', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
