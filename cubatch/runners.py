@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +109,10 @@ class CallableRunner:
     @property
     def peak_bytes(self) -> int | None:
         """High water of PyTorch's or CuPy's pools since `prepare`; None with neither."""
-        torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-        if torch is not None and torch.cuda.is_available():
+        torch, cupy = _gpu_libraries()
+        if torch:
             return int(torch.cuda.max_memory_allocated())
-        if cupy is not None and cupy.cuda.is_available():
+        if cupy:
             return int(cupy.get_default_memory_pool().total_bytes())
         return None
 
@@ -123,8 +124,8 @@ class CallableRunner:
     def prepare(self, batch_size: int) -> None:
         """Ask for the step of this batch size; the one before is let go of first."""
         self.release()
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available():
+        torch, _ = _gpu_libraries()
+        if torch:
             torch.cuda.reset_peak_memory_stats()
         self._step = self._make_step(batch_size)
         # make_step may be what imported the library whose events time it.
@@ -143,16 +144,30 @@ class CallableRunner:
 
     def release(self) -> None:
         """Let go of the step, and empty the pools of PyTorch and CuPy."""
+        try:
+            before = weakref.ref(self._step) if self._step is not None else None
+        except TypeError:  # no weak references to its type
+            before = None
         self._step = None
-        gc.collect()  # a step that holds itself in a cycle would keep its memory
-        torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+        if before is not None and before() is not None:  # in a cycle, which only the collector finds
+            gc.collect()
         # After a failed GPU every call fails; whoever asked already knows.
         with contextlib.suppress(Exception):
-            if torch is not None and torch.cuda.is_available():
+            torch, cupy = _gpu_libraries()
+            if torch:
                 torch.cuda.empty_cache()
-            if cupy is not None and cupy.cuda.is_available():
+            if cupy:
                 cupy.get_default_memory_pool().free_all_blocks()
 
     def close(self) -> None:
         """Let go of everything."""
         self.release()
+
+
+def _gpu_libraries() -> tuple[Any, Any]:
+    """Give PyTorch and CuPy, each if it is loaded and has a GPU, else None."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    return (
+        torch if torch is not None and torch.cuda.is_available() else None,
+        cupy if cupy is not None and cupy.cuda.is_available() else None,
+    )

@@ -233,7 +233,7 @@ def autotune_callable(
         >>> def make_step(n):
         ...     x, w = np.ones((n, 64)), np.ones((64, 64))
         ...     return lambda: x @ w
-        >>> result = autotune_callable(make_step, max_batch_size=8, device="cpu", budget=2.0)
+        >>> result = autotune_callable(make_step, max_batch_size=8, device="cpu", budget=5.0)
         >>> result.largest_measured
         8
 

@@ -404,7 +404,7 @@ KILLED = """
     import sys
     import cubatch as cb
 
-    cb.autotune("mlp", device="cpu", mode="training", batch_sizes=[2, 8, 32, 128], budget=30.0, seed=1, tolerance=0.001,
+    cb.autotune("mlp", device="cpu", mode="training", batch_sizes=range(30, 36), budget=60.0, seed=1, tolerance=0.001,
                 isolate=False, store=sys.argv[1])
 """
 
@@ -430,7 +430,8 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
     """
     SIGKILL at three random moments, then a rerun: no stored timing is measured again, and no candidate is missing.
 
-    The moments are numbers of kept timings, drawn from a seed, so that the test does not depend on the machine's speed.
+    The moments are numbers of kept timings, drawn from a seed, so that the test does not depend on the machine's speed;
+    sizes so near to each other are all measured for five rounds at least.
     """
     script, kept = tmp_path / "script.py", tmp_path / "kept.sqlite3"
     script.write_text(textwrap.dedent(KILLED))
@@ -451,7 +452,7 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
         before = now
     told = []
     result = autotune(
-        "mlp", device="cpu", mode="training", batch_sizes=[2, 8, 32, 128], budget=30.0, seed=1, tolerance=0.001,
+        "mlp", device="cpu", mode="training", batch_sizes=range(30, 36), budget=60.0, seed=1, tolerance=0.001,
         isolate=False, store=kept, progress=told.append,
     )  # fmt: skip
     after = rows(kept)
@@ -460,7 +461,7 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
     assert len(new) == len(set(new))
     assert not before.keys() & set(new)
     assert after.keys() == before.keys() | set(new)
-    assert [m.batch_size for m in result.measurements] == [2, 8, 32, 128]
+    assert [m.batch_size for m in result.measurements] == list(range(30, 36))
     for m in result.measurements:
         assert m.status in {"ok", "dropped"}
         assert list(m.timings_seconds) == [after[m.batch_size, i][0] for i in range(len(m.timings_seconds))]
