@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "errors": (
         "CubatchError", "DeviceFailed", "DeviceNotAvailable", "DoesNotFit", "EnergyNotAvailable", "InvalidArgument",
-        "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory", "StoreError",
+        "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory", "StoreError", "TimedOut",
         "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "WorkerFailed",
     ),
     "kinds": (

@@ -19,7 +19,7 @@ from cubatch.teeth import coulom, crests, num_blocks, slowest
 
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 V100_SMS = 80
-LEVELS = [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512, 1024]
+LEVELS = [1, 2, 3, 4, 5, 6, 7, 8, *(2**i for i in range(4, 24))]
 
 
 def sizes(proposals: list[Any], kind: str) -> list[int]:

@@ -1,0 +1,211 @@
+"""What `import cubatch` gives, and what it does not load."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import cubatch
+from cubatch import errors
+
+PACKAGE = Path(cubatch.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch")
+# The only modules that may import a GPU library: one for the arrays, one for NVML, one for the clock's events.
+GPU_MODULES = {"engine/backend.py": {"cupy"}, "monitor.py": {"pynvml"}, "clocks.py": {"cupy"}}
+
+# Loads everything else first, so that no module can hide a function of its name, then uses every name twice.
+RESOLVE = """
+import importlib, pkgutil, cubatch
+for module in pkgutil.walk_packages(cubatch.__path__, "cubatch."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+for _ in range(2):
+    for name in cubatch.__all__:
+        print(name, type(getattr(cubatch, name)).__name__)
+"""
+
+
+def fresh(code):
+    """Run code in an interpreter that has imported nothing, warnings being errors."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_importing_cubatch_loads_no_heavy_library():
+    """No GPU, plotting, command-line or array library is loaded by the import itself."""
+    (loaded,) = fresh(f"import sys, cubatch; print([name for name in {(*HEAVY, 'numpy')} if name in sys.modules])")
+    assert loaded == "[]"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "cubatch.models.build('resnet50').parameters",
+        "cubatch.footprint('mlp', batch_size=1, device='v100-sxm2-16gb')",
+        "cubatch.candidates('mnist-cnn', device='v100-sxm2-16gb')",
+        "cubatch.autotune_callable(lambda n: int, max_batch_size=1, device='cpu', budget=1.0)",
+    ],
+)
+def test_using_cubatch_without_gpu_plot_or_command_line_loads_none(use):
+    """Specs, memory, candidates and tuning on the CPU need none of those libraries either."""
+    loaded = fresh(f"import sys, cubatch; {use}; print([n for n in {HEAVY} if n in sys.modules])")
+    assert loaded[-1] == "[]"
+
+
+def test_every_public_name_resolves_twice_after_everything_is_imported():
+    """Importing a submodule puts it into the package, so a module must not have the name of a function."""
+    lines = fresh(RESOLVE)
+    half = len(lines) // 2
+    assert lines[:half] == lines[half:]
+    assert [line.split()[0] for line in lines[:half]] == cubatch.__all__
+    kinds = dict(line.split() for line in lines)
+    assert [name for name, kind in kinds.items() if kind == "module"] == ["models"]
+    assert {kinds[name] for name in ("autotune", "candidates", "device", "footprint", "occupancy")} == {"function"}
+
+
+def test_no_module_has_the_name_of_a_public_function_or_class():
+    """Not anywhere in the package, so that moving a module up cannot break it."""
+    modules = {path.stem for path in SOURCES}
+    assert modules.isdisjoint(set(cubatch.__all__) - {"models"})
+
+
+def test_all_is_sorted_and_is_the_table_of_homes():
+    """`__all__` is what the table says, in order; each name lives where the table says."""
+    table = [name for names in cubatch._HOMES.values() for name in names]
+    assert len(table) == len(set(table))
+    assert cubatch.__all__ == ["__version__", "models", *sorted(table)]
+    assert set(cubatch.__all__) <= set(dir(cubatch))
+    for home, names in cubatch._HOMES.items():
+        module = importlib.import_module(f"cubatch.{home}")
+        for name in names:
+            assert getattr(module, name).__module__ == module.__name__, name
+
+
+CONTRACT = """
+    Conv2d Linear MaxPool2d AvgPool2d GlobalAvgPool BatchNorm2d LayerNorm ReLU ReLU6 HardSwish HardSigmoid Sigmoid SiLU
+    GELU Softmax Dropout Flatten Add Scale Concat Attention Network load_spec models autotune autotune_callable
+    TuningResult Measurement Candidate Device device devices coulom_batch_size candidates footprint max_batch_size
+    rules_of_thumb occupancy count_waves CubatchError
+"""
+
+
+def test_what_is_promised_is_there():
+    """Every name of the public contract that this version has; prediction is still to come."""
+    assert set(CONTRACT.split()) <= set(cubatch.__all__)
+    assert not hasattr(cubatch, "predict")
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """As for any module."""
+    with pytest.raises(AttributeError, match="no attribute 'autotun'"):
+        cubatch.autotun  # noqa: B018 - getting it is the test
+
+
+@pytest.mark.parametrize("name", [name for name in cubatch.__all__ if name != "__version__"])
+def test_everything_public_says_what_it_is(name):
+    """Each function, class, public method and property has a docstring."""
+    thing = getattr(cubatch, name)
+    assert (thing.__doc__ or "").strip()
+    members = vars(thing) if inspect.isclass(thing) else {}
+    for key, member in members.items():
+        if not key.startswith("_") and (inspect.isfunction(member) or isinstance(member, property | classmethod)):
+            assert (inspect.getdoc(getattr(thing, key)) or "").strip(), key
+    if isinstance(thing, types.ModuleType):
+        for key, member in vars(thing).items():
+            if inspect.isfunction(member) and not key.startswith("_"):
+                assert member.__doc__, key
+
+
+def test_every_module_says_its_idea():
+    """The first thing in a file is what it is for."""
+    for path in SOURCES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+
+def drawn_tree():
+    """Read the drawing at the top of errors.py: each class, the one above it, its other base, in order."""
+    found, above = [], {}
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"^ {4}([│├└─ ]*)(\w+)(?: \((\w+)\))?(?: {2,}(\S.*))?$", line)
+        if match and (match[2] == "CubatchError" or match[1]):
+            depth = len(match[1]) // 4
+            above[depth] = match[2]
+            found.append((match[2], above.get(depth - 1), match[3], match[4]))
+    return found
+
+
+def test_the_drawn_tree_of_errors_is_the_tree():
+    """The drawing holds every class once, under its parent, with its other base and a word on what it is for."""
+    tree = drawn_tree()
+    classes = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+    }
+    assert sorted(name for name, *_ in tree) == sorted(classes)
+    for name, parent, other, purpose in tree:
+        bases = [base.__name__ for base in classes[name].__bases__]
+        assert bases == [base for base in (parent or "Exception", other) if base], name
+        assert purpose or name == "CubatchError"
+
+
+def test_every_error_is_exported():
+    """Whoever catches it can name it."""
+    assert {name for name, *_ in drawn_tree()} == set(cubatch._HOMES["errors"])
+
+
+# --- who may import a GPU library ----------------------------------------------------------------------------
+
+
+def imports_of(path):
+    """Give each imported top-level package, and whether it stands inside a function."""
+    found = []
+
+    def walk(node, inside):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend((alias.name.partition(".")[0], inside) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                found.append((child.module.partition(".")[0], inside))
+            walk(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    walk(ast.parse(path.read_text()), inside=False)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_gpu_libraries_are_imported_by_their_own_modules_and_inside_functions(path):
+    """So that every module imports on any machine."""
+    allowed = GPU_MODULES.get(str(path.relative_to(PACKAGE)), set())
+    for name, inside in imports_of(path):
+        if name in {"cupy", "cupyx", "cupy_backends", "pynvml", "torch"}:
+            assert inside, f"{name} is imported when the module is"
+            assert name in allowed
+    assert not allowed - {name for name, _ in imports_of(path)}  # the table holds no more than there is
+
+
+def test_every_module_can_be_imported_alone():
+    """No module needs another to have been imported first."""
+    names = [m.name for m in pkgutil.walk_packages(cubatch.__path__, "cubatch.") if not m.name.endswith("__main__")]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}:\n"
+        "    for loaded in [m for m in sys.modules if m.partition('.')[0] == 'cubatch']: del sys.modules[loaded]\n"
+        "    importlib.import_module(name)\n"
+    )
+    fresh(code)
