@@ -109,7 +109,7 @@ def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
 
 
 def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
-    """A first preparation of 50 s held compiling and is passed over; the line through 1 s and 2 s says 4 s, five times."""
+    """A first preparation of 50 s held compiling and is passed over; a line through 1 s and 2 s says 4 s."""
     assert ask(11.0, prepare={50: 50.0}) is None
     assert ask(31.0, prepare={50: 1.0, 100: 2.0}) is None
     assert ask(30.9, prepare={50: 1.0, 100: 2.0})
