@@ -241,6 +241,10 @@ class _Pool(Layer):
         return p, q, self.input_shape[2]
 
 
+# The tap that won is kept in one byte, which also needs values for "none".
+MOST_TAPS = 254
+
+
 @attrs.frozen(kw_only=True)
 class MaxPool2d(_Pool):
     """
@@ -258,8 +262,8 @@ class MaxPool2d(_Pool):
     def check(self) -> None:
         """Check the window; the position of the largest value is kept in one byte."""
         super().check()
-        if self.r * self.s > 255:  # noqa: PLR2004
-            raise InvalidSpec("r", self.r, f"such that r x s is at most 255 (s is {self.s})")
+        if self.r * self.s > MOST_TAPS:
+            raise InvalidSpec("r", self.r, f"such that r x s is at most {MOST_TAPS} (s is {self.s})")
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
         """Keep which tap won: one byte per output."""

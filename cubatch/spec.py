@@ -286,4 +286,6 @@ def as_network(spec: Spec) -> Network:
     if len(shapes) > 1:
         raise InvalidSpec("spec", spec.type, "a network, for a layer with several inputs")
     alone = attrs.evolve(spec, inputs=None, name=spec.name or spec.type)
-    return Network(input_shape=shapes[0], layers=[alone], name=str(spec))
+    with warnings.catch_warnings():  # a layer was given h, w and c by name
+        warnings.simplefilter("ignore", SuspiciousSpec)
+        return Network(input_shape=shapes[0], layers=[alone], name=str(spec))

@@ -32,6 +32,7 @@ from cubatch.kinds import (
     Tokens,
 )
 from cubatch.layer import Gemm, Layer, Pass
+from cubatch.spec import as_network
 
 QUADS = st.tuples(*[st.integers(0, 3)] * 4)
 PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
@@ -294,3 +295,16 @@ def test_work_scales_with_the_batch(kind: str, n: int) -> None:
     for pass_ in Pass:
         one, many = (sum(gemm.flops for gemm in layer.gemms(pass_, size)) for size in (1, n))
         assert many == n * one
+
+
+def test_a_max_pool_names_its_largest_window():
+    """The winner is kept in a byte, so 15 x 17 = 255 taps are refused when the layer is made, not when it runs."""
+    with pytest.raises(InvalidSpec, match="at most 254"):
+        MaxPool2d(h=20, w=20, c=1, r=15, s=17)
+    assert MaxPool2d(h=20, w=20, c=1, r=14, s=18).output_shape == (1, 1, 1)
+
+
+def test_a_layer_on_its_own_draws_no_warning_about_its_input(recwarn):
+    """Extents given by name are not mistaken for channels first."""
+    as_network(Conv2d(h=3, w=8, c=8, k=4, r=1, s=1))
+    assert not recwarn.list

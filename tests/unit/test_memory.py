@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import errors, host, models, probe
+from cubatch import errors, host, memory, models, probe
 from cubatch.hardware import Device
 from cubatch.kinds import BatchNorm2d, Concat, Conv2d, Flatten, Linear, MaxPool2d, ReLU
 from cubatch.memory import MAX_BATCH_SIZE, footprint, max_batch_size, rules_of_thumb
@@ -172,6 +172,12 @@ def test_the_largest_batch_is_the_largest(spec, number, mode, recompute, share):
     most = max_batch_size(spec, limit, **options)
     assert planned[most - 1] <= limit
     assert all(total > limit for total in planned[most : most + 16])
+
+
+def test_a_size_that_fits_beyond_one_that_does_not_is_found():
+    """Plans are not quite monotone: of 1 to 40, all up to 20 and then 24, 25, 33 fit; 41 and more never do."""
+    fits = {*range(1, 21), 24, 25, 33}
+    assert memory._climb(lambda size: 0 if size in fits else 2, 1, 3) == 33
 
 
 def test_the_largest_batch_of_a_large_memory_is_exact_too():

@@ -152,6 +152,7 @@ def test_any_convolution_runs_in_the_scratch_memory_it_is_given(h, w, groups, wi
         MaxPool2d(h=30, w=30, c=3, r=15, s=16, stride=1),
         AvgPool2d(h=9, w=1, c=1, r=9, s=1, pad=[8, 8, 0, 0], stride=1),
         BatchNorm2d(h=1, w=1, c=1),
+        BatchNorm2d(h=1, w=1, c=300_000),
         GlobalAvgPool(h=3, w=3, c=300_000),
         Softmax(h=1, w=1, c=300_000),
         Dropout(h=1, w=1, c=1),
