@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cubatch import clocks, models, probe
+from cubatch.engine import backend
 from cubatch.engine.network import Model
 from cubatch.errors import OutOfMemory
 from cubatch.runner import Clock
@@ -84,6 +85,8 @@ def network_runner(
         mode, dtype, optimizer, recompute, seed: As for `autotune`.
     """
     found = probe.resolve(device)
+    if found.kind == "cuda":
+        backend.module("cuda").cuda.Device(found.index).use()
     model = Model(
         models.resolve(spec), device=found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, seed=seed
     )

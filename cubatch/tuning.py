@@ -153,8 +153,7 @@ def autotune(
             },
         )
         isolated = _is_isolated(isolate, found, steps, memory_bytes)
-        if not isolated or found.kind == "cpu":
-            _check_layers(spec)
+        _check_layers(spec)
         measure = worker.measure if isolated else profiler.measure
         roofline = {
             step.batch_size: seconds

@@ -9,8 +9,9 @@ import weakref
 
 import pytest
 
-from cubatch import clocks, memory, models, probe
+from cubatch import clocks, memory, models, probe, runners
 from cubatch.errors import DeviceNotAvailable, OutOfMemory, UnsupportedLayer
+from cubatch.hardware import Device
 from cubatch.kinds import Conv2d
 from cubatch.runner import FactoryRef
 from cubatch.runners import CallableRunner, network_runner
@@ -195,3 +196,20 @@ def test_what_make_step_raises_is_not_touched():
 
     with pytest.raises(MemoryError, match="7"):
         CallableRunner(make_step).prepare(7)
+
+
+def test_a_network_runs_on_the_gpu_that_was_asked_for(monkeypatch):
+    """Asked for cuda:1, device 1 is made the current one before anything is allocated, and times it by its own uuid."""
+    done = []
+    device = Device(name="a GPU", index=1, uuid="GPU-1", live=True, compute_capability=(7, 0))
+    chosen = types.SimpleNamespace(use=lambda: done.append("use"))
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(Device=lambda index: done.append(index) or chosen))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(runners.probe, "resolve", lambda asked: device)
+    monkeypatch.setattr(runners, "Model", lambda *_, **options: done.append(options["device"]))
+    monkeypatch.setattr(runners.clocks, "cupy_clock", lambda uuid: done.append(uuid))
+    monkeypatch.setattr(runners.clocks, "monitor_of", lambda uuid: None)
+
+    network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS | {"device": "cuda:1"})
+
+    assert done == [1, "use", device, "GPU-1"]
