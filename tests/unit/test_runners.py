@@ -207,7 +207,7 @@ def test_a_network_runs_on_the_gpu_that_was_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(runners.probe, "resolve", lambda asked: device)
     monkeypatch.setattr(runners, "Model", lambda *_, **options: done.append(options["device"]))
-    monkeypatch.setattr(runners.clocks, "cupy_clock", lambda uuid: done.append(uuid))
+    monkeypatch.setattr(runners.clocks, "cupy_clock", done.append)
     monkeypatch.setattr(runners.clocks, "monitor_of", lambda uuid: None)
 
     network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS | {"device": "cuda:1"})
