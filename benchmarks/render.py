@@ -39,7 +39,8 @@ def tuning(result: dict[str, Any]) -> str:
     best = max(m["samples_per_second"] or 0 for m in result["measurements"] if m["status"] == "ok")
     rows = []
     for m in result["measurements"]:
-        if m["samples_per_second"] is None:
+        is_power_of_two = m["batch_size"] & (m["batch_size"] - 1) == 0
+        if m["samples_per_second"] is None or not (m["status"] == "ok" or is_power_of_two):
             continue
         low, high = m["throughput_interval"] or (None, None)
         spread = "" if low is None else f"{format_count(low)} to {format_count(high)}"
@@ -62,7 +63,7 @@ def tuning(result: dict[str, Any]) -> str:
         f"{device['name']}, {device['threads']} threads, {result['created'][:10]}, {result['mode']}, "
         f"{result['dtype']}, library `{result['library']}`, BLAS {facts['blas']}, "
         f"{result['seconds_spent']:.0f} s of measuring. "
-        "Answer in bold, ties with the fastest marked ≈."
+        "Answer in bold, ties with the fastest marked ≈; of the sizes that were dropped early, powers of two."
     )
     head = ["batch", "time", "samples/s", "90 % interval", "of best", "memory planned", "memory real", "status"]
     return f"{caption}\n\n{table(head, rows)}"
@@ -103,6 +104,25 @@ def search(result: dict[str, Any]) -> str:
     return f"{caption}\n\n{table(['finder', *kinds], rows)}"
 
 
+def training(result: dict[str, Any]) -> str:
+    """Loss and accuracy of a training run, epoch by epoch."""
+    rows = [
+        [
+            str(epoch["number"]),
+            f"{epoch['loss']:.4f}",
+            f"{100 * epoch['test_accuracy']:.2f} %",
+            format_seconds(epoch["seconds"]),
+            format_count(round(epoch["samples_per_second"])),
+        ]
+        for epoch in result["epochs"]
+    ]
+    caption = (
+        f"{result['model']}, batch {result['batch_size']}, {result['optimizer']}, "
+        f"learning rate {result['learning_rate']}, seed {result['seed']}."
+    )
+    return f"{caption}\n\n{table(['epoch', 'loss', 'test accuracy', 'time', 'samples/s'], rows)}"
+
+
 def imports(result: dict[str, Any]) -> str:
     """Time to import and to print the help."""
     rows = [
@@ -122,6 +142,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tuning": tuning,
     "engine_cpu": engine_cpu,
     "search": search,
+    "training": training,
     "imports": imports,
 }
 
