@@ -24,6 +24,9 @@ _REMEDIES = {
 }
 
 
+SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
+
+
 def answer(
     ladder: Sequence[Candidate],
     measured: Measured,
@@ -52,13 +55,14 @@ def answer(
 
     `decided_by` says what kept the answer from being larger (latency: from being smaller):
 
-        peak            larger sizes were measured, and the largest of them is worse than the tolerance allows
-        plateau         larger sizes were measured, and the largest of them is as good, within the tolerance
-        memory          nothing larger was measured: the plan's limit, or out of memory
-        latency_limit   the next larger size takes longer than latency_limit
-        max_batch_size  nothing larger was allowed
-        batch_sizes     nothing larger is in the list that was asked for
-        budget          the next larger size did not fit the budget
+        peak            sizes up to twice the answer or more were measured, and the largest of them is clearly worse:
+                        beyond the tolerance, and not tied with the fastest
+        plateau         sizes up to twice the answer or more were measured, and the largest of them is not clearly worse
+        memory          the largest that was measured is less than twice the answer: the plan's limit, or out of memory
+        latency_limit   likewise; the next larger size takes longer than latency_limit
+        max_batch_size  likewise; nothing larger was allowed
+        batch_sizes     likewise; nothing larger is in the list that was asked for
+        budget          likewise; the next larger size did not fit the budget
 
     By latency, a rise of the larger sizes is the rule: "peak" if the answer itself has the lowest
     latency, "plateau" if it is larger than the one that has.
@@ -119,7 +123,7 @@ def answer(
         by_size = {m.batch_size: m for m in measurements}
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
-        limit = _decided_by(chosen, fastest, by_size, outcomes, goal) or _end_of_ladder(
+        limit = _decided_by(chosen, fastest, ties, by_size, outcomes, goal) or _end_of_ladder(
             header["limits"]["max_batch_size"], largest_batch_size, asked=asked
         )
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
@@ -257,20 +261,26 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
 
 
 def _decided_by(
-    chosen: int, fastest: int, by_size: Mapping[int, Measurement], outcomes: Mapping[int, Outcome], goal: Goal
+    chosen: int,
+    fastest: int,
+    ties: Sequence[int],
+    by_size: Mapping[int, Measurement],
+    outcomes: Mapping[int, Outcome],
+    goal: Goal,
 ) -> str | None:
     """Say what kept the answer from being larger, by what became of the larger candidates; None if they do not tell."""
     larger = [by_size[n] for n in sorted(by_size) if n > chosen]
-    timed = [
-        value
+    timed = {
+        m.batch_size: value
         for m in larger
         if m.status in ("ok", "dropped") and (value := explain.value_of(m, goal.objective)) is not None
-    ]
+    }
     if timed and goal.objective == "latency":
         return "peak" if chosen == fastest else "plateau"
-    if timed:
-        best = explain.value_of(by_size[fastest], goal.objective) or 0.0
-        return "peak" if timed[-1] < (1 - goal.tolerance) * best else "plateau"
+    # What lies a little above the answer cannot tell a peak from the teeth of a saw.
+    if timed and max(timed) >= SPAN * chosen:
+        best, last = explain.value_of(by_size[fastest], goal.objective) or 0.0, max(timed)
+        return "peak" if timed[last] < (1 - goal.tolerance) * best and last not in ties else "plateau"
     for m in larger:
         if m.status == "over_limit":
             return "latency_limit" if outcomes[m.batch_size].facts.get("limit") == "latency" else "memory"

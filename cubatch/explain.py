@@ -6,6 +6,7 @@ Only wording: what is said was decided in `choose`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,7 @@ from cubatch.results import Goal, Measurement
 from cubatch.stopping import MIN_ROUNDS, paired_interval
 from cubatch.units import format_count, format_percent, format_seconds
 
+NOISY_SHARE = 0.05
 FLOOR_SHARE = 0.1  # latencies this near to that of the smallest size count as the same
 NEIGHBOUR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
 MAX_COMPARISONS = 3
@@ -75,6 +77,7 @@ def sentences(
         _limit(answer, measurements, goal, decided_by),
         *_floor(measurements),
         *_powers_of_two(answer, measurements, rounds),
+        *_noisy(fastest),
         *_few(measurements),
         *_throttled(measurements, throttled_only),
         *_cold_or_warm(l2),
@@ -124,11 +127,11 @@ def _limit(answer: Measurement, measurements: Sequence[Measurement], goal: Goal,
     return {
         "peak": peak,
         "plateau": plateau,
-        "memory": f"Memory decided: nothing larger than {n} fits; with more memory a larger batch might be better.",
+        "memory": f"Memory decided: nothing larger than {top} fits; with more memory a larger batch might be better.",
         "latency_limit": f"The latency limit decided: the next larger size takes longer than {limit}.",
-        "max_batch_size": f"max_batch_size decided: nothing larger than {n} was allowed, though it might be better.",
-        "batch_sizes": f"The list of batch sizes decided: nothing larger than {n} is in it, though it might be better.",
-        "budget": f"The budget decided: it did not hold the sizes beyond {n}, which might be better.",
+        "max_batch_size": f"max_batch_size decided: nothing larger than {top} was allowed, though it might be better.",
+        "batch_sizes": f"The list of batch sizes decided: nothing larger than {top} is in it, which might be better.",
+        "budget": f"The budget decided: it did not hold the sizes beyond {top}, which might be better.",
     }[decided_by]
 
 
@@ -137,8 +140,9 @@ def _floor(measurements: Sequence[Measurement]) -> list[str]:
     timed = {m.batch_size: m.latency_seconds for m in measurements if m.latency_seconds is not None}
     if not timed:
         return []
-    lowest = min(timed.values())  # not the smallest size's: a single one may have met a disturbance
-    top = max(n for n, seconds in timed.items() if seconds <= (1 + FLOOR_SHARE) * lowest)
+    lowest = min(timed.values())
+    flat = list(itertools.takewhile(lambda n: timed[n] <= (1 + FLOOR_SHARE) * lowest, sorted(timed)))
+    top = max(flat, default=0)
     if top < 2 * min(timed):
         return []
     return [
@@ -182,6 +186,20 @@ def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
     return f"{power} is {least if least == most else f'{least} to {most}'} {word} per sample than {other}"
 
 
+def _noisy(fastest: Measurement) -> list[str]:
+    """Warn of a machine on which the best size is not known well enough to compare others with it."""
+    if fastest.latency_interval is None or not fastest.latency_seconds:
+        return []
+    low, high = fastest.latency_interval
+    spread = (high - low) / (2 * fastest.latency_seconds)
+    if spread <= NOISY_SHARE:
+        return []
+    text = f"The timings spread widely (± {format_percent(spread)} at the fastest size), as on a machine busy with"
+    return [
+        f"{text} something else: other sizes may be as good. Measure again on a quiet one, or with a larger budget."
+    ]
+
+
 def _few(measurements: Sequence[Measurement]) -> list[str]:
     """Warn of sizes that may be the answer and whose medians rest on too little."""
     few = [m for m in measurements if m.status == "ok" and len(m.timings_seconds) < MIN_ROUNDS]
@@ -201,13 +219,17 @@ def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int
 def _cold_or_warm(l2: str | None) -> list[str]:
     return {
         "cold": ["The L2 cache is cold: steps rotate over several sets of buffers."],
-        "warm": ["The L2 cache is as warm as steps leave it."],
+        "warm": ["Steps ran back to back: what fits the L2 cache was already in it, as when the network is in use."],
     }.get(l2 or "", [])
 
 
 def _absent(measurements: Sequence[Measurement]) -> list[str]:
-    text = count_statuses(measurements)
-    return [f"No answer could come from: {text}."] if text else []
+    untried = [m for m in measurements if m.status == "not_run"]
+    text = count_statuses([m for m in measurements if m.status != "not_run"])
+    return [
+        *([f"Not tried, for lack of time: {_sizes(untried)}. A larger budget tries them."] if untried else []),
+        *([f"No answer could come from: {text}."] if text else []),
+    ]
 
 
 def _tolerance(goal: Goal) -> str:

@@ -30,9 +30,9 @@ _DISPENSABLE = ("roofline", "memory plan", "memory real", "±")  # on a narrow l
 _WHY = {
     "peak": "larger batches are slower",
     "plateau": "larger batches gain no more than that",
-    "memory": "no larger batch fits in memory, though with more of it one might be better",
+    "memory": "no much larger batch fits in memory, though with more of it one might be better",
     "latency_limit": "larger batches take longer than the latency limit allows",
-    "max_batch_size": "larger batches were ruled out by max_batch_size",
+    "max_batch_size": "much larger batches were ruled out by max_batch_size",
     "batch_sizes": "only the sizes asked for were looked at",
     "budget": "the budget was spent before every size was measured, so a larger budget may find better",
 }

@@ -277,3 +277,38 @@ def test_intervals_are_finite_numbers() -> None:
     result = answer_of({7: [1e-6, 1e3, 1.0, 2.0, 3.0]})
     low, high = result.measurements[0].throughput_interval or (math.nan, math.nan)
     assert (low, high) == (7 / 1e3, 7 / 1e-6)
+
+
+def steady(*pairs: tuple[int, float]) -> dict[int, list[float]]:
+    """Give six rounds of the same seconds to each size."""
+    return {n: [seconds] * 6 for n, seconds in pairs}
+
+
+@pytest.mark.parametrize(("top", "decided_by"), [(100, "max_batch_size"), (191, "max_batch_size"), (192, "peak")])
+def test_a_peak_needs_sizes_up_to_twice_the_answer(top: int, decided_by: str) -> None:
+    """A slower size a little above the answer may be a tooth of a saw; one at twice the answer shows the other side."""
+    result = answer_of(steady((48, 0.5), (96, 0.96), (top, top / 80)))
+    assert (result.batch_size, result.decided_by) == (96, decided_by)
+
+
+def test_a_tie_far_above_is_a_plateau_and_no_peak() -> None:
+    """A size whose median is 5 % worse but that paired rounds cannot tell from the fastest shows no fall."""
+    noisy = [4.2, 2.0, 4.2, 2.0, 4.2, 2.0, 4.2]
+    result = answer_of({64: [1.0] * 7, 256: noisy})
+    assert result.batch_size == 64
+    assert 256 in result.tied_with
+    assert result.decided_by == "plateau"
+
+
+def test_a_busy_machine_is_said() -> None:
+    """A median that lies anywhere within a fifth of itself is no ground for a confident answer."""
+    quiet = answer_of({8: [1.0, 1.01, 1.0, 1.01, 1.0, 1.01]})
+    busy = answer_of({8: [1.0, 1.6, 1.0, 1.6, 1.3, 1.3]})
+    assert not any("spread widely" in reason for reason in quiet.reasons)
+    assert any("spread widely" in reason for reason in busy.reasons)
+
+
+def test_a_disturbed_smallest_size_gives_no_floor() -> None:
+    """Where batch 1 took longer than batch 2, nothing is said of sizes that cost the same time."""
+    result = answer_of(steady((1, 112.0), (2, 7.48), (4, 15.0)))
+    assert not any("about the same time" in reason for reason in result.reasons)
