@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperGroup
 
-from cubatch import cli_store, console
+from cubatch import __version__, cli_store, console
 from cubatch.errors import CubatchError
 from cubatch.options import (
     ClassesOption,
@@ -65,9 +65,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help=f"{_HELP}\n\nExample: cubatch tune mnist-cnn --mode training",
 )
 app.add_typer(cli_store.app, name="store")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Hold what comes before the command."""
 
 
 def main() -> None:
@@ -302,11 +319,13 @@ def train(
         files.download_mnist(data)
     shared: dict[str, Any] = {"optimizer": optimizer, "recompute": recompute, "seed": seed}
     if batch_size == "auto":
+        training_set, _ = files.load_mnist(data)
+        engine.check(network, training_set, epochs=epochs, learning_rate=lr)  # before a minute is spent
+        console.say("tuning the batch size first, for up to a minute; --batch-size N does without")
+        options: dict[str, Any] = {"mode": "training", "max_batch_size": len(training_set), **shared}
         with console.progress_bar(f"tuning {model}") as show:
-            size = (
-                tuning.autotune(network, device=found, mode="training", progress=_watch(show), **shared).batch_size or 1
-            )
-        console.say(f"training with batch size {size}, the answer of cubatch tune {model} --mode training")
+            size = tuning.autotune(network, device=found, progress=_watch(show), **options).batch_size or 1
+        console.say(f"training with batch size {size}, the answer for training {model} with {optimizer}")
     title = f"{model}, batch {size}, {optimizer}, learning rate {lr:g}, on {found}"
     done: list[engine.Epoch] = []
     try:

@@ -55,10 +55,9 @@ def show_run(
 
 @app.command("clear")
 def clear_runs(
-    run: Annotated[
-        int | None, typer.Argument(metavar="[ID]", help="One run's number; without it, all of them.")
-    ] = None,
+    run: Annotated[int | None, typer.Argument(metavar="[ID]", help="One run's number.")] = None,
     *,
+    everything: Annotated[bool, typer.Option("--all", help="Forget all of them.")] = False,
     store: StoreOption = None,
     json: JsonOption = None,
 ) -> None:
@@ -69,6 +68,8 @@ def clear_runs(
     """
     from cubatch import store as kept
 
+    if (run is None) != everything:
+        raise typer.BadParameter("give one run's number, or --all to forget them all")
     console.check_writable(json=json)
     path = store or kept.default_path()
     cleared = kept.clear(path, run)

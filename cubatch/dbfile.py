@@ -30,6 +30,7 @@ NETWORK_FILESYSTEMS = frozenset({
     "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "vboxsf", "virtiofs",
 })  # fmt: skip
 
+_MAGIC = b"SQLite format 3\0"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
@@ -61,6 +62,9 @@ def connect(
         except sqlite3.DatabaseError as error:
             if on_damage is None or _code(error) not in _DAMAGED:
                 raise
+            if not _was_database(path):
+                remedy = "Name a new file, or one that cubatch made."
+                raise StoreError(str(path), "it is no database", remedy) from error
         on_damage(_move_aside(path))
         return _open(path, schema, version)
 
@@ -143,6 +147,12 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
                     raise TimeoutError(f"another process held {place / name} for {seconds:g} s") from None
                 time.sleep(0.05)
         yield
+
+
+def _was_database(path: Path) -> bool:
+    """Whether a damaged file may have been a store; somebody's script or spec must stay where it is."""
+    with path.open("rb") as file:
+        return path.suffix == ".sqlite3" or file.read(len(_MAGIC)) == _MAGIC
 
 
 def _move_aside(path: Path) -> Path:

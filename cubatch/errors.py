@@ -6,7 +6,7 @@ Every exception that cubatch raises on purpose.
     │   ├── InvalidSpec                     the same, inside a layer, network or spec file
     │   ├── UnknownName                     no such model, device, layer type or key; lists near names
     │   └── UnsupportedDtype                the device has no such arithmetic
-    ├── UnsupportedLayer                    the engine cannot run this layer (specs, memory, prediction can)
+    ├── UnsupportedLayer                    the engine cannot run this layer (specs, memory, candidates can)
     ├── DeviceNotAvailable                  the device is real but not in this machine
     ├── DeviceFailed                        the GPU or its driver reported an error that is not about memory
     ├── OutOfMemory (MemoryError)           bytes asked, bytes free, and where known the layer and tensor
@@ -104,7 +104,7 @@ class UnsupportedDtype(InvalidArgument):
 
 
 class UnsupportedLayer(CubatchError):
-    """The engine cannot run this layer; its spec, memory plan and prediction still work."""
+    """The engine cannot run this layer; its spec, memory plan and candidates still work."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(layer, reason)
@@ -113,7 +113,7 @@ class UnsupportedLayer(CubatchError):
     def __str__(self) -> str:
         return (
             f"the engine cannot run {self.layer}: {self.reason}. "
-            "cubatch memory, candidates and predict work for it; to tune the network in another "
+            "cubatch memory and candidates work for it; to tune the network in another "
             "framework, hand its step to autotune_callable()."
         )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cubatch import clocks, models, probe
 from cubatch.engine import backend
 from cubatch.engine.network import Model
-from cubatch.errors import OutOfMemory
+from cubatch.errors import InvalidArgument, OutOfMemory
 from cubatch.runner import Clock
 
 if TYPE_CHECKING:
@@ -130,7 +130,10 @@ class CallableRunner:
         torch, _ = _gpu_libraries()
         if torch:
             torch.cuda.reset_peak_memory_stats()
-        self._step = self._make_step(batch_size)
+        step = self._make_step(batch_size)
+        if not callable(step):
+            raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
+        self._step = step
         # make_step may be what imported the library whose events time it.
         if type(self.clock) is clocks.HostClock:
             self.clock = clocks.callable_clock()

@@ -295,6 +295,7 @@ def _measured(
 ) -> Measured:
     """Measure what is not kept yet; on Ctrl-C hand out what there is."""
     if run.finished:
+        run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
     recorder = Recorder(run.kept, run)
     try:

@@ -108,7 +108,7 @@ def train(
         UnsupportedLayer: If the engine cannot run one of the layers.
     """
     training_set, test_set = data_module.load_mnist(data)
-    _check(network, training_set, batch_size, epochs, learning_rate)
+    check(network, training_set, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate)
     if optimizer not in STATE_COPIES:
         raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
     steps = len(training_set) // batch_size
@@ -167,7 +167,15 @@ def accuracy(model: Model, test_set: Dataset) -> float:
     return right / len(test_set)
 
 
-def _check(network: Network, training_set: Dataset, batch_size: int, epochs: int, learning_rate: float) -> None:
+def check(
+    network: Network, training_set: Dataset, *, batch_size: int = 1, epochs: int = 1, learning_rate: float = 1.0
+) -> None:
+    """
+    Check that a network can be trained on a data set in this way.
+
+    Raises:
+        InvalidArgument: If it cannot; says which argument, and what would do.
+    """
     shape = training_set.images.shape[1:]
     if network.input_shape != shape:
         raise InvalidArgument("input_shape", network.input_shape, f"{shape}, the images' (h, w, c)")

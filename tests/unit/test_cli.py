@@ -380,7 +380,7 @@ def train(monkeypatch):
 
     fake.stop = False
     module = types.ModuleType("cubatch.engine.train")
-    module.train, module.Epoch = fake, Epoch
+    module.train, module.Epoch, module.check = fake, Epoch, lambda *_, **__: None
     monkeypatch.setitem(sys.modules, "cubatch.engine.train", module)
     monkeypatch.setattr(cubatch.engine, "train", module, raising=False)
     return fake
@@ -404,11 +404,13 @@ def test_train_with_a_number_trains_with_it_and_shows_every_epoch(run, train):
 
 def test_train_auto_tunes_for_training_and_takes_the_answer(run, autotune, train):
     """The answer of the recorded tuning is 64."""
-    code, out, err = run("train", "mnist-cnn", "--data", "here", "--epochs", "1", "--optimizer", "adam", "--json", "-")
+    sample = ROOT / "tests" / "data" / "mnist-sample"
+    code, out, err = run("train", "mnist-cnn", "--data", sample, "--epochs", "1", "--optimizer", "adam", "--json", "-")
 
     assert code == 0
     assert "batch size 64" in err
     assert (autotune.options["mode"], autotune.options["optimizer"]) == ("training", "adam")
+    assert autotune.options["max_batch_size"] == 800  # images in the sample
     assert train.options["batch_size"] == 64
     assert json.loads(out)["epochs"][0]["test_accuracy"] == 0.98
 
@@ -430,7 +432,7 @@ def test_an_empty_store_lists_nothing_and_clears_nothing(run, tmp_path):
     path = tmp_path / "store.db"
 
     assert "No runs are kept." in run("store", "list", "--store", path)[1]
-    assert json.loads(run("store", "clear", "--store", path, "--json", "-")[1])["cleared"] == 0
+    assert json.loads(run("store", "clear", "--all", "--store", path, "--json", "-")[1])["cleared"] == 0
     assert not path.exists()
 
 
@@ -472,3 +474,23 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(monkeypatch):
     os.close(main)
 
     assert "tuning mlp" in shown
+
+
+def test_everything_is_forgotten_only_when_asked_for(run, tmp_path):
+    """`store clear` alone forgets nothing: it asks for a number or --all."""
+    code, _, err = run("store", "clear", "--store", tmp_path / "store.db")
+    assert code == 2
+    assert "--all" in err
+
+
+def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):
+    """A folder without data, or no epochs, is an error at once, not after a minute of tuning."""
+    monkeypatch.setattr("cubatch.tuning.autotune", lambda *_, **__: pytest.fail("it tuned first"))
+    sample = ROOT / "tests" / "data" / "mnist-sample"
+    for arguments in (["--data", tmp_path], ["--data", sample, "--epochs", "0"], ["--data", sample, "--lr", "-1"]):
+        assert run("train", "mnist-cnn", *arguments)[0] == 1
+
+
+def test_the_version_is_told(run):
+    """--version prints the package's version and nothing else."""
+    assert run("--version")[1].strip() == cubatch.__version__

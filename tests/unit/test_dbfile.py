@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cubatch import dbfile
+from cubatch.errors import StoreError
 
 SCHEMA = "CREATE TABLE numbers (number INTEGER)"
 
@@ -117,3 +118,13 @@ def test_our_own_mistakes_are_not_taken_for_a_failing_disk():
     """An error that SQLite did not report comes out as it is."""
     with pytest.raises(sqlite3.ProgrammingError):
         dbfile.reason(sqlite3.ProgrammingError("bad parameters"))
+
+
+def test_a_file_that_never_was_a_database_stays_where_it_is(tmp_path):
+    """A script named as the store by mistake is refused and keeps its place and content."""
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\necho mine\n" * 100)
+    with pytest.raises(StoreError, match="no database"):
+        dbfile.connect(script, SCHEMA, 1, on_damage=lambda _: None)
+    assert script.read_text().startswith("#!/bin/sh")
+    assert [path.name for path in tmp_path.glob("*damaged*")] == []

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from cubatch import clocks, memory, models, probe, runners
-from cubatch.errors import DeviceNotAvailable, OutOfMemory, UnsupportedLayer
+from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
 from cubatch.hardware import Device
 from cubatch.kinds import Conv2d
 from cubatch.runner import FactoryRef
@@ -213,3 +213,9 @@ def test_a_network_runs_on_the_gpu_that_was_asked_for(monkeypatch):
     network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS | {"device": "cuda:1"})
 
     assert done == [1, "use", device, "GPU-1"]
+
+
+def test_make_step_must_give_something_to_call():
+    """A make_step that returns nothing is an error that says what was wanted, not a step of no time."""
+    with pytest.raises(InvalidArgument, match="make_step"):
+        CallableRunner(lambda n: None).prepare(4)

@@ -290,6 +290,9 @@ def test_a_rerun_answers_from_the_store(tmp_path, no_runner):
     second = tune(store=str(kept))
     drop = {"created", "device"}
     before, after = ({k: v for k, v in result.to_mapping().items() if k not in drop} for result in (first, second))
+    *reasons, said = after.pop("reasons")
+    assert reasons == before.pop("reasons")
+    assert "from the store" in said
     assert after == before
 
 
