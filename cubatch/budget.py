@@ -175,7 +175,7 @@ def why_not_first(
     free = max(0.0, left - promised)
     needs = sorted(map(needed, waiting))
     sharing = next((count for count in range(len(needs), 0, -1) if needs[count - 1] <= free / count), 0)
-    need, share = needed(batch_size), free / max(1, sharing)
+    need, share = needed(batch_size), free / (sharing + 1)  # a size more would have this
     if sharing and need <= needs[sharing - 1]:
         return None
     promised = min(promised, left)

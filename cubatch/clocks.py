@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cubatch import cuda_driver
 from cubatch.errors import DeviceNotAvailable
 from cubatch.runner import Reading
 
@@ -116,10 +117,7 @@ def callable_clock() -> HostClock:
             monitor_of(None if uuid is None else f"GPU-{uuid}"),
         )
     if cupy is not None and cupy.cuda.is_available():
-        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-        raw = bytes(properties["uuid"]).hex()
-        uuid = "-".join((raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:32]))
-        return cupy_clock(f"GPU-{uuid}")
+        return cupy_clock(cuda_driver.visible_gpus()[cupy.cuda.Device().id].uuid)
     return HostClock()
 
 

@@ -119,6 +119,9 @@ def _why(answer: Measurement, fastest: Measurement, goal: Goal, tied_with: Seque
 def _limit(answer: Measurement, measurements: Sequence[Measurement], goal: Goal, decided_by: str) -> str:
     top = max((m.batch_size for m in measurements if m.status in _TIMED), default=answer.batch_size)
     n, limit = answer.batch_size, format_seconds(goal.latency_limit or 0.0)
+    failed = [m for m in measurements if m.batch_size > top and m.status in {"error", "timeout"}]
+    if failed and decided_by in {"memory", "max_batch_size", "batch_sizes"}:
+        return f"Nothing larger than {top} gave a timing ({count_statuses(failed)})."
     if goal.objective == "latency":
         peak, plateau = f"Larger batches take longer than {n}.", f"The latency stays flat up to {n} and rises beyond."
     else:

@@ -301,6 +301,6 @@ def _written(name: str, value: object) -> object:
 
 def check_mode(mode: str) -> str:
     """Return the mode, or raise InvalidArgument if it is neither "inference" nor "training"."""
-    if mode not in {"inference", "training"}:
+    if not isinstance(mode, str) or mode not in {"inference", "training"}:
         raise InvalidSpec("mode", mode, '"inference" or "training"')
     return mode

@@ -65,7 +65,7 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
             row["blocks"],
             row["busiest_sm_blocks"],
             format_percent(row["fill"]),
-            format_seconds(row["predicted_seconds"]),
+            written(format_seconds, row["predicted_seconds"]),
         ]
         for row in rows
     ]

@@ -127,7 +127,7 @@ def resolve_library(library: str) -> str:
     Raises:
         InvalidArgument: If the library is unknown, or not in this version.
     """
-    if library not in LIBRARIES:
+    if not isinstance(library, str) or library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
     if library == "cubatch":
         raise InvalidArgument("library", library, '"im2col" or "auto"', "Our own GPU kernels are not in this version.")
@@ -139,7 +139,7 @@ def _checked(
 ) -> tuple[Spec, Device]:
     """Resolve a spec and a device, and check the words beside them."""
     check_mode(mode)
-    if optimizer not in STATE_COPIES:
+    if not isinstance(optimizer, str) or optimizer not in STATE_COPIES:
         raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
     found = probe.resolve(device, live=False)
     resolve_library(library)

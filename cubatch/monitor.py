@@ -21,13 +21,12 @@ _THROTTLE_REASONS = {
     "HW thermal slowdown": 0x40,
     "HW power brake": 0x80,
     "SW thermal slowdown": 0x20,
-    "SW power cap": 0x04,
 }
 """
 Clock event reasons (nvml.h) under which a timing says more about heat and power than about the kernel:
-the next timing may find another clock.  The power cap belongs to them, although a GPU at its power limit
-may report it for as long as it is busy.  Left out are idleness and what was set and therefore holds
-throughout a run: application clocks, sync boost, display clock.
+the next timing may find another clock.  Left out are idleness, what was set and therefore holds throughout
+a run (application clocks, sync boost, display clock), and the power cap: a GPU at its power limit reports it
+for as long as it is busy, and a few timings taken while it had rested would count against all others.
 """
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cubatch import clocks, models, probe
-from cubatch.engine import backend
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument, OutOfMemory
 from cubatch.runner import Clock
@@ -85,10 +84,15 @@ def network_runner(
         mode, dtype, optimizer, recompute, seed: As for `autotune`.
     """
     found = probe.resolve(device)
-    if found.kind == "cuda":
-        backend.module("cuda").cuda.Device(found.index).use()
     model = Model(
-        models.resolve(spec), device=found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, seed=seed
+        models.resolve(spec),
+        device=found,
+        mode=mode,
+        dtype=dtype,
+        optimizer=optimizer,
+        learning_rate=0.0,  # every step does the same work on the same parameters; random data would drive them to NaN
+        recompute=recompute,
+        seed=seed,
     )
     if found.kind == "cpu":
         return NetworkRunner(model, clocks.HostClock())
@@ -114,7 +118,7 @@ class CallableRunner:
         """High water of PyTorch's or CuPy's pools since `prepare`; None with neither."""
         torch, cupy = _gpu_libraries()
         if torch:
-            return int(torch.cuda.max_memory_allocated())
+            return int(torch.cuda.max_memory_reserved())
         if cupy:
             return int(cupy.get_default_memory_pool().total_bytes())
         return None
@@ -155,11 +159,12 @@ class CallableRunner:
         except TypeError:  # no weak references to its type
             before = None
         self._step = None
-        if before is not None and before() is not None:  # in a cycle, which only the collector finds
+        torch, cupy = _gpu_libraries()
+        # What is in a cycle only the collector finds: looked for where device memory hangs on it, or the step is seen.
+        if torch or cupy or (before is not None and before() is not None):
             gc.collect()
         # After a failed GPU every call fails; whoever asked already knows.
         with contextlib.suppress(Exception):
-            torch, cupy = _gpu_libraries()
             if torch:
                 torch.cuda.empty_cache()
             if cupy:

@@ -269,7 +269,7 @@ def load_spec(path: str | Path) -> Spec:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path, or no UTF-8
         raise InvalidSpec("spec file", str(path), f"a text file that can be read ({error})") from None
     try:
         mapping = readers[path.suffix.lower()](text)

@@ -132,6 +132,7 @@ class Stopwatch:
 
     def _warm_clocks(self) -> None:
         """Work until the clocks have risen and the readings no longer trend; nothing of it is kept."""
+        self._read(1, None)  # may compile or load: says nothing of the clocks
         began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
         history: list[tuple[float, float]] = []
         repeats, worked = 1, 0.0

@@ -15,7 +15,7 @@ import attrs
 
 from cubatch import choose, clocks, ladder, memory, models, probe, profiler, store, timing, worker
 from cubatch.environment import conditions, environment
-from cubatch.errors import EnergyNotAvailable, InvalidArgument
+from cubatch.errors import EnergyNotAvailable, InvalidArgument, UnsupportedDtype
 from cubatch.hardware import Device
 from cubatch.layer import Layer
 from cubatch.models import SpecLike
@@ -97,6 +97,10 @@ def autotune(
     """
     spec, found = models.resolve(layer_spec), probe.resolve(device)
     probe.check_dtype(found, dtype)
+    if dtype != "float32":
+        raise UnsupportedDtype(
+            dtype, 'library="im2col"', ("float32",), "cubatch memory and candidates know the others."
+        )
     _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
     _check_choices(isolate=isolate, recompute=recompute, store=store)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
@@ -127,6 +131,9 @@ def autotune(
         "seed": seed,
     }
     limit = probe.memory_limit(found, memory_limit)
+    # What cannot run at all never reaches the store.
+    _check_layers(spec)
+    memory.max_batch_size(spec, max(1, limit.bytes), device=found, **shape)
     with _open(store, identity, conditions(found), budget) as run:
         if run.ladder is None:
             largest: int | None
@@ -152,8 +159,7 @@ def autotune(
                 "seed": seed,
             },
         )
-        isolated = _is_isolated(isolate, found, steps, memory_bytes)
-        _check_layers(spec)
+        isolated = _is_isolated(isolate, found, steps, limit.bytes)
         measure = worker.measure if isolated else profiler.measure
         roofline = {
             step.batch_size: seconds

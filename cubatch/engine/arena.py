@@ -9,7 +9,6 @@ import numpy as np
 from cubatch.engine import backend
 from cubatch.plan import Plan
 
-# float16 stands for both half-precision types where NumPy has to name one; issue-specific types come with the kernels.
 _NUMPY_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
 
 
@@ -36,6 +35,11 @@ class Arena:
     def __init__(self, plan: Plan, samples: int, xp: Any) -> None:
         self._plan, self.samples = plan, samples
         self._block = xp.empty(plan.arena_bytes, dtype=np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block, as it was taken."""
+        return int(self._block.nbytes)
 
     def __getitem__(self, number: int) -> Any:
         """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""

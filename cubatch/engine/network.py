@@ -28,7 +28,8 @@ from cubatch.plan import plan as lay_out
 from cubatch.schedule import Op
 from cubatch.spec import Spec, as_network
 
-_RANDOM_BLOCK = 2**18  # random numbers drawn; a larger batch repeats them
+_RANDOM_BLOCK = 2**16
+_SHIFT = 7919
 
 
 class Model:
@@ -75,10 +76,14 @@ class Model:
         share: Model | None = None,
     ) -> None:
         self.spec, self.network, self.device = spec, as_network(spec), device
+        self._usual_device: int | None = None
         self.mode, self.dtype, self.optimizer, self.recompute, self.seed = mode, dtype, optimizer, recompute, seed
         for node in self.network.nodes:
             layers.check(node.layer, node.name)
         self._xp = backend.module(device.kind)
+        if device.kind == "cuda":  # everything below is allocated and launched on the current device
+            self._usual_device = int(self._xp.cuda.Device().id)
+            self._xp.cuda.Device(device.index).use()
         self.learning_rate = learning_rate
         self._clock: list[int] = [0]
         self._flat: Any
@@ -156,6 +161,7 @@ class Model:
     @property
     def gradients(self) -> dict[str, dict[str, Any]]:
         """Gradients of the last step's batch, by layer and name."""
+        self._prepared()
         total: Any = functools.reduce(self._xp.add, self._gradients)
         return self._views(total)
 
@@ -163,13 +169,17 @@ class Model:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that parameters, their gradients, the optimiser and the prepared batch take now."""
+        """
+        Bytes that the model holds of the device, not by the plan but as they were taken.
+
+        On a GPU it is what CuPy's pool holds, which is emptied before each batch size: the high water.
+        """
+        if self.device.kind == "cuda":
+            return int(self._xp.get_default_memory_pool().total_bytes())
         arrays = [self._flat, *self._optimizer_state, *self._gradients]
         arrays += [array for state in self._states.values() for array in state.values()]
-        held = sum(array.nbytes for array in arrays)
-        if self.plan:
-            held += self.plan.members * self.plan.copies * self.plan.arena_bytes
-        return int(held)
+        arenas = [place.arena for places in self._places for place in places]
+        return sum(int(array.nbytes) for array in [*arrays, *arenas])
 
     def prepare(self, batch_size: int) -> None:
         """
@@ -297,6 +307,8 @@ class Model:
         """Give everything back; the model cannot be used afterwards."""
         self.release()
         self._flat, self._states, self._optimizer_state = self._xp.empty(0), {}, []
+        if self._usual_device is not None:
+            self._xp.cuda.Device(self._usual_device).use()
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -344,16 +356,19 @@ class Model:
         random = np.random.default_rng(self.seed)
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
         block = self._xp.asarray(random.standard_normal(min(_RANDOM_BLOCK, plan.batch_size * needed), dtype=np.float32))
-        for place in (place for places in self._places for place in places):
+        # Every shard begins elsewhere in the block, or all would hold the same samples.
+        for count, place in enumerate(place for places in self._places for place in places):
             for number in sorted(plan.schedule.given):
                 target = place.arena[number].reshape(-1)
                 if plan.schedule.buffers[number].name == "labels":
                     drawn = random.integers(0, self.network.output_shape[2], size=target.size, dtype=np.int32)
                     target[...] = self._xp.asarray(drawn)
                     continue
-                for start in range(0, target.size, block.size):
-                    part = target[start : start + block.size]
-                    part[...] = block[: part.size]
+                start, begin = 0, count * _SHIFT % block.size
+                while start < target.size:
+                    piece = block[begin : begin + target.size - start]
+                    target[start : start + piece.size] = piece
+                    start, begin = start + piece.size, 0
 
     def step(self) -> None:
         """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
@@ -367,7 +382,8 @@ class Model:
                     work()
 
         team.run(walk)
-        self._clock[0] += 1
+        if self.mode == "training":
+            self._clock[0] += 1
 
     def loss(self) -> float:
         """Give the mean loss of the last step's batch, before the optimiser's step."""

@@ -93,7 +93,7 @@ def dropout(x: Any, *, p: float, seed: Any, out: Any = None, mask: Any = None, w
     for piece, _ in numbers.cut(x.size, workspace.nbytes):
         part = target[piece]
         draws = view(workspace, part.shape, xp.float32)
-        call(generator.random, dtype=xp.float32, out=draws)
+        call(generator.random, size=draws.shape, dtype=xp.float32, out=draws)  # CuPy takes its size from no array
         xp.greater_equal(draws, xp.float32(p), out=kept[piece])
         xp.multiply(source[piece], kept[piece], out=part)
         xp.multiply(part, 1 / (1 - p), out=part)

@@ -9,6 +9,8 @@ step rather than one per layer.  BLAS is held to one thread per member meanwhile
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,8 +19,8 @@ from threadpoolctl import threadpool_limits
 from cubatch.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
 
 
 class Team:
@@ -58,6 +60,13 @@ class Team:
 
         An exception in any member is raised here once all have ended; when several fail, the lowest rank's.
         """
+        if self.size == 1:
+            work(0)
+            return
+        with _signals_wait():
+            self._run_together(work)
+
+    def _run_together(self, work: Callable[[int], object]) -> None:
         for member in self._members:
             member.start(work)
         errors = [_attempt(work, 0, self._barrier)]
@@ -107,12 +116,14 @@ class Team:
 
     def close(self) -> None:
         """End the threads and give BLAS its threads back; a closed team cannot run again."""
-        for member in self._members:
-            member.end()
-        self._members = []
-        if self._limits is not None:
-            self._limits.restore_original_limits()
-            self._limits = None
+        try:
+            for member in self._members:
+                member.end()
+        finally:
+            self._members = []
+            if self._limits is not None:
+                self._limits.restore_original_limits()
+                self._limits = None
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +132,36 @@ class Team:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """
+    Hold Ctrl-C and SIGTERM back until the members have met again; a second one comes through at once.
+
+    An exception between two locks would leave a member that waits for ever.  Only the main thread gets signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = ((number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM))
+    usual: dict[int, Callable[[int, FrameType | None], Any]] = {n: h for n, h in handlers if callable(h)}
+    came: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            usual[number](number, frame)
+
+    for number in usual:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        if len(came) == 1:
+            usual[came[0][0]](*came[0])
 
 
 class _Member:

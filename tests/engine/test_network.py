@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import types
 
 import attrs
 import numpy as np
@@ -442,3 +443,24 @@ def test_an_error_in_a_step_reaches_the_caller(monkeypatch):
         model.prepare(4)
         model.load_random()
         model.step()
+
+
+def test_a_model_runs_on_the_gpu_that_was_asked_for(monkeypatch):
+    """On cuda:1 device 1 is made the current one before anything is allocated, and the usual one again at the end."""
+    used = []
+
+    class Chosen:
+        def __init__(self, index=None):
+            self.id = index if index is not None else 0
+
+        def use(self):
+            used.append(self.id)
+
+    pool = types.SimpleNamespace(free_all_blocks=lambda: None)
+    fake = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(Device=Chosen), get_default_memory_pool=lambda: pool, empty=np.empty,
+        asarray=lambda array: used.append("allocated") or array, zeros_like=np.zeros_like, full=np.full,
+    )  # fmt: skip
+    monkeypatch.setattr("cubatch.engine.network.backend.module", lambda kind: fake)
+    Model(models.build("mlp"), device=Device(name="a GPU", index=1, live=True, compute_capability=(7, 0))).close()
+    assert used == [1, "allocated", 0]

@@ -40,7 +40,7 @@ def test_conv2d_and_gradients(groups, width, rs, stride, dilation, pad, nhw, see
     x, w = random.standard_normal((*nhw, groups * width[0])), random.standard_normal((groups * width[1], *rs, width[0]))
     b = random.standard_normal(len(w))
     options = {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups}
-    workspace = np.full(1 << 15, 0xFF, np.uint8)
+    workspace = np.full(1 << 17, 0xFF, np.uint8)
     y = functional.conv2d(x, w, b, **options, workspace=workspace)
     tx, tw, tb = _nchw(x), _nchw(w), torch.tensor(b, requires_grad=True)
     padded = F.pad(tx, (pad[2], pad[3], pad[0], pad[1]))

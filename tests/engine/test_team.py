@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import numpy as np
@@ -75,3 +76,21 @@ def test_a_team_has_a_whole_number_of_members(size):
     """Zero members would run nothing and say nothing."""
     with pytest.raises(InvalidArgument):
         Team(size)
+
+
+def test_ctrl_c_waits_until_the_members_have_met():
+    """A signal in the middle of a region comes out after it, and the team still works."""
+    done = []
+
+    def work(rank):
+        if rank == 0:
+            signal.raise_signal(signal.SIGINT)
+        done.append(rank)
+
+    with Team(2) as team:
+        with pytest.raises(KeyboardInterrupt):
+            team.run(work)
+        assert sorted(done) == [0, 1]
+        team.run(done.append)
+    assert sorted(done) == [0, 0, 1, 1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -312,3 +312,12 @@ def test_a_disturbed_smallest_size_gives_no_floor() -> None:
     """Where batch 1 took longer than batch 2, nothing is said of sizes that cost the same time."""
     result = answer_of(steady((1, 112.0), (2, 7.48), (4, 15.0)))
     assert not any("about the same time" in reason for reason in result.reasons)
+
+
+def test_larger_sizes_that_failed_are_named() -> None:
+    """Where everything larger raised an error or hung, memory is not blamed for it."""
+    result = answer_of({**steady((8, 1.0)), 16: [], 32: []}, {16: "error", 32: "timeout"}, largest_batch_size=1000)
+    said = [reason for reason in result.reasons if reason.startswith("Nothing larger than 8 gave a timing")]
+    assert len(said) == 1
+    assert "error: 16" in said[0]
+    assert "timeout: 32" in said[0]

@@ -494,3 +494,10 @@ def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):
 def test_the_version_is_told(run):
     """--version prints the package's version and nothing else."""
     assert run("--version")[1].strip() == cubatch.__version__
+
+
+def test_candidates_are_explained_where_no_time_is_known(run):
+    """A card whose rates were never printed gets the blocks of every pass all the same."""
+    code, out, err = run("candidates", "mlp", "--device", "rtx-2080-super", "--explain")
+    assert (code, err) == (0, "")
+    assert "fprop" in out

@@ -148,11 +148,9 @@ def fake_torch(available):
 
 def fake_cupy(available):
     event = types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    runtime = types.SimpleNamespace(getDeviceProperties=lambda index: {"uuid": bytes(range(16))})
     cuda = types.SimpleNamespace(
         is_available=lambda: available,
         Device=lambda: types.SimpleNamespace(id=0),
-        runtime=runtime,
         Event=lambda: event,
         get_elapsed_time=lambda start, end: 4.0,
     )
@@ -179,7 +177,9 @@ def test_a_callable_is_timed_by_pytorchs_events(libraries, monkeypatch):
 
 
 def test_a_callable_is_timed_by_cupys_events(libraries, monkeypatch):
-    """The 16 bytes of CUDA's uuid are written as NVML writes them."""
+    """The current device's uuid, by which NVML knows it, comes from the driver."""
+    gpus = [types.SimpleNamespace(uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")]
+    monkeypatch.setattr(clocks.cuda_driver, "visible_gpus", lambda: gpus)
     monkeypatch.setitem(sys.modules, "torch", fake_torch(available=False))
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
     clock = clocks.callable_clock()

@@ -105,7 +105,7 @@ def test_energy_is_in_joules():
         (pynvml.nvmlClocksEventReasonApplicationsClocksSetting, ()),
         (pynvml.nvmlClocksEventReasonSyncBoost, ()),
         (pynvml.nvmlClocksEventReasonDisplayClockSetting, ()),
-        (pynvml.nvmlClocksEventReasonSwPowerCap, ("SW power cap",)),
+        (pynvml.nvmlClocksEventReasonSwPowerCap, ()),
         (pynvml.nvmlClocksEventReasonHwSlowdown, ("HW slowdown",)),
         (pynvml.nvmlClocksEventReasonSwThermalSlowdown, ("SW thermal slowdown",)),
         (pynvml.nvmlClocksEventReasonHwThermalSlowdown, ("HW thermal slowdown",)),
@@ -114,7 +114,7 @@ def test_energy_is_in_joules():
             pynvml.nvmlClocksEventReasonGpuIdle
             | pynvml.nvmlClocksEventReasonSwPowerCap
             | pynvml.nvmlClocksEventReasonHwSlowdown,
-            ("HW slowdown", "SW power cap"),
+            ("HW slowdown",),
         ),
     ],
 )

@@ -22,11 +22,11 @@ def visit(stopwatch: Stopwatch, batch_size: int = 8, step_seconds: float | None 
 
 
 def test_a_step_that_the_budget_does_not_hold_is_not_begun() -> None:
-    """Three steps of 0.6 s warm up; of 2.1 s less than one step is left, and the timing is not taken."""
-    runner, stopwatch = open_stopwatch(FakeDevice(affine(0.6, 0.0)), 2.1)
+    """Four steps of 0.6 s come first; of 2.7 s less than one step is left, and the timing is not taken."""
+    runner, stopwatch = open_stopwatch(FakeDevice(affine(0.6, 0.0)), 2.7)
     with pytest.raises(OutOfBudget):
         visit(stopwatch)
-    assert runner.steps == 3
+    assert runner.steps == 4
 
 
 def test_nothing_is_prepared_when_the_budget_is_spent() -> None:
