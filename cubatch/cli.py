@@ -255,7 +255,7 @@ def memory(
     plan = planner.footprint(spec, batch_size=batch_size, **options)
     forward = planner.footprint(spec, batch_size=batch_size, **{**options, "mode": "inference"})
     found = probe.resolve(device, live=False)
-    limit: int | str = memory if memory and "%" not in memory else probe.memory_limit(found, memory).bytes
+    limit = planner.limit_bytes(memory, found) if memory else probe.memory_limit(found).bytes
     del options["library"], options["recompute"]
     rules = planner.rules_of_thumb(spec, batch_size=batch_size, memory=limit, **options)
     largest = planner.max_batch_size(spec, limit, recompute=recompute, library=library, **options)

@@ -1,7 +1,7 @@
 """
 What a measurement depends on beside the device: versions, BLAS, threads, the engine's own source.
 
-A kept timing applies only where all of this is the same.  Nothing is imported to find it out.
+A kept timing applies only where all of this is the same.  No GPU library is imported to find it out.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from cubatch.hardware import Device
 
 _PACKAGE = Path(cubatch.__file__).parent
 # What decides which calls a step makes, and how they are timed.
-_ENGINE = ("engine/*.py", "schedule.py", "plan.py", "scratch.py", "windows.py", "kinds.py", "clocks.py", "runners.py")
+_ENGINE = (
+    "engine/*.py", "schedule.py", "plan.py", "scratch.py", "windows.py", "kinds.py", "layer.py", "hardware.py",
+    "clocks.py", "runner.py", "runners.py", "stopwatch.py",
+)  # fmt: skip
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+_CUBLAS_WHEELS = ("nvidia-cublas-cu12", "nvidia-cublas")
 
 
 def kernels_path() -> Path:
@@ -52,6 +56,7 @@ def environment(device: Device) -> dict[str, Any]:
         "blas": _blas(),
         "cupy": _version(_CUPY_WHEELS) if on_gpu else None,
         "nvrtc": _version(_NVRTC_WHEELS) if on_gpu else None,
+        "cublas": _version(_CUBLAS_WHEELS) if on_gpu else None,
         "driver": _driver(device) if on_gpu else None,
         "engine_sha256": _sha256(_PACKAGE, _ENGINE),
         "kernels_sha256": _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "**/*.toml")),

@@ -283,7 +283,7 @@ def max_batch_size(
         True
     """
     spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
-    limit = _limit_bytes(memory, found)
+    limit = limit_bytes(memory, found)
     program = schedule_of(spec, mode, recompute)
     spans = program.lifetimes()
 
@@ -314,7 +314,7 @@ def max_batch_size(
     return size if size == MAX_BATCH_SIZE else _climb(total, limit, size)
 
 
-def _limit_bytes(memory: int | str, device: Device) -> int:
+def limit_bytes(memory: int | str, device: Device) -> int:
     """Read a size; a percentage is one of what is free on the device."""
     if isinstance(memory, str) and memory.strip().endswith("%"):
         return probe.memory_limit(device, memory).bytes
@@ -404,7 +404,7 @@ def rules_of_thumb(
     ]
     if memory is not None:
         most = max_batch_size(resolved, memory, mode=mode, dtype=dtype, optimizer=optimizer, device=device)
-        limit = _limit_bytes(memory, probe.resolve(device, live=False))
+        limit = limit_bytes(memory, probe.resolve(device, live=False))
         rules.append(
             Rule(
                 name="max batch formula",

@@ -290,11 +290,13 @@ def _power_limit(uuid: str) -> float | None:
 
 
 def _cpu() -> Device:
+    caches = host.cpu_caches()
     return Device(
         name=host.cpu_name(),
         kind="cpu",
         threads=host.cpu_threads(),
-        caches=host.cpu_caches(),
+        caches=caches,
+        l2_bytes=caches.get("L2"),
         memory_bytes=host.total_memory_bytes(),
         live=True,
         source="/proc and /sys",

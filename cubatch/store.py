@@ -244,6 +244,8 @@ def open_run(
     if path is None:
         return Run(None)
     path = Path(path).expanduser().absolute()
+    if "\0" in str(path):
+        raise StoreError(repr(str(path)), "a path cannot hold a zero byte", "Name a file.")
     if path.is_dir():
         raise StoreError(str(path), "it is a directory", "Name a file in it.")
     run = Run(path)

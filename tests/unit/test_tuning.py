@@ -16,6 +16,7 @@ import textwrap
 import time
 import types
 
+import attrs
 import numpy as np
 import pytest
 
@@ -740,4 +741,5 @@ def test_the_result_says_whether_the_cache_was_cold():
     assert tuning._l2(large, steps, gpu, shape) == "cold"
     assert tuning._l2(Linear(c=64, k=64), steps, gpu, shape) == "warm"  # 64 sets of so small buffers are no L2
     assert tuning._l2(models.build("mlp"), steps, gpu, shape) == "warm"
-    assert tuning._l2(large, steps, probe.device("cpu"), shape) == "warm"
+    unknown = attrs.evolve(probe.device("cpu"), l2_bytes=None)
+    assert tuning._l2(large, steps, unknown, shape) == "warm"
