@@ -1,0 +1,102 @@
+"""The engine through CuPy against itself on NumPy, and the whole walk on a GPU; skipped where there is none."""
+
+import attrs
+import numpy as np
+import pytest
+
+import cubatch as cb
+from cubatch import probe
+from cubatch.engine.network import Model
+from cubatch.errors import CubatchError
+from cubatch.kinds import AvgPool2d, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from cubatch.spec import Network
+
+
+def a_gpu():
+    """Give the first GPU, or None."""
+    try:
+        return next((device for device in probe.devices() if device.kind == "cuda"), None)
+    except CubatchError:
+        return None
+
+
+GPU = a_gpu()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPU is None, reason="no GPU in this machine")]
+
+NETWORK = Network(
+    input_shape=(13, 11, 8),
+    layers=[
+        Conv2d(k=12, r=3, s=3, stride=2, pad=[1, 0, 1, 1]),
+        BatchNorm2d(),
+        ReLU(),
+        Conv2d(k=12, r=3, s=3, pad=1, groups=4),
+        ReLU(),
+        MaxPool2d(r=2, s=2),
+        Conv2d(k=12, r=3, s=3, pad=1, groups=12),
+        AvgPool2d(r=2, s=2, pad=1),
+        Flatten(),
+        Linear(k=16),
+        ReLU(),
+        Linear(k=5),
+    ],
+)
+
+
+def trained(device, optimizer):
+    """Train three steps on fixed data and give the losses and the parameters."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((6, *NETWORK.input_shape), dtype=np.float32)
+    labels = random.integers(0, 5, size=6, dtype=np.int32)
+    with Model(NETWORK, device=device, mode="training", optimizer=optimizer, seed=1) as model:
+        model.prepare(6)
+        losses = []
+        for _ in range(3):
+            model.load(x, labels)
+            model.step()
+            losses.append(model.loss())
+        parameters = {
+            (layer, name): np.asarray(array.get() if hasattr(array, "get") else array)
+            for layer, arrays in model.parameters.items()
+            for name, array in arrays.items()
+        }
+    return losses, parameters
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_training_is_that_of_the_cpu(optimizer):
+    """Three steps of a network of every kind give the CPU's losses and parameters up to float32 rounding."""
+    losses, parameters = trained(GPU, optimizer)
+    expected_losses, expected = trained(attrs.evolve(probe.device("cpu"), threads=1), optimizer)
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    for key, array in expected.items():
+        assert np.abs(parameters[key] - array).max() <= 1e-3 * max(np.abs(array).max(), 1e-3), key
+
+
+def test_dropout_draws_for_every_element():
+    """Of many elements about half survive, not all or none of a piece."""
+    network = Network(input_shape=(32, 32, 16), layers=[Conv2d(k=16, r=1, s=1), Dropout(), Flatten(), Linear(k=2)])
+    with Model(network, device=GPU, mode="training") as model:
+        model.prepare(8)
+        model.load_random()
+        model.step()
+        (op,) = [op for op in model.plan.schedule.ops if "mask" in op.writes]
+        kept = float(model._places[0][0].arena[op.writes["mask"]].mean())
+    assert abs(kept - 0.5) < 0.02  # 131072 draws: 14 standard deviations
+
+
+def test_the_pool_holds_what_was_planned():
+    """What CuPy took from the device for a training step is the plan, up to 2 % and the pool's own rounding."""
+    with Model(cb.models.build("resnet18", input_shape=(64, 64, 3)), device=GPU, mode="training") as model:
+        model.prepare(16)
+        model.load_random()
+        model.step()
+        model.loss()
+        assert model.held_bytes <= 1.02 * model.plan.total + 64 * 2**20
+
+
+def test_the_whole_walk():
+    """Autotune measures on the GPU in a worker, by events, and answers."""
+    result = cb.autotune("mnist-cnn", mode="training", device="cuda", budget=20.0, max_batch_size=4096, store=False)
+    assert result.device["kind"] == "cuda"
+    assert result.batch_size in {m.batch_size for m in result.measurements if m.status == "ok"}
+    assert all(m.peak_bytes for m in result.measurements if m.status == "ok")
