@@ -51,7 +51,10 @@ def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
         ]
         for candidate in found
     ]
-    return {"title": title, "columns": ["batch", "time, predicted", "memory plan", "status", "reasons"], "rows": rows}
+    known = any(row[1] is not None for row in rows)
+    notes = ["“time at best” is the roofline: no step can be faster; how far above it one lies, tuning measures."]
+    columns = ["batch", "time at best", "memory plan", "status", "reasons"]
+    return {"title": title, "columns": columns, "rows": rows, "notes": notes if known else []}
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
@@ -78,7 +81,12 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
     notes = [f"Channels that miss the multiple the Tensor Cores want; pad them: {listed}."] if listed else []
     if not rows:
         notes = ["Nothing to explain: a CPU has no SMs for blocks to be spread over."]
-    columns = ["batch", "layer", "alike", "pass", "blocks", "busiest SM", "fill", "time, predicted"]
+    if rows:
+        notes = [
+            "A block computes a tile of 128 x 128; “alike” counts equal layers; “fill” is the share of SMs at work.",
+            *notes,
+        ]
+    columns = ["batch", "layer", "alike", "pass", "blocks", "busiest SM", "fill", "time at best"]
     return {"title": "By layer", "columns": columns if rows else [], "rows": cells, "notes": notes}
 
 
@@ -88,7 +96,6 @@ def footprint(plan: Mapping[str, Any], *, title: str, forward_elements: int) -> 
     rows = [[part.replace("_", " "), format_bytes(plan[part])] for part in parts if plan[part]]
     each, size = plan["elements_per_sample"], plan["batch_size"]
     backward = "" if each == forward_elements else f", {format_count(each)} with gradients"
-    peak = format_bytes(plan["total"])
     peak = format_bytes(plan["total"])
     count = f"{format_count(forward_elements)} elements per sample forward{backward}"
     notes = [
