@@ -95,7 +95,8 @@ class Network:
 
     def __attrs_post_init__(self) -> None:
         h, w, c = self.input_shape
-        if h in {1, 3} and c > 4 and w > 4 and c == w:  # noqa: PLR2004
+        named = bool(self.layers) and self.layers[0].resolved  # h, w and c were given by name
+        if not named and h in {1, 3} and c > 4 and w > 4 and c == w:  # noqa: PLR2004
             warnings.warn(
                 f"input_shape {self.input_shape} is read as h={h}, w={w}, c={c}; "
                 f"for a {w}x{c} image with {h} channels write ({w}, {c}, {h})",
@@ -286,6 +287,4 @@ def as_network(spec: Spec) -> Network:
     if len(shapes) > 1:
         raise InvalidSpec("spec", spec.type, "a network, for a layer with several inputs")
     alone = attrs.evolve(spec, inputs=None, name=spec.name or spec.type)
-    with warnings.catch_warnings():  # a layer was given h, w and c by name
-        warnings.simplefilter("ignore", SuspiciousSpec)
-        return Network(input_shape=shapes[0], layers=[alone], name=str(spec))
+    return Network(input_shape=shapes[0], layers=[alone], name=str(spec))

@@ -76,8 +76,16 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
         return backend.prepare(functional.add, [x0, x1], out=y)
     if op.node is None or op.workspace is None:
         raise ValueError(f"a {op.kind} operation has nothing to bind")
-    reads = {role: _shaped(op.node.layer, role, place.arena[number]) for role, number in op.reads.items()}
-    writes = {role: _shaped(op.node.layer, role, place.arena[number]) for role, number in op.writes.items()}
+    views: dict[tuple[int, tuple[int, ...]], Any] = {}
+
+    def view(role: str, number: int) -> Any:
+        """One array object for a buffer of one shape, so that a function sees when it works in place."""
+        array = _shaped(layer, role, place.arena[number])
+        return views.setdefault((number, array.shape), array)
+
+    layer = op.node.layer
+    reads = {role: view(role, number) for role, number in op.reads.items()}
+    writes = {role: view(role, number) for role, number in op.writes.items()}
     bound = _Bound(op, op.node.layer, reads, writes, place.arena.workspace(op.workspace), place, training)
     table = _FORWARD if op.kind == "forward" else _BACKWARD
     work = table[type(op.node.layer)]
