@@ -13,7 +13,6 @@ is taken away from this process.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 import random
@@ -23,6 +22,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from benchmarks.provenance import provenance
 
 BATCH_SIZES = (4, 8, 16, 32, 64, 128, 256)
 SPAN_SECONDS = 0.25
@@ -137,12 +138,10 @@ def main() -> int:
             f"{rates['torch channels_last']:21.0f}  {row['ratio']:5.2f}"
         )
     if arguments.json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         facts = {
             "schema": 1,
             "benchmark": "engine_cpu",
-            "date": dt.datetime.now(dt.UTC).date().isoformat(),
-            "commit": commit.stdout.strip(),
+            **provenance(),
             "device": {"name": device.name, "threads": arguments.threads},
             "environment": environment(device) | {"torch": torch.__version__},
             "rounds": arguments.rounds,

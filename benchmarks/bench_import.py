@@ -7,13 +7,14 @@ Seconds of `import cubatch` and of `cubatch --help` in a fresh interpreter.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from benchmarks.provenance import provenance
 
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -51,12 +52,10 @@ def main() -> int:
         from cubatch.environment import environment
 
         device = probe.device("cpu")
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         facts = {
             "schema": 1,
             "benchmark": "import",
-            "date": dt.datetime.now(dt.UTC).date().isoformat(),
-            "commit": commit.stdout.strip(),
+            **provenance(),
             "device": {"name": device.name, "threads": device.threads},
             "environment": environment(device),
             "rounds": arguments.rounds,

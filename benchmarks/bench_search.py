@@ -36,6 +36,7 @@ import numpy as np
 
 import cubatch as cb
 from benchmarks.fake_devices import KINDS, TOLERANCE, Case, make
+from benchmarks.provenance import provenance
 from benchmarks.rivals import RIVALS, Rival
 from cubatch import choose, profiler
 from cubatch.errors import NothingMeasured
@@ -225,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         content = {
             "schema": 1,
             "benchmark": "search",
+            **provenance(),
             "cubatch": cb.__version__,
             "python": platform.python_version(),
             "numpy": np.__version__,

@@ -60,8 +60,8 @@ def tuning(result: dict[str, Any]) -> str:
         )
     device, facts = result["device"], result["environment"]
     caption = (
-        f"{device['name']}, {device['threads']} threads, {result['created'][:10]}, {result['mode']}, "
-        f"{result['dtype']}, library `{result['library']}`, BLAS {facts['blas']}, "
+        f"{device['name']}, {device['threads']} threads, {result['created'][:10]}, commit {result['commit']}, "
+        f"{result['mode']}, {result['dtype']}, library `{result['library']}`, BLAS {facts['blas']}, "
         f"{result['seconds_spent']:.0f} s of measuring. "
         "Answer in bold, ties with the fastest marked ≈; of the sizes that were dropped early, powers of two."
     )
@@ -98,7 +98,8 @@ def search(result: dict[str, Any]) -> str:
 
     rows = [[finder, *(text(cells[finder, kind]) for kind in kinds)] for finder in finders]
     caption = (
-        f"{result['devices']} fake devices, seed {result['seed']}: regret beyond a tolerance of "
+        f"{result['date']}, commit {result['commit']}: {result['devices']} fake devices, seed {result['seed']}: "
+        "regret beyond a tolerance of "
         f"{100 * result['tolerance']:.0f} %, 95th percentile in percent; “fails” is no usable answer."
     )
     return f"{caption}\n\n{table(['finder', *kinds], rows)}"
@@ -117,7 +118,7 @@ def training(result: dict[str, Any]) -> str:
         for epoch in result["epochs"]
     ]
     caption = (
-        f"{result['model']}, batch {result['batch_size']}, {result['optimizer']}, "
+        f"{_machine(result)}: {result['model']}, batch {result['batch_size']}, {result['optimizer']}, "
         f"learning rate {result['learning_rate']}, seed {result['seed']}."
     )
     return f"{caption}\n\n{table(['epoch', 'loss', 'test accuracy', 'time', 'samples/s'], rows)}"

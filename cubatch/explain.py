@@ -10,9 +10,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from cubatch.curve import format_objective
 from cubatch.results import Goal, Measurement
 from cubatch.stopping import MIN_ROUNDS, paired_interval
-from cubatch.units import format_count, format_percent, format_seconds
+from cubatch.units import format_percent, format_seconds
 
 NOISY_SHARE = 0.05
 FLOOR_SHARE = 0.1  # latencies this near to that of the smallest size count as the same
@@ -31,19 +32,6 @@ def value_of(measurement: Measurement, objective: str) -> float | None:
     if objective == "energy":
         return 1 / measurement.joules_per_sample if measurement.joules_per_sample else None
     return measurement.samples_per_second
-
-
-def format_value(value: float, objective: str) -> str:
-    """
-    Write a value of the objective with its unit.
-
-    Example:
-        >>> format_value(27462.3, "throughput"), format_value(0.005, "latency"), format_value(12.5, "energy")
-        ('27 462 samples/s', '5.00 ms', '12.5 samples/J')
-    """
-    if objective == "latency":
-        return format_seconds(value)
-    return f"{format_count(value)} {'samples/J' if objective == 'energy' else 'samples/s'}"
 
 
 def sentences(
@@ -105,14 +93,15 @@ def _why(answer: Measurement, fastest: Measurement, goal: Goal, tied_with: Seque
     ties = f"paired rounds cannot tell {_join([str(n) for n in tied_with])} from it" if tied_with else ""
     if answer.batch_size == fastest.batch_size:
         beyond = "larger" if objective == "latency" else "smaller"
-        text = f"{answer.batch_size} has the {best_word} {quality}, {format_value(best, objective)}"
+        text = f"{answer.batch_size} has the {best_word} {quality}, {format_objective(best, objective)}"
         text += f", and no {beyond} size is within {tolerance} of it."
         return [text, *([ties[0].upper() + ties[1:] + "."] if ties else [])]
     share = best / value if objective == "latency" else value / best
     chosen = f"{answer.batch_size} is the {end} batch size whose {quality} is within {tolerance} of the {best_word}"
     return [
-        f"{chosen}: {format_value(value, objective)}, {format_percent(share)} of it.",
-        f"The {best_word} is {format_value(best, objective)} at {fastest.batch_size}" + (f"; {ties}." if ties else "."),
+        f"{chosen}: {format_objective(value, objective)}, {format_percent(share)} of it.",
+        f"The {best_word} is {format_objective(best, objective)} at {fastest.batch_size}"
+        + (f"; {ties}." if ties else "."),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.errors import InvalidArgument
+from cubatch.kinds import MOST_TAPS
 from cubatch.scratch import Pool
 from cubatch.windows import pool_axes
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from cubatch.windows import Axis, Pad, Pair
 
 _NO_PAD = (0, 0, 0, 0)
-_MOST_TAPS = 254
 
 
 def max_pool2d(
@@ -71,8 +71,8 @@ def max_pool2d(
         (3.0, 3)
     """
     pool = _Pool(x.shape, x, r, s, stride, pad, workspace, ceil_mode=ceil_mode)
-    if r * s > _MOST_TAPS:
-        raise InvalidArgument("r * s", r * s, f"at most {_MOST_TAPS}", "The winning tap is kept in one byte.")
+    if r * s > MOST_TAPS:
+        raise InvalidArgument("r * s", r * s, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
     xp = pool.xp
     y = xp.empty(pool.out_shape, dtype=x.dtype) if out is None else out
     for samples, rows in pool.blocks:
