@@ -374,7 +374,7 @@ class ReLU6(_Activation):
 
 @attrs.frozen(kw_only=True)
 class Sigmoid(_Activation):
-    """1 / (1 + exp(-x))."""
+    """1 / (1 + exp(-x)), whose slope is y (1 - y)."""
 
     type: ClassVar[str] = "sigmoid"
     saves: ClassVar[frozenset[str]] = frozenset({"y"})
@@ -382,7 +382,7 @@ class Sigmoid(_Activation):
 
 @attrs.frozen(kw_only=True)
 class HardSigmoid(_Activation):
-    """min(max(x + 3, 0), 6) / 6."""
+    """min(max(x + 3, 0), 6) / 6, the gate of MobileNetV3 (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
 
     type: ClassVar[str] = "hard_sigmoid"
     saves: ClassVar[frozenset[str]] = frozenset({"y"})
@@ -390,7 +390,7 @@ class HardSigmoid(_Activation):
 
 @attrs.frozen(kw_only=True)
 class HardSwish(_Activation):
-    """Input times its hard sigmoid."""
+    """Input times its hard sigmoid (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
 
     type: ClassVar[str] = "hard_swish"
     saves: ClassVar[frozenset[str]] = frozenset({"x"})
@@ -398,7 +398,7 @@ class HardSwish(_Activation):
 
 @attrs.frozen(kw_only=True)
 class SiLU(_Activation):
-    """Input times its sigmoid."""
+    """Input times its sigmoid (Elfwing et al., 2017, arXiv:1702.03118)."""
 
     type: ClassVar[str] = "silu"
     saves: ClassVar[frozenset[str]] = frozenset({"x"})

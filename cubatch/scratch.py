@@ -253,6 +253,28 @@ class Flat(Need):
         return (samples * rows * self.itemsize,)
 
 
+@attrs.frozen(kw_only=True)
+class Curve(Need):
+    """An activation function, a "sample" being one element: a value for each, and another or a flag."""
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area."""
+        values = samples * rows * self.itemsize
+        return (values, values)
+
+
+@attrs.frozen(kw_only=True)
+class Products(Need):
+    """Sums of products over positions, a "row" being one position: products, a one for each row, a band's sums."""
+
+    channels: int
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area."""
+        sums = samples * self.channels * self.itemsize
+        return (rows * sums, rows * self.itemsize, sums)
+
+
 def conv2d_forward(shape: ConvShape, itemsize: int) -> list[Need]:
     """
     Say what a convolution's forward pass needs, part after part.

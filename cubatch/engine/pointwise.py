@@ -1,8 +1,8 @@
 """
-Element by element: ReLU, dropout, sums of branches, concatenation.
+Element by element: dropout, sums of branches, concatenation.
 
-Flat arrays are walked in pieces that fit the scratch memory, so that masks and random numbers are
-never stored for more than a piece.
+Flat arrays are walked in pieces that fit the scratch memory, so that random numbers are never stored for
+more than a piece.
 """
 
 from __future__ import annotations
@@ -18,48 +18,6 @@ if TYPE_CHECKING:
 
 _DRAW_BYTES = 4
 """A random number is a float32, whatever the activations are."""
-
-
-def relu(x: Any, *, out: Any = None) -> Any:
-    """
-    Clamp at zero; `out` may be x.
-
-    Example:
-        >>> import numpy as np
-        >>> relu(np.array([-1.0, 2.0]))
-        array([0., 2.])
-    """
-    y = of(x).empty_like(x) if out is None else out
-    rectify(x, y)
-    return y
-
-
-def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
-    """
-    Pass the gradient where ReLU's output is positive.
-
-    Args:
-        dy: Gradient by the output, C-contiguous.
-        y: ReLU's output; its input serves as well.
-        out: Where dx goes; may be dy, or y. None allocates it.
-        workspace: 1-D uint8 array, a byte for each element of a piece. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
-    """
-    xp = of(dy)
-    dx = xp.empty_like(dy) if out is None else out
-    flags = Flat(itemsize=1)
-    workspace = take_workspace(workspace, dy, flags, dy.size)
-    errors, results, target = dy.reshape(-1), y.reshape(-1), dx.reshape(-1)
-    for piece, _ in flags.cut(dy.size, workspace.nbytes):
-        part = target[piece]
-        closed = view(workspace, part.shape, xp.bool_)
-        xp.less_equal(results[piece], 0, out=closed)
-        if dx is not dy:
-            xp.copyto(part, errors[piece])
-        xp.copyto(part, 0, where=closed)
-    return dx
 
 
 def dropout(x: Any, *, p: float, seed: Any, out: Any = None, mask: Any = None, workspace: Any = None) -> Any:

@@ -153,6 +153,68 @@ def avg_pool2d(
     return y
 
 
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def _curve_and_slope(x: float, kind: str) -> tuple[float, float]:
+    reach, top = 3.0, 6.0
+    s, hard = _logistic(x), min(max(x + reach, 0.0), top) / top
+    inside = -reach < x < reach
+    return {
+        "relu6": (min(max(x, 0.0), top), float(0 < x < top)),
+        "sigmoid": (s, s * (1 - s)),
+        "silu": (x * s, s + x * s * (1 - s)),
+        "hard_sigmoid": (hard, 1 / 6 if inside else 0.0),
+        "hard_swish": (x * hard, x / 3 + 0.5 if inside else float(x > 0)),
+    }[kind]
+
+
+def activation(x: Array, *, kind: str) -> Array:
+    """
+    Apply an activation function, one number at a time.
+
+    Example:
+        >>> activation(np.array([-4.0, 1.5, 9.0]), kind="hard_swish").tolist()
+        [-0.0, 1.125, 9.0]
+    """
+    y = np.empty(x.shape)
+    for index in np.ndindex(x.shape):
+        y[index], _ = _curve_and_slope(float(x[index]), kind)
+    return y
+
+
+def activation_backward(dy: Array, x: Array, *, kind: str) -> Array:
+    """Give the gradient by the input x, whatever the engine saves; a kink has PyTorch's slope."""
+    dx = np.empty(x.shape)
+    for index in np.ndindex(x.shape):
+        dx[index] = float(dy[index]) * _curve_and_slope(float(x[index]), kind)[1]
+    return dx
+
+
+def scale(x: Array, s: Array) -> Array:
+    """
+    Multiply every channel of a sample by its factor.
+
+    Example:
+        >>> scale(np.ones((1, 1, 2, 1)), np.full((1, 1, 1, 1), 3.0)).ravel().tolist()
+        [3.0, 3.0]
+    """
+    y = np.empty(x.shape)
+    for n, h, w, c in np.ndindex(x.shape):
+        y[n, h, w, c] = float(x[n, h, w, c]) * float(s[n, 0, 0, c])
+    return y
+
+
+def scale_backward(dy: Array, x: Array, s: Array) -> tuple[Array, Array]:
+    """Give the gradients by x and by the factors: each product's share of dy goes to both."""
+    dx, ds = np.empty(x.shape), np.zeros(s.shape)
+    for n, h, w, c in np.ndindex(x.shape):
+        dx[n, h, w, c] = float(dy[n, h, w, c]) * float(s[n, 0, 0, c])
+        ds[n, 0, 0, c] += float(dy[n, h, w, c]) * float(x[n, h, w, c])
+    return dx, ds
+
+
 def batch_norm(x: Array, gamma: Array, beta: Array, *, eps: float = 1e-5) -> tuple[Array, Array, Array]:
     """
     Normalise each channel over all other axes: y, the mean and the biased variance.

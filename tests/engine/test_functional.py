@@ -448,6 +448,7 @@ def _large_calls():
     x1, w1 = new(64, 32, 32, 1), new(16, 3, 3, 1)
     y1 = new(64, 32, 32, 16)
     scores, other, labels = new(20000, 10), new(20000, 10), random.integers(0, 10, 20000)
+    factors, curves = new(24, 1, 1, 16), ("relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish")
     mask, flat, joined, rows = np.ones(x.shape, bool), new(2**20), new(2**18, 8), new(24 * 1024, 16)
     room = np.empty(1 << 19, np.uint8)
     pad = {"pad": (1, 1, 1, 1), "workspace": room}
@@ -480,6 +481,13 @@ def _large_calls():
         "global_avg_pool_backward": lambda: f.global_avg_pool_backward(rows[:24], x_shape=x.shape, out=x),
         "relu": lambda: f.relu(x, out=big),
         "relu_backward": lambda: f.relu_backward(big, x, out=big, workspace=room),
+        **{kind: lambda kind=kind: f.activation(x, kind=kind, out=big, workspace=room) for kind in curves},
+        **{
+            f"{kind} backward": lambda kind=kind: f.activation_backward(x, big, kind=kind, out=x, workspace=room)
+            for kind in curves
+        },
+        "scale": lambda: f.scale(x, factors, out=big),
+        "scale_backward": lambda: f.scale_backward(big, x, factors, dx=big, ds=factors, workspace=room),
         "batch_norm_train": lambda: f.batch_norm_train(x, b, b, mean=new(16), inv_std=new(16), out=big, workspace=room),
         "batch_norm_inference": lambda: f.batch_norm_inference(
             x, b, b, running_mean=b, running_var=b * b, out=big, workspace=room

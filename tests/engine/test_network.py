@@ -26,9 +26,15 @@ from cubatch.kinds import (
     Dropout,
     Flatten,
     GlobalAvgPool,
+    HardSigmoid,
+    HardSwish,
     Linear,
     MaxPool2d,
     ReLU,
+    ReLU6,
+    Scale,
+    Sigmoid,
+    SiLU,
     Softmax,
 )
 from cubatch.spec import Network
@@ -42,7 +48,7 @@ def cpu(threads):
 
 
 def branched(p=0.0):
-    """Every layer that the engine can train: in place, shared, concatenated, pooled in all three ways."""
+    """Branches of every kind: in place, shared, concatenated, pooled in all three ways."""
     return Network(
         input_shape=(6, 7, 3),
         layers=[
@@ -70,6 +76,45 @@ def branched(p=0.0):
             Linear(k=5),
         ],
         name="branched",
+    )
+
+
+def mobile(p=0.0):
+    """Squeeze-and-excite twice, by either gate, and every activation function: in place, beside its input, in a row."""
+    return Network(
+        input_shape=(7, 6, 3),
+        layers=[
+            Conv2d(k=4, r=3, s=3, stride=2, pad=1, bias=False),
+            BatchNorm2d(),
+            HardSwish(name="stem"),
+            Conv2d(k=8, r=1, s=1, bias=False),
+            BatchNorm2d(),
+            ReLU6(),
+            Conv2d(k=8, r=3, s=3, pad=1, groups=8, bias=False),
+            BatchNorm2d(),
+            SiLU(name="wide"),
+            GlobalAvgPool(),
+            Conv2d(k=4, r=1, s=1),
+            ReLU(),
+            Conv2d(k=8, r=1, s=1),
+            HardSigmoid(name="gate"),
+            Scale(name="excited", inputs=["wide", "gate"]),
+            Conv2d(k=4, r=1, s=1),
+            Add(name="sum", inputs=["stem", "layer16"]),
+            GlobalAvgPool(),
+            Linear(k=4),
+            Sigmoid(name="gate2"),
+            Scale(inputs=["sum", "gate2"]),
+            Flatten(),
+            Linear(k=9),
+            Sigmoid(),
+            ReLU6(),
+            HardSwish(),
+            HardSigmoid(),
+            Dropout(p=p),
+            Linear(k=5),
+        ],
+        name="mobile",
     )
 
 
@@ -110,6 +155,8 @@ def trained(network, n, *, steps=1, device=HERE, **options):
         ("resnet18", (64, 64, 3), 4, {"optimizer": "momentum"}),
         ("resnet18", (64, 64, 3), 4, {"recompute": True}),
         ("resnet18", (64, 64, 3), 4, {"mode": "inference"}),
+        ("mobilenet-v3-large", (64, 64, 3), 4, {}),
+        ("mobilenet-v3-large", (64, 64, 3), 4, {"mode": "inference"}),
     ],
 )
 def test_the_peak_of_a_whole_step_is_the_plan(name, shape, n, options):
@@ -172,13 +219,14 @@ def test_out_of_memory_names_all_that_matters():
 # --- gradients -----------------------------------------------------------------------------------------------
 
 
-def test_gradients_are_those_of_finite_differences():
+@pytest.mark.parametrize("network", [branched(), mobile()], ids=str)
+def test_gradients_are_those_of_finite_differences(network):
     """
     Along random directions the loss changes as the gradient says.
 
     A central difference with h = 1e-6 misses by h^2 and by 1e-16 / h of rounding, both below 1e-9 of a loss of order 1.
     """
-    network, n, h = branched(), 3, 1e-6
+    n, h = 3, 1e-6
     images, labels = deal(network, n)
     random = np.random.default_rng(1)
     with Model(network, device=HERE, mode="training", dtype="float64", learning_rate=0.0) as model:
@@ -203,11 +251,15 @@ def test_gradients_are_those_of_finite_differences():
             assert slope == pytest.approx(float((gradient * towards[place]).sum()), rel=1e-6, abs=1e-8), place
 
 
-@given(n=st.sampled_from([1, 2, 3, 5]), threads=st.sampled_from([2, 3]), seed=st.integers(0, 9))
-@settings(max_examples=12, deadline=None)
-def test_threads_change_nothing_but_rounding(n, threads, seed):
+@given(
+    network=st.sampled_from([branched(), mobile()]),
+    n=st.sampled_from([1, 2, 3, 5]),
+    threads=st.sampled_from([2, 3]),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=20, deadline=None)
+def test_threads_change_nothing_but_rounding(network, n, threads, seed):
     """Batches that do not divide among the threads, and smaller than them: losses, gradients, statistics agree."""
-    network = branched()
     losses, gradients, parameters, states = trained(network, n, steps=2, device=cpu(1), seed=seed)
     others = trained(network, n, steps=2, device=cpu(threads), seed=seed)
     for got, want in zip(others[:3], (losses, gradients, parameters), strict=True):
@@ -227,7 +279,7 @@ def test_recomputing_gives_the_same_bits():
         ]
         + [MaxPool2d(r=2, s=2), Flatten(), Linear(k=4)],
     )
-    for spec in (network, deep, models.build("mnist-cnn")):
+    for spec in (network, mobile(p=0.4), deep, models.build("mnist-cnn")):
         kept = trained(spec, 3, steps=3, device=cpu(2), optimizer="momentum")
         again = trained(spec, 3, steps=3, device=cpu(2), optimizer="momentum", recompute=True)
         for got, want in zip(again[:3], kept[:3], strict=True):
@@ -259,9 +311,9 @@ def test_dropout_draws_anew_in_each_step_and_alike_for_each_seed():
 # --- inference -----------------------------------------------------------------------------------------------
 
 
-def test_a_samples_output_does_not_depend_on_its_batch():
+@pytest.mark.parametrize("network", [branched(p=0.5), mobile(p=0.5)], ids=str)  # p does nothing in inference
+def test_a_samples_output_does_not_depend_on_its_batch(network):
     """Seven images at once, one by one, or by two threads: the same outputs up to rounding."""
-    network = branched(p=0.5)  # which does nothing in inference
     images, _ = deal(network, 7)
     with (
         Model(network, device=cpu(2), dtype="float64") as model,
@@ -334,6 +386,10 @@ def test_a_single_convolution_does_all_three_passes():
     [
         (Linear(c=5, k=3), lambda x, dy, p: dy @ p["w"]),
         (ReLU(h=2, w=3, c=4), lambda x, dy, p: dy * (x > 0)),
+        *(
+            (kind(h=2, w=3, c=4), lambda x, dy, p, kind=kind: reference.activation_backward(dy, x, kind=kind.type))
+            for kind in (ReLU6, Sigmoid, SiLU, HardSigmoid, HardSwish)
+        ),
         (GlobalAvgPool(h=2, w=3, c=4), lambda x, dy, p: np.broadcast_to(dy / 6, x.shape)),
         (Flatten(h=2, w=3, c=4), lambda x, dy, p: dy.reshape(x.shape)),
         (Softmax(h=1, w=1, c=3), lambda x, dy, p: softmax(x) * (dy - (dy * softmax(x)).sum(-1, keepdims=True))),

@@ -115,6 +115,42 @@ def test_batch_norm_and_gradients():
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("relu6", F.relu6),
+        ("sigmoid", torch.sigmoid),
+        ("silu", F.silu),
+        ("hard_sigmoid", lambda x: F.relu6(x + 3) / 6),  # F.hardsigmoid's gradient has 1 / 6 in float32 alone
+        ("hard_swish", F.hardswish),
+    ],
+)
+def test_activations_and_gradients(kind, theirs):
+    """Eighths from -10 to 10: on every kink, and on both sides of it."""
+    x = np.arange(-80.0, 81) / 8
+    tx = torch.tensor(x, requires_grad=True)
+    ty = theirs(tx)
+    y = functional.activation(x, kind=kind)
+    np.testing.assert_allclose(y, ty.detach().numpy(), **CLOSE)
+    dy = np.random.default_rng(3).standard_normal(x.shape)
+    ty.backward(torch.tensor(dy))
+    dx = functional.activation_backward(dy, x if kind in {"silu", "hard_swish"} else y, kind=kind)
+    np.testing.assert_allclose(dx, tx.grad.numpy(), **CLOSE)
+
+
+def test_scale_and_gradients():
+    """A factor for each sample and channel, broadcast over the pixels."""
+    random = np.random.default_rng(4)
+    x, dy, s = *random.standard_normal((2, 3, 9, 8, 5)), random.standard_normal((3, 1, 1, 5))
+    tx, ts = _nchw(x), _nchw(s)
+    ty = tx * ts
+    ty.backward(_nchw(dy, grad=False))
+    dx, ds = np.empty_like(x), np.empty_like(s)
+    functional.scale_backward(dy, x, s, dx=dx, ds=ds, workspace=np.full(2048, 0xFF, np.uint8))
+    for got, want in ((functional.scale(x, s), ty), (dx, tx.grad), (ds, ts.grad)):
+        np.testing.assert_allclose(got, _nhwc(want), **CLOSE)
+
+
 def test_softmax_cross_entropy_and_gradient():
     """Per position: logits (n, t, classes)."""
     random = np.random.default_rng(1)

@@ -8,7 +8,23 @@ import cubatch as cb
 from cubatch import probe
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
-from cubatch.kinds import AvgPool2d, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from cubatch.kinds import (
+    AvgPool2d,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    HardSigmoid,
+    HardSwish,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    ReLU6,
+    Scale,
+    Sigmoid,
+    SiLU,
+)
 from cubatch.spec import Network
 
 
@@ -34,9 +50,20 @@ NETWORK = Network(
         MaxPool2d(r=2, s=2),
         Conv2d(k=12, r=3, s=3, pad=1, groups=12),
         AvgPool2d(r=2, s=2, pad=1),
+        HardSwish(name="wide"),
+        GlobalAvgPool(),
+        Conv2d(k=6, r=1, s=1),
+        SiLU(),
+        Conv2d(k=12, r=1, s=1),
+        HardSigmoid(name="gate"),
+        Scale(inputs=["wide", "gate"]),
         Flatten(),
         Linear(k=16),
         ReLU(),
+        Linear(k=16),
+        ReLU6(),
+        Linear(k=16),
+        Sigmoid(),
         Linear(k=5),
     ],
 )

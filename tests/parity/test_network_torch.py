@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+
+import attrs
 import numpy as np
 import pytest
 
 from cubatch import models, probe
 from cubatch.engine.network import Model
-from cubatch.kinds import Add, BatchNorm2d, Conv2d, GlobalAvgPool, Linear, MaxPool2d, ReLU
+from cubatch.kinds import (
+    Add,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    GlobalAvgPool,
+    HardSigmoid,
+    HardSwish,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Scale,
+)
 from cubatch.spec import Network
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
+torch.set_num_threads(1)  # networks this small wait for threads longer than they compute
 
 HERE = probe.device("cpu")
 STEPS = 4
@@ -56,6 +72,39 @@ def block(x, p, norm):
     y = norm("norm3", F.conv2d(y, p["second", "w"], padding=1))
     y = F.relu(y + norm("norm4", F.conv2d(x, p["short", "w"], stride=2)))
     return F.linear(y.mean((2, 3)), p["head", "w"], p["head", "b"])
+
+
+def mobilenet():
+    """`mobilenet-v3-large` for images of 64 x 64, without dropout, whose draws differ."""
+    usual = models.build("mobilenet-v3-large", input_shape=(64, 64, 3))
+    layers = [attrs.evolve(layer, p=0.0) if isinstance(layer, Dropout) else layer for layer in usual.layers]
+    return Network(input_shape=usual.input_shape, layers=layers, name=usual.name)
+
+
+def walk(network, x, p, norm):
+    """Run a network layer by layer as PyTorch has them."""
+    alike = {
+        ReLU: F.relu,
+        HardSwish: F.hardswish,
+        HardSigmoid: lambda x: F.relu6(x + 3) / 6,  # F.hardsigmoid's gradient has 1 / 6 in float32 alone
+        Add: torch.add,
+        Scale: torch.mul,
+        Dropout: lambda x: x,
+        GlobalAvgPool: lambda x: x.mean((2, 3), keepdim=True),
+    }
+    values = {"input": x}
+    for node in network.nodes:
+        name, layer, read = node.name, node.layer, [values[name] for name in node.inputs]
+        if isinstance(layer, Conv2d):
+            options = {"stride": layer.stride, "padding": layer.pad[0], "groups": layer.groups}
+            values[name] = F.conv2d(*read, p[name, "w"], p.get((name, "b")), **options)
+        elif isinstance(layer, BatchNorm2d):
+            values[name] = norm(name, *read, momentum=layer.momentum, eps=layer.eps)
+        elif isinstance(layer, Linear):
+            values[name] = F.linear(read[0].flatten(1), p[name, "w"], p[name, "b"])
+        else:
+            values[name] = alike[type(layer)](*read)
+    return values[network.nodes[-1].name]
 
 
 CASES = [(models.build("mnist-cnn"), mnist_cnn, 5), (BLOCK, block, 7)]
@@ -133,6 +182,40 @@ def test_training_takes_the_same_steps(network, forward, n, optimizer, recompute
             beside.agrees_with(model)
         beside.training = False  # running statistics, as they have become
         images, _ = data(network, 4, STEPS)
+        tested.prepare(4)
+        tested.load(images)
+        tested.step()
+        with torch.no_grad():
+            want = beside.outputs(forward, images).numpy()
+        np.testing.assert_allclose(tested.output().reshape(want.shape), want, **CLOSE)
+
+
+def test_mobilenet_v3_large_trains_as_pytorchs():
+    """Loss, every gradient and running statistic of a step agree, gates shut and open included; then the outputs."""
+    network, random = mobilenet(), np.random.default_rng(0)
+    options = {"dtype": "float64", "learning_rate": 0.0}
+    with (
+        Model(network, device=HERE, mode="training", **options) as model,
+        Model(network, device=HERE, share=model, **options) as tested,
+    ):
+        for arrays in model.parameters.values():
+            for name in sorted(arrays.keys() & {"b", "beta", "gamma"}):  # zeros and ones hide what is left out
+                arrays[name][...] += random.standard_normal(arrays[name].shape) * (2.0 if name == "b" else 0.3)
+        beside = Beside(model)
+        forward = functools.partial(walk, network)
+        images, labels = data(network, 4, 1)
+        model.prepare(4)
+        model.load(images, labels)
+        model.step()
+        loss = F.cross_entropy(beside.outputs(forward, images), torch.tensor(labels))
+        loss.backward()
+        assert model.loss() == pytest.approx(loss.item(), rel=1e-9)
+        beside.agrees_with(model)
+        for (layer, name), tensor in beside.parameters.items():
+            ours, theirs = model.gradients[layer][name], tensor.grad.numpy()
+            turned = ours.transpose(0, 3, 1, 2) if ours.ndim == 4 else ours
+            np.testing.assert_allclose(turned, theirs, **CLOSE, err_msg=f"gradient of {layer} {name}")
+        beside.training = False
         tested.prepare(4)
         tested.load(images)
         tested.step()

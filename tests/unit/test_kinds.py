@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cubatch.errors import InvalidSpec
 from cubatch.kinds import (
+    GELU,
     LAYERS,
     Add,
     Attention,
@@ -22,10 +23,13 @@ from cubatch.kinds import (
     Conv2d,
     Dropout,
     Flatten,
+    HardSigmoid,
+    HardSwish,
     LayerNorm,
     Linear,
     MaxPool2d,
     ReLU,
+    ReLU6,
     Sigmoid,
     SiLU,
     Softmax,
@@ -225,6 +229,18 @@ def test_traffic_grows_by_activations_only(conv: Conv2d, n: int) -> None:
 def test_saved_elements_are_counted_by_hand(layer: Layer, saved: dict[str, tuple[int, int]]) -> None:
     """What the forward pass keeps beside its input and output, with bytes per element."""
     assert layer.saved_elements() == saved
+
+
+@pytest.mark.parametrize(
+    ("kept", "kinds"),
+    [
+        ("y", [ReLU, ReLU6, Sigmoid, HardSigmoid]),
+        ("x", [HardSwish, SiLU, GELU]),
+    ],
+)
+def test_activations_keep_their_input_only_where_they_must(kept: str, kinds: list[type[Layer]]) -> None:
+    """The slope of what never falls follows from its output, which the next layer keeps anyway; others dip below 0."""
+    assert {kind.type: kind.saves for kind in kinds} == {kind.type: {kept} for kind in kinds}
 
 
 def test_token_layers_turn_pixels_to_rows_and_back() -> None:

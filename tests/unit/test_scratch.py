@@ -22,6 +22,8 @@ NEEDS = [
     scratch.Scores(itemsize=4, classes=10),
     scratch.Norm(itemsize=4, channels=7),
     scratch.Flat(itemsize=8),
+    scratch.Curve(itemsize=4),
+    scratch.Products(itemsize=4, rows=15, channels=7),
 ]
 
 

@@ -1,0 +1,84 @@
+"""
+A factor for each sample and channel: how squeeze-and-excite weighs channels (Hu et al., 2017, arXiv:1709.01507).
+
+The factor's gradient sums over positions; as everywhere in the engine, that is a product with a
+vector of ones, block by block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.engine.backend import of, take_workspace, view
+from cubatch.scratch import Products
+
+
+def scale(x: Any, s: Any, *, out: Any = None) -> Any:
+    """
+    Multiply each channel of each sample by its factor: y[n, h, w, c] = x[n, h, w, c] * s[n, 0, 0, c].
+
+    Args:
+        x: Activations (n, h, w, c), C-contiguous.
+        s: Factors (n, 1, 1, c), C-contiguous.
+        out: Where y goes; may be x. None allocates it.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> scale(np.array([[[[1.0, 2.0]], [[3.0, 4.0]]]]), np.array([[[[10.0, 0.5]]]]))[0, :, 0]
+        array([[10.,  1.],
+               [30.,  2.]])
+    """
+    xp = of(x)
+    y = xp.empty_like(x) if out is None else out
+    xp.multiply(x, s, out=y)
+    return y
+
+
+def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, workspace: Any = None) -> None:
+    """
+    Give the gradients by what is scaled and by the factors: dx = dy * s, and ds the sum of dy * x over h and w.
+
+    Args:
+        dy: Gradient by the output (n, h, w, c), C-contiguous.
+        x: Activations (n, h, w, c), C-contiguous.
+        s: Factors (n, 1, 1, c), C-contiguous.
+        dx: Where the gradient by x goes; may be dy. None if it is not wanted.
+        ds: Where the gradient by s goes. None if it is not wanted.
+        workspace: 1-D uint8 array for the products of a block. None allocates one.
+
+    Example:
+        >>> import numpy as np
+        >>> x, dy, ds = np.full((1, 2, 3, 1), 5.0), np.ones((1, 2, 3, 1)), np.empty((1, 1, 1, 1))
+        >>> scale_backward(dy, x, np.ones((1, 1, 1, 1)), ds=ds)
+        >>> ds.item()
+        30.0
+    """
+    xp, (n, h, w, c) = of(dy), dy.shape
+    need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
+    workspace = take_workspace(workspace, dy, need, n)
+    errors, values, factors = dy.reshape(n, h * w, c), x.reshape(n, h * w, c), s.reshape(n, 1, c)
+    for samples, band in need.cut(n, workspace.nbytes):
+        part = errors[samples, band]
+        if ds is not None:
+            _add_up(xp, need, workspace, part, values[samples, band], ds.reshape(n, 1, c)[samples], anew=not band.start)
+        if dx is not None:
+            xp.multiply(part, factors[samples], out=dx.reshape(n, h * w, c)[samples, band])
+
+
+def _add_up(xp: Any, need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, anew: bool) -> None:
+    """Sum the products of a block's samples over a band of positions, into the sums of the bands before it."""
+    samples, positions, c = dy.shape
+    tile, ones, sums = (
+        view(workspace, shape, dy.dtype, offset=offset)
+        for shape, offset in zip(
+            (dy.shape, (1, positions), (samples, 1, c)), need.offsets(samples, positions), strict=True
+        )
+    )
+    xp.multiply(dy, x, out=tile)
+    xp.copyto(ones, 1)
+    xp.matmul(ones, tile, out=ds if anew else sums)
+    if not anew:
+        xp.add(ds, sums, out=ds)
