@@ -19,9 +19,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "errors": (
-        "CubatchError", "DeviceFailed", "DeviceNotAvailable", "DoesNotFit", "EnergyNotAvailable", "InvalidArgument",
-        "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory", "StoreError", "TimedOut",
-        "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "WorkerFailed",
+        "CompileError", "CubatchError", "DeviceFailed", "DeviceNotAvailable", "DoesNotFit", "EnergyNotAvailable",
+        "InvalidArgument", "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory",
+        "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "WorkerFailed",
     ),
     "kinds": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",

@@ -19,6 +19,7 @@ import cubatch
 from cubatch import monitor
 from cubatch.errors import CubatchError
 from cubatch.hardware import Device
+from cubatch.kernel import kernels_path
 
 _PACKAGE = Path(cubatch.__file__).parent
 # What decides which calls a step makes, and how they are timed.
@@ -29,12 +30,6 @@ _ENGINE = (
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 _CUBLAS_WHEELS = ("nvidia-cublas-cu12", "nvidia-cublas")
-
-
-def kernels_path() -> Path:
-    """Find the CUDA sources: beside the package in a checkout, inside it in an installed wheel."""
-    inside = _PACKAGE / "_kernels"
-    return inside if inside.is_dir() else _PACKAGE.parent / "kernels"
 
 
 def environment(device: Device) -> dict[str, Any]:
@@ -59,8 +54,13 @@ def environment(device: Device) -> dict[str, Any]:
         "cublas": _version(_CUBLAS_WHEELS) if on_gpu else None,
         "driver": _driver(device) if on_gpu else None,
         "engine_sha256": _sha256(_PACKAGE, _ENGINE),
-        "kernels_sha256": _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "**/*.toml")),
+        "kernels_sha256": _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "configs.toml")),
     }
+
+
+def kernels_sha256() -> str:
+    """Give the SHA-256 sum of the kernels' sources and configurations."""
+    return _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "**/*.toml"))
 
 
 def conditions(device: Device) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Every exception that cubatch raises on purpose.
     ├── UnsupportedLayer                    the engine cannot run this layer (specs, memory, candidates can)
     ├── DeviceNotAvailable                  the device is real but not in this machine
     ├── DeviceFailed                        the GPU or its driver reported an error that is not about memory
+    ├── CompileError                        a kernel that the compiler refuses, with its log
     ├── OutOfMemory (MemoryError)           bytes asked, bytes free, and where known the layer and tensor
     │   └── DoesNotFit                      not even one sample fits
     ├── NothingMeasured                     no candidate gave a usable measurement
@@ -140,6 +141,25 @@ class DeviceFailed(CubatchError):
     def __str__(self) -> str:
         text = f"{self.operation} failed with {self.status}"
         return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class CompileError(CubatchError):
+    """
+    A kernel does not compile, or compiles to what must not be launched.
+
+    Args:
+        kernel: The variant's name.
+        arch: What it was compiled for: "sm_70".
+        options: As the compiler was given them.
+        log: What the compiler said, or what is wrong with what it made.
+    """
+
+    def __init__(self, kernel: str, arch: str, options: Sequence[str], log: str) -> None:
+        super().__init__(kernel, arch, tuple(options), log)
+        self.kernel, self.arch, self.options, self.log = kernel, arch, tuple(options), log
+
+    def __str__(self) -> str:
+        return f"kernel {self.kernel} does not compile for {self.arch} ({' '.join(self.options)}):\n{self.log.strip()}"
 
 
 class OutOfMemory(CubatchError, MemoryError):

@@ -291,7 +291,7 @@ def test_signals_exit_with_130_and_no_traceback(number):
 
 def test_every_command_has_help_with_an_example(run):
     """--help is where people start."""
-    commands = [[], ["store"], *([name] for name in ("tune", "candidates", "memory", "devices", "train"))]
+    commands = [[], ["store"], *([name] for name in ("tune", "candidates", "memory", "devices", "train", "kernels"))]
     commands += [["store", name] for name in ("list", "show", "clear")]
 
     for command in commands:

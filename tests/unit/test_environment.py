@@ -14,7 +14,7 @@ import pytest
 import cubatch
 from cubatch import environment as module
 from cubatch import monitor, probe
-from cubatch.environment import conditions, environment, kernels_path
+from cubatch.environment import conditions, environment
 from cubatch.errors import DeviceNotAvailable
 from cubatch.hardware import Device
 
@@ -101,16 +101,6 @@ def test_every_named_source_is_there():
     package = Path(cubatch.__file__).parent
     for pattern in module._ENGINE:
         assert list(package.glob(pattern)), pattern
-
-
-def test_kernels_are_found_in_a_checkout_and_in_a_wheel(tmp_path, monkeypatch):
-    """Inside the package where a wheel put them, else beside it."""
-    package = tmp_path / "cubatch"
-    package.mkdir()
-    monkeypatch.setattr(module, "_PACKAGE", package)
-    assert kernels_path() == tmp_path / "kernels"
-    (package / "_kernels").mkdir()
-    assert kernels_path() == package / "_kernels"
 
 
 def test_nothing_is_loaded_to_find_it_out():

@@ -1,0 +1,108 @@
+"""`cubatch kernels`: what the hand-written kernels take, and whether all of them compile for every GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cubatch import console
+from cubatch.options import JsonOption
+
+if TYPE_CHECKING:
+    from cubatch.kernel import Kernel
+    from cubatch.kernel_survey import Row
+
+
+def kernels(
+    *,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm_XX", help="Compile for this; may be given again. Default: the GPU here."),
+    ] = None,
+    family: Annotated[str | None, typer.Option("--family", help="Only this family: simt, misc, ...")] = None,
+    operation: Annotated[str | None, typer.Option("--operation", help="Only this: conv2d_fprop, ...")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compile for every architecture; errors, spills and excesses fail.")
+    ] = False,
+    update_budget: Annotated[
+        bool, typer.Option("--update-budget", help="Check, then make what was found the budget.")
+    ] = False,
+    json: JsonOption = None,
+) -> None:
+    """
+    List the kernels: what each does, where it runs, its registers, spills, shared memory and occupancy.
+
+    Compiling needs no GPU. Without one, and without --arch, the figures are those recorded with the sources.
+
+    Example: cubatch kernels --arch sm_70 --operation conv2d_fprop
+    """
+    from cubatch import kernel, kernel_budget, kernel_survey, listings_kernels
+
+    if update_budget and (arch or family or operation):
+        raise typer.BadParameter("--update-budget takes every kernel and architecture, not a selection")
+    console.check_writable(json=json)
+    chosen = _chosen(family, operation)
+    path = kernel.kernels_path() / "resources.toml"
+    budget = kernel_budget.read(path)
+    if update_budget:
+        kernel_survey.require_compiler(budget)
+    archs = arch or (kernel_survey.ARCHS if check or update_budget else _here())
+    if archs:
+        with console.progress_bar("compiling kernels") as show:
+            rows = kernel_survey.survey(chosen, archs, may_spill=budget.may_spill, progress=show)
+    else:
+        rows = kernel_survey.recorded(chosen, budget)
+    leftovers: list[str] = []
+    if check and not update_budget:
+        rows, leftovers = kernel_survey.excesses(rows, budget), kernel_survey.leftovers(kernel.kernels(), budget)
+    _show_logs(rows)
+    failed = bool(leftovers) or any(row.problems for row in rows)
+    if update_budget and not failed:
+        with console.writing("--update-budget", str(path)):
+            kernel_budget.write(path, kernel_survey.budget_of(rows, budget))
+        console.say(f"wrote {path}")
+    grids = (
+        listings_kernels.problems(rows, leftovers, budget.nvrtc)
+        if check or update_budget
+        else listings_kernels.table(rows)
+    )
+    console.emit(grids, listings_kernels.mapping(rows, leftovers), json)
+    if failed and (check or update_budget):
+        raise typer.Exit(1)
+
+
+def _chosen(family: str | None, operation: str | None) -> Sequence[Kernel]:
+    from cubatch import kernel
+    from cubatch.errors import InvalidArgument, UnknownName
+
+    known = kernel.kernels()
+    for field, value, names in (
+        ("family", family, {one.family for one in known}),
+        ("operation", operation, {one.operation for one in known}),
+    ):
+        if value is not None and value not in names:
+            raise UnknownName(field, value, sorted(names))
+    chosen = [one for one in known if family in (None, one.family) and operation in (None, one.operation)]
+    if known and not chosen:
+        families = ", ".join(sorted({one.family for one in known if one.operation == operation}))
+        raise InvalidArgument("family", family, f"one that has {operation}: {families}")
+    return chosen
+
+
+def _here() -> Sequence[str]:
+    """Give the architecture of this machine's first GPU; none without one."""
+    from cubatch import probe
+
+    arch = probe.device().arch
+    return () if arch is None else (arch,)
+
+
+def _show_logs(rows: Sequence[Row]) -> None:
+    """Tell the compiler's log of the first failure of each source; the others are mostly the same."""
+    shown: set[str] = set()
+    for row in rows:
+        if row.error is not None and row.kernel.source not in shown:
+            shown.add(row.kernel.source)
+            console.say(f"cubatch: {row.error}")

@@ -1,0 +1,265 @@
+"""
+The hand-written kernels as records: every variant, what it computes, where it runs, what it needs.
+
+`kernels/configs.toml` holds them as data; this module expands it and nothing else names a tile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import cubatch
+from cubatch.errors import InvalidArgument, UnknownName
+
+DTYPES: Mapping[str, tuple[str, str]] = {
+    "float32": ("f32", "float"),
+    "float16": ("f16", "half_t"),
+    "bfloat16": ("bf16", "bfloat16_t"),
+}
+"""Storage types: their part of a variant's name, and their type in the sources."""
+
+_PACKAGE = Path(cubatch.__file__).parent
+_ARCH = re.compile(r"sm_(\d{2,3})[af]?")
+
+
+def kernels_path() -> Path:
+    """Find the CUDA sources: beside the package in a checkout, inside it in an installed wheel."""
+    inside = _PACKAGE / "_kernels"
+    return inside if inside.is_dir() else _PACKAGE.parent / "kernels"
+
+
+def arch_number(arch: str) -> int:
+    """
+    Read an architecture in the compiler's spelling: compute capability times ten.
+
+    Raises:
+        InvalidArgument: If it is not spelled so.
+
+    Example:
+        >>> arch_number("sm_70"), arch_number("sm_90a")
+        (70, 90)
+    """
+    found = _ARCH.fullmatch(arch)
+    if found is None:
+        raise InvalidArgument("arch", arch, "an architecture as the compiler spells it, such as 'sm_70'")
+    return int(found[1])
+
+
+@attrs.frozen
+class Tile:
+    """
+    The part of the output that a block owns, and how its threads share it.
+
+    Attributes:
+        name: As configs.toml has it: "128x128x8".
+        m, n, k: Extents of the block's tile; k is the step of the main loop.
+        thread_m, thread_n: Extents of a thread's tile.
+        threads: Threads per block.
+        stages: Slots of the shared-memory ring.
+        min_blocks: Blocks per SM that the registers are bounded for.
+        min_arch, max_arch: Compute capability times ten; None is no limit.
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    thread_m: int
+    thread_n: int
+    threads: int
+    stages: int
+    min_blocks: int = 1
+    min_arch: int | None = None
+    max_arch: int | None = None
+
+
+@attrs.frozen
+class Kernel:
+    """
+    One variant of a kernel.
+
+    Attributes:
+        name: Unique; operation, algorithm, dtype and family, then tile and vector where it has them.
+        family: Its folder: "naive", "simt", "depthwise", "misc".
+        source: File under kernels/.
+        operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
+        entry: Its symbol in the compiled source.
+        dtype: Storage of its elements; arithmetic is float32.
+        threads: Threads per block.
+        defines: The source's macros, in order; sources with equal defines are compiled once.
+        min_arch, max_arch: Compute capability times ten; None is no limit.
+        dynamic_shared_bytes: Shared memory asked for at the launch, beside what is static.
+        tile: For tiled kernels.
+        vector: Elements of a global load, which extents and addresses must be multiples of.
+        axes: Further choices it is compiled for, by macro.
+    """
+
+    name: str
+    family: str
+    source: str
+    operation: str
+    entry: str
+    dtype: str
+    threads: int
+    defines: tuple[tuple[str, str], ...]
+    min_arch: int | None = None
+    max_arch: int | None = None
+    dynamic_shared_bytes: int = 0
+    tile: Tile | None = None
+    vector: int = 1
+    axes: tuple[tuple[str, str], ...] = ()
+
+    def runs_on(self, arch: int) -> bool:
+        """
+        Tell whether it is compiled for an architecture.
+
+        Args:
+            arch: Compute capability times ten, 90 for sm_90.
+        """
+        return (self.min_arch or 0) <= arch <= (self.max_arch or arch)
+
+    @property
+    def where(self) -> str:
+        """The architectures it is compiled for: "sm_80+", "sm_70 to sm_75", "any"."""
+        low = "" if self.min_arch is None else f"sm_{self.min_arch}"
+        if self.max_arch is None:
+            return f"{low}+" if low else "any"
+        return f"{low} to sm_{self.max_arch}".strip()
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """
+    List every variant, in the order of configs.toml.
+
+    Example:
+        >>> len({kernel.name for kernel in kernels()}) == len(kernels())
+        True
+    """
+    return _load(_configs())
+
+
+def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
+    """
+    List the variants of an operation that run on an architecture; none where there are none.
+
+    Args:
+        operation: "conv2d_fprop", "gemm_nt", ...
+        dtype: Storage of the elements.
+        arch: Compute capability times ten.
+
+    Raises:
+        UnknownName: If no kernel computes the operation.
+        InvalidArgument: If the dtype is none that kernels store.
+    """
+    if dtype not in DTYPES:
+        raise InvalidArgument("dtype", dtype, "one of " + ", ".join(DTYPES))
+    return tuple(kernel for kernel in _of(operation) if kernel.dtype == dtype and kernel.runs_on(arch))
+
+
+def find(operation: str, dtype: str, **axes: object) -> Kernel:
+    """
+    Give the one variant of an operation, where the axes leave no choice.
+
+    Args:
+        operation: "batch_norm_apply", ...
+        dtype: Storage of the elements.
+        axes: Values of its further macros, or `vector`, `family`, `tile` by name.
+
+    Raises:
+        UnknownName: If no kernel computes the operation.
+        InvalidArgument: If none or several are left.
+    """
+    wanted = {name: str(value) for name, value in axes.items()}
+    left = [kernel for kernel in _of(operation) if kernel.dtype == dtype and wanted.items() <= _facts(kernel).items()]
+    if len(left) != 1:
+        names = ", ".join(kernel.name for kernel in left) or "none"
+        raise InvalidArgument(
+            "axes", {"dtype": dtype, **axes}, f"such that one variant of {operation} is left: {names}"
+        )
+    return left[0]
+
+
+def _configs() -> Path:
+    return kernels_path() / "configs.toml"
+
+
+def _facts(kernel: Kernel) -> dict[str, str]:
+    tile = kernel.tile.name if kernel.tile else ""
+    return {"vector": str(kernel.vector), "family": kernel.family, "tile": tile, **dict(kernel.axes)}
+
+
+def _of(operation: str) -> Sequence[Kernel]:
+    known = _by_operation(_configs())
+    if operation not in known:
+        raise UnknownName("operation", operation, known)
+    return known[operation]
+
+
+@cache
+def _by_operation(path: Path) -> Mapping[str, Sequence[Kernel]]:
+    table: dict[str, list[Kernel]] = {}
+    for kernel in _load(path):
+        table.setdefault(kernel.operation, []).append(kernel)
+    return table
+
+
+@cache
+def _load(path: Path) -> tuple[Kernel, ...]:
+    with path.open("rb") as file:
+        data = tomllib.load(file)
+    tiles = {name: Tile(name=table.pop("name", name), **table) for name, table in data.get("tiles", {}).items()}
+    return tuple(kernel for module in data.get("modules", []) for kernel in _expand(module, tiles))
+
+
+def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Kernel]:
+    """Give the variants of one module: operations times storage types, tiles, vectors and further axes."""
+    axes: Mapping[str, list[Any]] = module.get("axes", {})
+    for dtype, tile_name, vector, *values in itertools.product(
+        module["dtypes"], module.get("tiles", [None]), module.get("vectors", [1]), *axes.values()
+    ):
+        tile = None if tile_name is None else tiles[tile_name]
+        chosen = tuple((name, str(value)) for name, value in zip(axes, values, strict=True))
+        short, element = DTYPES[dtype]
+        words = {"dtype": short, "tile": tile.name if tile else "", "vector": vector, **dict(chosen)}
+        defines = [("CB_ELEMENT", element), *chosen]
+        if "vectors" in module:
+            defines.append(("VECTOR", str(vector)))
+        if tile is not None:
+            defines += [
+                (macro, str(getattr(tile, field)))
+                for macro, field in (
+                    ("TILE_M", "m"), ("TILE_N", "n"), ("TILE_K", "k"), ("THREAD_M", "thread_m"),
+                    ("THREAD_N", "thread_n"), ("NUM_STAGES", "stages"), ("MIN_BLOCKS", "min_blocks"),
+                )
+            ]  # fmt: skip
+        for operation in module["operations"]:
+            selects = [(f"OPERATION_{operation.upper()}", "1")] if "entry" in module else []
+            yield Kernel(
+                name=module["name"].format(operation=operation, **words),
+                family=module["family"],
+                source=module["source"],
+                operation=operation,
+                entry=module.get("entry", operation).format(operation=operation),
+                dtype=dtype,
+                threads=tile.threads if tile else module["threads"],
+                defines=(*defines, *selects),
+                min_arch=_stricter(max, module.get("min_arch"), tile.min_arch if tile else None),
+                max_arch=_stricter(min, module.get("max_arch"), tile.max_arch if tile else None),
+                dynamic_shared_bytes=module.get("dynamic_shared_bytes", 0),
+                tile=tile,
+                vector=vector,
+                axes=chosen,
+            )
+
+
+def _stricter(pick: Callable[[Iterable[int]], int], *limits: int | None) -> int | None:
+    given = [limit for limit in limits if limit is not None]
+    return pick(given) if given else None

@@ -1,0 +1,191 @@
+"""
+NVRTC, NVIDIA's run-time compiler, by ctypes: needs no GPU, no driver, no CuPy.
+
+It comes with a PyPI wheel, a CUDA toolkit or the system; the first that knows the architecture is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from threading import Lock
+
+import attrs
+
+from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency
+
+_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+_FILE = re.compile(r"libnvrtc\.so[.\d]*")  # not libnvrtc-builtins.so, nor libnvrtc.alt.so
+_SYSTEM = ("libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so")
+_RELEASE = re.compile(r"^// Cuda compilation tools, .*\bV([\d.]+)", re.MULTILINE)
+_CUDA_12_9 = (50, 72)  # what CUDA 12.9 compiles for and 13 no longer does
+_SUCCESS = 0
+_LOADING = Lock()
+
+
+@attrs.frozen
+class Program:
+    """
+    What came of compiling one source.
+
+    Attributes:
+        error: NVRTC's name of what went wrong; empty where nothing did.
+        log: Everything that compiler and assembler said.
+        ptx: The intermediate text; empty after an error.
+        cubin: The machine code; empty after an error, or where no `-arch=sm_...` asked for it.
+    """
+
+    error: str
+    log: str
+    ptx: str = ""
+    cubin: bytes = b""
+
+
+class Nvrtc:
+    """
+    One NVRTC library, loaded.  Several threads may compile at a time: calls let go of Python's lock.
+
+    Args:
+        path: The shared library, or a name that the system's loader finds.
+
+    Attributes:
+        version: Its build, "12.9.86".
+        archs: Compute capabilities times ten that it compiles for, ascending.
+
+    Raises:
+        OSError: If it cannot be loaded.
+    """
+
+    def __init__(self, path: str) -> None:
+        # Some builds ask the loader for their built-in functions by name only; what is loaded already is found.
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")) if Path(path).is_absolute() else ():
+            ctypes.CDLL(str(builtins))
+        self._library = ctypes.CDLL(path)
+        count = ctypes.c_int()
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        archs = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", archs)
+        self.archs = tuple(sorted(archs))
+        # nvrtcVersion() gives "12.9" only; code differs between builds, and each signs what it emits.
+        signed = _RELEASE.search(self.compile("", "version.cu", ()).ptx)
+        self.version = signed[1] if signed else self._short_version()
+
+    def compile(self, source: str, name: str, options: Sequence[str]) -> Program:
+        """
+        Compile one source.
+
+        Args:
+            source: Its text.
+            name: What the log and line information call it.
+            options: As on the command line: "-arch=sm_70".
+
+        Raises:
+            DeviceFailed: If NVRTC itself fails, such as for want of memory.
+        """
+        program = ctypes.c_void_p()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        try:
+            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            status = self._library.nvrtcCompileProgram(program, len(options), given)
+            log = self._text("ProgramLog", program)
+            if status != _SUCCESS:
+                return Program(self._error(status), log)
+            return Program("", log, self._text("PTX", program), self._bytes("CUBIN", program))
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _text(self, what: str, program: ctypes.c_void_p) -> str:
+        return self._bytes(what, program).rstrip(b"\0").decode(errors="replace")
+
+    def _bytes(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        if size.value:
+            self._call(f"nvrtcGet{what}", program, text)
+        return text.raw
+
+    def _short_version(self) -> str:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return f"{major.value}.{minor.value}"
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status != _SUCCESS:
+            raise DeviceFailed(function, self._error(status))
+
+    def _error(self, status: int) -> str:
+        describe = self._library.nvrtcGetErrorString
+        describe.restype = ctypes.c_char_p
+        return str(describe(status).decode())
+
+
+def for_arch(arch: int) -> Nvrtc:
+    """
+    Give an NVRTC that compiles for an architecture: the one of CUDA 12 where both are installed.
+
+    Args:
+        arch: Compute capability times ten, 70 for sm_70.
+
+    Raises:
+        MissingDependency: If there is no NVRTC.
+        InvalidArgument: If none that there is knows the architecture.
+
+    Example:
+        >>> 52 in for_arch(52).archs
+        True
+    """
+    known: dict[str, tuple[int, ...]] = {}
+    for path in candidates():
+        with _LOADING:
+            library = _load(path)
+        if library is not None:
+            if arch in library.archs:
+                return library
+            known[library.version] = library.archs
+    if not known:
+        raise MissingDependency("NVRTC (nvidia-cuda-nvrtc-cu12)", "compiling CUDA kernels", "kernels")
+    raise _unknown(arch, known)
+
+
+@cache
+def candidates() -> tuple[str, ...]:
+    """List where NVRTC may be: its wheels of PyPI, the toolkit at CUDA_PATH or CUDA_HOME, the system's loader."""
+    found: list[str] = []
+    for wheel in _WHEELS:
+        try:
+            files = metadata.distribution(wheel).files or []
+        except metadata.PackageNotFoundError:
+            continue
+        found += [str(file.locate()) for file in files if _FILE.fullmatch(file.name)]
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        for folder in ("lib64", "lib") if os.environ.get(variable) else ():
+            found += [str(path) for path in sorted((Path(os.environ[variable]) / folder).glob("libnvrtc.so*"))]
+    return (*found, *_SYSTEM)
+
+
+@cache
+def _load(path: str) -> Nvrtc | None:
+    try:
+        return Nvrtc(path)
+    except (OSError, AttributeError):  # no library, or one from before CUDA 11.2, which lists no architectures
+        return None
+
+
+def _unknown(arch: int, known: Mapping[str, Sequence[int]]) -> InvalidArgument:
+    lists = (f"NVRTC {version} knows {', '.join(f'sm_{arch}' for arch in archs)}" for version, archs in known.items())
+    if arch < _CUDA_12_9[0]:
+        remedy = "cubatch's kernels need sm_52 or newer."
+    elif arch <= _CUDA_12_9[1]:
+        remedy = "CUDA 12.9 is the last that compiles for sm_50 to sm_72: pip install 'cubatch[kernels]'."
+    else:
+        remedy = "A newer GPU needs a newer NVRTC: pip install -U nvidia-cuda-nvrtc."
+    return InvalidArgument(
+        "arch", f"sm_{arch}", f"one that an installed NVRTC compiles for ({'; '.join(lists)})", remedy
+    )
