@@ -1,0 +1,114 @@
+"""What kernels are told about arrays: how elements are stored, how wide loads may be, which rows a block owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine.backend import of, view
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.shapes import check_shape
+from cubatch.errors import InvalidArgument
+from cubatch.kernel_scratch import THREADS, VECTOR_BYTES, ColumnTiles
+
+_LOADS = 4
+_STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
+
+
+def dtype_of(array: Any) -> str:
+    """
+    Name how an array's elements are stored; bfloat16 is kept as its bits, in uint16.
+
+    Raises:
+        InvalidArgument: If no kernel stores elements so.
+
+    Example:
+        >>> dtype_of(np.zeros(1, np.float16)), dtype_of(np.zeros(1, np.uint16))
+        ('float16', 'bfloat16')
+    """
+    name = str(array.dtype)
+    if name not in _STORAGE:
+        raise InvalidArgument("dtype", name, "float32, float16 or uint16 (the bits of bfloat16)")
+    return _STORAGE[name]
+
+
+def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> None:
+    """
+    Check that arrays are C-contiguous, of one type and of one shape, as kernels take them to be; None passes.
+
+    A kernel would read or write beyond the end of an array that is smaller.
+
+    Args:
+        dtype: NumPy's type of their elements.
+        shape: Their extents; None where they differ.
+        arrays: By the name that an error gives.
+
+    Raises:
+        InvalidArgument: Naming the first that is otherwise.
+
+    Example:
+        >>> check(np.float32, (3,), mean=np.zeros(3, np.float32), out=None)
+    """
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if array.dtype != dtype:
+            raise InvalidArgument(name, str(array.dtype), f"of dtype {np.dtype(dtype)}")
+        if not array.flags.c_contiguous:
+            raise InvalidArgument(name, f"strides {array.strides}", "C-contiguous")
+        if shape is not None:
+            check_shape(name, array, tuple(shape))
+
+
+def vector_width(context: Context, channels: int, *arrays: Any) -> int:
+    """
+    Choose how many elements of a row a thread loads at once: 16 bytes, or one where rows or addresses forbid that.
+
+    Args:
+        context: Tells alignment.
+        channels: Elements of a row.
+        arrays: All that are read or written so; of one type.
+
+    Example:
+        >>> x = np.zeros((8, 6), np.float32)
+        >>> vector_width(Context, 6, x)
+        1
+    """
+    wide = VECTOR_BYTES // arrays[0].itemsize
+    whole = channels % wide == 0 and all(context.aligned(array, VECTOR_BYTES) for array in arrays)
+    return wide if whole else 1
+
+
+def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
+    """
+    Check the workspace a caller gave, or allocate one where none was given.
+
+    Raises:
+        InvalidArgument: If the workspace is too small.
+    """
+    if workspace is None:
+        return of(like).empty(num_bytes, dtype=np.uint8)
+    if workspace.nbytes < num_bytes:
+        raise InvalidArgument("workspace", workspace.nbytes, f"at least {num_bytes} bytes")
+    return workspace
+
+
+def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
+    """View part of a workspace as float32, from element `start` on."""
+    return view(workspace, (count,), np.float32, offset=4 * start)
+
+
+def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]:
+    """Give the extents in the order in which the kernels over tiles of rows take them."""
+    return [
+        np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(channels), np.int32(tiles.lanes),
+        np.int32(tiles.vector),
+    ]  # fmt: skip
+
+
+def element_grid(array: Any) -> tuple[int, int, int]:
+    """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
+    elements = THREADS * _LOADS * (VECTOR_BYTES // array.itemsize)
+    return (-(-array.size // elements), 1, 1)

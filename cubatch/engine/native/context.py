@@ -1,0 +1,86 @@
+"""What an operation needs to launch kernels: the device's facts, which variant, and who launches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from cubatch.engine import backend
+from cubatch.hardware import Device
+from cubatch.kernel import Kernel
+from cubatch.variants import Problem, ranked
+
+Grid = tuple[int, int, int]
+
+
+class Launcher(Protocol):
+    """Runs kernels: on a GPU, or on the CPU in tests."""
+
+    @property
+    def module(self) -> Any:
+        """The array module whose arrays it takes."""
+        ...
+
+    def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
+        """
+        Prepare a launch: what comes back runs the kernel, or enqueues it, each time it is called.
+
+        Args:
+            kernel: Which.
+            grid: Blocks in x, y and z.
+            arguments: In the order of its parameters: arrays and None go as pointers, NumPy scalars by value.
+        """
+        ...
+
+
+Prepare = Callable[[Kernel], Callable[[], object]]
+"""Binds a variant to the arrays of a problem; what it gives launches it."""
+
+
+def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> Kernel:  # noqa: ARG001 - see below
+    """Choose without measuring, so without launching: the variant that the cost model puts first."""
+    return ranked(problem, device)[0]
+
+
+@attrs.frozen
+class Context:
+    """
+    Where operations run.
+
+    Attributes:
+        device: Its SMs and architecture decide grids and variants.
+        launcher: Runs the kernels.
+        chooser: Gives the variant for a problem; may launch some to see.
+    """
+
+    device: Device
+    launcher: Launcher
+    chooser: Callable[[Problem, Device, Prepare | None], Kernel] = first_ranked
+
+    def choose(self, problem: Problem, run: Callable[[Kernel], object] | None = None) -> Kernel:
+        """
+        Give the variant that runs a problem.
+
+        Args:
+            problem: What is computed.
+            run: Launches a variant on the arrays, overwriting the result; None: choose without trying.
+        """
+        prepare = None if run is None else functools.partial(backend.prepare, run)
+        return self.chooser(problem, self.device, prepare)
+
+    def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:
+        """Launch now, or with every repetition inside `backend.prepare`; an empty grid is no launch."""
+        if all(grid):
+            backend.call(self.launcher.bind(kernel, grid, tuple(arguments)))
+
+    @staticmethod
+    def aligned(array: Any, num_bytes: int) -> bool:
+        """Tell whether an array starts at a multiple of some bytes; a missing one does."""
+        if array is None:
+            return True
+        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+        return address % num_bytes == 0

@@ -1,0 +1,186 @@
+"""
+Convolution on kernels/simt, as a matrix product whose left or right operand is gathered and never stored.
+
+    product     forward y          gradient dx, per phase      gradient dw
+    gemm_m      output pixels      input pixels of the phase   output channels k
+    gemm_n      k                  c                           filter taps r,s,c
+    gemm_k      r,s,c              taps of the phase, k        output pixels
+
+A 1x1 convolution that moves nothing is a plain product and goes to `gemm`; a depthwise one to `depthwise`
+where that has a kernel.  Arguments are those of `functional`, after where it runs; `fused` is one more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from cubatch.depthwise_scratch import supports
+from cubatch.engine.backend import of
+from cubatch.engine.native import depthwise
+from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, vector_of
+from cubatch.engine.native.reductions import column_sums
+from cubatch.errors import InvalidArgument
+from cubatch.product_scratch import conv2d_problem
+from cubatch.variants import Problem
+from cubatch.windows import ConvShape, Pad, Pair, conv_shape
+
+_NO_PAD = (0, 0, 0, 0)
+
+
+def conv2d(
+    context: Context, x: Any, w: Any, b: Any = None, *, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None, workspace: Any = None,
+    fused: Fused = PLAIN,
+) -> Any:  # fmt: skip
+    """
+    Convolve; as `functional.conv2d`.
+
+    Args:
+        context: Where it runs.
+        x: Activations (n, h, w, c), C-contiguous.
+        w: Filter (k, r, s, c / groups), C-contiguous.
+        b: Bias (k,), or None.
+        stride: Vertical and horizontal stride.
+        pad: Zeros at the top, bottom, left and right.
+        dilation: Vertical and horizontal dilation.
+        groups: Groups of channels that see nothing of each other.
+        relu: Clamp y at zero; short for fused=Fused(activation="relu").
+        out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
+        workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes. None allocates one where it is needed.
+        fused: What else happens to y before it is stored.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, an image has 2^31 elements, or the workspace is too small.
+    """
+    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
+    y_shape = _y_shape(shape, len(x))
+    y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
+    if fused is PLAIN and supports(shape):
+        return depthwise.conv2d(
+            context, x, w, b, stride=stride, pad=pad, dilation=dilation, groups=groups, relu=relu, out=y
+        )  # fmt: skip
+    check(x.dtype, x.shape, x=x)
+    check(x.dtype, w.shape, w=w)
+    check(x.dtype, y_shape, out=y)
+    if relu:
+        fused = _with_relu(fused)
+    problem = conv2d_fprop_problem(context, x, w, shape)
+    launch(
+        context, problem, x, w, b, y, rows=len(x) * shape.pixels, columns=shape.k, fused=fused,
+        conv=_forward(shape), batch=len(x), workspace=workspace,
+    )  # fmt: skip
+    return y
+
+
+def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> Problem:
+    """Describe a forward pass, as `context.choose` and `statistics_tiles` take it."""
+    vector = vector_of(context, (shape.c // shape.groups,), x, w)
+    return conv2d_problem("conv2d_fprop", shape, len(x), dtype_of(x), vector)
+
+
+def conv2d_dgrad(
+    context: Context, dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1),
+    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None, workspace: Any = None,
+    fused: Fused = PLAIN,
+) -> Any:  # fmt: skip
+    """
+    Give the gradient by a convolution's input; as `functional.conv2d_dgrad`.
+
+    The phases of the stride are one launch; a phase without taps writes zeros, or what is fused.
+
+    Args:
+        context: Where it runs.
+        dy: Gradient by the output (n, p, q, k), C-contiguous.
+        w: Filter (k, r, s, c / groups), C-contiguous.
+        x_shape: Shape of the input (n, h, w, c).
+        stride: As in the forward pass.
+        pad: As in the forward pass.
+        dilation: As in the forward pass.
+        groups: As in the forward pass.
+        out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
+        workspace: 1-D uint8 array of `product_scratch.conv2d_dgrad_workspace` bytes. None allocates one.
+        fused: What else happens to dx before it is stored.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, an image has 2^31 elements, or the workspace is too small.
+    """
+    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
+    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
+    if fused is PLAIN and supports(shape):
+        return depthwise.conv2d_dgrad(
+            context, dy, w, x_shape=x_shape, stride=stride, pad=pad, dilation=dilation, groups=groups, out=dx
+        )  # fmt: skip
+    check(dy.dtype, _y_shape(shape, x_shape[0]), dy=dy)
+    check(dy.dtype, w.shape, w=w)
+    check(dy.dtype, x_shape, out=dx)
+    vector = vector_of(context, (shape.c // groups, shape.k // groups), dy, w)
+    problem = conv2d_problem("conv2d_dgrad", shape, len(dy), dtype_of(dy), vector)
+    v, h = shape.vertical, shape.horizontal
+    first = (-(-v.size // v.stride), -(-h.size // h.stride))
+    conv = geometry(shape, first, (v.size // v.stride, h.size // h.stride))
+    launch(
+        context, problem, dy, w, None, dx, rows=len(dy) * v.size * h.size, columns=shape.c, fused=fused, conv=conv,
+        batch=len(dy), workspace=workspace,
+    )  # fmt: skip
+    return dx
+
+
+def conv2d_wgrad(
+    context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1), groups: int = 1, workspace: Any = None, fused: Fused = PLAIN,
+) -> Any:  # fmt: skip
+    """
+    Give the gradients by a convolution's filter and bias; as `functional.conv2d_wgrad`.
+
+    Args:
+        context: Where it runs.
+        x: The forward pass's input (n, h, w, c), C-contiguous.
+        dy: Gradient by the output (n, p, q, k), C-contiguous.
+        dw: Where the filter's gradient goes: (k, r, s, c / groups), C-contiguous.
+        db: Where the bias's gradient goes: (k,), or None.
+        stride: As in the forward pass.
+        pad: As in the forward pass.
+        dilation: As in the forward pass.
+        groups: As in the forward pass.
+        workspace: 1-D uint8 array of `product_scratch.conv2d_wgrad_workspace` bytes. None allocates one.
+        fused: What else happens to dw before it is stored: residual=dw adds to what is there.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, an image has 2^31 elements, or the workspace is too small.
+    """
+    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
+    if fused is PLAIN and supports(shape):
+        return depthwise.conv2d_wgrad(
+            context, x, dy, dw=dw, db=db, stride=stride, pad=pad, dilation=dilation, groups=groups, workspace=workspace
+        )  # fmt: skip
+    check(x.dtype, x.shape, x=x)
+    check(x.dtype, _y_shape(shape, len(x)), dy=dy)
+    check(x.dtype, dw.shape, dw=dw)
+    vector = vector_of(context, (shape.c // groups, shape.k // groups), x, dy)
+    problem = conv2d_problem("conv2d_wgrad", shape, len(x), dtype_of(x), vector)
+    launch(
+        context, problem, dy, x, None, dw, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
+        conv=_forward(shape), batch=len(x), workspace=workspace,
+    )  # fmt: skip
+    if db is not None:
+        column_sums(context, dy, out=db, workspace=workspace)
+    return dw
+
+
+def _forward(shape: ConvShape) -> Any:
+    pixels = (shape.vertical.out, shape.horizontal.out)
+    return geometry(shape, pixels, pixels)
+
+
+def _y_shape(shape: ConvShape, samples: int) -> tuple[int, int, int, int]:
+    return samples, shape.vertical.out, shape.horizontal.out, shape.k
+
+
+def _with_relu(fused: Fused) -> Fused:
+    if fused.activation not in {"none", "relu"}:
+        raise InvalidArgument("relu", "True", f"False where the activation is {fused.activation}")
+    return attrs.evolve(fused, activation="relu")

@@ -1,0 +1,209 @@
+"""
+Depthwise convolution on kernels/depthwise: filters 3x3 and 5x5, stride 1 and 2, any pad.
+
+Arguments are those of `functional`; what `supports` refuses goes to the grouped kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cubatch import windows
+from cubatch.depthwise_scratch import (
+    DEPTHWISE_COLUMNS,
+    DEPTHWISE_THREADS,
+    LIMIT,
+    REDUCE_CHANNELS,
+    depthwise_strip_rows,
+    depthwise_sums,
+    depthwise_vector,
+    depthwise_wgrad_workspace,
+    supports,
+)
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
+from cubatch.engine.native.context import Context, Grid
+from cubatch.engine.native.shapes import check_shape
+from cubatch.errors import InvalidArgument
+from cubatch.kernel import Kernel, find
+from cubatch.windows import ConvShape, Pad, Pair, conv_shape
+
+_NO_PAD = (0, 0, 0, 0)
+_SLAB_VECTORS = 32  # of kernels/depthwise/convolve.cuh
+
+# Window of kernels/depthwise/window.cuh.
+_WINDOW = np.dtype(
+    [(name, np.int32) for name in ("in_h", "in_w", "out_h", "out_w", "c", "in_top", "in_left", "out_top", "out_left")]
+    + [(name, np.int32) for name in ("group_rows", "strip_rows", "num_strips", "num_columns", "slab_vectors")]
+    + [("num_items", np.uint32)],
+    align=True,
+)
+
+
+def conv2d(
+    context: Context, x: Any, w: Any, b: Any = None, *, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
+    """
+    Convolve depthwise; arguments as `functional.conv2d`, after where it runs. No workspace is needed.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, or `supports` is False for their shapes.
+    """
+    del workspace
+    shape = _shape(x.shape, w.shape, stride, pad, dilation, groups)
+    y_shape = (len(x), shape.vertical.out, shape.horizontal.out, shape.c)
+    y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
+    check(x.dtype, x=x, w=w, b=b, out=y)
+    check_shape("out", y, y_shape)
+    rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
+    kernel, grid, window = _strips(context, "depthwise_fprop", shape, (x, w, b, y), rows, columns)
+    context.launch(kernel, grid, (x, w, b, y, window, np.float32(0 if relu else -np.inf)))
+    return y
+
+
+def conv2d_dgrad(
+    context: Context, dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1),
+    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
+    """
+    Give the gradient by the input; arguments as `functional.conv2d_dgrad`. No workspace is needed.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, or `supports` is False for their shapes.
+    """
+    del workspace
+    shape = _shape(x_shape, w.shape, stride, pad, dilation, groups)
+    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
+    check(dy.dtype, dy=dy, w=w, out=dx)
+    check_shape("dy", dy, (x_shape[0], shape.vertical.out, shape.horizontal.out, shape.c))
+    check_shape("out", dx, x_shape)
+    rows, columns = _backward(shape.vertical), _backward(shape.horizontal)
+    kernel, grid, window = _strips(context, "depthwise_dgrad", shape, (dy, w, dx), rows, columns)
+    context.launch(kernel, grid, (dy, w, dx, window))
+    return dx
+
+
+def conv2d_wgrad(
+    context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1), groups: int = 1, workspace: Any = None,
+) -> Any:  # fmt: skip
+    """
+    Give the gradients by filter and bias; arguments as `functional.conv2d_wgrad`.
+
+    Args:
+        workspace: uint8 array of `depthwise_scratch.depthwise_wgrad_workspace` bytes. None allocates one.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, the workspace is too small, or `supports` is False.
+    """
+    shape = _shape(x.shape, dw.shape, stride, pad, dilation, groups)
+    check(x.dtype, x=x, dy=dy, dw=dw, db=db)
+    check_shape("dy", dy, (len(x), shape.vertical.out, shape.horizontal.out, shape.c))
+    dtype, row = dtype_of(x), (shape.taps + 1) * shape.c
+    scratch = take_workspace(workspace, x, depthwise_wgrad_workspace(shape, len(x), dtype, context.device))
+    vector = _vector(context, shape, x, dy)
+    sums = depthwise_sums(shape, len(x), vector, context.device)
+    partials = floats(scratch, sums.blocks * row)
+    rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
+    window = _window(rows, columns, shape.c, len(x), sums.strip_rows, sums.slab_vectors)
+    kernel = find("depthwise_wgrad", dtype, vector=vector, **_axes(shape))
+    context.launch(kernel, (sums.blocks, sums.slabs, 1), (x, dy, partials, window))
+    reduce = find("depthwise_wgrad_reduce", dtype, vector=vector, **_axes(shape))
+    grid = (-(-shape.c // REDUCE_CHANNELS), shape.taps + (db is not None), 1)
+    context.launch(reduce, grid, (partials, dw, db, np.int32(sums.blocks), np.int32(shape.c)))
+    return dw
+
+
+class _Axis(NamedTuple):
+    """
+    One axis as a pass sees it, in the terms of kernels/depthwise/window.cuh.
+
+    Attributes:
+        size: Extent of the input.
+        out: Extent of the output.
+        pad: Zeros before the input.
+        up: Outputs of a group.
+    """
+
+    size: int
+    out: int
+    pad: int
+    up: int
+
+    @property
+    def origins(self) -> Pair:
+        """The input that group 0 begins to read at, and its first output, which may be -1."""
+        first = -self.pad // self.up
+        return first, first * self.up + self.pad
+
+    @property
+    def groups(self) -> int:
+        """Groups of outputs."""
+        return -(-(self.out - self.origins[1]) // self.up)
+
+    @property
+    def strips(self) -> int:
+        """Strips side by side, where this is the horizontal axis."""
+        return -(-self.groups // (DEPTHWISE_COLUMNS // self.up))
+
+
+def _forward(axis: windows.Axis) -> _Axis:
+    return _Axis(axis.size, axis.out, -axis.offset, up=1)
+
+
+def _backward(axis: windows.Axis) -> _Axis:
+    return _Axis(axis.out, axis.size, axis.taps - 1 + axis.offset, up=axis.stride)
+
+
+def _shape(
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], stride: Pair, pad: Pad, dilation: Pair, groups: int
+) -> ConvShape:
+    _, h, w, c = x_shape
+    k, r, s, group_c = w_shape
+    shape = conv_shape((h, w, c), (k, r, s, group_c), stride, pad, dilation, groups)
+    if not supports(shape):
+        raise InvalidArgument(
+            "w",
+            w_shape,
+            "one filter per channel, 3x3 or 5x5, of stride 1 or 2 and dilation 1",
+            "Use the grouped kernels.",
+        )
+    return shape
+
+
+def _vector(context: Context, shape: ConvShape, *arrays: Any) -> int:
+    vector, itemsize = depthwise_vector(shape.taps, arrays[0].itemsize), arrays[0].itemsize
+    whole = shape.c % vector == 0 and all(context.aligned(array, vector * itemsize) for array in arrays)
+    return vector if whole else 1
+
+
+def _strips(
+    context: Context, operation: str, shape: ConvShape, arrays: tuple[Any, ...], rows: _Axis, columns: _Axis
+) -> tuple[Kernel, Grid, np.void]:
+    """Choose variant, grid and strips of a pass that writes each of its outputs."""
+    x, vector = arrays[0], _vector(context, shape, *arrays)
+    kernel = find(operation, dtype_of(x), vector=vector, **_axes(shape))
+    vectors = shape.c // vector
+    slabs = -(-vectors // _SLAB_VECTORS)
+    slab_vectors = -(-vectors // slabs)
+    strip_rows = depthwise_strip_rows(rows.groups, len(x) * columns.strips * vectors, context.device)
+    window = _window(rows, columns, shape.c, len(x), strip_rows, slab_vectors)
+    threads = int(window["num_items"]) * slab_vectors
+    if threads >= LIMIT:
+        raise InvalidArgument("x", x.shape, f"of fewer samples: {threads} threads are more than a launch can number")
+    return kernel, (-(-threads // DEPTHWISE_THREADS), slabs, 1), window
+
+
+def _axes(shape: ConvShape) -> dict[str, int]:
+    return {"FILTER": shape.vertical.taps, "STRIDE": shape.vertical.stride}
+
+
+def _window(rows: _Axis, columns: _Axis, c: int, samples: int, strip_rows: int, slab_vectors: int) -> np.void:
+    (in_top, out_top), (in_left, out_left) = rows.origins, columns.origins
+    strips = -(-rows.groups // strip_rows)
+    extents = (rows.size, columns.size, rows.out, columns.out, c)
+    cut = (rows.groups, strip_rows, strips, columns.strips, slab_vectors, samples * strips * columns.strips)
+    return np.void((*extents, in_top, in_left, out_top, out_left, *cut), dtype=_WINDOW)

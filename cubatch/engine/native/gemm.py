@@ -1,0 +1,65 @@
+"""Matrix products on kernels/simt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.product import PLAIN, Fused, launch, vector_of
+from cubatch.errors import InvalidArgument
+from cubatch.variants import Problem
+
+LAYOUTS = ("nn", "nt", "tn")
+"""Which operands are stored the other way round: b of "nt" is (n, k), a of "tn" is (k, m)."""
+
+
+def gemm(
+    context: Context, a: Any, b: Any, bias: Any = None, *, layout: str = "nt", out: Any = None,
+    workspace: Any = None, fused: Fused = PLAIN,
+) -> Any:  # fmt: skip
+    """
+    Multiply matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
+
+    Args:
+        context: Where it runs.
+        a: (m, k), or (k, m) where the layout's first letter is t.
+        b: (k, n), or (n, k) where its second letter is t.
+        bias: (n,), or None.
+        layout: "nn", "nt" or "tn".
+        out: Where it goes: (m, n); None allocates it.
+        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
+        fused: What else happens to the result.
+
+    Returns:
+        The product, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If matrices do not go together, or the layout is none of the three.
+    """
+    problem = gemm_problem(context, a, b, layout=layout)
+    result = of(a).empty((problem.m, problem.n), dtype=a.dtype) if out is None else out
+    check(a.dtype, a.shape, a=a)
+    check(a.dtype, b.shape, b=b)
+    check(a.dtype, (problem.m, problem.n), out=result)
+    launch(
+        context, problem, a, b, bias, result, rows=problem.m, columns=problem.n, fused=fused, workspace=workspace
+    )  # fmt: skip
+    return result
+
+
+def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Problem:
+    """
+    Describe a product, as `context.choose` and `statistics_tiles` take it.
+
+    Raises:
+        InvalidArgument: If matrices do not go together, or the layout is none of the three.
+    """
+    if layout not in LAYOUTS:
+        raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
+    (m, k), (deep, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
+    if deep != k:
+        raise InvalidArgument("b", b.shape, f"with {k} elements to sum over, as a of {a.shape} has in layout {layout}")
+    vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
+    return Problem(f"gemm_{layout}", dtype_of(a), m, n, k, vector=vector)

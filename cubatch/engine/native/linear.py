@@ -1,0 +1,86 @@
+"""Fully connected layers on kernels/simt: one matrix product per pass; arguments as in `functional`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.gemm import gemm
+from cubatch.engine.native.product import Fused
+from cubatch.engine.native.reductions import column_sums
+
+
+def linear(
+    context: Context, x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None, workspace: Any = None
+) -> Any:
+    """
+    Multiply the last axis by a filter; as `functional.linear`.
+
+    Args:
+        context: Where it runs.
+        x: Activations (..., c), C-contiguous.
+        w: Filter (k, c).
+        b: Bias (k,), or None.
+        relu: Clamp y at zero.
+        out: Where y goes: (..., k); None allocates it.
+        workspace: 1-D uint8 array of `product_scratch.linear_workspace` bytes. None allocates one where it is needed.
+
+    Raises:
+        InvalidArgument: If arrays do not go together or the workspace is too small.
+    """
+    k, c = w.shape
+    y = of(x).empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
+    check(x.dtype, (*x.shape[:-1], c), x=x)
+    check(x.dtype, (*x.shape[:-1], k), out=y)
+    fused = Fused(activation="relu" if relu else "none")
+    gemm(context, x.reshape(-1, c), w, b, out=y.reshape(-1, k), workspace=workspace, fused=fused)
+    return y
+
+
+def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Give the gradient by a linear layer's input; as `functional.linear_dgrad`.
+
+    Args:
+        context: Where it runs.
+        dy: Gradient by the output (..., k), C-contiguous.
+        w: Filter (k, c).
+        out: Where dx goes: (..., c); None allocates it.
+        workspace: 1-D uint8 array of `product_scratch.linear_dgrad_workspace` bytes. None allocates one.
+
+    Raises:
+        InvalidArgument: If arrays do not go together or the workspace is too small.
+    """
+    k, c = w.shape
+    dx = of(dy).empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
+    check(dy.dtype, (*dy.shape[:-1], k), dy=dy)
+    check(dy.dtype, (*dy.shape[:-1], c), out=dx)
+    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), workspace=workspace)
+    return dx
+
+
+def linear_wgrad(context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = None) -> Any:
+    """
+    Give the gradients by a linear layer's filter and bias; as `functional.linear_wgrad`.
+
+    Args:
+        context: Where it runs.
+        x: The forward pass's input (..., c), C-contiguous.
+        dy: Gradient by the output (..., k), C-contiguous.
+        dw: Where the filter's gradient goes: (k, c).
+        db: Where the bias's gradient goes: (k,), or None.
+        workspace: 1-D uint8 array of `product_scratch.linear_wgrad_workspace` bytes. None allocates one.
+
+    Raises:
+        InvalidArgument: If arrays do not go together or the workspace is too small.
+    """
+    k, c = dw.shape
+    check(x.dtype, (*dy.shape[:-1], c), x=x)
+    check(x.dtype, (*x.shape[:-1], k), dy=dy)
+    rows = dy.reshape(-1, k)
+    gemm(context, rows, x.reshape(-1, c), layout="tn", out=dw, workspace=workspace)
+    if db is not None:
+        column_sums(context, rows, out=db, workspace=workspace)
+    return dw

@@ -1,0 +1,280 @@
+"""
+Batch norm on hand-written kernels: moments of tiles of rows, merged in one order, then one pass over the elements.
+
+On a GPU there is one member, which is handed the whole batch: `count` is its number of positions, and
+a sum over members is what it sums anyway, so `reduce` is never called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cubatch import kernel
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.reductions import FINISH_COLUMNS
+from cubatch.errors import InvalidArgument
+from cubatch.kernel_scratch import (
+    batch_norm_backward_workspace,
+    batch_norm_finish_workspace,
+    batch_norm_workspace,
+    merged_tiles,
+    summed_tiles,
+    walked_tiles,
+)
+
+_MOMENTS = 3
+
+
+def batch_norm_train(
+    context: Context,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    *,
+    mean: Any,
+    inv_std: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    count: int | None = None,
+    reduce: Callable[[Any], object] | None = None,  # noqa: ARG001 - see above
+    relu: bool = False,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Normalise each channel by the batch's mean and variance, as `functional.batch_norm_train`.
+
+    Args:
+        context: Where it runs.
+        x: Activations (..., c).
+        gamma: Scale (c,), of x's type.
+        beta: Shift (c,), of x's type.
+        mean: Where the batch's mean goes: (c,), float32, as are the three below.
+        inv_std: Where 1 / sqrt(variance + eps) goes.
+        running_mean: Decaying mean, updated; None for none.
+        running_var: Decaying unbiased variance, updated; None for none.
+        momentum: Weight of this batch in the running statistics.
+        eps: Added to the variance.
+        count: Positions of the whole batch, which must be those of x.
+        reduce: Not called.
+        relu: Clamp y at zero.
+        out: Where y goes; may be x. None allocates it.
+        workspace: 1-D uint8 array of `kernel_scratch.batch_norm_workspace` bytes. None allocates one.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If types or counts differ or the workspace is too small.
+    """
+    dtype, channels = dtype_of(x), x.shape[-1]
+    y = of(x).empty_like(x) if out is None else out
+    rows = _whole_batch(x, count)
+    check(x.dtype, x.shape, x=x)
+    tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
+    workspace = take_workspace(workspace, x, batch_norm_workspace(rows, channels, dtype, context.device))
+    partials = floats(workspace, tiles.tiles * _MOMENTS * channels)
+    context.launch(
+        kernel.find("batch_norm_statistics", dtype),
+        (tiles.tiles, tiles.blocks, 1),
+        [x, partials, *tile_arguments(rows, channels, tiles)],
+    )
+    batch_norm_finish(
+        context,
+        partials,
+        tiles.tiles,
+        dtype=dtype,
+        mean=mean,
+        inv_std=inv_std,
+        running_mean=running_mean,
+        running_var=running_var,
+        momentum=momentum,
+        eps=eps,
+        workspace=workspace[4 * partials.size :],
+    )
+    return batch_norm_apply(context, x, gamma, beta, mean=mean, inv_std=inv_std, relu=relu, out=y)
+
+
+def batch_norm_finish(
+    context: Context,
+    partials: Any,
+    tiles: int,
+    *,
+    dtype: str,
+    mean: Any,
+    inv_std: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    workspace: Any = None,
+) -> None:
+    """
+    Turn moments of tiles into the batch's statistics, whoever worked them out: a pass of its own or an epilogue.
+
+    Args:
+        context: Where it runs.
+        partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
+        tiles: Tiles of rows.
+        dtype: Storage of the activations, whose compiled unit is used.
+        mean: As in `batch_norm_train`, which the others are as well.
+        workspace: 1-D uint8 array of `kernel_scratch.batch_norm_finish_workspace` bytes. None allocates one.
+    """
+    channels = len(mean)
+    check(np.float32, (tiles * _MOMENTS * channels,), partials=partials)
+    check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
+    columns = -(-channels // FINISH_COLUMNS)
+    slices, per_slice = merged_tiles(tiles)
+    if slices:
+        workspace = take_workspace(workspace, partials, batch_norm_finish_workspace(tiles, channels))
+        merged = floats(workspace, slices * _MOMENTS * channels)
+        context.launch(
+            kernel.find("batch_norm_merge", dtype),
+            (columns, slices, 1),
+            [partials, np.int32(tiles), np.int32(per_slice), np.int32(channels), merged],
+        )
+        partials, tiles = merged, slices
+    context.launch(
+        kernel.find("batch_norm_finish", dtype),
+        (columns, 1, 1),
+        [
+            partials, np.int32(tiles), np.int32(channels), mean, inv_std, running_mean, running_var,
+            np.float32(momentum), np.float32(eps),
+        ],
+    )  # fmt: skip
+
+
+def batch_norm_apply(
+    context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, relu: bool = False, out: Any = None
+) -> Any:
+    """Normalise by statistics that are known: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
+    return _apply(context, x, gamma, beta, mean, inv_std, 0.0, is_variance=False, relu=relu, out=out)
+
+
+def batch_norm_inference(
+    context: Context,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    *,
+    running_mean: Any,
+    running_var: Any,
+    eps: float = 1e-5,
+    relu: bool = False,
+    out: Any = None,
+    workspace: Any = None,  # noqa: ARG001 - none is needed
+) -> Any:
+    """Normalise each channel by the running statistics; `out` may be x, other arguments as in training."""
+    return _apply(context, x, gamma, beta, running_mean, running_var, eps, is_variance=True, relu=relu, out=out)
+
+
+def _apply(
+    context: Context,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    mean: Any,
+    spread: Any,
+    eps: float,
+    *,
+    is_variance: bool,
+    relu: bool,
+    out: Any,
+) -> Any:
+    y = of(x).empty_like(x) if out is None else out
+    channels = x.shape[-1]
+    check(x.dtype, x.shape, x=x, out=y)
+    check(x.dtype, (channels,), gamma=gamma, beta=beta)
+    check(np.float32, (channels,), mean=mean, spread=spread)
+    rows = x.size // channels
+    tiles = walked_tiles(rows, channels, vector_width(context, channels, x, y), x.itemsize, context.device)
+    context.launch(
+        kernel.find("batch_norm_apply", dtype_of(x)),
+        (tiles.tiles, tiles.blocks, 1),
+        [
+            x, y, mean, spread, gamma, beta, *tile_arguments(rows, channels, tiles), np.float32(eps),
+            np.int32(is_variance), np.int32(relu),
+        ],
+    )  # fmt: skip
+    return y
+
+
+def batch_norm_backward(
+    context: Context,
+    dy: Any,
+    x: Any,
+    gamma: Any,
+    *,
+    mean: Any,
+    inv_std: Any,
+    dgamma: Any,
+    dbeta: Any,
+    count: int | None = None,
+    reduce: Callable[[Any], object] | None = None,  # noqa: ARG001 - see above
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Give the gradients by batch norm's input, scale and shift, as `functional.batch_norm_backward`.
+
+    Args:
+        context: Where it runs.
+        dy: Gradient by the output (..., c).
+        x: The forward pass's input.
+        gamma: Scale (c,), of x's type, as are the gradients.
+        mean: As the forward pass left it, float32.
+        inv_std: As the forward pass left it, float32.
+        dgamma: Where the gradient by the scale goes: (c,). Overwritten.
+        dbeta: Where the gradient by the shift goes: (c,). Overwritten.
+        count: Positions of the whole batch, which must be those of x.
+        reduce: Not called.
+        out: Where dx goes; may be dy. None allocates it.
+        workspace: 1-D uint8 array of `kernel_scratch.batch_norm_backward_workspace` bytes. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If types or counts differ or the workspace is too small.
+    """
+    dtype, channels = dtype_of(x), x.shape[-1]
+    dx = of(dy).empty_like(dy) if out is None else out
+    rows = _whole_batch(x, count)
+    check(x.dtype, x.shape, dy=dy, x=x, out=dx)
+    check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
+    check(np.float32, (channels,), mean=mean, inv_std=inv_std)
+    tiles = summed_tiles(rows, channels, vector_width(context, channels, dy, x), x.itemsize, context.device)
+    workspace = take_workspace(workspace, x, batch_norm_backward_workspace(rows, channels, dtype, context.device))
+    means = floats(workspace, 2 * channels)
+    partials = floats(workspace, tiles.tiles * 2 * channels, start=2 * channels)
+    context.launch(
+        kernel.find("batch_norm_backward_sums", dtype),
+        (tiles.tiles, tiles.blocks, 1),
+        [dy, x, mean, inv_std, partials, *tile_arguments(rows, channels, tiles)],
+    )
+    context.launch(
+        kernel.find("batch_norm_backward_finish", dtype),
+        (-(-2 * channels // FINISH_COLUMNS), 1, 1),
+        [partials, np.int32(tiles.tiles), np.int32(channels), np.float32(1 / max(rows, 1)), dgamma, dbeta, means],
+    )
+    tiles = walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
+    context.launch(
+        kernel.find("batch_norm_backward_apply", dtype),
+        (tiles.tiles, tiles.blocks, 1),
+        [dy, x, dx, mean, inv_std, gamma, means, *tile_arguments(rows, channels, tiles)],
+    )
+    return dx
+
+
+def _whole_batch(x: Any, count: int | None) -> int:
+    rows = int(x.size // x.shape[-1])
+    if count not in {None, rows}:
+        raise InvalidArgument("count", count, f"the {rows} positions of x: kernels take no shard of a batch")
+    return rows

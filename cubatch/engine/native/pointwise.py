@@ -1,0 +1,127 @@
+"""Element by element on hand-written kernels: sums of branches, concatenation, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cubatch import kernel
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, dtype_of, element_grid, vector_width
+from cubatch.engine.native.context import Context
+from cubatch.errors import InvalidArgument
+from cubatch.kernel_scratch import walked_tiles
+
+_AT_ONCE = 4
+"""Branches that one launch adds."""
+
+
+def add(context: Context, branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
+    """
+    Add branches of one shape; `out` may be the first of them, as in `functional.add`.
+
+    Raises:
+        InvalidArgument: If there is only one branch, or types differ.
+    """
+    if len(branches) < 2:  # noqa: PLR2004 - a sum
+        raise InvalidArgument("branches", len(branches), "at least 2")
+    first, *others = branches
+    y = of(first).empty_like(first) if out is None else out
+    check(first.dtype, first.shape, **{f"branch {index}": branch for index, branch in enumerate(branches)}, out=y)
+    added = first
+    while others:
+        now, others = others[: _AT_ONCE - 1], others[_AT_ONCE - 1 :]
+        absent = [None] * (_AT_ONCE - 1 - len(now))
+        arguments = [added, *now, *absent, y, np.int64(y.size), np.int32(relu and not others)]
+        context.launch(kernel.find("add", dtype_of(y)), element_grid(y), arguments)
+        added = y
+    return y
+
+
+def concat(context: Context, branches: Sequence[Any], *, out: Any = None) -> Any:
+    """Lay branches side by side along the channels, the last axis; as `functional.concat`."""
+    first, channels = branches[0], sum(branch.shape[-1] for branch in branches)
+    y = of(first).empty((*first.shape[:-1], channels), dtype=first.dtype) if out is None else out
+    check(first.dtype, (*first.shape[:-1], channels), out=y)
+    start = 0
+    for branch in branches:
+        check(y.dtype, (*y.shape[:-1], branch.shape[-1]), branch=branch)
+        _copy_columns(context, branch, y, 0, start, branch.shape[-1])
+        start += branch.shape[-1]
+    return y
+
+
+def concat_backward(context: Context, dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) -> None:
+    """Cut the gradient along the channels, the last axis; as `functional.concat_backward`."""
+    check(dy.dtype, (*dy.shape[:-1], sum(channels)), dy=dy)
+    start = 0
+    for width, out in zip(channels, outs, strict=True):
+        if out is not None:
+            check(dy.dtype, (*dy.shape[:-1], width), out=out)
+            _copy_columns(context, dy, out, start, 0, width)
+        start += width
+
+
+def _copy_columns(context: Context, source: Any, target: Any, begin: int, to: int, width: int) -> None:
+    """Copy `width` columns from column `begin` of the source to column `to` of the target."""
+    have, want = source.shape[-1], target.shape[-1]
+    rows = source.size // max(have, 1)
+    read, written = source.reshape(-1)[begin:], target.reshape(-1)[to:]
+    wide = vector_width(context, width, read, written)
+    vector = wide if have % wide == want % wide == 0 else 1
+    tiles = walked_tiles(rows, width, vector, source.itemsize, context.device)
+    context.launch(
+        kernel.find("copy_columns", dtype_of(source)),
+        (tiles.tiles, tiles.blocks, 1),
+        [
+            read, written, np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(width), np.int32(have),
+            np.int32(want), np.int32(tiles.lanes), np.int32(vector),
+        ],
+    )  # fmt: skip
+
+
+def dropout(
+    context: Context,
+    x: Any,
+    *,
+    p: float,
+    seed: Any,
+    out: Any = None,
+    mask: Any = None,
+    workspace: Any = None,  # noqa: ARG001 - none is needed
+) -> Any:
+    """
+    Zero each element with probability p and scale the others by 1 / (1 - p); as `functional.dropout`.
+
+    The mask is a function of the seed and of the element's number alone (Philox4x32-10, see
+    kernels/misc/dropout.cu); it is another one than NumPy draws.
+
+    Returns:
+        y and the mask.
+
+    Raises:
+        InvalidArgument: If p is not in [0, 1) or types differ.
+    """
+    if not 0 <= p < 1:
+        raise InvalidArgument("p", p, "in [0, 1)")
+    xp = of(x)
+    y = xp.empty_like(x) if out is None else out
+    mask = xp.empty(x.shape, dtype=np.bool_) if mask is None else mask
+    check(x.dtype, x.shape, x=x, out=y)
+    check(np.uint8, x.shape, mask=mask.view(np.uint8))
+    key = np.random.SeedSequence(seed).generate_state(2, np.uint32)
+    arguments = [x, y, mask, np.int64(x.size), np.float32(p), np.float32(1 / (1 - p)), *key]
+    context.launch(kernel.find("dropout", dtype_of(x)), element_grid(x), arguments)
+    return y, mask
+
+
+def dropout_backward(context: Context, dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
+    """Pass the gradient of the kept elements, scaled by 1 / (1 - p); `out` may be dy."""
+    dx = of(dy).empty_like(dy) if out is None else out
+    check(dy.dtype, dy.shape, dy=dy, out=dx)
+    check(np.uint8, dy.shape, mask=mask.view(np.uint8))
+    arguments = [dy, mask, dx, np.int64(dy.size), np.float32(1 / (1 - p))]
+    context.launch(kernel.find("dropout_backward", dtype_of(dy)), element_grid(dy), arguments)
+    return dx

@@ -1,0 +1,227 @@
+"""
+One launch of kernels/simt: a matrix product or a convolution as one, with everything fused into its end.
+
+`conv`, `linear` and `gemm` say what the operands are; this module chooses the variant, cuts the grid,
+splits gemm_k and adds up its slices.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch import kernel
+from cubatch.engine.native.activations import activation_code
+from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
+from cubatch.engine.native.context import Context
+from cubatch.errors import InvalidArgument
+from cubatch.kernel import Kernel
+from cubatch.product_scratch import product_workspace
+from cubatch.variants import Problem, ranked, slices, tiles
+from cubatch.windows import ConvShape
+
+PIECE = 4
+"""Neighbouring elements that the epilogue handles at once."""
+
+_REDUCED = 1024  # elements of a block of split_k_reduce
+_FEW_COLUMNS = 16
+_BAND = 16
+_MOST_X, _MOST_Z = (1 << 31) - 1, 65535
+_LIMIT = 1 << 31
+
+# Product of kernels/simt/implicit_gemm.cu, Output of common/epilogue.cuh, Divisor and Conv of common/conv_geometry.cuh.
+_PRODUCT = np.dtype(
+    [(name, np.int64) for name in ("m", "k")]
+    + [(name, np.int32) for name in ("n", "groups", "tiles_m", "tiles_n", "band", "batch")],
+    align=True,
+)
+_OUTPUT = np.dtype(
+    [("elements", np.int64)] + [(name, np.int32) for name in ("columns", "activation", "wide", "slices")], align=True
+)
+_DIVISOR = np.dtype([(name, np.uint32) for name in ("divisor", "multiplier", "shift")])
+_CONV = np.dtype(
+    [(name, np.int32) for name in ("h", "w", "c", "p", "q", "k", "r", "s")]
+    + [(name, np.int32) for name in ("stride_h", "stride_w", "step_h", "step_w", "top", "left", "group_c", "group_k")]
+    + [(name, np.int32) for name in ("tap_step_h", "tap_step_w", "source_step_h", "source_step_w")]
+    + [(name, _DIVISOR) for name in ("rows", "columns", "short_rows", "short_columns")],
+    align=True,
+)
+_NO_CONV = np.zeros((), dtype=_CONV)[()]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Fused:
+    """
+    What else happens to a product before it is stored; None leaves a step out.
+
+    y = activation(scale * product + shift + bias + residual), and zero where mask is not positive.
+
+    Attributes:
+        scale, shift: float32 (columns,), both or none: a batch norm folded for inference.
+        residual: Added; of the output's shape and type. May be the output itself.
+        activation: "none", "relu", ...
+        mask: Saved output of a ReLU, of the output's shape: its gradient passes where that was positive.
+        statistics: float32 (row tiles, 3, columns): count, mean and sum of squared deviations of product + bias for
+            each tile of rows, as `batch_norm_finish` takes them. Forward passes only; see `statistics_tiles`.
+    """
+
+    scale: Any = None
+    shift: Any = None
+    residual: Any = None
+    activation: str = "none"
+    mask: Any = None
+    statistics: Any = None
+
+
+PLAIN = Fused()
+
+
+def statistics_tiles(context: Context, problem: Problem) -> int:
+    """Count the tiles of rows whose statistics a product leaves: the first extent of `Fused.statistics`."""
+    return tiles(problem, context.choose(problem))[0]
+
+
+def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int:
+    """Choose how many elements the kernels load at once: 4, or one where an extent or an address forbids that."""
+    aligned = all(context.aligned(operand, PIECE * operand.itemsize) for operand in operands)
+    return PIECE if aligned and all(extent % PIECE == 0 for extent in extents) else 1
+
+
+def divisor(number: int) -> tuple[int, int, int]:
+    """
+    Give the multiplier and shift that divide by a number: see Divisor in kernels/common/conv_geometry.cuh.
+
+    Args:
+        number: From 1 to 2^31 - 1; for 1 the kernels take a short cut.
+
+    Example:
+        >>> number, multiplier, shift = divisor(7)
+        >>> [(x * multiplier >> 32 + shift) for x in (6, 7, 2**31 - 1)] == [0, 1, (2**31 - 1) // 7]
+        True
+    """
+    shift = max(0, (number - 1).bit_length() - 1)
+    multiplier = -(-(1 << 32 + shift) // number) if number > 1 else 0
+    return number, multiplier, shift
+
+
+def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int]) -> Any:
+    """
+    Describe a convolution to the kernels.
+
+    Args:
+        shape: The convolution.
+        rows: Rows and columns of pixels that gemm_m counts: p and q, or those of a gradient's first phase.
+        short_rows: Those of a gradient's last phase.
+
+    Raises:
+        InvalidArgument: If one image or the filter has 2^31 elements or more, padding included.
+    """
+    v, h = shape.vertical, shape.horizontal
+    padded = (v.span(v.out) + max(0, -v.offset)) * (h.span(h.out) + max(0, -h.offset)) * shape.c
+    largest = max(padded, v.size * h.size * shape.c, v.out * h.out * shape.k, shape.filter_elements)
+    if largest >= _LIMIT:
+        raise InvalidArgument("shape", shape, "one image, its padding and the filter below 2^31 elements each")
+    extents = (v.size, h.size, shape.c, v.out, h.out, shape.k, v.taps, h.taps)
+    steps = (v.stride, h.stride, v.step, h.step, -v.offset, -h.offset, shape.c // shape.groups, shape.k // shape.groups)
+    common = math.gcd(v.stride, v.step), math.gcd(h.stride, h.step)
+    phase = (v.stride // common[0], h.stride // common[1], v.step // common[0], h.step // common[1])
+    divisors = tuple(divisor(max(1, count)) for count in rows + short_rows)
+    return np.array(extents + steps + phase + divisors, dtype=_CONV)[()]
+
+
+def launch(
+    context: Context, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
+    rows: int, columns: int, fused: Fused = PLAIN, conv: Any = _NO_CONV, batch: int = 0, workspace: Any = None,
+) -> None:  # fmt: skip
+    """
+    Compute a product into `out`.
+
+    Args:
+        context: Where it runs, and which variant.
+        problem: Extents.
+        a: Left operand.
+        b: Right operand.
+        bias: (columns,), or None.
+        out: Where the result goes.
+        rows: Rows of the whole output.
+        columns: Columns of the whole output, all groups.
+        fused: What else happens to it.
+        conv: Of a convolution, its `geometry`.
+        batch: Of a convolution, its samples.
+        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one where it is needed.
+
+    Raises:
+        InvalidArgument: If arrays do not go together, the grid has too many blocks, or the workspace is too small.
+    """
+    _check(out, rows, columns, bias, fused)
+
+    def run(chosen: Kernel) -> None:
+        _launch(
+            context, chosen, problem, a, b, bias, out,
+            rows=rows, columns=columns, fused=fused, conv=conv, batch=batch, workspace=workspace,
+        )  # fmt: skip
+
+    if fused.statistics is not None:
+        run(_of_height(context, problem, fused.statistics))
+    else:  # a residual that is the output itself would be added anew by every trial
+        run(context.choose(problem, None if fused.residual is out else run))
+
+
+def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
+    """Choose a variant whose tiles of rows are those that the statistics were made for."""
+    candidates = (context.choose(problem), *ranked(problem, context.device))
+    for chosen in candidates:
+        if tiles(problem, chosen)[0] == len(statistics):
+            return chosen
+    return candidates[0]
+
+
+def _launch(
+    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
+    rows: int, columns: int, fused: Fused, conv: Any, batch: int, workspace: Any,
+) -> None:  # fmt: skip
+    """Launch one variant, and the sum of its slices."""
+    tiles_m, tiles_n = tiles(problem, chosen)
+    grid_x = tiles_m * tiles_n * problem.phases
+    # Statistics need whole sums in the block that owns them.
+    count = 1 if fused.statistics is not None else slices(problem, chosen, context.device)
+    if grid_x > _MOST_X or problem.groups * count > _MOST_Z:
+        raise InvalidArgument("problem", problem, "fewer than 2^31 tiles and 65536 groups")
+    if fused.statistics is not None:
+        check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)
+    partials = None
+    if count > 1:
+        workspace = take_workspace(workspace, out, product_workspace(problem, context.device))
+        partials = floats(workspace, count * rows * columns)
+    stored = (out, bias, fused.residual, fused.mask)
+    wide = columns % PIECE == problem.n % PIECE == 0 and all(
+        context.aligned(array, PIECE * size)
+        for arrays, size in ((stored, out.itemsize), ((fused.scale, fused.shift, partials), 4))
+        for array in arrays
+    )
+    band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
+    extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
+    numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
+    product, output = np.array(extents, dtype=_PRODUCT)[()], np.array(numbers, dtype=_OUTPUT)[()]
+    ends = (out, bias, fused.scale, fused.shift, fused.residual, fused.mask)
+    context.launch(
+        chosen, (grid_x, 1, problem.groups * count), (a, b, *ends, fused.statistics, partials, product, output, conv)
+    )
+    if count > 1:
+        reduce = kernel.find("split_k_reduce", dtype_of(out))
+        context.launch(reduce, (-(-rows * columns // _REDUCED), 1, 1), (*ends, partials, output))
+
+
+def _check(out: Any, rows: int, columns: int, bias: Any, fused: Fused) -> None:
+    check(out.dtype, (columns,), b=bias)
+    check(np.float32, (columns,), scale=fused.scale, shift=fused.shift)
+    check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
+    if out.size != rows * columns:
+        raise InvalidArgument("out", out.shape, f"of {rows} rows and {columns} columns")
+    if (fused.scale is None) != (fused.shift is None):
+        raise InvalidArgument("scale", fused.scale, "given together with shift")
+    if fused.statistics is not None and fused.scale is not None:
+        raise InvalidArgument("statistics", "given", "without scale and shift: they are of product + bias")

@@ -1,0 +1,53 @@
+"""Sums over rows: the gradient of a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cubatch import kernel
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.context import Context
+from cubatch.kernel_scratch import column_sums_workspace, summed_tiles
+
+FINISH_COLUMNS = 8
+"""Columns of partial results that a block of a finishing kernel adds up: FINISH_LANES of kernels/common/columns.cuh."""
+
+
+def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Sum over all axes but the last, in float32, always in the same order.
+
+    Args:
+        context: Where it runs.
+        x: Array (..., c), C-contiguous.
+        out: Where the sums go: (c,), of x's type. None allocates it.
+        workspace: 1-D uint8 array of `kernel_scratch.column_sums_workspace` bytes. None allocates one.
+
+    Returns:
+        The sums, which are `out` where that was given.
+
+    Raises:
+        InvalidArgument: If types differ or the workspace is too small.
+    """
+    dtype, channels = dtype_of(x), x.shape[-1]
+    sums = of(x).empty(channels, dtype=x.dtype) if out is None else out
+    check(x.dtype, x.shape, x=x)
+    check(x.dtype, (channels,), out=sums)
+    rows = x.size // channels
+    tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
+    workspace = take_workspace(workspace, x, column_sums_workspace(rows, channels, dtype, context.device))
+    partials = floats(workspace, tiles.tiles * channels)
+    context.launch(
+        kernel.find("column_sums", dtype),
+        (tiles.tiles, tiles.blocks, 1),
+        [x, partials, *tile_arguments(rows, channels, tiles)],
+    )
+    context.launch(
+        kernel.find("column_sums_finish", dtype),
+        (-(-channels // FINISH_COLUMNS), 1, 1),
+        [partials, np.int32(tiles.tiles), np.int32(channels), sums],
+    )
+    return sums

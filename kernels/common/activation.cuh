@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+//
+// Activation functions and their slopes: the only copy, for epilogues and for elementwise kernels.
+//
+// The kind is a number known at the launch, so a switch over it is uniform and costs a branch.  What the
+// slope is worked out from is what the layer saves: its output y for relu, relu6, sigmoid and
+// hard_sigmoid, its input x for silu, hard_swish and gelu.  A NaN goes through every function as one.
+#pragma once
+
+#include "common/device.cuh"
+
+// In this order in cubatch/engine/native/activations.py too.
+enum Activation : int {
+  ACTIVATION_NONE,
+  ACTIVATION_RELU,
+  ACTIVATION_RELU6,
+  ACTIVATION_SILU,
+  ACTIVATION_SIGMOID,
+  ACTIVATION_HARD_SIGMOID,
+  ACTIVATION_HARD_SWISH,
+  ACTIVATION_GELU,
+};
+
+// min(max(x, low), high), NaN where x is.
+CB_DEVICE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+CB_DEVICE float rectify(float x) { return x < 0.0f ? 0.0f : x; }
+CB_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+CB_DEVICE float hard_sigmoid(float x) { return clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
+// Normal distribution function.
+CB_DEVICE float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
+
+CB_DEVICE float activate(int kind, float x) {
+  switch (kind) {
+    case ACTIVATION_RELU: return rectify(x);
+    case ACTIVATION_RELU6: return clamp(x, 0.0f, 6.0f);
+    case ACTIVATION_SILU: return x / (1.0f + expf(-x));
+    case ACTIVATION_SIGMOID: return sigmoid(x);
+    case ACTIVATION_HARD_SIGMOID: return hard_sigmoid(x);
+    case ACTIVATION_HARD_SWISH: return x * hard_sigmoid(x);
+    case ACTIVATION_GELU: return x * normal_cdf(x);
+    default: return x;
+  }
+}
+
+// Gradient by the input.  Where a curve is flat it is zero, even if dy is infinite; a kink has the slope of its
+// flat side, and hard_swish at 3 the slope 1, as in PyTorch.
+CB_DEVICE float activate_backward(int kind, float dy, float saved) {
+  switch (kind) {
+    case ACTIVATION_RELU: return saved > 0.0f ? dy : 0.0f;
+    case ACTIVATION_RELU6: return saved > 0.0f && saved < 6.0f ? dy : 0.0f;
+    case ACTIVATION_SILU: {
+      const float s = sigmoid(saved);
+      return dy * (s * (1.0f + saved * (1.0f - s)));
+    }
+    case ACTIVATION_SIGMOID: return dy * (saved * (1.0f - saved));
+    case ACTIVATION_HARD_SIGMOID: return saved > 0.0f && saved < 1.0f ? dy / 6.0f : 0.0f;
+    case ACTIVATION_HARD_SWISH:
+      return saved <= -3.0f ? 0.0f : saved < 3.0f ? dy * (saved / 3.0f + 0.5f) : dy;
+    case ACTIVATION_GELU: {
+      const float density = 0.39894228040143268f * expf(-0.5f * saved * saved);
+      return dy * (normal_cdf(saved) + saved * density);
+    }
+    default: return dy;
+  }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+//
+// An array (rows, channels) as blocks see it: lanes over the channels, the rest of the block over the rows.
+//
+//             lanes * V channels, block y
+//            +-----+-----+-----+-----+
+//            | t0  | t1  | t2  | t3  |  row lane 0         lanes = 4: a warp has 8 row lanes, the block 64;
+//            | t4  | t5  | t6  | t7  |  row lane 1         a thread keeps its V channels and steps down the
+//            | ... |     |     |     |  ...                block's rows, so what belongs to a channel is
+//            +-----+-----+-----+-----+                     loaded once and its sums stay in registers
+//
+// lanes is a power of two, 32 at most.  V is WIDE where channels are a multiple of it and all pointers are
+// aligned, otherwise 1; the host chooses both.  Sums are added in one order whatever the schedule.
+#pragma once
+
+#include "common/elements.cuh"
+
+constexpr int WARPS = THREADS / 32;
+
+struct Column {
+  int lane;          // among the lanes over channels
+  int row_lane;      // among the lanes over rows
+  int num_row_lanes;
+};
+
+CB_DEVICE Column column_of_thread(int lanes) {
+  return {cb_thread() & (lanes - 1), cb_thread() / lanes, THREADS / lanes};
+}
+
+// Rows [begin, end) of tile `tile`.
+struct Rows {
+  i64 begin;
+  i64 end;
+};
+
+CB_DEVICE Rows rows_of_tile(u32 tile, int rows_per_tile, i64 rows) {
+  const i64 begin = (i64)tile * rows_per_tile;
+  return {begin, begin + rows_per_tile < rows ? begin + rows_per_tile : rows};
+}
+
+// V floats of a channel vector such as mean or gamma, converted from how they are stored.
+template <int V, class T>
+CB_DEVICE void load_channels(const T* pointer, float (&values)[V]) {
+  CB_UNROLL
+  for (int v = 0; v < V; ++v) values[v] = to_float(pointer[v]);
+}
+
+// Floats of shared memory that share_sums needs for each quantity: a value of each channel from each warp.
+constexpr int COLUMN_SHARED = WARPS * 32 * WIDE;
+
+// Leave every warp's sums in shared memory; block_sum() then gives the block's.  All threads call it.
+template <int Q, int V>
+CB_DEVICE void share_sums(float (&sums)[Q][V], int lanes, float* shared) {
+  for (int bits = lanes; bits < 32; bits *= 2) {
+    CB_UNROLL
+    for (int q = 0; q < Q; ++q) {
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) sums[q][v] += cb_shuffle_xor(sums[q][v], bits);
+    }
+  }
+  if (cb_lane() < lanes) {
+    CB_UNROLL
+    for (int q = 0; q < Q; ++q) {
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) shared[((cb_warp() * Q + q) * lanes + cb_lane()) * V + v] = sums[q][v];
+    }
+  }
+  cb_sync();
+}
+
+// Sum of quantity q over the block, for its channel number i; width = lanes * V channels.
+template <int Q>
+CB_DEVICE float block_sum(const float* shared, int q, int i, int width) {
+  float sum = 0.0f;
+  CB_UNROLL
+  for (int warp = 0; warp < WARPS; ++warp) sum += shared[(warp * Q + q) * width + i];
+  return sum;
+}
+
+// --- second stage: partial results of many tiles, 8 columns by 32 groups of tiles in a block ---
+
+constexpr int FINISH_LANES = 8;
+
+// Column of partials that this thread works on.
+CB_DEVICE int finish_column() { return (int)cb_block_x() * FINISH_LANES + (cb_thread() & (FINISH_LANES - 1)); }
+
+// Sum of partials[tile][column] over all tiles; valid in the threads of the first group.  All threads call it.
+CB_DEVICE float finish_sum(const float* partials, int tiles, int columns, float* shared) {
+  const int column = finish_column();
+  float sums[1][1] = {};
+  if (column < columns) {
+    walk<LOADS>(
+        cb_thread() / FINISH_LANES, tiles, THREADS / FINISH_LANES,
+        [&](i64 tile) { return partials[tile * columns + column]; }, [&](i64, float value) { sums[0][0] += value; });
+  }
+  share_sums(sums, FINISH_LANES, shared);
+  return cb_thread() < FINISH_LANES ? block_sum<1>(shared, 0, cb_thread(), FINISH_LANES) : 0.0f;
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+//
+// What happens to an accumulator before it is stored, fused into every product.
+//
+//   y = activation(scale[col] * sum + shift[col] + bias[col] + residual[row, col]) where mask[row, col] > 0, else 0
+//
+// A null pointer leaves its term out; all branches are uniform.  `residual` may be `out` itself: y += ... .  `mask`
+// is the saved output of a ReLU, whose gradient passes where that was positive.
+#pragma once
+
+#include "common/activation.cuh"
+
+// The output as numbers.  Mirrored by cubatch/engine/native/product.py: no padding.
+struct Output {
+  i64 elements;    // rows * columns, of all groups
+  int columns;     // of all groups
+  int activation;  // enum Activation
+  int wide;        // columns are a multiple of 4, and all pointers allow 4 elements at once
+  int slices;      // of gemm_k
+};
+
+struct Epilogue : Output {
+  CB_ELEMENT* out;             // rows x columns
+  const CB_ELEMENT* bias;      // columns
+  const float* scale;          // columns, with shift: a batch norm folded for inference
+  const float* shift;
+  const CB_ELEMENT* residual;  // rows x columns
+  const CB_ELEMENT* mask;      // rows x columns
+  float* statistics;           // [row tiles][count, mean, sum of squared deviations][columns] of sum + bias
+  float* partials;             // [slices][rows][columns]: sums of a split gemm_k, finished by split_k_reduce
+};
+
+// Finish one element: `place` is its number in the output.
+CB_DEVICE void finish_one(const Epilogue& epilogue, i64 place, int column, float sum) {
+  if (epilogue.scale) sum = fmaf(sum, epilogue.scale[column], epilogue.shift[column]);
+  if (epilogue.bias) sum += to_float(epilogue.bias[column]);
+  if (epilogue.residual) sum += to_float(epilogue.residual[place]);
+  sum = activate(epilogue.activation, sum);
+  if (epilogue.mask) sum = to_float(epilogue.mask[place]) > 0.0f ? sum : 0.0f;
+  epilogue.out[place] = from_float<CB_ELEMENT>(sum);
+}
+
+// Finish the same 4 neighbouring columns of ROWS rows, where the epilogue is wide and knows no activation but ReLU.
+// `place` is the number of a row's first element in the output, negative where the row does not exist.  Loads of all
+// rows come before their use, so that they are waited for together.
+template <int ROWS>
+CB_DEVICE void finish_wide(const Epilogue& epilogue, const i64 (&place)[ROWS], int column, float (&sum)[ROWS][4]) {
+  if (epilogue.scale) {
+    const Vec<float, 4> scale = cb_load<float, 4>(epilogue.scale + column);
+    const Vec<float, 4> shift = cb_load<float, 4>(epilogue.shift + column);
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(sum[i][j], scale.v[j], shift.v[j]);
+    }
+  }
+  if (epilogue.bias) {
+    const Vec<CB_ELEMENT, 4> bias = cb_load<CB_ELEMENT, 4>(epilogue.bias + column);
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) sum[i][j] += to_float(bias.v[j]);
+    }
+  }
+  if (epilogue.residual) {
+    Vec<CB_ELEMENT, 4> residual[ROWS];
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      if (place[i] >= 0) residual[i] = cb_read<CB_ELEMENT, 4>(epilogue.residual + place[i]);
+    }
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) sum[i][j] += to_float(residual[i].v[j]);
+    }
+  }
+  if (epilogue.activation == ACTIVATION_RELU) {
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) sum[i][j] = rectify(sum[i][j]);
+    }
+  }
+  if (epilogue.mask) {
+    Vec<CB_ELEMENT, 4> mask[ROWS];
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      if (place[i] >= 0) mask[i] = cb_read<CB_ELEMENT, 4>(epilogue.mask + place[i]);
+    }
+    CB_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) sum[i][j] = to_float(mask[i].v[j]) > 0.0f ? sum[i][j] : 0.0f;
+    }
+  }
+  CB_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    Vec<CB_ELEMENT, 4> stored;
+    CB_UNROLL
+    for (int j = 0; j < 4; ++j) stored.v[j] = from_float<CB_ELEMENT>(sum[i][j]);
+    if (place[i] >= 0) cb_write<CB_ELEMENT, 4>(epilogue.out + place[i], stored);
+  }
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT
+//
+// batch_norm — normalise each channel of (rows, channels) by mean and variance over the rows; and its gradient.
+//
+//   y  = (x - mean) * inv_std * gamma + beta, then max(y, 0) where asked for
+//   dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)),  xhat = (x - mean) * inv_std
+//
+//   batch_norm_statistics        partials[tile][3][C] = count, mean and M2 = sum (x - mean)^2 of a tile of rows
+//   batch_norm_merge             fewer partials out of many (those an epilogue writes, one for each row tile)
+//   batch_norm_finish            mean, inv_std = 1 / sqrt(variance + eps), running statistics
+//   batch_norm_apply             y, from the batch's statistics or from running ones
+//   batch_norm_backward_sums     partials[tile][2][C] = sums of dy * xhat and of dy
+//   batch_norm_backward_finish   dgamma, dbeta, and both divided by the rows
+//   batch_norm_backward_apply    dx
+//
+// Within a tile, sums are of x - pivot and its square, pivot being the tile's first row: a large mean costs
+// no digits.  Tiles are merged pairwise with their means (Chan, Golub and LeVeque, 1983), in one order.
+//
+//   grid    (tiles, ceil(C / (lanes * V))) for what reads activations; (ceil(C / 8), slices) for merge and finish
+//   needs   statistics and partials in float32; gamma, beta and their gradients stored as activations are
+//   (who owns which channel: common/columns.cuh)
+#include "common/activation.cuh"
+#include "common/columns.cuh"
+
+struct Moments {
+  float count;
+  float mean;
+  float m2;
+};
+
+CB_DEVICE Moments merge(const Moments& a, const Moments& b) {
+  const float count = a.count + b.count;
+  const float share = count > 0.0f ? b.count / count : 0.0f;
+  const float delta = b.mean - a.mean;
+  return {count, a.mean + delta * share, a.m2 + b.m2 + delta * delta * a.count * share};
+}
+
+template <int V>
+CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int channels, int lanes, float* shared) {
+  const Column at = column_of_thread(lanes);
+  const int first = (int)cb_block_y() * lanes * V;
+  const int channel = first + at.lane * V;
+  float sums[2][V] = {};
+  if (channel < channels) {
+    const Vec<CB_ELEMENT, V> pivot = cb_load<CB_ELEMENT, V>(x + rows.begin * channels + channel);
+    walk<LOADS>(
+        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+        [&](i64 row) { return cb_load<CB_ELEMENT, V>(x + row * channels + channel); },
+        [&](i64, const Vec<CB_ELEMENT, V>& loaded) {
+          CB_UNROLL
+          for (int v = 0; v < V; ++v) {
+            const float shifted = to_float(loaded.v[v]) - to_float(pivot.v[v]);
+            sums[0][v] += shifted;
+            sums[1][v] = fmaf(shifted, shifted, sums[1][v]);
+          }
+        });
+  }
+  share_sums(sums, lanes, shared);
+  const float count = (float)(rows.end - rows.begin);
+  float* tile = partials + (i64)cb_block_x() * 3 * channels;
+  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
+    const float sum = block_sum<2>(shared, 0, i, lanes * V);
+    const float m2 = block_sum<2>(shared, 1, i, lanes * V) - sum * (sum / count);
+    const int c = first + i;
+    tile[c] = count;
+    tile[channels + c] = to_float(x[rows.begin * channels + c]) + sum / count;
+    tile[2 * channels + c] = m2 < 0.0f ? 0.0f : m2;  // millions of equal rows may round to less than nothing
+  }
+}
+
+CB_KERNEL(THREADS, 4)
+batch_norm_statistics(const CB_ELEMENT* x, float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes,
+                      int vector) {
+  CB_SHARED(float, shared, 2 * COLUMN_SHARED);
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    tile_moments<WIDE>(x, partials, rows, channels, lanes, shared);
+  } else {
+    tile_moments<1>(x, partials, rows, channels, lanes, shared);
+  }
+}
+
+// Moments of tiles [begin, end) in this thread's finish_column(); valid in the first group.  All threads call it.
+CB_DEVICE Moments merge_tiles(const float* partials, int begin, int end, int channels, float* shared) {
+  const int c = finish_column();
+  Moments total = {};
+  if (c < channels) {
+    walk<LOADS>(
+        begin + cb_thread() / FINISH_LANES, end, THREADS / FINISH_LANES,
+        [&](i64 tile) {
+          const float* of = partials + tile * 3 * channels + c;
+          return Moments{of[0], of[channels], of[2 * channels]};
+        },
+        [&](i64, const Moments& loaded) { total = merge(total, loaded); });
+  }
+  for (int bits = FINISH_LANES; bits < 32; bits *= 2) {
+    const Moments other = {cb_shuffle_xor(total.count, bits), cb_shuffle_xor(total.mean, bits),
+                           cb_shuffle_xor(total.m2, bits)};
+    total = merge(total, other);
+  }
+  if (cb_lane() < FINISH_LANES) {
+    float* mine = shared + (cb_warp() * FINISH_LANES + cb_lane()) * 3;
+    mine[0] = total.count;
+    mine[1] = total.mean;
+    mine[2] = total.m2;
+  }
+  cb_sync();
+  if (cb_thread() < FINISH_LANES) {
+    for (int warp = 1; warp < WARPS; ++warp) {
+      const float* other = shared + (warp * FINISH_LANES + cb_thread()) * 3;
+      total = merge(total, {other[0], other[1], other[2]});
+    }
+  }
+  return total;
+}
+
+CB_KERNEL(THREADS, 4)
+batch_norm_merge(const float* partials, int tiles, int tiles_per_slice, int channels, float* merged) {
+  CB_SHARED(float, shared, WARPS * FINISH_LANES * 3);
+  const int begin = (int)cb_block_y() * tiles_per_slice;
+  const int end = begin + tiles_per_slice < tiles ? begin + tiles_per_slice : tiles;
+  const Moments total = merge_tiles(partials, begin, end, channels, shared);
+  const int c = finish_column();
+  if (cb_thread() < FINISH_LANES && c < channels) {
+    float* slice = merged + (i64)cb_block_y() * 3 * channels + c;
+    slice[0] = total.count;
+    slice[channels] = total.mean;
+    slice[2 * channels] = total.m2;
+  }
+}
+
+CB_KERNEL(THREADS, 4)
+batch_norm_finish(const float* partials, int tiles, int channels, float* mean, float* inv_std, float* running_mean,
+                  float* running_var, float momentum, float eps) {
+  CB_SHARED(float, shared, WARPS * FINISH_LANES * 3);
+  const Moments total = merge_tiles(partials, 0, tiles, channels, shared);
+  const int c = finish_column();
+  if (cb_thread() < FINISH_LANES && c < channels) {
+    mean[c] = total.mean;
+    inv_std[c] = 1.0f / sqrtf(total.m2 / total.count + eps);
+    if (running_mean != nullptr) running_mean[c] += momentum * (total.mean - running_mean[c]);
+    if (running_var != nullptr) {
+      const float variance = total.m2 / (total.count > 1.0f ? total.count - 1.0f : 1.0f);
+      running_var[c] += momentum * (variance - running_var[c]);
+    }
+  }
+}
+
+template <int V>
+CB_DEVICE void normalise(const CB_ELEMENT* x, CB_ELEMENT* y, const float* mean, const float* spread,
+                         const CB_ELEMENT* gamma, const CB_ELEMENT* beta, Rows rows, int channels, int lanes, float eps,
+                         int is_variance, int relu) {
+  const Column at = column_of_thread(lanes);
+  const int channel = ((int)cb_block_y() * lanes + at.lane) * V;
+  if (channel >= channels) return;
+  float center[V], factor[V], shift[V], scale[V];
+  load_channels<V>(mean + channel, center);
+  load_channels<V>(spread + channel, factor);
+  load_channels<V>(gamma + channel, scale);
+  load_channels<V>(beta + channel, shift);
+  CB_UNROLL
+  for (int v = 0; v < V; ++v) factor[v] = scale[v] * (is_variance ? 1.0f / sqrtf(factor[v] + eps) : factor[v]);
+  walk<LOADS>(
+      rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+      [&](i64 row) { return cb_read<CB_ELEMENT, V>(x + row * channels + channel); },
+      [&](i64 row, const Vec<CB_ELEMENT, V>& loaded) {
+        Vec<CB_ELEMENT, V> result;
+        CB_UNROLL
+        for (int v = 0; v < V; ++v) {
+          const float value = fmaf(to_float(loaded.v[v]) - center[v], factor[v], shift[v]);
+          result.v[v] = from_float<CB_ELEMENT>(relu ? rectify(value) : value);
+        }
+        cb_write<CB_ELEMENT, V>(y + row * channels + channel, result);
+      });
+}
+
+// spread is 1 / sqrt(variance + eps), or the variance itself.  y may be x.
+CB_KERNEL(THREADS, 3)
+batch_norm_apply(const CB_ELEMENT* x, CB_ELEMENT* y, const float* mean, const float* spread, const CB_ELEMENT* gamma,
+                 const CB_ELEMENT* beta, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
+                 float eps, int is_variance, int relu) {
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    normalise<WIDE>(x, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+  } else {
+    normalise<1>(x, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+  }
+}
+
+template <int V>
+struct Pair {
+  Vec<CB_ELEMENT, V> dy;
+  Vec<CB_ELEMENT, V> x;
+};
+
+template <int V>
+CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
+                              float* partials, Rows rows, int channels, int lanes, float* shared) {
+  const Column at = column_of_thread(lanes);
+  const int first = (int)cb_block_y() * lanes * V;
+  const int channel = first + at.lane * V;
+  float sums[2][V] = {};
+  if (channel < channels) {
+    float center[V], factor[V];
+    load_channels<V>(mean + channel, center);
+    load_channels<V>(inv_std + channel, factor);
+    walk<2>(
+        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+        [&](i64 row) {
+          const i64 offset = row * channels + channel;
+          return Pair<V>{cb_load<CB_ELEMENT, V>(dy + offset), cb_load<CB_ELEMENT, V>(x + offset)};
+        },
+        [&](i64, const Pair<V>& loaded) {
+          CB_UNROLL
+          for (int v = 0; v < V; ++v) {
+            const float error = to_float(loaded.dy.v[v]);
+            sums[0][v] = fmaf(error, (to_float(loaded.x.v[v]) - center[v]) * factor[v], sums[0][v]);
+            sums[1][v] += error;
+          }
+        });
+  }
+  share_sums(sums, lanes, shared);
+  float* tile = partials + (i64)cb_block_x() * 2 * channels;
+  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
+    tile[first + i] = block_sum<2>(shared, 0, i, lanes * V);
+    tile[channels + first + i] = block_sum<2>(shared, 1, i, lanes * V);
+  }
+}
+
+CB_KERNEL(THREADS, 3)
+batch_norm_backward_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
+                         float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector) {
+  CB_SHARED(float, shared, 2 * COLUMN_SHARED);
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    tile_gradients<WIDE>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared);
+  } else {
+    tile_gradients<1>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared);
+  }
+}
+
+// means[2][C]: of dy * xhat and of dy.
+CB_KERNEL(THREADS, 4)
+batch_norm_backward_finish(const float* partials, int tiles, int channels, float inv_rows, CB_ELEMENT* dgamma,
+                           CB_ELEMENT* dbeta, float* means) {
+  CB_SHARED(float, shared, WARPS * FINISH_LANES);
+  const float sum = finish_sum(partials, tiles, 2 * channels, shared);
+  const int column = finish_column();
+  if (cb_thread() < FINISH_LANES && column < 2 * channels) {
+    CB_ELEMENT* out = column < channels ? dgamma + column : dbeta + (column - channels);
+    *out = from_float<CB_ELEMENT>(sum);
+    means[column] = sum * inv_rows;
+  }
+}
+
+template <int V>
+CB_DEVICE void input_gradient(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
+                              const float* inv_std, const CB_ELEMENT* gamma, const float* means, Rows rows,
+                              int channels, int lanes) {
+  const Column at = column_of_thread(lanes);
+  const int channel = ((int)cb_block_y() * lanes + at.lane) * V;
+  if (channel >= channels) return;
+  float center[V], factor[V], slope[V], offset[V];
+  load_channels<V>(mean + channel, center);
+  load_channels<V>(inv_std + channel, factor);
+  load_channels<V>(means + channel, slope);
+  load_channels<V>(means + channels + channel, offset);
+  CB_UNROLL
+  for (int v = 0; v < V; ++v) {
+    slope[v] *= factor[v];
+    factor[v] *= to_float(gamma[channel + v]);
+  }
+  walk<2>(
+      rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+      [&](i64 row) {
+        const i64 at_row = row * channels + channel;
+        return Pair<V>{cb_read<CB_ELEMENT, V>(dy + at_row), cb_load<CB_ELEMENT, V>(x + at_row)};
+      },
+      [&](i64 row, const Pair<V>& loaded) {
+        Vec<CB_ELEMENT, V> result;
+        CB_UNROLL
+        for (int v = 0; v < V; ++v) {
+          const float linear = fmaf(to_float(loaded.x.v[v]) - center[v], slope[v], offset[v]);
+          result.v[v] = from_float<CB_ELEMENT>((to_float(loaded.dy.v[v]) - linear) * factor[v]);
+        }
+        cb_write<CB_ELEMENT, V>(dx + row * channels + channel, result);
+      });
+}
+
+// dx may be dy.
+CB_KERNEL(THREADS, 3)
+batch_norm_backward_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
+                          const float* inv_std, const CB_ELEMENT* gamma, const float* means, i64 num_rows,
+                          int rows_per_tile, int channels, int lanes, int vector) {
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    input_gradient<WIDE>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes);
+  } else {
+    input_gradient<1>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes);
+  }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+//
+// pointwise — element by element: activations, sums of branches, and columns copied for concatenation.
+//
+//   activation            y = f(x)                       kind: enum Activation of common/activation.cuh
+//   activation_backward   dx = dy * f'(saved)
+//   add                   y = a + b [+ c [+ d]], then max(y, 0) where asked for
+//   copy_columns          target[row, column] = source[row, column], each with its own distance between rows
+//
+//   grid    ceil(count / ELEMENTS); copy_columns: (tiles of rows, blocks of columns)
+#include "common/activation.cuh"
+#include "common/columns.cuh"
+
+struct ActivationWork {
+  const CB_ELEMENT* x;
+  CB_ELEMENT* y;
+  int kind;
+
+  template <int V>
+  CB_DEVICE Vec<CB_ELEMENT, V> load(i64 i) const {
+    return cb_read<CB_ELEMENT, V>(x + i);
+  }
+  template <int V>
+  CB_DEVICE void use(i64 i, const Vec<CB_ELEMENT, V>& loaded) const {
+    Vec<CB_ELEMENT, V> result;
+    CB_UNROLL
+    for (int v = 0; v < V; ++v) result.v[v] = from_float<CB_ELEMENT>(activate(kind, to_float(loaded.v[v])));
+    cb_write<CB_ELEMENT, V>(y + i, result);
+  }
+};
+
+// y may be x.
+CB_KERNEL(THREADS, 4)
+activation(const CB_ELEMENT* x, CB_ELEMENT* y, i64 count, int kind) {
+  for_elements<LOADS>(count, is_aligned(x) && is_aligned(y), ActivationWork{x, y, kind});
+}
+
+template <int V>
+struct Pair {
+  Vec<CB_ELEMENT, V> dy;
+  Vec<CB_ELEMENT, V> saved;
+};
+
+struct ActivationBackwardWork {
+  const CB_ELEMENT* dy;
+  const CB_ELEMENT* saved;
+  CB_ELEMENT* dx;
+  int kind;
+
+  template <int V>
+  CB_DEVICE Pair<V> load(i64 i) const {
+    return {cb_read<CB_ELEMENT, V>(dy + i), cb_read<CB_ELEMENT, V>(saved + i)};
+  }
+  template <int V>
+  CB_DEVICE void use(i64 i, const Pair<V>& loaded) const {
+    Vec<CB_ELEMENT, V> result;
+    CB_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const float gradient = activate_backward(kind, to_float(loaded.dy.v[v]), to_float(loaded.saved.v[v]));
+      result.v[v] = from_float<CB_ELEMENT>(gradient);
+    }
+    cb_write<CB_ELEMENT, V>(dx + i, result);
+  }
+};
+
+// dx may be dy or saved.
+CB_KERNEL(THREADS, 3)
+activation_backward(const CB_ELEMENT* dy, const CB_ELEMENT* saved, CB_ELEMENT* dx, i64 count, int kind) {
+  const bool aligned = is_aligned(dy) && is_aligned(saved) && is_aligned(dx);
+  for_elements<LOADS>(count, aligned, ActivationBackwardWork{dy, saved, dx, kind});
+}
+
+template <int V>
+struct Branches {
+  Vec<CB_ELEMENT, V> a, b, c, d;
+};
+
+struct AddWork {
+  const CB_ELEMENT* a;
+  const CB_ELEMENT* b;
+  const CB_ELEMENT* c;  // null, as d, where there are fewer branches
+  const CB_ELEMENT* d;
+  CB_ELEMENT* y;
+  int relu;
+
+  template <int V>
+  CB_DEVICE Branches<V> load(i64 i) const {
+    Branches<V> loaded = {cb_read<CB_ELEMENT, V>(a + i), cb_read<CB_ELEMENT, V>(b + i), {}, {}};
+    if (c != nullptr) loaded.c = cb_read<CB_ELEMENT, V>(c + i);
+    if (d != nullptr) loaded.d = cb_read<CB_ELEMENT, V>(d + i);
+    return loaded;
+  }
+  template <int V>
+  CB_DEVICE void use(i64 i, const Branches<V>& loaded) const {
+    Vec<CB_ELEMENT, V> result;
+    CB_UNROLL
+    for (int v = 0; v < V; ++v) {
+      float sum = to_float(loaded.a.v[v]) + to_float(loaded.b.v[v]);
+      sum = (sum + to_float(loaded.c.v[v])) + to_float(loaded.d.v[v]);
+      result.v[v] = from_float<CB_ELEMENT>(relu ? rectify(sum) : sum);
+    }
+    cb_write<CB_ELEMENT, V>(y + i, result);
+  }
+};
+
+// y may be any branch.
+CB_KERNEL(THREADS, 3)
+add(const CB_ELEMENT* a, const CB_ELEMENT* b, const CB_ELEMENT* c, const CB_ELEMENT* d, CB_ELEMENT* y, i64 count,
+    int relu) {
+  const bool aligned = is_aligned(a) && is_aligned(b) && is_aligned(c) && is_aligned(d) && is_aligned(y);
+  for_elements<2>(count, aligned, AddWork{a, b, c, d, y, relu});
+}
+
+template <int V>
+CB_DEVICE void copy_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows rows, int columns, int source_columns,
+                         int target_columns, int lanes) {
+  const Column at = column_of_thread(lanes);
+  const int column = ((int)cb_block_y() * lanes + at.lane) * V;
+  if (column >= columns) return;
+  walk<LOADS>(
+      rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+      [&](i64 row) { return cb_load<CB_ELEMENT, V>(source + row * source_columns + column); },
+      [&](i64 row, const Vec<CB_ELEMENT, V>& loaded) {
+        cb_write<CB_ELEMENT, V>(target + row * target_columns + column, loaded);
+      });
+}
+
+CB_KERNEL(THREADS, 4)
+copy_columns(const CB_ELEMENT* source, CB_ELEMENT* target, i64 num_rows, int rows_per_tile, int columns,
+             int source_columns, int target_columns, int lanes, int vector) {
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    copy_tile<WIDE>(source, target, rows, columns, source_columns, target_columns, lanes);
+  } else {
+    copy_tile<1>(source, target, rows, columns, source_columns, target_columns, lanes);
+  }
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+//
+// The one main loop of the family: a block multiplies two operands, tile by tile along gemm_k.
+//
+// Fragments of place k + 1 are read from shared memory while those of place k are multiplied, and
+//
+//   NUM_STAGES = 2   the next tile waits in registers until the second buffer may take it
+//   NUM_STAGES > 2   cp.async fills a ring of buffers, NUM_STAGES - 1 tiles ahead (from sm_80 on), with operands that
+//                    are stored as they come; one that is transposed still goes through registers, since 4-byte copies
+//                    and their addresses would cost more instructions than its 5
+//
+// A warp is 4 lanes along gemm_m by 8 along gemm_n; a thread's tile is cut into pieces of 4, 16 (32) apart, so that a
+// fragment is read 16 bytes at a time.  Lane bits 0 and 4 count along gemm_m, bits 1 to 3 along gemm_n: the lanes that
+// are served together then ask for few different addresses.
+#pragma once
+
+#include "simt/loaders.cuh"
+
+constexpr int PIECE = 4;
+constexpr int LANES_M = 4, LANES_N = 8;
+constexpr int WARPS_N = TILE_N / (THREAD_N * LANES_N);
+constexpr int WARP_TILE_M = THREAD_M * LANES_M, WARP_TILE_N = THREAD_N * LANES_N;
+
+static_assert(THREAD_M % PIECE == 0 && THREAD_N % PIECE == 0, "fragments are read 4 floats at a time");
+static_assert(TILE_M % WARP_TILE_M == 0 && TILE_N % WARP_TILE_N == 0, "warps tile the block's tile");
+static_assert(TILE_K % 2 == 0, "two sets of fragments take turns");
+
+// The thread's place in the tile: row i lies at m + (i / 4) * 16 + i % 4, column j at n + (j / 4) * 32 + j % 4.
+struct ThreadPlace {
+  int m, n;
+
+  CB_DEVICE ThreadPlace()
+      : m(cb_warp() / WARPS_N * WARP_TILE_M + ((cb_lane() & 1) | (cb_lane() >> 4 << 1)) * PIECE),
+        n(cb_warp() % WARPS_N * WARP_TILE_N + (cb_lane() >> 1 & 7) * PIECE) {}
+  CB_DEVICE int row(int i) const { return m + i / PIECE * (PIECE * LANES_M) + i % PIECE; }
+  CB_DEVICE int column(int j) const { return n + j / PIECE * (PIECE * LANES_N) + j % PIECE; }
+};
+
+// Shared memory is addressed by bytes from its start: a 32-bit number that a loop adds to.
+CB_DEVICE const float* at_byte(const float* shared, u32 bytes) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(shared) + bytes);
+}
+CB_DEVICE float* at_byte(float* shared, u32 bytes) {
+  return reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + bytes);
+}
+
+CB_DEVICE void commit_copies() {
+#if CB_ARCH >= 80
+  if constexpr (NUM_STAGES > 2) cb_copy_commit();
+#endif
+}
+
+// Wait for the tile that is read next: the copies of the NUM_STAGES - 2 tiles after it may be under way.
+CB_DEVICE void wait_for_copies() {
+#if CB_ARCH >= 80
+  if constexpr (NUM_STAGES > 2) cb_copy_wait<NUM_STAGES - 2>();
+#endif
+}
+
+struct Fragments {
+  float a[THREAD_M], b[THREAD_N];
+
+  // `rows` and `columns` are the bytes to the thread's first element of place 0 along gemm_k.
+  CB_DEVICE void read(const float* shared, u32 rows, u32 columns, int k) {
+    CB_UNROLL
+    for (int i = 0; i < THREAD_M; i += PIECE) {
+      const Vec<float, 4> piece = cb_read<float, 4>(at_byte(shared, rows) + k * row_floats(TILE_M) + i * LANES_M);
+      CB_UNROLL
+      for (int j = 0; j < PIECE; ++j) a[i + j] = piece.v[j];
+    }
+    CB_UNROLL
+    for (int i = 0; i < THREAD_N; i += PIECE) {
+      const Vec<float, 4> piece = cb_read<float, 4>(at_byte(shared, columns) + k * row_floats(TILE_N) + i * LANES_N);
+      CB_UNROLL
+      for (int j = 0; j < PIECE; ++j) b[i + j] = piece.v[j];
+    }
+  }
+
+  CB_DEVICE void multiply(float (&sum)[THREAD_M][THREAD_N]) const {
+    CB_UNROLL
+    for (int i = 0; i < THREAD_M; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < THREAD_N; ++j) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+    }
+  }
+};
+
+// Part of gemm_k: a run of tiles.  What does not fill a tile comes first, so that no later tile is checked for its end.
+struct Run {
+  i64 first;   // place along gemm_k
+  int count;   // places of the first tile that exist
+  int tiles;
+
+  CB_DEVICE Run(i64 extent, int slice, int slices) {
+    const int all = (int)((extent + TILE_K - 1) / TILE_K);
+    const int each = (all + slices - 1) / slices;
+    const int begin = slice * each, end = begin + each < all ? begin + each : all;
+    const int residue = (int)(extent - (i64)(all - 1) * TILE_K);
+    tiles = end - begin;
+    first = begin ? residue + (i64)(begin - 1) * TILE_K : 0;
+    count = begin ? TILE_K : residue;
+  }
+};
+
+template <class A, class B>
+CB_DEVICE void main_loop(A& a, B& b, const Run& run, const ThreadPlace& place, float* shared,
+                         float (&sum)[THREAD_M][THREAD_N]) {
+  constexpr u32 STAGE = (A::FLOATS + B::FLOATS) * sizeof(float);
+  if (run.tiles <= 0) return;
+  u32 rows = place.m * sizeof(float), columns = (A::FLOATS + place.n) * sizeof(float);
+  u32 a_target = a.map.shared_place() * sizeof(float);
+  u32 b_target = (A::FLOATS + b.map.shared_place()) * sizeof(float);
+  Fragments fragments[2];
+
+  a.source.seek(0, run.first);
+  b.source.seek(0, run.first);
+  a.template fetch<false>(at_byte(shared, a_target), run.count);
+  b.template fetch<false>(at_byte(shared, b_target), run.count);
+  a.source.seek(run.first, run.first + run.count);
+  b.source.seek(run.first, run.first + run.count);
+  CB_UNROLL
+  for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
+    if (stage > 0 && stage < run.tiles) {
+      a.template fetch<true>(at_byte(shared, a_target), TILE_K);
+      b.template fetch<true>(at_byte(shared, b_target), TILE_K);
+      a.source.advance();
+      b.source.advance();
+    }
+    if (stage < run.tiles) {
+      a.put(at_byte(shared, a_target));
+      b.put(at_byte(shared, b_target));
+    }
+    commit_copies();
+    a_target += STAGE;
+    b_target += STAGE;
+  }
+  wait_for_copies();
+  cb_sync();
+  fragments[0].read(shared, rows, columns, 0);
+
+  // Reading is at stage r of the ring, writing at the one before it.
+  constexpr u32 AROUND = 0u - (NUM_STAGES - 1) * STAGE;
+  int stage = 0;
+  u32 onward = STAGE;
+  CB_NO_UNROLL
+  for (int left = run.tiles; left > 0; --left) {
+    CB_UNROLL
+    for (int k = 0; k < TILE_K; ++k) {
+      if (k == 0) {
+        if (left >= NUM_STAGES) {
+          a.template fetch<true>(at_byte(shared, a_target), TILE_K);
+          b.template fetch<true>(at_byte(shared, b_target), TILE_K);
+          a.source.advance();
+          b.source.advance();
+        }
+        commit_copies();
+      }
+      if (k == TILE_K - 1) {
+        if (left >= NUM_STAGES) {
+          a.put(at_byte(shared, a_target));
+          b.put(at_byte(shared, b_target));
+        }
+        if constexpr (NUM_STAGES == 2) {
+          a_target -= onward;
+          b_target -= onward;
+        } else {
+          const u32 written = stage == 0 ? AROUND : STAGE;
+          a_target += written;
+          b_target += written;
+          onward = stage == NUM_STAGES - 1 ? AROUND : STAGE;
+          stage = stage == NUM_STAGES - 1 ? 0 : stage + 1;
+        }
+        rows += onward;
+        columns += onward;
+        if constexpr (NUM_STAGES == 2) onward = 0u - onward;
+        wait_for_copies();
+        cb_sync();
+      }
+      fragments[(k + 1) % 2].read(shared, rows, columns, (k + 1) % TILE_K);
+      fragments[k % 2].multiply(sum);
+    }
+  }
+}

@@ -1,0 +1,135 @@
+"""Where kernels run in tests: on the CPU for two architectures, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from cubatch import catalogue, probe
+from cubatch.engine.native.context import Context
+from cubatch.errors import CubatchError
+from cubatch.hardware import Device
+from tests.cpusim import building
+from tests.cpusim.simulator import SCHEDULES, Simulator
+
+CPUSIM_DEVICES = {52: "titan-x-maxwell", 80: "a100-sxm4-40gb"}
+BUILD = os.environ.get("CUBATCH_CPUSIM", "plain")
+
+if BUILD != "plain":  # sanitizers look at every access, so that few shapes will do
+    settings.register_profile("sanitizer", settings(), max_examples=8, derandomize=True)
+    settings.load_profile("sanitizer")
+
+
+@attrs.define
+class Target:
+    """
+    Where a test's kernels run, and how arrays get there.
+
+    Attributes:
+        device: The device that grids and variants are chosen for.
+        launcher: Runs kernels.
+    """
+
+    device: Device
+    launcher: Any
+
+    @property
+    def arch(self) -> int:
+        """Compute capability times ten."""
+        major, minor = self.device.compute_capability
+        return 10 * major + minor
+
+    def context(self, **changes: Any) -> Context:
+        """Give the context that operations take first; `chooser=` chooses tiles by hand."""
+        return Context(**{"device": self.device, "launcher": self.launcher, **changes})
+
+    def put(self, array: Any) -> Any:
+        """Bring an array to the device: a copy, so that a test sees what a kernel wrote to its inputs."""
+        return array.copy()
+
+    def get(self, array: Any) -> np.ndarray[Any, Any]:
+        """Bring an array back."""
+        return array
+
+    def unwritten(self, shape: Any, dtype: Any) -> Any:
+        """Give an array whose every element is NaN (-1 for integers): what is left of it was not written."""
+        array = np.empty(shape, dtype)
+        array.view(np.uint8)[...] = 0xFF
+        return self.put(array)
+
+    def begin(self, test: str) -> None:
+        """Draw the schedule of a test by its name, so that it is always the same."""
+        draw = zlib.crc32(test.encode())
+        self.launcher = Simulator(
+            self.arch,
+            BUILD,
+            schedule=SCHEDULES[draw % len(SCHEDULES)],
+            copies=("late", "early")[draw // len(SCHEDULES) % 2],
+            seed=draw,
+        )
+
+
+class CudaTarget(Target):
+    """A GPU of this machine."""
+
+    def put(self, array: Any) -> Any:
+        """Copy to the GPU."""
+        import cupy
+
+        return cupy.asarray(array)
+
+    def get(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy to the host, when all launches are through."""
+        return array.get()
+
+    def begin(self, test: str) -> None:
+        """Nothing is drawn: the GPU schedules as it does."""
+
+
+def _gpu() -> Device | None:
+    try:
+        return next((device for device in probe.devices() if device.kind == "cuda"), None)
+    except CubatchError:
+        return None
+
+
+# Session scope, so that hypothesis may draw many examples for one of them.
+@pytest.fixture(scope="session", params=["cpusim-52", "cpusim-80", pytest.param("cuda", marks=pytest.mark.gpu)])
+def launcher(request):
+    """Give each target in turn."""
+    if request.param == "cuda":
+        gpu = _gpu()
+        if gpu is None:
+            pytest.skip("no GPU in this machine")
+        from cubatch.launch import CudaLauncher
+
+        return CudaTarget(gpu, CudaLauncher(gpu))
+    if reason := building.reason_to_skip():
+        pytest.skip(reason)
+    arch = int(request.param.split("-")[1])
+    return Target(catalogue.find(CPUSIM_DEVICES[arch]), Simulator(arch, BUILD))
+
+
+def pytest_configure(config):
+    """Make the mark known by which a test stays out of the sanitizers' runs."""
+    config.addinivalue_line("markers", "heavy: adds nothing to the smaller tests of its kernels under a sanitizer")
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what a sanitizer would take minutes for."""
+    for item in items:
+        if BUILD != "plain" and item.get_closest_marker("heavy"):
+            item.add_marker(pytest.mark.skip(reason="heavy, and nothing new to a sanitizer"))
+
+
+def pytest_runtest_call(item):
+    """Tell the target which test begins."""
+    target = getattr(item, "funcargs", {}).get("launcher")
+    if isinstance(target, Target):
+        target.begin(item.nodeid)

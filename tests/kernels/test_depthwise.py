@@ -1,0 +1,305 @@
+"""The depthwise kernels against float64: every filter, stride, storage and load, at shapes that leave residues."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch import depthwise_scratch
+from cubatch.engine import backend
+from cubatch.engine.native import depthwise, naive
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import Device
+from cubatch.windows import conv_shape
+from tests.checks import assert_within
+from tests.cpusim.simulator import Simulator
+from tests.kernels import cases
+from tests.kernels.cases import Conv
+from tests.kernels.placing import place, room
+
+FEW = settings(max_examples=40, deadline=None)
+H200 = Device(name="H200", num_sms=132, compute_capability=(9, 0))
+
+
+def element(dtype):
+    return cases.encoded(0, dtype).dtype
+
+
+def convolution(*, n=1, h=5, w=5, c=8, taps=3, stride=1, pad=(1, 1, 1, 1)):
+    return Conv(n=n, h=h, w=w, c=c, k=c, r=taps, s=taps, stride=(stride, stride), pad=pad, groups=c)
+
+
+@st.composite
+def depthwise_cases(draw):
+    """Draw a convolution that the kernels support, how it is stored, and by how many elements its arrays are off."""
+    taps, stride = draw(st.sampled_from([3, 5])), draw(st.sampled_from([1, 2]))
+    pad = tuple(draw(st.integers(0, taps + 1)) for _ in range(4))
+    h = draw(st.integers(max(1, taps - pad[0] - pad[1]), 9))
+    w = draw(st.integers(max(1, taps - pad[2] - pad[3]), 11))
+    c = draw(st.sampled_from([1, 3, 4, 8, 16, 24, 40]))
+    conv = convolution(n=draw(st.integers(1, 3)), h=h, w=w, c=c, taps=taps, stride=stride, pad=pad)
+    return (
+        conv,
+        draw(st.sampled_from(cases.DTYPES)),
+        draw(st.sampled_from([0, 0, 0, 1])),
+        draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def check_fprop(launcher, function, conv, dtype, shift=0, seed=0):
+    """Compare y with float64; by the seed with or without bias and ReLU."""
+    random = np.random.default_rng(seed)
+    has_bias, relu = seed % 2 == 1, seed // 2 % 2 == 1
+    x, w, b = (cases.drawn(random, shape, dtype) for shape in (conv.x_shape, conv.w_shape, (conv.k,)))
+    y = room(launcher, conv.y_shape, element(dtype), shift)
+    arrays = [place(launcher, x, shift), launcher.put(w), launcher.put(b) if has_bias else None]
+    function(launcher.context(), *arrays, relu=relu, out=y, **conv.options)
+    x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b) * has_bias
+    want, magnitude = cases.conv2d(conv, x, w, b), cases.conv2d(conv, abs(x), abs(w), abs(b))
+    want = np.maximum(want, 0) if relu else want
+    tolerance = cases.bound(conv.r * conv.s + 1, magnitude, want, dtype)
+    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqc", label=f"{conv} {dtype}")
+
+
+def check_dgrad(launcher, function, conv, dtype, shift=0, seed=0):
+    """Compare dx with float64."""
+    random = np.random.default_rng(seed)
+    dy, w = (cases.drawn(random, shape, dtype) for shape in (conv.y_shape, conv.w_shape))
+    dx = room(launcher, conv.x_shape, element(dtype), shift)
+    arrays = place(launcher, dy, shift), launcher.put(w)
+    function(launcher.context(), *arrays, x_shape=conv.x_shape, out=dx, **conv.options)
+    dy, w = cases.decoded(dy), cases.decoded(w)
+    want, magnitude = cases.conv2d_dgrad(conv, dy, w), cases.conv2d_dgrad(conv, abs(dy), abs(w))
+    tolerance = cases.bound(conv.r * conv.s, magnitude, want, dtype)
+    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=f"{conv} {dtype}")
+
+
+def check_wgrad(launcher, function, conv, dtype, shift=0, seed=0):
+    """Compare dw, and by the seed db, with float64."""
+    random = np.random.default_rng(seed)
+    x, dy = (cases.drawn(random, shape, dtype) for shape in (conv.x_shape, conv.y_shape))
+    dw = launcher.unwritten(conv.w_shape, element(dtype))
+    db = launcher.unwritten((conv.k,), element(dtype)) if seed % 2 else None
+    function(launcher.context(), place(launcher, x, shift), launcher.put(dy), dw=dw, db=db, **conv.options)
+    x, dy = cases.decoded(x), cases.decoded(dy)
+    want, magnitude = cases.conv2d_wgrad(conv, x, dy), cases.conv2d_wgrad(conv, abs(x), abs(dy))
+    terms = int(np.prod(conv.y_shape[:3]))
+    for got, exact, size in zip((dw, db), want, magnitude, strict=True):
+        if got is not None:
+            tolerance = cases.bound(terms, size, exact, dtype)
+            assert_within(cases.decoded(launcher.get(got)), exact, tolerance, label=f"{conv} {dtype}")
+
+
+@given(depthwise_cases())
+@FEW
+def test_fprop_stays_within_the_rounding_of_its_sums(launcher, case):
+    """An output has a product for each tap, then a bias: also where arrays start between vectors, or pads are wide."""
+    conv, dtype, shift, seed = case
+    check_fprop(launcher, depthwise.conv2d, conv, dtype, shift, seed)
+
+
+@given(depthwise_cases())
+@FEW
+def test_dgrad_stays_within_the_rounding_of_its_sums(launcher, case):
+    """A pixel's gradient has a product for each tap that read it; pixels that none read are zeros."""
+    conv, dtype, shift, seed = case
+    check_dgrad(launcher, depthwise.conv2d_dgrad, conv, dtype, shift, seed)
+
+
+@given(depthwise_cases())
+@FEW
+def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, case):
+    """A tap's gradient and a bias's are sums over all output pixels, in whatever order; the bias's may be left out."""
+    conv, dtype, shift, seed = case
+    check_wgrad(launcher, depthwise.conv2d_wgrad, conv, dtype, shift, seed)
+
+
+# Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1); many strips; more blocks than one.
+LARGE = [
+    (convolution(n=2, h=3, w=6, c=140), "float32", 0),
+    (convolution(n=1, h=3, w=4, c=140), "float32", 1),
+    (convolution(n=3, h=37, w=21, c=4, stride=2, pad=(0, 1, 0, 1)), "float32", 0),
+    (convolution(n=1, h=19, w=9, c=24, taps=5, stride=2, pad=(1, 2, 2, 1)), "float16", 0),
+    (convolution(n=5, h=7, w=7, c=264, pad=(1, 1, 1, 1)), "bfloat16", 0),
+]
+PASSES = {
+    "fprop": (check_fprop, depthwise.conv2d, naive.conv2d),
+    "dgrad": (check_dgrad, depthwise.conv2d_dgrad, naive.conv2d_dgrad),
+    "wgrad": (check_wgrad, depthwise.conv2d_wgrad, naive.conv2d_wgrad),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize(("conv", "dtype", "shift"), LARGE, ids=str)
+def test_naive_and_depthwise_are_right_for_the_same_large_shapes(launcher, conv, dtype, shift, name):
+    """Several blocks, slabs and strips: both families keep the bound."""
+    check, *functions = PASSES[name]
+    for function in functions:
+        check(launcher, function, conv, dtype, shift, seed=3)
+
+
+def test_sums_do_not_depend_on_the_order_of_blocks(launcher):
+    """The filter's gradient is the same to the last bit whichever block or thread runs first."""
+    conv = convolution(n=4, h=9, w=13, c=20)
+    random = np.random.default_rng(0)
+    x, dy = (launcher.put(cases.drawn(random, shape)) for shape in (conv.x_shape, conv.y_shape))
+    found = []
+    for schedule, seed in (("in_order", 0), ("reversed", 0), ("shuffled", 1)):
+        simulated = isinstance(launcher.launcher, Simulator)
+        runner = Simulator(launcher.arch, launcher.launcher.build, schedule=schedule, seed=seed) if simulated else None
+        context = launcher.context(launcher=runner or launcher.launcher)
+        dw = launcher.unwritten(conv.w_shape, np.float32)
+        found.append(launcher.get(depthwise.conv2d_wgrad(context, x, dy, dw=dw, **conv.options)).copy())
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+def test_offsets_go_beyond_31_bits(launcher):
+    """The last pixels of tensors of more than 2^31 elements are computed from where they lie, in fprop and dgrad."""
+    if not isinstance(launcher.launcher, Simulator):
+        pytest.skip("takes 8 GiB where memory is not reserved page by page")
+    conv = convolution(n=1025, h=16, w=16, c=8192)
+    build = launcher.launcher.build
+    context = launcher.context(launcher=Simulator(launcher.arch, build, blocks=lambda g: [(g[0] - 1, g[1] - 1, 0)]))
+    x, y, dx = (cases.reserved(conv.x_shape, np.float16) for _ in range(3))
+    random = np.random.default_rng(0)
+    w = cases.drawn(random, conv.w_shape, "float16")
+    x[-1, ..., -4:] = random.uniform(-1, 1, (16, 16, 4))
+    part = convolution(n=1, h=16, w=16, c=4)
+    depthwise.conv2d(context, x, w, out=y, **conv.options)
+    want = cases.conv2d(part, cases.decoded(x[-1:, ..., -4:]), cases.decoded(w[-4:]))
+    assert_within(y[-1:, -1:, :, -4:], want[:, -1:], cases.bound(9, 9.0, want[:, -1:], "float16"), axes="npqc")
+    y[-1, ..., -4:] = x[-1, ..., -4:]
+    depthwise.conv2d_dgrad(context, y, w, x_shape=conv.x_shape, out=dx, **conv.options)
+    want = cases.conv2d_dgrad(part, cases.decoded(y[-1:, ..., -4:]), cases.decoded(w[-4:]))
+    assert_within(dx[-1:, -1:, :, -4:], want[:, -1:], cases.bound(9, 9.0, want[:, -1:], "float16"), axes="nhwc")
+
+
+def test_offsets_of_sums_go_beyond_31_bits(launcher, monkeypatch):
+    """The gradient of a filter sees the last pixels of tensors of more than 2^31 elements."""
+    if not isinstance(launcher.launcher, Simulator):
+        pytest.skip("takes 8 GiB where memory is not reserved page by page")
+    conv = convolution(n=1025, h=16, w=16, c=8192)
+    one_item = depthwise_scratch.DepthwiseSums(vector=4, strip_rows=16, slabs=64, slab_vectors=32, blocks=1025)
+    monkeypatch.setattr(depthwise, "depthwise_sums", lambda *_: one_item)  # so that a block's share is quickly walked
+    x, dy = (cases.reserved(conv.x_shape, np.float16) for _ in range(2))
+    x[-1, -1, -1, -1], dy[-1, -1, -1, -1] = 3, 5
+    partials = cases.reserved((1025 * 10 * 8192 * 4,), np.uint8)
+
+    def blocks(grid):
+        return [(grid[0] - 1, grid[1] - 1, 0)]
+
+    context = launcher.context(launcher=Simulator(launcher.arch, launcher.launcher.build, blocks=blocks))
+    dw, db = np.zeros(conv.w_shape, np.float16), np.zeros(conv.k, np.float16)
+    monkeypatch.setattr(depthwise, "take_workspace", lambda *_: partials)
+    depthwise.conv2d_wgrad(context, x, dy, dw=dw, db=db, **conv.options)
+    sums = partials.view(np.float32).reshape(1025, 10, 8192)
+    assert sums[-1, :, -1].tolist() == [0, 0, 0, 0, 15, 0, 0, 0, 0, 5]
+    assert db[-1] == 5  # the last block of the reduction: the bias's row, the last channels
+
+
+@pytest.mark.parametrize(
+    ("change", "supported"),
+    [
+        ({}, True),
+        ({"w": (8, 5, 5, 1), "stride": (2, 2)}, True),
+        ({"w": (8, 3, 5, 1)}, False),
+        ({"w": (8, 7, 7, 1)}, False),
+        ({"stride": (1, 2)}, False),
+        ({"stride": (3, 3)}, False),
+        ({"dilation": (2, 2)}, False),
+        ({"w": (16, 3, 3, 1)}, False),
+        ({"w": (8, 3, 3, 2), "groups": 4}, False),
+        ({"x": (9, 2**28, 8)}, False),
+    ],
+)
+def test_what_is_not_supported_is_refused(launcher, change, supported):
+    """Other filters, strides, dilations and multipliers are left to other kernels, by the answer and by the error."""
+    case = {"x": (9, 9, 8), "w": (8, 3, 3, 1), "stride": (1, 1), "dilation": (1, 1), "groups": 8} | change
+    options = {"stride": case["stride"], "pad": (0, 0, 0, 0), "dilation": case["dilation"], "groups": case["groups"]}
+    assert depthwise.supports(conv_shape(case["x"], case["w"], **options)) == supported
+    if not supported:
+        x, w = cases.reserved((1, *case["x"]), np.float32), np.zeros(case["w"], np.float32)
+        with pytest.raises(InvalidArgument, match="grouped kernels") as error:
+            depthwise.conv2d(launcher.context(), x, w, **options)
+        assert error.value.args[0] == "w"
+
+
+def test_arrays_of_a_wrong_shape_or_size_are_refused(launcher):
+    """An error names the argument before a kernel writes beyond it."""
+    conv = convolution()
+    x, w = np.zeros(conv.x_shape, np.float32), np.zeros(conv.w_shape, np.float32)
+    context = launcher.context()
+    short = np.zeros(39, np.uint8)
+    for field, call in {
+        "out": lambda: depthwise.conv2d(context, x, w, out=x[:, :4], **conv.options),
+        "dy": lambda: depthwise.conv2d_dgrad(context, x[:, :4], w, x_shape=conv.x_shape, **conv.options),
+        "workspace": lambda: depthwise.conv2d_wgrad(context, x, x, dw=w, workspace=short, **conv.options),
+        "b": lambda: depthwise.conv2d(context, x, w, np.zeros(8, np.float16), **conv.options),
+    }.items():
+        with pytest.raises(InvalidArgument) as error:
+            call()
+        assert error.value.args[0] == field
+
+
+def test_a_launch_numbers_its_threads_in_31_bits(launcher):
+    """More strips than that are an error, not a wrong answer."""
+    conv = convolution(n=2**31, h=1, w=1, c=1)
+    x = cases.reserved(conv.x_shape, np.float16)
+    with pytest.raises(InvalidArgument, match="fewer samples"):
+        depthwise.conv2d(launcher.context(), x, np.zeros(conv.w_shape, np.float16), out=x, **conv.options)
+
+
+def test_no_samples_give_no_gradient(launcher):
+    """Sums over nothing are zeros; there is nothing to launch for the other passes."""
+    conv = convolution(n=0)
+    x, dw, db = np.zeros(conv.x_shape, np.float32), np.ones(conv.w_shape, np.float32), np.ones(8, np.float32)
+    x, dw, db = launcher.put(x), launcher.put(dw), launcher.put(db)
+    depthwise.conv2d(launcher.context(), x, dw, out=x, **conv.options)
+    depthwise.conv2d_wgrad(launcher.context(), x, x, dw=dw, db=db, **conv.options)
+    assert not launcher.get(dw).any()
+    assert not launcher.get(db).any()
+
+
+def test_recorded_launches_repeat_on_new_contents(launcher):
+    """What `prepare` records reads its arrays anew each time."""
+    conv = convolution()
+    x, w = launcher.unwritten(conv.x_shape, np.float32), launcher.put(np.ones(conv.w_shape, np.float32))
+    y = launcher.unwritten(conv.y_shape, np.float32)
+    repeat = backend.prepare(depthwise.conv2d, launcher.context(), x, w, out=y, **conv.options)
+    for value in (1, 2):
+        x[...] = value
+        repeat()
+        assert launcher.get(y)[0, 2, 2].tolist() == [9 * value] * 8
+
+
+def test_a_single_sample_is_cut_into_short_strips():
+    """At batch 1 strips get short until there are threads for every SM; at batch 256 they stay long, loaded once."""
+    rows = [depthwise_scratch.depthwise_strip_rows(112, n * 28 * 8, H200) for n in (1, 256)]
+    assert rows == [2, 23]
+    small = depthwise_scratch.depthwise_strip_rows(7, 256 * 2 * 240, H200)
+    assert small == 7  # a strip of less would load its inputs more than once, and the device is full
+
+
+@given(st.integers(1, 2000))
+def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
+    """Slabs hold every vector once, a block has room for them, and above 8 vectors at most 1 thread in 8 idles."""
+    shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 4 * vectors)
+    sums = depthwise_scratch.depthwise_sums(shape, 64, 4, H200)
+    assert (sums.slabs - 1) * sums.slab_vectors < vectors <= sums.slabs * sums.slab_vectors
+    used = 128 // sums.slab_vectors * sums.slab_vectors * vectors / (sums.slabs * sums.slab_vectors)
+    assert used >= 128 * 7 / 8 or vectors < 24
+
+
+def test_the_workspace_suffices_whatever_the_alignment():
+    """The bytes are those of the launch with vectors and of the one without."""
+    for c, n, taps in itertools.product((7, 8, 96, 960), (1, 64), (3, 5)):
+        shape = conv_shape((14, 14, c), (c, taps, taps, 1), (1, 1), (2, 2, 2, 2), (1, 1), c)
+        total = depthwise_scratch.depthwise_wgrad_workspace(shape, n, "float16", H200)
+        for vector in (1, depthwise_scratch.depthwise_vector(taps * taps, 2)):
+            blocks = depthwise_scratch.depthwise_sums(shape, n, vector, H200).blocks
+            assert blocks * (taps * taps + 1) * c * 4 <= total

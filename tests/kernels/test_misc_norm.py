@@ -1,0 +1,266 @@
+"""
+Batch norm and sums of rows against float64.
+
+A sum is made in a known tree: rows of a thread one after the other, then five halvings of a warp, eight
+warps, and tiles; bounds count the roundings on its longest path, taken from the grid.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch.engine.native import norm, reductions
+from cubatch.errors import InvalidArgument
+from cubatch.kernel_scratch import THREADS, summed_tiles
+from tests.checks import assert_within, gamma
+from tests.cpusim.simulator import Simulator
+from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
+from tests.kernels.conftest import BUILD, Target
+from tests.kernels.placing import place, room
+
+U = 2.0**-24
+EPS = 1e-5
+
+SHAPES = [
+    ((1, 1), 0),  # one row of one channel
+    ((3, 1, 1, 2048), 0),  # many channels, hardly a row
+    ((7, 7, 1, 17), 0),  # odd channels: single elements
+    ((3, 7, 7, 24), 0),
+    ((3, 7, 7, 24), 1),  # starts between vectors
+    ((2500, 1), 0),  # one channel: whole warps over the rows
+    ((1100, 8), 0),  # several tiles
+]
+
+
+def _steps(launcher, shape, itemsize):
+    """Count the additions on the longest path of a sum, whichever vector the launch takes; and the tiles."""
+    rows, channels = int(np.prod(shape[:-1])), shape[-1]
+    found = [summed_tiles(rows, channels, vector, itemsize, launcher.device) for vector in (1, 16 // itemsize)]
+    within = max(-(-tiles.rows_per_tile * tiles.lanes // THREADS) for tiles in found) + 5 + 8
+    tiles = max(tiles.tiles for tiles in found)
+    return within, tiles, -(-tiles // 32) + 2 + 8
+
+
+def _case(shape, dtype, *, mean=0.5, std=1.0):
+    random = np.random.default_rng(np.prod(shape))
+    x = encoded(mean + std * random.standard_normal(shape), dtype)
+    gamma_, beta = (drawn(random, shape[-1:], dtype) for _ in range(2))
+    return random, x, gamma_, beta
+
+
+def _statistics(x):
+    """Give mean, biased variance, largest deviation and rows of each channel, in float64."""
+    rows = decoded(x).reshape(-1, x.shape[-1])
+    mean = rows.mean(axis=0)
+    deviations = rows - mean
+    return mean, (deviations**2).mean(axis=0), abs(deviations).max(axis=0), len(rows)
+
+
+def _statistics_bounds(launcher, x):
+    """
+    Bound the errors of mean and variance.
+
+    Shifted sums are of x - pivot, which is at most twice the largest deviation D in size; each merge of tiles
+    rounds a mean once, by u |mean|, and what it moves it by, which is at most 2 D.
+    """
+    mean, _, largest, _ = _statistics(x)
+    steps, tiles, merges = _steps(launcher, x.shape, x.itemsize)
+    merges = min(merges, tiles)
+    mean_bound = gamma(steps + 2 + 5 * merges, U) * 2 * largest + (merges + 1) * U * abs(mean)
+    var_bound = gamma(2 * steps + 8 * merges + 4, U) * 8 * largest**2 + 4 * largest * mean_bound
+    return mean_bound, var_bound
+
+
+def _train(launcher, x, gamma_, beta, shift, *, relu=False):
+    c = x.shape[-1]
+    y = room(launcher, x.shape, x.dtype, shift)
+    mean, inv_std = (room(launcher, (c,), np.float32) for _ in range(2))
+    running_mean, running_var = launcher.put(np.full(c, 2, np.float32)), launcher.put(np.full(c, 3, np.float32))
+    norm.batch_norm_train(
+        launcher.context(), place(launcher, x, shift), launcher.put(gamma_), launcher.put(beta), mean=mean,
+        inv_std=inv_std, running_mean=running_mean, running_var=running_var, momentum=0.25, eps=EPS, relu=relu, out=y,
+        count=x.size // c, reduce=lambda _: pytest.fail("one member has nobody to sum with"),
+    )  # fmt: skip
+    return [decoded(launcher.get(array)) for array in (y, mean, inv_std, running_mean, running_var)]
+
+
+def _assert_trained(launcher, x, gamma_, beta, got, *, relu, label):
+    mean, var, _, rows = _statistics(x)
+    mean_bound, var_bound = _statistics_bounds(launcher, x)
+    y, got_mean, got_inv_std, running_mean, running_var = got
+    assert_within(got_mean, mean, mean_bound + U * abs(mean), label=f"mean {label}")
+    inv_std = 1 / np.sqrt(var + EPS)
+    # The derivative of v^(-1/2) is v^(-3/2) / 2, taken where v is smallest; then a division, a sum, a root, a division.
+    least = np.maximum(var + EPS - var_bound, EPS)
+    std_bound = 0.5 * least**-1.5 * var_bound + gamma(4, U) * least**-0.5
+    assert_within(got_inv_std, inv_std, std_bound, label=f"inv_std {label}")
+    assert_within(
+        running_mean, 0.75 * 2 + 0.25 * mean, 0.25 * mean_bound + gamma(4, U) * (2 + abs(mean)), label="running mean"
+    )
+    unbiased = var * rows / max(rows - 1, 1)
+    running_bound = 0.25 * var_bound * rows / max(rows - 1, 1) + gamma(5, U) * (3 + unbiased)
+    assert_within(running_var, 0.75 * 3 + 0.25 * unbiased, running_bound, label=f"running variance {label}")
+
+    scale, deviation = decoded(gamma_), decoded(x) - mean
+    want = scale * deviation * inv_std + decoded(beta)
+    magnitude = abs(scale) * inv_std * abs(deviation) + abs(decoded(beta))
+    error = abs(scale) * ((mean_bound + U * abs(mean)) * (inv_std + std_bound) + abs(deviation) * std_bound)
+    dtype = {2: "float16", 4: "float32"}[x.itemsize] if x.dtype != np.uint16 else "bfloat16"
+    if relu:
+        want = np.maximum(want, 0)
+    assert_within(y, want, error + bound(4, magnitude + error, want, dtype), label=f"y {label}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "shift"), SHAPES)
+def test_training_normalises_by_the_statistics_of_the_batch(launcher, shape, shift, dtype):
+    """Mean, deviation, running statistics and result, each within the rounding of the sums behind it."""
+    _, x, gamma_, beta = _case(shape, dtype)
+
+    got = _train(launcher, x, gamma_, beta, shift, relu=shift == 0)
+
+    _assert_trained(launcher, x, gamma_, beta, got, relu=shift == 0, label=f"{shape} {dtype}")
+
+
+def test_a_large_mean_costs_no_digits_of_the_deviation(launcher):
+    """With mean 1000 and deviation 1, E[x^2] - E[x]^2 in float32 would be off by 6 %: sums are taken around a pivot."""
+    _, x, gamma_, beta = _case((1100, 8), "float32", mean=1000.0)
+    _, var_bound = _statistics_bounds(launcher, x)
+    assert (var_bound < 0.02).all()
+
+    got = _train(launcher, x, gamma_, beta, 0)
+
+    _assert_trained(launcher, x, gamma_, beta, got, relu=False, label="mean 1000")
+
+
+def test_constant_channels_have_no_variance(launcher):
+    """Deviations are exactly zero, so that 1 / sqrt(eps) comes out and not the root of something negative."""
+    x = np.full((300, 4), 1234.567, np.float32)
+    y, _, inv_std, _, _ = _train(launcher, x, np.ones(4, np.float32), np.zeros(4, np.float32), 0)
+    assert_within(inv_std, np.full(4, EPS**-0.5), gamma(5, U) * EPS**-0.5, label="inv_std")
+    assert_within(y, np.zeros(x.shape), 2 * U * 1234.567 * EPS**-0.5, label="y")
+
+
+@pytest.mark.parametrize(("tiles", "channels"), [(1, 3), (70, 9), (1500, 9)])
+def test_moments_of_any_number_of_tiles_are_merged(launcher, tiles, channels):
+    """Those of an epilogue: tiles of unequal counts, beyond 1024 merged in two steps (Chan et al., 1983)."""
+    random = np.random.default_rng(tiles)
+    counts = random.integers(1, 129, (tiles, 1)).astype(np.float32)
+    means = random.uniform(-1, 1, (tiles, channels)).astype(np.float32)
+    squares = (counts * random.uniform(0, 1, (tiles, channels))).astype(np.float32)
+    partials = np.stack([np.broadcast_to(counts, means.shape), means, squares], axis=1)
+
+    mean, inv_std = (room(launcher, (channels,), np.float32) for _ in range(2))
+    flat = launcher.put(np.ascontiguousarray(partials).reshape(-1))
+    norm.batch_norm_finish(launcher.context(), flat, tiles, dtype="float32", mean=mean, inv_std=inv_std, eps=EPS)
+
+    total = counts.sum(dtype=np.float64)
+    want = (counts * means.astype(np.float64)).sum(axis=0) / total
+    var = (squares + counts * (means.astype(np.float64) - want) ** 2).sum(axis=0) / total
+    merges = 2 * (-(-min(tiles, 1024) // 32) + 2 + 8)
+    mean_bound = gamma(6 * merges, U) * 2  # means lie in (-1, 1), so what a merge moves one by is below 2
+    assert_within(launcher.get(mean), want, mean_bound, label="mean")
+    var_bound = gamma(8 * merges, U) * (var + 4) + 4 * mean_bound
+    want_std = 1 / np.sqrt(var + EPS)
+    std_bound = 0.5 * (var + EPS - var_bound) ** -1.5 * var_bound + gamma(4, U) * want_std
+    assert_within(launcher.get(inv_std), want_std, std_bound, label="inv_std")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "shift"), [((2, 3, 5, 24), 0), ((2, 3, 5, 24), 1), ((9, 7), 0)])
+def test_inference_normalises_by_running_statistics(launcher, shape, shift, dtype):
+    """Nothing is summed: a difference, a root, two products and a sum."""
+    random, x, gamma_, beta = _case(shape, dtype)
+    mean = random.uniform(-1, 1, shape[-1]).astype(np.float32)
+    var = random.uniform(0.5, 2, shape[-1]).astype(np.float32)
+
+    y = room(launcher, shape, x.dtype, shift)
+    norm.batch_norm_inference(
+        launcher.context(), place(launcher, x, shift), launcher.put(gamma_), launcher.put(beta),
+        running_mean=launcher.put(mean), running_var=launcher.put(var), eps=EPS, out=y,
+    )  # fmt: skip
+
+    product = decoded(gamma_) * (decoded(x) - mean) / np.sqrt(var.astype(np.float64) + EPS)
+    want = product + decoded(beta)
+    within = bound(8, abs(product) + abs(decoded(beta)), want, dtype)
+    assert_within(decoded(launcher.get(y)), want, within, label=f"inference {shape} {dtype}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "shift"), SHAPES)
+def test_backward_gives_all_three_gradients(launcher, shape, shift, dtype):
+    """Two sums over the rows, and dx from them; by the formula in float64 with the statistics it was handed."""
+    random, x, gamma_, _ = _case(shape, dtype)
+    dy = drawn(random, shape, dtype)
+    c, rows = shape[-1], int(np.prod(shape[:-1]))
+    mean = random.uniform(0, 1, c).astype(np.float32)
+    inv_std = random.uniform(0.5, 2, c).astype(np.float32)
+
+    dx, dgamma, dbeta = (room(launcher, s, x.dtype, at) for s, at in ((shape, shift), ((c,), 0), ((c,), 0)))
+    norm.batch_norm_backward(
+        launcher.context(), place(launcher, dy, shift), place(launcher, x, shift), launcher.put(gamma_),
+        mean=launcher.put(mean), inv_std=launcher.put(inv_std), dgamma=dgamma, dbeta=dbeta, count=rows, out=dx,
+    )  # fmt: skip
+
+    errors = decoded(dy).reshape(-1, c)
+    xhat = (decoded(x).reshape(-1, c) - mean) * inv_std.astype(np.float64)
+    steps, tiles, merges = _steps(launcher, shape, x.itemsize)
+    additions = steps + min(merges, tiles) + 13
+    sums = (errors * xhat).sum(axis=0), errors.sum(axis=0)
+    sizes = abs(errors * xhat).sum(axis=0), abs(errors).sum(axis=0)
+    for got, want, size, name in zip((dgamma, dbeta), sums, sizes, ("dgamma", "dbeta"), strict=True):
+        within = bound(additions + 4, size, want, dtype)
+        assert_within(decoded(launcher.get(got)), want, within, label=f"{name} {shape} {dtype}")
+    factor = decoded(gamma_) * inv_std
+    want = factor * (errors - sums[1] / rows - xhat * sums[0] / rows)
+    magnitude = abs(factor) * (abs(errors) + sizes[1] / rows + abs(xhat) * sizes[0] / rows)
+    within = bound(additions + 12, magnitude, want, dtype).reshape(shape)
+    assert_within(decoded(launcher.get(dx)), want.reshape(shape), within, label=f"dx {shape} {dtype}")
+
+
+@given(rows=st.integers(1, 700), channels=st.sampled_from([1, 2, 5, 8, 16, 40, 130]), dtype=st.sampled_from(DTYPES),
+       shift=st.sampled_from([0, 1]))  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_column_sums_stay_within_the_rounding_of_their_tree(launcher, rows, channels, dtype, shift):
+    """The gradient of a bias: one sum over all rows for each channel."""
+    x = drawn(np.random.default_rng(rows), (rows, channels), dtype)
+
+    out = room(launcher, (channels,), x.dtype)
+    reductions.column_sums(launcher.context(), place(launcher, x, shift), out=out)
+
+    steps, tiles, merges = _steps(launcher, x.shape, x.itemsize)
+    want, size = decoded(x).sum(axis=0), abs(decoded(x)).sum(axis=0)
+    within = bound(steps + min(merges, tiles) + 13, size, want, dtype)
+    assert_within(decoded(launcher.get(out)), want, within, label=f"column sums of {rows} x {channels} {dtype}")
+
+
+def test_sums_do_not_depend_on_the_schedule(launcher):
+    """No atomics: two schedules of threads and blocks give the same bits."""
+    if not isinstance(launcher.launcher, Simulator):
+        pytest.skip("a GPU draws its schedule itself")
+    _, x, gamma_, beta = _case((1100, 8), "float32")
+    results = []
+    for schedule in ("in_order", "shuffled"):
+        target = Target(launcher.device, Simulator(launcher.arch, BUILD, schedule=schedule, seed=3))
+        results.append([array.tobytes() for array in _train(target, x, gamma_, beta, 0)])
+        results[-1].append(reductions.column_sums(target.context(), x).tobytes())
+    assert results[0] == results[1]
+
+
+def test_a_shard_of_a_batch_is_refused(launcher):
+    """Statistics of other members would be missing, and nothing here waits for them."""
+    _, x, gamma_, beta = _case((10, 4), "float32")
+    mean, inv_std = (room(launcher, (4,), np.float32) for _ in range(2))
+    with pytest.raises(InvalidArgument, match="no shard"):
+        norm.batch_norm_train(launcher.context(), x, gamma_, beta, mean=mean, inv_std=inv_std, count=20)
+
+
+def test_statistics_of_another_type_are_refused(launcher):
+    """They are float32 whatever the activations are; a kernel would read half of each number."""
+    _, x, gamma_, beta = _case((10, 8), "float16")
+    mean, inv_std = (room(launcher, (8,), np.float16) for _ in range(2))
+    with pytest.raises(InvalidArgument, match=r"mean.*float32"):
+        norm.batch_norm_train(launcher.context(), x, gamma_, beta, mean=mean, inv_std=inv_std)

@@ -1,0 +1,172 @@
+"""Pooling kernels against float64 loops, and bit by bit against the NumPy engine where no sum is rounded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch.engine import functional, reference
+from cubatch.engine.native import pooling
+from cubatch.errors import InvalidArgument
+from tests.checks import assert_within
+from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
+from tests.kernels.placing import place, room
+
+
+@st.composite
+def pools(draw):
+    """A small pooling: shapes, window, stored type, and whether arrays start between vectors."""
+    r, s = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    pad = (*(draw(st.integers(0, r - 1)) for _ in range(2)), *(draw(st.integers(0, s - 1)) for _ in range(2)))
+    return {
+        "x_shape": (
+            draw(st.integers(1, 3)),
+            draw(st.integers(max(1, r - pad[0] - pad[1]), 9)),
+            draw(st.integers(max(1, s - pad[2] - pad[3]), 9)),
+            draw(st.sampled_from([1, 3, 4, 8, 10, 24])),
+        ),
+        "window": {
+            "r": r,
+            "s": s,
+            "stride": draw(st.sampled_from([(1, 1), (2, 2), (3, 1), (1, 4)])),
+            "pad": pad,
+            "ceil_mode": draw(st.booleans()),
+        },
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "shift": draw(st.sampled_from([0, 0, 1])),
+        "winners_shift": draw(st.sampled_from([0, 0, 1])),
+        "seed": draw(st.integers(0, 2**32 - 1)),
+    }
+
+
+def _coarse(case, shape):
+    """Whole numbers, so that windows hold equal ones."""
+    return encoded(np.random.default_rng(case["seed"]).integers(-3, 4, shape), case["dtype"])
+
+
+def _fine(case, shape):
+    return drawn(np.random.default_rng(case["seed"]), shape, case["dtype"])
+
+
+def _max_pool(launcher, case, x, *, relu):
+    """Give y and the winners, from kernels."""
+    want = functional.max_pool2d(decoded(x), **case["window"], relu=relu)
+    y = room(launcher, want.shape, x.dtype, case["shift"])
+    argmax = room(launcher, want.shape, np.uint8, case["winners_shift"])
+    given_x = place(launcher, x, case["shift"])
+    pooling.max_pool2d(launcher.context(), given_x, **case["window"], relu=relu, out=y, argmax=argmax)
+    return decoded(launcher.get(y)), launcher.get(argmax)
+
+
+@given(case=pools(), relu=st.booleans(), nans=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_max_pool_and_its_winners_are_those_of_the_numpy_engine(launcher, case, relu, nans):
+    """Nothing is rounded: values, the first of equal winners and the way of NaNs are the engine's, exactly."""
+    x = _coarse(case, case["x_shape"])
+    if nans:
+        x.reshape(-1)[:: max(1, x.size // 5)] = encoded(np.nan, case["dtype"])
+
+    y, winners = _max_pool(launcher, case, x, relu=relu)
+
+    want_winners = np.empty(winners.shape, np.uint8)
+    want = functional.max_pool2d(decoded(x), **case["window"], relu=relu, argmax=want_winners)
+    np.testing.assert_array_equal(y, want)
+    np.testing.assert_array_equal(winners, want_winners)
+
+
+@given(case=pools())
+@settings(max_examples=20, deadline=None)
+def test_max_pool_takes_the_largest_of_each_window(launcher, case):
+    """Against loops that share nothing with engine or kernel: the value, and the first tap that has it."""
+    x = _coarse(case, case["x_shape"])
+
+    y, winners = _max_pool(launcher, case, x, relu=False)
+
+    want, first = reference.max_pool2d(decoded(x), **case["window"])
+    np.testing.assert_array_equal(y, want)
+    np.testing.assert_array_equal(winners, first)
+
+
+@given(case=pools(), relu=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_max_pool_backward_gives_each_gradient_to_its_winner(launcher, case, relu):
+    """An input gets the sum of dy over the windows it won, at most r * s of them; all others get zero."""
+    x = _coarse(case, case["x_shape"])
+    window = case["window"]
+    winners = np.empty(functional.max_pool2d(decoded(x), **window).shape, np.uint8)
+    functional.max_pool2d(decoded(x), **window, relu=relu, argmax=winners)
+    dy = _fine(case, winners.shape)
+
+    dx = room(launcher, x.shape, x.dtype, case["shift"])
+    arrays = place(launcher, dy, case["shift"]), place(launcher, winners, case["winners_shift"])
+    pooling.max_pool2d_backward(launcher.context(), *arrays, x_shape=x.shape, **window, out=dx)
+
+    want, size = np.zeros(x.shape), np.zeros(x.shape)
+    for n, p, q, c in np.ndindex(winners.shape):
+        if winners[n, p, q, c]:
+            row, column = divmod(int(winners[n, p, q, c]) - 1, window["s"])
+            at = (
+                n,
+                p * window["stride"][0] - window["pad"][0] + row,
+                q * window["stride"][1] - window["pad"][2] + column,
+                c,
+            )
+            want[at] += decoded(dy)[n, p, q, c]
+            size[at] += abs(decoded(dy)[n, p, q, c])
+    within = bound(window["r"] * window["s"], size, want, case["dtype"])
+    assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"max_pool2d_backward {case}")
+
+
+@given(case=pools(), counts_pad=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_avg_pool_stays_within_the_rounding_of_its_sums(launcher, case, counts_pad):
+    """A mean is a sum of at most r * s values and a division."""
+    x = _fine(case, case["x_shape"])
+    window, r, s = case["window"], case["window"]["r"], case["window"]["s"]
+    want = reference.avg_pool2d(decoded(x), **window, count_include_pad=counts_pad)
+
+    y = room(launcher, want.shape, x.dtype, case["shift"])
+    given_x = place(launcher, x, case["shift"])
+    pooling.avg_pool2d(launcher.context(), given_x, **window, count_include_pad=counts_pad, out=y)
+
+    size = reference.avg_pool2d(abs(decoded(x)), **window, count_include_pad=counts_pad)
+    within = bound(r * s + 1, size, want, case["dtype"])
+    assert_within(decoded(launcher.get(y)), want, within, axes="npqc", label=f"avg_pool2d {case}")
+
+
+@given(case=pools(), counts_pad=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_avg_pool_backward_spreads_each_gradient_evenly(launcher, case, counts_pad):
+    """Each input gets the share of every window that sees it, the exact transpose of the forward pass."""
+    window, r, s = case["window"], case["window"]["r"], case["window"]["s"]
+    options = {**window, "count_include_pad": counts_pad}
+    n, h, w, c = case["x_shape"]
+    shares = [reference.avg_pool2d(pixel.reshape(1, h, w, 1), **options) for pixel in np.eye(h * w)]
+    matrix = np.stack(shares).reshape(h * w, -1)  # share of each window in each pixel
+    dy = _fine(case, (n, *shares[0].shape[1:3], c))
+
+    dx = room(launcher, case["x_shape"], dy.dtype, case["shift"])
+    given_dy = place(launcher, dy, case["shift"])
+    pooling.avg_pool2d_backward(launcher.context(), given_dy, x_shape=case["x_shape"], **options, out=dx)
+
+    flat = decoded(dy).reshape(n, -1, c)
+    want, size = ((matrix @ part).reshape(case["x_shape"]) for part in (flat, abs(flat)))
+    within = bound(r * s + 2, size, want, case["dtype"])
+    assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"avg_pool2d_backward {case}")
+
+
+def test_pooling_takes_no_window_whose_taps_a_byte_cannot_number(launcher):
+    """16 x 16 taps are more than a byte tells apart, beside "none"."""
+    x = place(launcher, np.zeros((1, 16, 16, 4), np.float32))
+    with pytest.raises(InvalidArgument, match="at most 254"):
+        pooling.max_pool2d(launcher.context(), x, r=16, s=16)
+
+
+def test_max_pool_does_without_its_winners(launcher):
+    """Inference hands in no array for them."""
+    x = encoded(np.arange(2 * 4 * 4 * 4).reshape(2, 4, 4, 4), "float32")
+    y = room(launcher, (2, 2, 2, 4), np.float32)
+    pooling.max_pool2d(launcher.context(), place(launcher, x), r=2, s=2, out=y)
+    np.testing.assert_array_equal(launcher.get(y), x[:, 1::2, 1::2])

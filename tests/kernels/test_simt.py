@@ -1,0 +1,487 @@
+"""kernels/simt: every operation, tile shape, load width and storage type against float64, and all that is fused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cubatch import kernel, variants
+from cubatch.engine.native import activations, conv, gemm, linear, norm
+from cubatch.engine.native.product import Fused, divisor, statistics_tiles
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import Device
+from cubatch.product_scratch import conv2d_wgrad_workspace
+from cubatch.windows import conv_shape
+from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.cpusim.simulator import Simulator
+from tests.kernels import cases
+
+# Which tile an operation is tested with: compiling all of them for the CPU takes minutes, so each tile shape and each
+# way to load is there for some operation, and each operation has several.
+TILES = {
+    52: {
+        "gemm_nt": "128x128x8", "gemm_nn": "64x64x16", "gemm_tn": "128x32x8",
+        "conv2d_fprop": "128x32x8", "conv2d_dgrad": "64x64x16", "conv2d_wgrad": "128x64x8",
+    },
+    80: {
+        "gemm_nt": "256x128x8", "gemm_nn": "128x64x8", "gemm_tn": "128x128x8_s4",
+        "conv2d_fprop": "128x64x8", "conv2d_dgrad": "128x128x8", "conv2d_wgrad": "256x128x8_s3",
+    },
+}  # fmt: skip
+HALF_TILES = {"float16": "64x64x16", "bfloat16": "128x64x8"}
+SCALAR_TILE = "128x64x8_w8"
+
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = settings(max_examples=20, deadline=None)
+FEWER = settings(max_examples=8, deadline=None)
+
+
+def chooser(problem, device, prepare=None):
+    """Choose the tile under test; on a GPU, what the cost model puts first."""
+    arch = 10 * device.compute_capability[0] + device.compute_capability[1]
+    if problem.vector == 1:
+        tile = SCALAR_TILE
+    elif problem.dtype != "float32":
+        tile = HALF_TILES[problem.dtype]
+    elif arch in TILES:
+        tile = TILES[arch][problem.operation]
+    else:
+        return variants.ranked(problem, device)[0]
+    return kernel.find(problem.operation, problem.dtype, tile=tile, vector=problem.vector)
+
+
+def context(launcher):
+    return launcher.context(chooser=chooser)
+
+
+def element(dtype):
+    return cases.encoded(0, dtype).dtype
+
+
+def dtypes(launcher):
+    """Storage types of 16 bits run the same code on every architecture: once is enough."""
+    return ("float32",) if launcher.arch == 52 else cases.DTYPES
+
+
+@st.composite
+def products(draw):
+    """Draw layout and extents (m, n, k): odd ones, and multiples of 4, which are loaded 4 at a time."""
+    layout = draw(st.sampled_from(["nn", "nt", "tn"]))
+    unit = draw(st.sampled_from([1, 4, 4]))
+    m, n, k = (unit * draw(st.integers(1, most // unit)) for most in (160, 150, 70))
+    return layout, m, n, k
+
+
+@st.composite
+def convolutions(draw):
+    """Draw a convolution, half of them with channels that are loaded 4 at a time."""
+    drawn = draw(cases.convolutions(most_extent=8))
+    return draw(st.sampled_from([drawn, widened(drawn, 4)]))
+
+
+def widened(drawn, times):
+    return cases.attrs.evolve(drawn, c=drawn.c * times, k=drawn.k * times)
+
+
+def operand(random, rows, columns, dtype, *, turned):
+    return cases.drawn(random, (columns, rows) if turned else (rows, columns), dtype)
+
+
+@given(products(), st.sampled_from(cases.DTYPES), st.booleans(), SEEDS)
+@FEW
+def test_products_stay_within_the_rounding_of_their_sums(launcher, product, dtype, relu, seed):
+    """Each output is a dot product of length k and a bias, in every layout, residues on every axis."""
+    assume(dtype in dtypes(launcher))
+    (layout, m, n, k), random = product, np.random.default_rng(seed)
+    a = operand(random, m, k, dtype, turned=layout[0] == "t")
+    b = operand(random, k, n, dtype, turned=layout[1] == "t")
+    bias = cases.drawn(random, (n,), dtype)
+    out = launcher.unwritten((m, n), element(dtype))
+    fused = Fused(activation="relu" if relu else "none")
+    gemm.gemm(
+        context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out, fused=fused
+    )
+    left = cases.decoded(a).T if layout[0] == "t" else cases.decoded(a)
+    right = cases.decoded(b).T if layout[1] == "t" else cases.decoded(b)
+    want = left @ right + cases.decoded(bias)
+    if relu:
+        want = np.maximum(want, 0)
+    tolerance = cases.bound(k + 1, abs(left) @ abs(right) + abs(cases.decoded(bias)), want, dtype)
+    assert_within(cases.decoded(launcher.get(out)), want, tolerance, axes="mn", label=layout)
+
+
+@given(convolutions(), st.sampled_from(cases.DTYPES), st.booleans(), SEEDS)
+@FEW
+def test_fprop_stays_within_the_rounding_of_its_sums(launcher, drawn, dtype, relu, seed):
+    """Any stride, one-sided pad, dilation and groups, with bias and ReLU."""
+    assume(dtype in dtypes(launcher))
+    random = np.random.default_rng(seed)
+    x, w, b = (cases.drawn(random, shape, dtype) for shape in (drawn.x_shape, drawn.w_shape, (drawn.k,)))
+    y = launcher.unwritten(drawn.y_shape, element(dtype))
+    fused = Fused(activation="relu" if relu else "none")  # given, so depthwise shapes stay here
+    conv.conv2d(
+        context(launcher), launcher.put(x), launcher.put(w), launcher.put(b), out=y, fused=fused, **drawn.options
+    )
+    x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b)
+    want, magnitude = cases.conv2d(drawn, x, w, b), cases.conv2d(drawn, abs(x), abs(w), abs(b))
+    if relu:
+        want = np.maximum(want, 0)
+    tolerance = cases.bound(w[0].size + 1, magnitude, want, dtype)
+    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqk", label=str(drawn))
+
+
+@given(convolutions(), st.sampled_from(cases.DTYPES), SEEDS)
+@FEW
+def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, drawn, dtype, seed):
+    """Every phase of the stride writes its pixels, those without a tap too: the residual, where the mask lets it."""
+    assume(dtype in dtypes(launcher))
+    random = np.random.default_rng(seed)
+    dy, w = cases.drawn(random, drawn.y_shape, dtype), cases.drawn(random, drawn.w_shape, dtype)
+    residual, mask = cases.drawn(random, drawn.x_shape, dtype), cases.drawn(random, drawn.x_shape, dtype)
+    dx = launcher.put(residual)
+    conv.conv2d_dgrad(
+        context(launcher), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx,
+        fused=Fused(residual=dx, mask=launcher.put(mask)), **drawn.options,
+    )  # fmt: skip
+    dy, w, residual = cases.decoded(dy), cases.decoded(w), cases.decoded(residual)
+    passes = cases.decoded(mask) > 0
+    want = np.where(passes, cases.conv2d_dgrad(drawn, dy, w) + residual, 0)
+    magnitude = cases.conv2d_dgrad(drawn, abs(dy), abs(w)) + abs(residual)
+    terms = drawn.k // drawn.groups * drawn.r * drawn.s
+    tolerance = np.where(passes, cases.bound(terms + 1, magnitude, want, dtype), 0)
+    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=str(drawn))
+
+
+@given(convolutions(), st.sampled_from(cases.DTYPES), SEEDS)
+@FEW
+def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, drawn, dtype, seed):
+    """A filter element's gradient is a sum over all output pixels; the bias's too."""
+    assume(dtype in dtypes(launcher))
+    random = np.random.default_rng(seed)
+    x, dy = cases.drawn(random, drawn.x_shape, dtype), cases.drawn(random, drawn.y_shape, dtype)
+    dw, db = launcher.unwritten(drawn.w_shape, element(dtype)), launcher.unwritten((drawn.k,), element(dtype))
+    conv.conv2d_wgrad(context(launcher), launcher.put(x), launcher.put(dy), dw=dw, db=db, **drawn.options)
+    x, dy = cases.decoded(x), cases.decoded(dy)
+    pixels = dy[..., 0].size
+    wants, magnitudes = cases.conv2d_wgrad(drawn, x, dy), cases.conv2d_wgrad(drawn, abs(x), abs(dy))
+    for got, want, magnitude, axes in zip((dw, db), wants, magnitudes, ("krsc", "k"), strict=True):
+        tolerance = cases.bound(pixels + 1, magnitude, want, dtype)
+        assert_within(cases.decoded(launcher.get(got)), want, tolerance, axes=axes, label=str(drawn))
+
+
+@pytest.mark.parametrize("filters", [2, 3, 4])
+def test_groups_whose_columns_are_not_stored_4_at_a_time_stay_apart(launcher, filters):
+    """The output's rows may be multiples of 4 where a group's are not: its first column is then not aligned."""
+    drawn, random = cases.Conv(n=1, h=4, w=3, c=16, k=4 * filters, r=2, s=1, groups=4), np.random.default_rng(2)
+    x, w = cases.drawn(random, drawn.x_shape), cases.drawn(random, drawn.w_shape)
+    y = conv.conv2d(context(launcher), launcher.put(x), launcher.put(w), **drawn.options)
+    want, magnitude = (cases.conv2d(drawn, f(x), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
+    assert_within(launcher.get(y), want, cases.bound(8, magnitude, want), axes="npqk")
+
+
+def test_tiles_that_are_walked_in_bands_are_each_computed_once(launcher):
+    """With many tile columns, blocks go down bands of tile rows, of which the last is cut."""
+
+    def choose(problem, *_):
+        return kernel.find(problem.operation, "float32", tile="128x32x8", vector=4)
+
+    random = np.random.default_rng(4)
+    a, b = cases.drawn(random, (8, 132)), cases.drawn(random, (8, 18 * 32))
+    where, out = launcher.context(chooser=choose), launcher.unwritten((132, 18 * 32), np.float32)
+    gemm.gemm(where, launcher.put(a), launcher.put(b), layout="tn", out=out)
+    want = a.T.astype(np.float64) @ b
+    assert_within(launcher.get(out), want, cases.bound(8, abs(a).T @ abs(b), want), axes="mn")
+
+
+STRIDED = [
+    cases.Conv(n=2, h=9, w=6, c=8, k=4, r=1, s=1, stride=(2, 2)),  # three of four phases have no tap
+    cases.Conv(n=1, h=7, w=8, c=4, k=8, r=3, s=3, stride=(2, 3), pad=(1, 0, 0, 2)),
+    cases.Conv(n=2, h=10, w=9, c=4, k=4, r=3, s=2, stride=(3, 2), pad=(2, 1, 1, 0), dilation=(2, 2)),
+    cases.Conv(n=1, h=1, w=5, c=8, k=8, r=1, s=3, stride=(4, 4), pad=(1, 2, 0, 0), dilation=(1, 2), groups=2),
+    cases.Conv(n=3, h=5, w=5, c=3, k=5, r=5, s=4, stride=(2, 2), pad=(2, 2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize("drawn", STRIDED, ids=str)
+def test_the_phases_of_a_stride_cover_each_pixel_once(launcher, drawn):
+    """Strides 2, 3 and 4, dilations that share a factor, extents they do not divide, fewer rows than phases."""
+    random = np.random.default_rng(0)
+    dy, w = cases.drawn(random, drawn.y_shape), cases.drawn(random, drawn.w_shape)
+    dx = launcher.unwritten(drawn.x_shape, np.float32)
+    conv.conv2d_dgrad(
+        context(launcher), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx, **drawn.options
+    )  # fmt: skip
+    want = cases.conv2d_dgrad(drawn, cases.decoded(dy), cases.decoded(w))
+    magnitude = cases.conv2d_dgrad(drawn, abs(cases.decoded(dy)), abs(cases.decoded(w)))
+    terms = drawn.k // drawn.groups * drawn.r * drawn.s
+    assert_within(launcher.get(dx), want, cases.bound(terms, magnitude, want), axes="nhwc", label=str(drawn))
+
+
+def true_activation(kind, x):
+    """Each function as its definition has it; its slope is at most 1.1 anywhere."""
+    clipped = np.clip(x + 3, 0, 6) / 6
+    return {
+        "none": x, "relu": np.maximum(x, 0), "relu6": np.clip(x, 0, 6), "silu": x / (1 + np.exp(-x)),
+        "sigmoid": 1 / (1 + np.exp(-x)), "hard_sigmoid": clipped, "hard_swish": x * clipped,
+    }[kind]  # fmt: skip
+
+
+KINDS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [12, 10])
+def test_an_epilogue_folds_a_batch_norm_adds_a_residual_and_activates(launcher, kind, columns):
+    """In this order, whether columns are stored 4 at a time or one by one; nothing is stored beyond the last."""
+    random, (m, k) = np.random.default_rng(len(kind)), (70, 20)
+    a, b, residual = (cases.drawn(random, shape) for shape in ((m, k), (columns, k), (m, columns)))
+    bias, scale, shift = (4 * cases.drawn(random, (columns,)) for _ in range(3))
+    out = launcher.unwritten((m + 1, columns), np.float32)
+    fused = Fused(
+        scale=launcher.put(scale), shift=launcher.put(shift), residual=launcher.put(residual), activation=kind
+    )
+    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), out=out[:m], fused=fused)
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    plain = scale.astype(np.float64) * (left @ right.T) + shift + bias + residual
+    want = true_activation(kind, plain)
+    magnitude = abs(scale) * (abs(left) @ abs(right).T) + abs(shift) + abs(bias) + abs(residual)
+    slope = 1.1 + (abs(plain) if kind == "hard_swish" else 0)
+    tolerance = slope * cases.bound(k + 4, magnitude, plain) + gamma(12, UNIT_ROUNDOFF["float32"]) * (1 + abs(want))
+    got = launcher.get(out)
+    assert_within(got[:m], want, tolerance, axes="mn", label=kind)
+    assert np.isnan(got[m]).all()
+
+
+@given(st.integers(1, 300), st.sampled_from([8, 7]), st.integers(1, 40), SEEDS)
+@FEWER
+def test_statistics_give_batch_norm_its_mean_and_variance(launcher, pixels, filters, channels, seed):
+    """The epilogue's moments, merged as batch norm merges its own: also where the mean is far from zero."""
+    random = np.random.default_rng(seed)
+    x, w = cases.drawn(random, (pixels, 1, 1, channels)), cases.drawn(random, (filters, 1, 1, channels))
+    b = np.float32(random.uniform(50, 100, filters))
+    where = context(launcher)
+    on_device, filters_on_device = launcher.put(x), launcher.put(w)
+    shape = conv_shape(x.shape[1:], w.shape, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    tiles = statistics_tiles(where, conv.conv2d_fprop_problem(where, on_device, filters_on_device, shape))
+    statistics = launcher.unwritten((tiles, 3, filters), np.float32)
+    y = conv.conv2d(where, on_device, filters_on_device, launcher.put(b), fused=Fused(statistics=statistics))
+    got = launcher.get(statistics).astype(np.float64)
+    count, mean, squares = got[:, 0], got[:, 1], got[:, 2]
+    stored = launcher.get(y).reshape(-1, filters).astype(np.float64)
+    assert (count.sum(axis=0) == pixels).all()
+    total = (count * mean).sum(axis=0) / pixels
+    u = UNIT_ROUNDOFF["float32"]
+    slack = gamma(260, u) * abs(stored).max(axis=0)
+    assert_within(total, stored.mean(axis=0), slack, axes="k", label="mean")
+    whole = squares.sum(axis=0) + (count * (mean - total) ** 2).sum(axis=0)
+    spread = abs(stored - b).max(axis=0)
+    # y was rounded near b, the sums were not: each deviation differs by half a unit of y.
+    tolerance = pixels * (gamma(300, u) * spread**2 + 4 * spread * slack + slack**2)
+    assert_within(whole, ((stored - stored.mean(axis=0)) ** 2).sum(axis=0), tolerance, axes="k", label="squares")
+
+
+def test_statistics_are_what_batch_norm_finish_takes(launcher):
+    """Flattened they go straight into the kernel that turns moments into a mean and an inverse deviation."""
+    random = np.random.default_rng(3)
+    a, b = cases.drawn(random, (200, 16)), cases.drawn(random, (8, 16))
+    where = context(launcher)
+    left, right = launcher.put(a), launcher.put(b)
+    tiles = statistics_tiles(where, gemm.gemm_problem(where, left, right))
+    statistics = launcher.unwritten((tiles, 3, 8), np.float32)
+    gemm.gemm(where, left, right, fused=Fused(statistics=statistics))
+    mean, inv_std = launcher.unwritten((8,), np.float32), launcher.unwritten((8,), np.float32)
+    norm.batch_norm_finish(where, statistics.reshape(-1), tiles, mean=mean, inv_std=inv_std, dtype="float32")
+    y = a.astype(np.float64) @ b.astype(np.float64).T
+    assert_within(launcher.get(mean), y.mean(axis=0), gamma(300, 2.0**-24) * abs(y).max(), label="mean")
+    want = 1 / np.sqrt(y.var(axis=0) + 1e-5)
+    assert_within(launcher.get(inv_std), want, gamma(2000, 2.0**-24) * want, label="inverse deviation")
+
+
+SPLIT = [
+    ("conv2d_wgrad", cases.Conv(n=4, h=16, w=17, c=4, k=8, r=2, s=2)),
+    ("conv2d_fprop", cases.Conv(n=1, h=3, w=3, c=252, k=8, r=3, s=3, pad=(1, 1, 1, 1))),
+    ("conv2d_dgrad", cases.Conv(n=1, h=5, w=4, c=6, k=601, r=3, s=3, stride=(2, 1), pad=(1, 1, 1, 1))),
+]
+
+
+@pytest.mark.parametrize(("operation", "drawn"), SPLIT, ids=lambda value: str(value)[:14])
+def test_a_split_product_repeats_itself_to_the_bit(launcher, operation, drawn):
+    """Few tiles and a long gemm_k are split into slices, which are added up in one order; the bound stays."""
+    seen, random = [], np.random.default_rng(1)
+
+    def watch(problem, device, prepare):
+        chosen = chooser(problem, device)
+        seen.append(variants.slices(problem, chosen, device))
+        return chosen
+
+    where = launcher.context(chooser=watch)
+    x, w, dy = (cases.drawn(random, shape) for shape in (drawn.x_shape, drawn.w_shape, drawn.y_shape))
+    results = []
+    for _ in range(2):
+        if operation == "conv2d_fprop":
+            out = conv.conv2d(where, launcher.put(x), launcher.put(w), **drawn.options)
+            want, magnitude = (cases.conv2d(drawn, f(x), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
+            terms = w[0].size
+        elif operation == "conv2d_dgrad":
+            out = conv.conv2d_dgrad(where, launcher.put(dy), launcher.put(w), x_shape=x.shape, **drawn.options)
+            want, magnitude = (
+                cases.conv2d_dgrad(drawn, f(dy), f(w)) for f in (np.float64, lambda v: abs(np.float64(v)))
+            )
+            terms = drawn.k * 9
+        else:
+            out = launcher.unwritten(w.shape, np.float32)
+            conv.conv2d_wgrad(where, launcher.put(x), launcher.put(dy), dw=out, **drawn.options)
+            want, magnitude = (
+                cases.conv2d_wgrad(drawn, f(x), f(dy))[0] for f in (np.float64, lambda v: abs(np.float64(v)))
+            )
+            terms = dy[..., 0].size
+        results.append(launcher.get(out))
+    assert min(seen) > 1
+    assert results[0].tobytes() == results[1].tobytes()
+    assert_within(results[0], want, cases.bound(terms + seen[0], magnitude, want), label=operation)
+
+
+def test_a_split_product_goes_through_the_whole_epilogue(launcher):
+    """The reduction finishes elements as an unsplit product would: bias, residual in place, activation."""
+    random = np.random.default_rng(5)
+    for columns, kind in ((8, "relu"), (8, "silu"), (7, "relu6")):
+        a, b, y = (cases.drawn(random, shape) for shape in ((5, 2400), (columns, 2400), (5, columns)))
+        bias = cases.drawn(random, (columns,))
+        out = launcher.put(y)
+        where = context(launcher)
+        left, right = launcher.put(a), launcher.put(b)
+        problem = gemm.gemm_problem(where, left, right)
+        assert variants.slices(problem, where.choose(problem), launcher.device) > 1
+        gemm.gemm(where, left, right, launcher.put(bias), out=out, fused=Fused(residual=out, activation=kind))
+        plain = a.astype(np.float64) @ b.astype(np.float64).T + bias + y
+        magnitude = abs(a).astype(np.float64) @ abs(b).astype(np.float64).T + abs(bias) + abs(y)
+        tolerance = 1.1 * cases.bound(2410, magnitude, plain) + 1e-6
+        assert_within(launcher.get(out), true_activation(kind, plain), tolerance, axes="mn", label=kind)
+
+
+def test_views_that_are_not_aligned_take_the_scalar_variant(launcher):
+    """An operand or an output that starts 4 bytes into an array gives the same numbers."""
+    random = np.random.default_rng(7)
+    a, b = cases.drawn(random, (20, 8)), cases.drawn(random, (12, 8))
+    shifted = launcher.put(np.concatenate([np.float32([np.nan]), a.reshape(-1)]))[1:].reshape(20, 8)
+    out = launcher.unwritten((241,), np.float32)[1:].reshape(20, 12)
+    assert gemm.gemm_problem(context(launcher), shifted, launcher.put(b)).vector == 1
+    gemm.gemm(context(launcher), shifted, launcher.put(b), out=out)
+    want = a.astype(np.float64) @ b.astype(np.float64).T
+    assert_within(launcher.get(out), want, cases.bound(8, abs(a) @ abs(b).T, want), axes="mn")
+
+
+def test_linear_layers_are_products_over_their_last_axis(launcher):
+    """Forward and both gradients, of an input with two batch axes."""
+    random = np.random.default_rng(9)
+    x, w, b, dy = (cases.drawn(random, shape) for shape in ((3, 5, 12), (8, 12), (8,), (3, 5, 8)))
+    where, dw, db = context(launcher), launcher.unwritten((8, 12), np.float32), launcher.unwritten((8,), np.float32)
+    y = linear.linear(where, launcher.put(x), launcher.put(w), launcher.put(b), relu=True)
+    dx = linear.linear_dgrad(where, launcher.put(dy), launcher.put(w))
+    linear.linear_wgrad(where, launcher.put(x), launcher.put(dy), dw=dw, db=db)
+    x, w, b, dy = (array.astype(np.float64) for array in (x, w, b, dy))
+    for got, want, most in (
+        (y, np.maximum(x @ w.T + b, 0), 13 * 2),
+        (dx, dy @ w, 8),
+        (dw, np.einsum("ntk,ntc->kc", dy, x), 15),
+        (db, dy.sum(axis=(0, 1)), 15),
+    ):
+        assert_within(launcher.get(got), want, gamma(16, 2.0**-24) * most)
+
+
+def test_nothing_to_sum_over_leaves_zeros_and_no_batch_writes_nothing(launcher):
+    """A batch of none has outputs of none, and a filter gradient of zeros."""
+    where = context(launcher)
+    x, w = launcher.put(np.zeros((0, 5, 5, 4), np.float32)), launcher.put(np.ones((8, 3, 3, 4), np.float32))
+    y = conv.conv2d(where, x, w)
+    assert y.shape == (0, 3, 3, 8)
+    assert conv.conv2d_dgrad(where, y, w, x_shape=(0, 5, 5, 4)).shape == (0, 5, 5, 4)
+    dw = launcher.unwritten((8, 3, 3, 4), np.float32)
+    conv.conv2d_wgrad(where, x, y, dw=dw)
+    assert (launcher.get(dw) == 0).all()
+
+
+def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
+    """Layouts, a workspace that is too small, half a batch norm, statistics of a scaled product, a residual's shape."""
+    where = context(launcher)
+    a, b = launcher.put(np.ones((4, 8), np.float32)), launcher.put(np.ones((4, 8), np.float32))
+    ones = launcher.put(np.ones(4, np.float32))
+    for arguments in (
+        {"layout": "tt"},
+        {"layout": "nn"},
+        {"fused": Fused(scale=ones)},
+        {"fused": Fused(scale=ones, shift=ones, statistics=launcher.put(np.ones((1, 3, 4), np.float32)))},
+        {"fused": Fused(statistics=launcher.put(np.ones((2, 3, 4), np.float32)))},
+        {"fused": Fused(residual=launcher.put(np.ones((4, 5), np.float32)))},
+        {"fused": Fused(activation="cosine")},
+    ):
+        with pytest.raises(InvalidArgument):
+            gemm.gemm(where, a, b, **arguments)
+    x, dy = launcher.put(np.ones((4, 16, 16, 4), np.float32)), launcher.put(np.ones((4, 16, 16, 4), np.float32))
+    small = launcher.put(np.zeros(64, np.uint8))
+    with pytest.raises(InvalidArgument, match="workspace"):
+        conv.conv2d_wgrad(where, x, dy, dw=launcher.put(np.ones((4, 1, 1, 4), np.float32)), workspace=small)
+    huge = conv_shape((1 << 15, 1 << 15, 2), (2, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    with pytest.raises(InvalidArgument, match="2\\^31"):
+        conv.geometry(huge, (1, 1), (1, 1))
+
+
+def test_the_planned_workspace_is_enough(launcher):
+    """With just the bytes that the memory plan counts, a split filter gradient runs."""
+    drawn = cases.Conv(n=4, h=16, w=17, c=4, k=8, r=2, s=2)
+    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, **{**drawn.options, "groups": 1})
+    num_bytes = conv2d_wgrad_workspace(shape, 4, "float32", launcher.device)
+    x, dy = cases.drawn(np.random.default_rng(0), drawn.x_shape), cases.drawn(np.random.default_rng(1), drawn.y_shape)
+    dw, db = launcher.unwritten(drawn.w_shape, np.float32), launcher.unwritten((8,), np.float32)
+    workspace = launcher.unwritten((num_bytes,), np.uint8)
+    conv.conv2d_wgrad(context(launcher), launcher.put(x), launcher.put(dy), dw=dw, db=db, workspace=workspace)
+    want = cases.conv2d_wgrad(drawn, x.astype(np.float64), dy.astype(np.float64))
+    magnitude = cases.conv2d_wgrad(drawn, abs(x).astype(np.float64), abs(dy).astype(np.float64))
+    for got, exact, most in zip((dw, db), want, magnitude, strict=True):
+        assert_within(launcher.get(got), exact, cases.bound(dy[..., 0].size + 9, most, exact))
+
+
+BIG = cases.Conv(n=2**16 + 3, h=8, w=8, c=512, k=4, r=3, s=3, pad=(1, 1, 1, 1))
+
+
+def test_offsets_beyond_2_to_the_31_reach_the_last_images():
+    """A batch whose activation has more than 2^31 elements: the last tile of the forward pass and of the gradient."""
+    device = Device(name="big", compute_capability=(8, 0), num_sms=4)
+    last = Simulator(80, blocks=lambda grid: [(grid[0] - 1, 0, 0)])
+
+    def choose(problem, *_):
+        return kernel.find(problem.operation, "float32", tile="64x64x16", vector=4)
+
+    where = conv.Context(device, last, choose)
+    x, y = cases.reserved(BIG.x_shape, np.float32), cases.reserved(BIG.y_shape, np.float32)
+    random = np.random.default_rng(0)
+    w, tail = cases.drawn(random, BIG.w_shape), cases.drawn(random, (1, *BIG.x_shape[1:]))
+    x[-1:] = tail
+    conv.conv2d(where, x, w, out=y, **BIG.options)
+    few = cases.attrs.evolve(BIG, n=1)
+    want, magnitude = (cases.conv2d(few, f(tail), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
+    assert_within(y[-1:], want, cases.bound(w[0].size, magnitude, want), axes="npqk")
+    assert not y[:-1].any()
+    dy = cases.drawn(random, (1, *BIG.y_shape[1:]))
+    y[-1:] = dy
+    x[-1:] = 0
+    conv.conv2d_dgrad(where, y, w, x_shape=BIG.x_shape, out=x, **BIG.options)
+    want, magnitude = (cases.conv2d_dgrad(few, f(dy), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
+    got = x[-1:, ..., -64:]
+    assert_within(got, want[..., -64:], cases.bound(36, magnitude, want)[..., -64:], axes="nhwc")
+
+
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_a_divisor_divides_every_number_below_2_to_the_31(number, dividend):
+    """Multiply and shift as the kernels do gives the quotient, at both ends of the range and around multiples."""
+    by, multiplier, shift = divisor(number)
+    assert multiplier < 2**32
+    for x in (dividend, dividend // number * number, max(0, dividend // number * number - 1), 2**31 - 1):
+        assert (x if by == 1 else (x * multiplier >> 32) >> shift) == x // number
+
+
+def test_every_activation_is_tested():
+    """A new one belongs into this file."""
+    assert set(KINDS) == set(activations.ACTIVATIONS) - {"gelu"}

@@ -1,0 +1,135 @@
+"""The choice of variant: what fits, what fills the device, and that the answer is the same every time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch import kernel, variants
+from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware import Device
+from cubatch.product_scratch import conv2d_dgrad_workspace, conv2d_problem, product_workspace
+from cubatch.variants import Problem
+from cubatch.windows import conv_shape
+
+TITAN_X = Device(name="Titan X", compute_capability=(5, 2), num_sms=24)
+V100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+H200 = Device(name="H200", compute_capability=(9, 0), num_sms=132)
+DEVICES = st.sampled_from([TITAN_X, V100, H200])
+OPERATIONS = ("gemm_nn", "gemm_nt", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+FEW = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def problems(draw):
+    return Problem(
+        draw(st.sampled_from(OPERATIONS)),
+        draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+        *(draw(st.integers(0, most)) for most in (200_000, 4096, 5000)),
+        groups=draw(st.sampled_from([1, 1, 4])),
+        phases=draw(st.sampled_from([1, 1, 4])),
+        vector=draw(st.sampled_from([1, 4])),
+    )
+
+
+@given(problems(), DEVICES)
+@FEW
+def test_whatever_is_ranked_runs_on_the_device_and_loads_no_wider_than_allowed(problem, device):
+    """A variant for another architecture would not launch, and a wider load would fault."""
+    arch = 10 * device.compute_capability[0] + device.compute_capability[1]
+    found = variants.ranked(problem, device)
+    assert found
+    for variant in found:
+        assert (variant.operation, variant.dtype) == (problem.operation, problem.dtype)
+        assert variant.runs_on(arch)
+        assert variant.vector in {1, problem.vector}
+
+
+@given(problems(), DEVICES)
+@FEW
+def test_slices_leave_work_in_each_and_their_partial_sums_in_bounds(problem, device):
+    """No slice of gemm_k is empty or shorter than what a block costs, and scratch memory stays within its limit."""
+    for variant in variants.ranked(problem, device):
+        count = variants.slices(problem, variant, device)
+        steps = -(-problem.k // variant.tile.k)
+        each = -(-steps // count)
+        assert count == 1 or ((count - 1) * each < steps and each >= variants.LEAST_SLICE // 2)
+        assert variants.partial_bytes(problem, variant, device) <= variants.MOST_PARTIAL_BYTES
+        assert product_workspace(problem, device) >= variants.partial_bytes(problem, variant, device)
+
+
+def test_a_gradient_with_few_tiles_is_split_until_it_fills_the_device():
+    """ResNet-50's third stage, 3x3, batch 256: 36 tiles on 132 SMs take several slices each."""
+    problem = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
+    best = variants.ranked(problem, H200)[0]
+    assert variants.blocks(problem, best) * variants.slices(problem, best, H200) >= 132
+
+
+def test_a_product_that_fills_the_device_is_not_split():
+    """Partial sums would be written and read for nothing."""
+    problem = Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4)
+    assert all(variants.slices(problem, variant, H200) == 1 for variant in variants.ranked(problem, H200))
+
+
+@pytest.mark.parametrize(
+    ("device", "m", "n", "want"),
+    [
+        (V100, 8192, 8192, "256x128x8"),  # registers for the largest tile
+        (TITAN_X, 8192, 8192, "128x128x8"),  # not before sm_70
+        (H200, 802816, 64, "128x64x8"),  # a wider tile would be half empty
+        (H200, 802816, 32, "128x32x8"),
+    ],
+)
+def test_a_tile_fits_the_output_and_the_architecture(device, m, n, want):
+    """The widest tile that the output fills goes first."""
+    assert variants.ranked(Problem("gemm_nt", "float32", m, n, 1024, vector=4), device)[0].tile.name == want
+
+
+def test_tiles_and_blocks_count_residues_groups_and_phases():
+    """A tile that is cut by the edge is a tile; each group and phase has its own."""
+    variant = kernel.find("conv2d_dgrad", "float32", tile="128x64x8", vector=4)
+    problem = Problem("conv2d_dgrad", "float32", 129, 65, 10, groups=3, phases=4, vector=4)
+    assert variants.tiles(problem, variant) == (2, 2)
+    assert variants.blocks(problem, variant) == 2 * 2 * 3 * 4
+
+
+@pytest.mark.parametrize("changes", [{"num_sms": None}, {"compute_capability": None}])
+def test_a_device_that_is_not_known_is_named(changes):
+    """Without SMs there is no busiest one, without an architecture no variant."""
+    facts = {"name": "mystery", "compute_capability": (7, 0), "num_sms": 80} | changes
+    with pytest.raises(InvalidArgument, match="mystery"):
+        variants.ranked(Problem("gemm_nt", "float32", 64, 64, 64), Device(**facts))
+
+
+def test_an_operation_or_type_without_kernels_is_refused():
+    """The error names what was asked for."""
+    with pytest.raises(UnknownName, match="gemm_tt"):
+        variants.ranked(Problem("gemm_tt", "float32", 64, 64, 64), V100)
+    with pytest.raises(InvalidArgument, match="float64"):
+        variants.ranked(Problem("gemm_nt", "float64", 64, 64, 64), V100)
+    with pytest.raises(InvalidArgument, match="tile"):
+        variants.tiles(Problem("gemm_nt", "float32", 64, 64, 64), kernel.find("gemm_nt", "float32", family="naive"))
+
+
+def test_a_convolution_that_moves_nothing_is_a_plain_product():
+    """1x1 at stride 1 without pad or groups; any of those makes it a convolution again."""
+    plain = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    strided = conv_shape((7, 7, 64), (32, 1, 1, 64), (2, 2), (0, 0, 0, 0), (1, 1), 1)
+    grouped = conv_shape((7, 7, 64), (32, 1, 1, 32), (1, 1), (0, 0, 0, 0), (1, 1), 2)
+    assert conv2d_problem("conv2d_fprop", plain, 2, "float32", 4) == Problem("gemm_nt", "float32", 98, 32, 64, vector=4)
+    assert conv2d_problem("conv2d_dgrad", strided, 2, "float32", 4) == Problem(
+        "conv2d_dgrad", "float32", 32, 64, 8, phases=4, vector=4
+    )
+    assert conv2d_problem("conv2d_wgrad", grouped, 2, "float32", 4) == Problem(
+        "conv2d_wgrad", "float32", 16, 32, 98, groups=2, vector=4
+    )
+
+
+def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_aligned():
+    """The plan knows extents and no addresses, so it takes the larger of both."""
+    shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    needs = [
+        product_workspace(conv2d_problem("conv2d_dgrad", shape, 1, "float32", vector), H200) for vector in (1, 4)
+    ]  # fmt: skip
+    assert conv2d_dgrad_workspace(shape, 1, "float32", H200) == max(needs) > 0
