@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperGroup
 
-from cubatch import __version__, cli_store, console
+from cubatch import __version__, cli_bench, cli_kernels, cli_store, console
 from cubatch.errors import CubatchError
 from cubatch.options import (
     ClassesOption,
@@ -69,6 +69,8 @@ app = typer.Typer(
     help=f"{_HELP}\n\nExample: cubatch tune mnist-cnn --mode training",
 )
 app.add_typer(cli_store.app, name="store")
+app.add_typer(cli_bench.app, name="bench")
+app.command()(cli_kernels.kernels)
 
 
 def _say_version(wanted: bool) -> None:
@@ -306,7 +308,7 @@ def train(
 
     Example: cubatch train mnist-cnn --data mnist --download --batch-size 64
     """
-    from cubatch import listings, probe, tuning
+    from cubatch import listings, probe, select, tuning
     from cubatch.engine import data as files
     from cubatch.engine import train as engine
     from cubatch.spec import as_network
@@ -343,6 +345,7 @@ def train(
                 device=found,
                 epochs=epochs,
                 learning_rate=lr,
+                context=select.usual_context(found),
                 progress=tell,
                 **shared,
             )

@@ -67,7 +67,7 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
         DeviceNotAvailable: If there is no driver, or none of its GPUs is visible.
         DeviceFailed: If there is a driver and it does not work.
     """
-    cuda = _load()
+    cuda = load()
     status = cuda.cuInit(0)
     if status == _STUB_LIBRARY:
         raise DeviceNotAvailable("cuda", f"{_LIBRARY} is the toolkit's stub, not a driver", _REMEDY)
@@ -81,7 +81,13 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
     return tuple(_describe(cuda, index) for index in range(count.value))
 
 
-def _load() -> Any:
+def load() -> Any:
+    """
+    Load the driver's library.
+
+    Raises:
+        DeviceNotAvailable: If it is not installed.
+    """
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:

@@ -24,7 +24,7 @@ from cubatch.models import SpecLike
 from cubatch.plan import plan
 from cubatch.results import Candidate
 from cubatch.spec import Node, Spec
-from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, num_blocks, slowest
+from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, first_tile, num_blocks, slowest
 from cubatch.waves import busiest_sm_blocks, fill
 
 MOST = 40
@@ -125,14 +125,15 @@ def within(
     """
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "device": found}
     top = None if max_batch_size is None else memory.check_batch_size(max_batch_size, "max_batch_size")
+    library = memory.resolve_library(library, found)
     largest = memory.max_batch_size(resolved, max(1, room), recompute=recompute, library=library, **options)
     if batch_sizes is None:
-        kept = _ladder(_proposals(resolved, found, mode, dtype, largest, top))
+        kept = _ladder(_proposals(resolved, found, mode, dtype, library, largest, top))
     else:
         kept = asked_for(batch_sizes, top)
 
     def planned(size: int) -> int:
-        return plan(resolved, batch_size=size, recompute=recompute, **options).total
+        return plan(resolved, batch_size=size, recompute=recompute, library=library, **options).total
 
     steps = [
         attrs.evolve(
@@ -177,6 +178,7 @@ def explain(
     device: Device | str | None = None,
     mode: str = "inference",
     dtype: str = "float32",
+    library: str = "auto",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """
@@ -186,29 +188,30 @@ def explain(
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         found: The candidates; None asks `candidates` for them, with all the arguments.
         device: A GPU; a CPU has no SMs, and nothing is listed for it.
-        mode, dtype: As for `candidates`.
+        mode, dtype, library: As for `candidates`.
         options: Further arguments of `candidates`, for when it is asked.
 
     Returns:
         list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
         are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`,
-        `blocks` (tiles of 128 x 128), `busiest_sm_blocks`, `fill` in (0, 1], `predicted_seconds` of all
-        of them together, and `padding`: {"c": 8} for each of c and k that is no multiple of what
-        Tensor Cores take, with the size that is.
+        `tile` (of the kernel ranked first, or 128x128), `blocks`, `busiest_sm_blocks`, `fill` in (0, 1],
+        `predicted_seconds` of all of them together, and `padding`: {"c": 8} for each of c and k that is no
+        multiple of what Tensor Cores take, with the size that is.
 
     Raises:
         InvalidArgument: If an argument cannot be used.
 
     Example:
-        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb")
+        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb", library="im2col")
         >>> [(row["layers"], row["blocks"], row["busiest_sm_blocks"]) for row in rows]
         [(80, 79, 1), (80, 82, 2)]
     """
     gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
+    library = memory.resolve_library(library, gpu)
     if gpu.num_sms is None:
         return []
     if found is None:
-        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, **options)
+        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
     multiple = _multiple(gpu, dtype)
     alike: dict[object, list[tuple[Node, Pass]]] = {}
     for node, pass_ in timing.layer_passes(resolved, mode):
@@ -217,13 +220,15 @@ def explain(
     rows = []
     for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
         node, pass_ = same[0]
-        blocks = num_blocks(node.layer, pass_, size)
+        tile = first_tile(node.layer, pass_, size, device=gpu, dtype=dtype, library=library)
+        blocks = num_blocks(node.layer, pass_, size, tile)
         seconds = timing.layer_seconds(node.layer, pass_, size, gpu, dtype)
         rows.append({
             "batch_size": size,
             "layer": node.name,
             "layers": len(same),
             "pass": pass_.value,
+            "tile": f"{tile[0]}x{tile[1]}",
             "blocks": blocks,
             "busiest_sm_blocks": busiest_sm_blocks(blocks, gpu.num_sms),
             "fill": fill(blocks, gpu.num_sms),
@@ -233,7 +238,9 @@ def explain(
     return rows
 
 
-def _proposals(spec: Spec, device: Device, mode: str, dtype: str, largest: int, top: int | None) -> list[Proposal]:
+def _proposals(
+    spec: Spec, device: Device, mode: str, dtype: str, library: str, largest: int, top: int | None
+) -> list[Proposal]:
     """Everything that speaks for some batch size from 1 to the limit, in the order of the kinds."""
     limit = largest if top is None else min(largest, top)
     limits = [
@@ -251,7 +258,7 @@ def _proposals(spec: Spec, device: Device, mode: str, dtype: str, largest: int, 
     teeth: list[Proposal] = []
     if device.num_sms is not None:
         teeth += coulom(spec, device.num_sms, limit)
-        teeth += crests(slowest(spec, device, mode, dtype, limit), device.num_sms, limit)
+        teeth += crests(slowest(spec, device, mode, dtype, limit, library), device.num_sms, limit)
     multiple = _multiple(device, dtype)
     if multiple:
         rounded = [tooth.batch_size // multiple * multiple for tooth in teeth]

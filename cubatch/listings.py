@@ -65,6 +65,7 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
             row["layer"],
             row["layers"],
             row["pass"],
+            row["tile"],
             row["blocks"],
             row["busiest_sm_blocks"],
             format_percent(row["fill"]),
@@ -83,10 +84,10 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
         notes = ["Nothing to explain: a CPU has no SMs for blocks to be spread over."]
     if rows:
         notes = [
-            "A block computes a tile of 128 x 128; “alike” counts equal layers; “fill” is the share of SMs at work.",
+            "A block computes one tile of the result; “alike” counts equal layers; “fill” is the share of SMs at work.",
             *notes,
         ]
-    columns = ["batch", "layer", "alike", "pass", "blocks", "busiest SM", "fill", "time at best"]
+    columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "busiest SM", "fill", "time at best"]
     return {"title": "By layer", "columns": columns if rows else [], "rows": cells, "notes": notes}
 
 

@@ -120,31 +120,34 @@ class Footprint:
         return by_part + "\n" + report.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
 
 
-def resolve_library(library: str) -> str:
+def resolve_library(library: str, device: Device) -> str:
     """
-    Say which kernels "auto" stands for: im2col and a GEMM, the only ones there are so far.
+    Say which kernels "auto" stands for: our own on a GPU whose facts are known, else a BLAS.
 
     Raises:
-        InvalidArgument: If the library is unknown, or not in this version.
+        InvalidArgument: If the library is unknown, or not for this device.
     """
     if not isinstance(library, str) or library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
-    if library == "cubatch":
-        raise InvalidArgument("library", library, '"im2col" or "auto"', "Our own GPU kernels are not in this version.")
-    return "im2col"
+    if library == "cubatch" and device.kind == "cpu":
+        raise InvalidArgument("library", library, '"im2col" or "auto"', "The kernels of cubatch need an NVIDIA GPU.")
+    if library == "auto":
+        known = device.num_sms is not None and device.compute_capability is not None
+        return "cubatch" if device.kind == "cuda" and known else "im2col"
+    return library
 
 
 def _checked(
     spec: SpecLike, *, mode: str, dtype: str, optimizer: str, device: Device | str | None, library: str
-) -> tuple[Spec, Device]:
-    """Resolve a spec and a device, and check the words beside them."""
+) -> tuple[Spec, Device, str]:
+    """Resolve a spec, a device and a library, and check the words beside them."""
     check_mode(mode)
     if not isinstance(optimizer, str) or optimizer not in STATE_COPIES:
         raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
     found = probe.resolve(device, live=False)
-    resolve_library(library)
+    library = resolve_library(library, found)
     probe.check_dtype(found, dtype)
-    return models.resolve(spec), found
+    return models.resolve(spec), found, library
 
 
 def check_batch_size(value: object, name: str = "batch_size") -> int:
@@ -195,8 +198,9 @@ def footprint(
         465920
     """
     size = check_batch_size(batch_size)
-    spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
-    whole = plan(spec, batch_size=size, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, device=found)
+    spec, found, library = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
+    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute}
+    whole = plan(spec, batch_size=size, device=found, library=library, **options)
     program = whole.schedule
     parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)
     by_node = {name: dict(parts) for name in [INPUT, *(node.name for node in program.network.nodes)]}
@@ -282,19 +286,27 @@ def max_batch_size(
         >>> totals[0] <= 12 * 2**30 < totals[1]
         True
     """
-    spec, found = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
+    spec, found, library = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
     limit = limit_bytes(memory, found)
     program = schedule_of(spec, mode, recompute)
     spans = program.lifetimes()
 
     def bound(size: int) -> int:
         members, shard = shards(size, found)
-        alive = max(bytes_alive(buffer_sizes(program, shard, dtype, found), spans, len(program.ops)), default=0)
+        sizes = buffer_sizes(program, shard, dtype, found, library)
+        alive = max(bytes_alive(sizes, spans, len(program.ops)), default=0)
         return sum(fixed_bytes(program, dtype, optimizer, members).values()) + members * alive
 
     def planned(size: int) -> Plan:
         return plan(
-            spec, batch_size=size, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute, device=found
+            spec,
+            batch_size=size,
+            mode=mode,
+            dtype=dtype,
+            optimizer=optimizer,
+            recompute=recompute,
+            device=found,
+            library=library,
         )
 
     def total(size: int) -> int:

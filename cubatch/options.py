@@ -26,7 +26,9 @@ DeviceOption = Annotated[
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]
-LibraryOption = Annotated[Library, typer.Option("--library", help="im2col: NumPy's or cuBLAS's GEMM; auto: the best.")]
+LibraryOption = Annotated[
+    Library, typer.Option("--library", help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy.")
+]
 OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]
 RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]
 MaxOption = Annotated[int | None, typer.Option("--max-batch-size", metavar="N", help="Look no further than this.")]

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import attrs
 
-from cubatch import scratch
+from cubatch import kernel_plan, scratch
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kinds import (
     Add,
@@ -24,14 +24,20 @@ from cubatch.kinds import (
     Conv2d,
     Dropout,
     GlobalAvgPool,
+    HardSigmoid,
+    HardSwish,
     Linear,
     MaxPool2d,
     ReLU,
+    ReLU6,
+    Scale,
+    Sigmoid,
+    SiLU,
     Softmax,
 )
 from cubatch.layer import Layer
 from cubatch.schedule import FLOAT32_BYTES, Op, Schedule, schedule
-from cubatch.scratch import Flat, Need, Norm, Pool, Scores
+from cubatch.scratch import Curve, Flat, Need, Norm, Pool, Products, Scores
 from cubatch.spec import Spec
 from cubatch.windows import conv_shape, pool_axes
 
@@ -55,6 +61,7 @@ class Plan:
         schedule: The operations and buffers.
         batch_size: Samples per step.
         dtype: What activations and parameters are stored as.
+        library: Whose scratch memory it has: "im2col" or "cubatch".
         members: Threads that each walk a shard of the batch through the whole step (CPU); 1 on a GPU.
         shard: Samples of the largest shard.
         copies: Buffer sets that a small single layer rotates over, so that it finds its input out of cache.
@@ -69,6 +76,7 @@ class Plan:
     schedule: Schedule
     batch_size: int
     dtype: str
+    library: str
     members: int
     shard: int
     copies: int
@@ -107,7 +115,7 @@ def workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, devi
 
 
 @lru_cache(maxsize=4096)
-def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:  # noqa: PLR0911 - one for each kind
+def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:  # noqa: C901, PLR0911 - by kind
     """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
     is_forward = kind == "forward"
     h, w, c = layer.input_shapes[0]
@@ -127,6 +135,10 @@ def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], in
         return (Scores(itemsize=itemsize, classes=c),), h * w
     if isinstance(layer, ReLU | Dropout):  # a flag, or a random number
         return (Flat(itemsize=FLOAT32_BYTES),), outputs
+    if isinstance(layer, ReLU6 | Sigmoid | SiLU | HardSigmoid | HardSwish):
+        return (Curve(itemsize=itemsize),), outputs
+    if isinstance(layer, Scale):
+        return ((), 0) if is_forward else ((Products(itemsize=itemsize, rows=h * w, channels=c),), 1)
     if isinstance(layer, Linear):  # its output turned around
         return ((Flat(itemsize=itemsize),), outputs) if is_forward else ((), 0)
     if isinstance(layer, Add | Concat | GlobalAvgPool):
@@ -150,6 +162,7 @@ def plan(
     optimizer: str,
     recompute: bool,
     device: Device,
+    library: str = "im2col",
 ) -> Plan:
     """
     Lay out one step: every buffer gets an offset at which nothing else lives at the same time.
@@ -159,12 +172,13 @@ def plan(
     """
     program = schedule_of(spec, mode, recompute)
     members, shard = shards(batch_size, device)
-    sizes = buffer_sizes(program, shard, dtype, device)
+    sizes = buffer_sizes(program, shard, dtype, device, library)
     offsets, arena = _place(sizes, program.lifetimes())
     return Plan(
         schedule=program,
         batch_size=batch_size,
         dtype=dtype,
+        library=library,
         members=members,
         shard=shard,
         copies=_copies(program, members * arena, device),
@@ -209,7 +223,7 @@ def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device) -> list[int]:
+def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> list[int]:
     """Give the bytes of every buffer of a schedule, for one shard of so many samples."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     widths = {0: itemsize, FLOAT32_BYTES: max(FLOAT32_BYTES, itemsize)}
@@ -219,7 +233,12 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device)
     ]
     for op in program.ops:
         if op.workspace is not None:
-            sizes[op.workspace] = _align(workspace_bytes(op, program, batch_size, itemsize, device))
+            needed = (
+                kernel_plan.workspace_bytes(op, program, batch_size, dtype, device)
+                if library == "cubatch"
+                else workspace_bytes(op, program, batch_size, itemsize, device)
+            )
+            sizes[op.workspace] = _align(needed)
     return sizes
 
 

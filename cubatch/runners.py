@@ -12,9 +12,10 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cubatch import clocks, models, probe
+from cubatch import clocks, models, probe, select
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument, OutOfMemory
 from cubatch.runner import Clock
@@ -72,8 +73,11 @@ def network_runner(
     mode: str,
     dtype: str,
     optimizer: str,
+    library: str,
     recompute: bool,
     seed: int,
+    choice_seconds: float = 0.0,
+    winners: str | None = None,
 ) -> NetworkRunner:
     """
     Build the runner of a network from what JSON can hold: the factory that a worker is given.
@@ -81,15 +85,22 @@ def network_runner(
     Args:
         spec: Network or layer as a mapping.
         device: "cpu", or "cuda:1" as this process numbers them.
-        mode, dtype, optimizer, recompute, seed: As for `autotune`.
+        mode, dtype, optimizer, library, recompute, seed: As for `autotune`; the library is "cubatch" or "im2col".
+        choice_seconds: How long timing kernel variants may take.
+        winners: File of the variants that won before; None keeps them for this process only.
     """
     found = probe.resolve(device)
+    context = None
+    if library == "cubatch":
+        path = None if winners is None else Path(winners)
+        context = select.kernel_context(found, dtype, seconds=choice_seconds, path=path)
     model = Model(
         models.resolve(spec),
         device=found,
         mode=mode,
         dtype=dtype,
         optimizer=optimizer,
+        context=context,
         learning_rate=0.0,  # every step does the same work on the same parameters; random data would drive them to NaN
         recompute=recompute,
         seed=seed,

@@ -2,7 +2,7 @@
 The teeth of the saw: batch sizes at which the blocks of a layer fill the SMs evenly.
 
 Two rules find them.  Coulom's formula knows a convolution's input only; crests are searched in the
-number of blocks that a pass of a layer really has.
+number of blocks that a pass of a layer really has, by the tile of the kernel that runs it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import attrs
 
 from cubatch import timing
 from cubatch.hardware import Device
+from cubatch.kernel_plan import problem_of
 from cubatch.kinds import Attention, Conv2d
 from cubatch.layer import MAX_EXTENT, Gemm, Layer, Pass
 from cubatch.spec import Node, Spec, as_network
+from cubatch.variants import ranked
 from cubatch.waves import busiest_sm_blocks, coulom_batch_size
 
 TILE = (128, 128)
@@ -38,12 +40,18 @@ class Proposal:
     reason: str
 
 
-def num_blocks(layer: Layer, pass_: Pass, batch_size: int) -> int:
+def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE) -> int:
     """
-    Count the blocks of a pass, one for each tile of 128 x 128 of the result, without split-K.
+    Count the blocks of a pass, one for each tile of the result, without split-K.
 
     The phases of a strided dgrad and the groups of a convolution are one grid.  The products of
     attention need each other's results, so they are several: the one with most FLOP stands for them.
+
+    Args:
+        layer: The layer.
+        pass_: Which of its passes.
+        batch_size: Samples.
+        tile: Rows and columns of a tile; see `first_tile`.
 
     Returns:
         int: Blocks; 0 for a pass without a matrix product.
@@ -53,7 +61,34 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int) -> int:
         49
     """
     grid = _grid(layer, pass_, batch_size)
-    return sum(gemm.count * _tiles(gemm.m, TILE[0]) * _tiles(gemm.n, TILE[1]) for gemm in grid)
+    return sum(gemm.count * _tiles(gemm.m, tile[0]) * _tiles(gemm.n, tile[1]) for gemm in grid)
+
+
+def first_tile(
+    layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str
+) -> tuple[int, int]:
+    """
+    Give the tile of a pass: that of our kernel which is ranked first, else the vendor's usual 128 x 128.
+
+    Args:
+        layer: The layer.
+        pass_: Which of its passes.
+        batch_size: Samples; small ones rank smaller tiles first.
+        device: A GPU.
+        dtype: Storage of the elements.
+        library: "cubatch" or "im2col".
+
+    Example:
+        >>> conv = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> first_tile(conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch")
+        (256, 128)
+    """
+    problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
+    if problem is None or device.num_sms is None or device.compute_capability is None:
+        return TILE
+    tile = ranked(problem, device)[0].tile
+    return TILE if tile is None else (tile.m, tile.n)
 
 
 def _grid(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
@@ -85,17 +120,22 @@ def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     return by_turns(found)
 
 
-def slowest(spec: Spec, device: Device, mode: str, dtype: str, batch_size: int) -> list[tuple[str, Blocks]]:
+def slowest(
+    spec: Spec, device: Device, mode: str, dtype: str, batch_size: int, library: str = "im2col"
+) -> list[tuple[str, Blocks]]:
     """
     Name the three passes of most predicted time whose grids differ, with their blocks as a function of the batch.
 
-    Where the device's peaks are not known, FLOP stand for time.
+    Where the device's peaks are not known, FLOP stand for time.  Blocks are of the tile chosen for `batch_size`.
     """
 
     def cost(item: tuple[Node, Pass]) -> tuple[float, int]:
         node, pass_ = item
         seconds = timing.layer_seconds(node.layer, pass_, batch_size, device, dtype)
         return seconds or 0.0, sum(gemm.flops for gemm in node.layer.gemms(pass_, 1))
+
+    def tile_of(layer: Layer, pass_: Pass) -> tuple[int, int]:
+        return first_tile(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
 
     growing = [
         (node, pass_)
@@ -104,12 +144,13 @@ def slowest(spec: Spec, device: Device, mode: str, dtype: str, batch_size: int) 
     ]
     distinct: dict[object, tuple[Node, Pass]] = {}
     for node, pass_ in sorted(growing, key=cost, reverse=True):
-        grid = tuple((gemm.m, _tiles(gemm.n, TILE[1]), gemm.count) for gemm in _grid(node.layer, pass_, 1))
+        tile = tile_of(node.layer, pass_)
+        grid = tile, tuple((gemm.m, _tiles(gemm.n, tile[1]), gemm.count) for gemm in _grid(node.layer, pass_, 1))
         distinct.setdefault(grid, (node, pass_))
     return [
         (
             node.name if pass_ is Pass.FPROP else f"{node.name} {pass_.value}",
-            functools.partial(num_blocks, node.layer, pass_),
+            functools.partial(num_blocks, node.layer, pass_, tile=tile_of(node.layer, pass_)),
         )
         for node, pass_ in itertools.islice(distinct.values(), TOP)
     ]

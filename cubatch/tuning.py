@@ -27,6 +27,8 @@ from cubatch.spec import Spec, as_network
 
 # On the CPU a plan above this share of the limit could take the user's process with it.
 _ISOLATE_SHARE = 0.25
+# Timing kernel variants takes at most this share of the budget.
+_CHOICE_SHARE = 1 / 3
 
 
 def autotune(
@@ -69,8 +71,8 @@ def autotune(
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
         latency_limit: Seconds that a step may take.
         optimizer: "sgd", "momentum" or "adam", in training.
-        library: "im2col": the vendor's GEMM through CuPy, or NumPy's BLAS. "auto" is the best there is;
-            the result says which.
+        library: "cubatch": our kernels, on a GPU only; "im2col": the vendor's GEMM through CuPy, or NumPy's
+            BLAS. "auto" is the first on a GPU and the second on the CPU; the result says which.
         recompute: Forget activations and compute them again in the backward pass.
         budget: Seconds of measuring, at most.
         isolate: Measure in a worker process that may die: True, False, or "auto": on a GPU, and on the CPU
@@ -104,7 +106,7 @@ def autotune(
     _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
     _check_choices(isolate=isolate, recompute=recompute, store=store)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    library = memory.resolve_library(library)
+    library = memory.resolve_library(library, found)
     if objective == "energy" and found.kind == "cpu":
         raise EnergyNotAvailable(str(found))
     if max_batch_size is not None:
@@ -155,8 +157,11 @@ def autotune(
                 "mode": mode,
                 "dtype": dtype,
                 "optimizer": optimizer,
+                "library": library,
                 "recompute": recompute,
                 "seed": seed,
+                "choice_seconds": _CHOICE_SHARE * budget,
+                "winners": _winners(store),
             },
         )
         isolated = _is_isolated(isolate, found, steps, limit.bytes)
@@ -323,6 +328,14 @@ def _open(place: bool | str | Path, identity: Mapping[str, Any], held: Mapping[s
     return store.open_run(path, identity=identity, conditions=held, budget=budget, refresh=place == "refresh")
 
 
+def _winners(place: bool | str | Path) -> str | None:  # noqa: FBT001
+    """Say in which file the variants that won are kept: beside the store, so that no store is no file."""
+    if place is False:
+        return None
+    path = store.default_path() if place is True or place == "refresh" else Path(place)
+    return str(path.with_name("kernels.sqlite3"))
+
+
 def _check(budget: float, seed: int, progress: object, **numbers: float | None) -> None:
     """Check what `autotune` and `autotune_callable` share; how large other numbers may be, Goal checks."""
     if not _is_number(budget) or not 0 < budget < float("inf"):
@@ -380,8 +393,7 @@ def _l2(spec: Spec, steps: Sequence[Candidate], device: Device, shape: Mapping[s
     """Say whether the smallest candidate finds its input in the L2 from the step before."""
     if not isinstance(spec, Layer) or not steps or not device.l2_bytes:
         return "warm"
-    options = {key: value for key, value in shape.items() if key != "library"}
-    laid_out = plan(spec, batch_size=steps[0].batch_size, device=device, **options)
+    laid_out = plan(spec, batch_size=steps[0].batch_size, device=device, **shape)
     return "cold" if laid_out.total - laid_out.fixed_bytes >= 2 * device.l2_bytes else "warm"
 
 

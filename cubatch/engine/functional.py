@@ -8,18 +8,18 @@ the calling thread, on the samples it is handed: members of a `team.Team` call i
 `backend.prepare()` binds a call to its arrays for fast repetition.
 """
 
+from cubatch.engine.activations import activation, activation_backward, relu, relu_backward
 from cubatch.engine.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
 from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train
+from cubatch.engine.optim import adam, momentum, sgd
 from cubatch.engine.pointwise import (
     add,
     concat,
     concat_backward,
     dropout,
     dropout_backward,
-    relu,
-    relu_backward,
 )
 from cubatch.engine.pooling import (
     avg_pool2d,
@@ -29,8 +29,12 @@ from cubatch.engine.pooling import (
     max_pool2d,
     max_pool2d_backward,
 )
+from cubatch.engine.scaling import scale, scale_backward
 
 __all__ = [
+    "activation",
+    "activation_backward",
+    "adam",
     "add",
     "avg_pool2d",
     "avg_pool2d_backward",
@@ -51,8 +55,12 @@ __all__ = [
     "linear_wgrad",
     "max_pool2d",
     "max_pool2d_backward",
+    "momentum",
     "relu",
     "relu_backward",
+    "scale",
+    "scale_backward",
+    "sgd",
     "softmax",
     "softmax_backward",
     "softmax_cross_entropy",

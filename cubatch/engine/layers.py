@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from cubatch import kinds
-from cubatch.engine import backend, functional
+from cubatch.engine import backend
 from cubatch.engine.arena import Arena
 from cubatch.engine.team import Team
 from cubatch.errors import UnsupportedLayer
@@ -30,6 +30,7 @@ class Place:
     Where one member of a team works: its shard of the batch, its gradients, the shared parameters.
 
     Attributes:
+        operations: The functions that compute: `functional`, or their twins on hand-written kernels.
         arena: The shard's buffers.
         parameters: By layer and name; shared by all members.
         gradients: By layer and name; this member's own.
@@ -41,6 +42,7 @@ class Place:
         seed: Where those draws start.
     """
 
+    operations: Any
     arena: Arena
     parameters: Mapping[str, Mapping[str, Any]]
     gradients: Mapping[str, Mapping[str, Any]]
@@ -73,7 +75,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     """
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
-        return backend.prepare(functional.add, [x0, x1], out=y)
+        return backend.prepare(place.operations.add, [x0, x1], out=y)
     if op.node is None or op.workspace is None:
         raise ValueError(f"a {op.kind} operation has nothing to bind")
     views: dict[tuple[int, tuple[int, ...]], Any] = {}
@@ -145,7 +147,7 @@ def _conv_geometry(layer: kinds.Conv2d) -> dict[str, Any]:
 
 
 def _conv2d(at: _Bound) -> None:
-    functional.conv2d(
+    at.place.operations.conv2d(
         at.reads["x0"],
         at.parameters["w"],
         at.parameters.get("b"),
@@ -158,17 +160,17 @@ def _conv2d(at: _Bound) -> None:
 
 def _conv2d_backward(at: _Bound) -> None:
     geometry, dy = _conv_geometry(at.layer), at.reads["dy"]
-    functional.conv2d_wgrad(
+    at.place.operations.conv2d_wgrad(
         at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), **geometry, workspace=at.workspace
     )
     if "dx0" in at.writes:
-        functional.conv2d_dgrad(
+        at.place.operations.conv2d_dgrad(
             dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, out=at.writes["dx0"], workspace=at.workspace
         )
 
 
 def _linear(at: _Bound) -> None:
-    functional.linear(
+    at.place.operations.linear(
         at.reads["x0"],
         at.parameters["w"],
         at.parameters.get("b"),
@@ -180,9 +182,11 @@ def _linear(at: _Bound) -> None:
 
 def _linear_backward(at: _Bound) -> None:
     dy = at.reads["dy"]
-    functional.linear_wgrad(at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"))
+    at.place.operations.linear_wgrad(
+        at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), workspace=at.workspace
+    )
     if "dx0" in at.writes:
-        functional.linear_dgrad(dy, at.parameters["w"], out=at.writes["dx0"])
+        at.place.operations.linear_dgrad(dy, at.parameters["w"], out=at.writes["dx0"], workspace=at.workspace)
 
 
 def _pool_geometry(layer: kinds.MaxPool2d | kinds.AvgPool2d) -> dict[str, Any]:
@@ -190,7 +194,7 @@ def _pool_geometry(layer: kinds.MaxPool2d | kinds.AvgPool2d) -> dict[str, Any]:
 
 
 def _max_pool2d(at: _Bound) -> None:
-    functional.max_pool2d(
+    at.place.operations.max_pool2d(
         at.reads["x0"],
         **_pool_geometry(at.layer),
         relu=at.op.relu,
@@ -201,7 +205,7 @@ def _max_pool2d(at: _Bound) -> None:
 
 
 def _max_pool2d_backward(at: _Bound) -> None:
-    functional.max_pool2d_backward(
+    at.place.operations.max_pool2d_backward(
         at.reads["dy"],
         at.reads["argmax"],
         x_shape=at.x_shape(),
@@ -212,7 +216,7 @@ def _max_pool2d_backward(at: _Bound) -> None:
 
 
 def _avg_pool2d(at: _Bound) -> None:
-    functional.avg_pool2d(
+    at.place.operations.avg_pool2d(
         at.reads["x0"],
         **_pool_geometry(at.layer),
         count_include_pad=at.layer.count_pad,
@@ -222,7 +226,7 @@ def _avg_pool2d(at: _Bound) -> None:
 
 
 def _avg_pool2d_backward(at: _Bound) -> None:
-    functional.avg_pool2d_backward(
+    at.place.operations.avg_pool2d_backward(
         at.reads["dy"],
         x_shape=at.x_shape(),
         **_pool_geometry(at.layer),
@@ -234,18 +238,18 @@ def _avg_pool2d_backward(at: _Bound) -> None:
 
 def _global_avg_pool(at: _Bound) -> None:
     y = at.writes["y"]
-    functional.global_avg_pool(at.reads["x0"], out=y.reshape(len(y), -1))
+    at.place.operations.global_avg_pool(at.reads["x0"], out=y.reshape(len(y), -1))
 
 
 def _global_avg_pool_backward(at: _Bound) -> None:
     dy = at.reads["dy"]
-    functional.global_avg_pool_backward(dy.reshape(len(dy), -1), x_shape=at.x_shape(), out=at.writes["dx0"])
+    at.place.operations.global_avg_pool_backward(dy.reshape(len(dy), -1), x_shape=at.x_shape(), out=at.writes["dx0"])
 
 
 def _batch_norm2d(at: _Bound) -> None:
     layer, place, state = at.layer, at.place, at.place.states[at.name]
     if not at.training:
-        functional.batch_norm_inference(
+        at.place.operations.batch_norm_inference(
             at.reads["x0"],
             at.parameters["gamma"],
             at.parameters["beta"],
@@ -259,7 +263,7 @@ def _batch_norm2d(at: _Bound) -> None:
         return
     mean, inv_std = at.writes["statistics"]
     keeps = place.rank == 0 and not at.op.replay
-    functional.batch_norm_train(
+    at.place.operations.batch_norm_train(
         at.reads["x0"],
         at.parameters["gamma"],
         at.parameters["beta"],
@@ -279,7 +283,7 @@ def _batch_norm2d(at: _Bound) -> None:
 
 def _batch_norm2d_backward(at: _Bound) -> None:
     mean, inv_std = at.reads["statistics"]
-    functional.batch_norm_backward(
+    at.place.operations.batch_norm_backward(
         at.reads["dy"],
         at.reads["x0"],
         at.parameters["gamma"],
@@ -295,48 +299,78 @@ def _batch_norm2d_backward(at: _Bound) -> None:
 
 
 def _relu(at: _Bound) -> None:
-    functional.relu(at.reads["x0"], out=at.writes["y"])
+    at.place.operations.relu(at.reads["x0"], out=at.writes["y"])
 
 
 def _relu_backward(at: _Bound) -> None:
-    functional.relu_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
+    at.place.operations.relu_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
+
+
+def _activation(at: _Bound) -> None:
+    at.place.operations.activation(at.reads["x0"], kind=at.layer.type, out=at.writes["y"], workspace=at.workspace)
+
+
+def _activation_backward(at: _Bound) -> None:
+    saved = at.reads["y"] if "y" in at.reads else at.reads["x0"]  # whichever the layer's record names
+    at.place.operations.activation_backward(
+        at.reads["dy"],
+        saved,
+        kind=at.layer.type,
+        out=at.writes["dx0"],
+        workspace=at.workspace,
+    )
+
+
+def _scale(at: _Bound) -> None:
+    at.place.operations.scale(at.reads["x0"], at.reads["x1"], out=at.writes["y"])
+
+
+def _scale_backward(at: _Bound) -> None:
+    at.place.operations.scale_backward(
+        at.reads["dy"],
+        at.reads["x0"],
+        at.reads["x1"],
+        dx=at.writes.get("dx0"),
+        ds=at.writes.get("dx1"),
+        workspace=at.workspace,
+    )
 
 
 def _add(at: _Bound) -> None:
     # In place, the branch that is overwritten comes first, or it would be lost before it is read.
     target = at.op.writes["y"]
     roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
-    functional.add([at.reads[role] for role in roles], out=at.writes["y"])
+    at.place.operations.add([at.reads[role] for role in roles], out=at.writes["y"])
 
 
 def _concat(at: _Bound) -> None:
-    functional.concat([at.reads[f"x{i}"] for i in range(len(at.layer.channels))], out=at.writes["y"])
+    at.place.operations.concat([at.reads[f"x{i}"] for i in range(len(at.layer.channels))], out=at.writes["y"])
 
 
 def _concat_backward(at: _Bound) -> None:
     outs = [at.writes.get(f"dx{i}") for i in range(len(at.layer.channels))]
-    functional.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
+    at.place.operations.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
 
 
 def _softmax(at: _Bound) -> None:
-    functional.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)
+    at.place.operations.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)
 
 
 def _softmax_backward(at: _Bound) -> None:
-    functional.softmax_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
+    at.place.operations.softmax_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
 
 
 def _dropout(at: _Bound) -> None:
     place = at.place
     # The seed names layer, step and shard, so that a replay draws the mask that the first pass drew.
     seed = (place.seed, place.clock[0], place.begin, *at.name.encode())
-    functional.dropout(
+    at.place.operations.dropout(
         at.reads["x0"], p=at.layer.p, seed=seed, out=at.writes["y"], mask=at.writes["mask"], workspace=at.workspace
     )
 
 
 def _dropout_backward(at: _Bound) -> None:
-    functional.dropout_backward(at.reads["dy"], at.reads["mask"], p=at.layer.p, out=at.writes["dx0"])
+    at.place.operations.dropout_backward(at.reads["dy"], at.reads["mask"], p=at.layer.p, out=at.writes["dx0"])
 
 
 _FORWARD: dict[type[Layer], Callable[[_Bound], None]] = {
@@ -347,6 +381,12 @@ _FORWARD: dict[type[Layer], Callable[[_Bound], None]] = {
     kinds.GlobalAvgPool: _global_avg_pool,
     kinds.BatchNorm2d: _batch_norm2d,
     kinds.ReLU: _relu,
+    kinds.ReLU6: _activation,
+    kinds.Sigmoid: _activation,
+    kinds.SiLU: _activation,
+    kinds.HardSigmoid: _activation,
+    kinds.HardSwish: _activation,
+    kinds.Scale: _scale,
     kinds.Add: _add,
     kinds.Concat: _concat,
     kinds.Softmax: _softmax,
@@ -360,6 +400,12 @@ _BACKWARD: dict[type[Layer], Callable[[_Bound], None]] = {
     kinds.GlobalAvgPool: _global_avg_pool_backward,
     kinds.BatchNorm2d: _batch_norm2d_backward,
     kinds.ReLU: _relu_backward,
+    kinds.ReLU6: _activation_backward,
+    kinds.Sigmoid: _activation_backward,
+    kinds.SiLU: _activation_backward,
+    kinds.HardSigmoid: _activation_backward,
+    kinds.HardSwish: _activation_backward,
+    kinds.Scale: _scale_backward,
     kinds.Concat: _concat_backward,
     kinds.Softmax: _softmax_backward,
     kinds.Dropout: _dropout_backward,

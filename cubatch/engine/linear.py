@@ -51,15 +51,19 @@ def linear(x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None
     return y
 
 
-def linear_dgrad(dy: Any, w: Any, *, out: Any = None) -> Any:
-    """Give the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c]."""
+def linear_dgrad(dy: Any, w: Any, *, out: Any = None, workspace: Any = None) -> Any:  # noqa: ARG001 - see below
+    """
+    Give the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
+
+    The array library's product needs no workspace; hand-written kernels do.
+    """
     xp, (k, c) = of(dy), w.shape
     dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
     xp.matmul(dy.reshape(-1, k), w, out=dx.reshape(-1, c))
     return dx
 
 
-def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None) -> Any:
+def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = None) -> Any:  # noqa: ARG001
     """
     Give the gradients by a linear layer's filter and bias, summed over all positions handed in.
 
@@ -68,6 +72,7 @@ def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None) -> Any:
         dy: Gradient by the output (..., k), C-contiguous.
         dw: Where the filter's gradient goes: (k, c). Overwritten.
         db: Where the bias's gradient goes: (k,), or None. Overwritten.
+        workspace: Not used: the array library's product needs none; hand-written kernels do.
 
     Returns:
         dw.

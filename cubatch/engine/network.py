@@ -4,6 +4,9 @@ A network that runs: parameters, one prepared batch size, steps.
 The schedule is executed as it is written.  On a CPU every thread walks its shard of the batch
 through the whole step with buffers of its own; they meet where the batch meets, in the statistics
 of batch norm and the sum of the gradients.  On a GPU there is one member and a stream.
+
+Operations are those of `functional`, on the array library's own calls, or of `native`, on hand-written
+kernels; which, and which variant of each, is decided by whoever makes the model.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from typing import Any, Self
 import numpy as np
 
 from cubatch import memory, probe
-from cubatch.engine import backend, functional, layers, optim
+from cubatch.engine import backend, functional, layers
 from cubatch.engine.arena import Arena, element_type, sum_type
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.operations import operations
 from cubatch.engine.team import Team
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory
 from cubatch.foreign import is_out_of_memory
@@ -30,6 +35,7 @@ from cubatch.spec import Spec, as_network
 
 _RANDOM_BLOCK = 2**16
 _SHIFT = 7919
+_VECTOR_ELEMENTS = 8
 
 
 class Model:
@@ -46,6 +52,7 @@ class Model:
         recompute: Forget activations and compute them again in the backward pass.
         seed: Draws the initial parameters, random data and dropout masks.
         share: Another model of the same network, whose parameters are used instead of new ones.
+        context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
 
     Raises:
         UnsupportedLayer: If the engine has no code for one of the layers.
@@ -74,14 +81,18 @@ class Model:
         recompute: bool = False,
         seed: int = 0,
         share: Model | None = None,
+        context: Context | None = None,
     ) -> None:
         self.spec, self.network, self.device = spec, as_network(spec), device
         self._usual_device: int | None = None
         self.mode, self.dtype, self.optimizer, self.recompute, self.seed = mode, dtype, optimizer, recompute, seed
         for node in self.network.nodes:
             layers.check(node.layer, node.name)
-        self._xp = backend.module(device.kind)
-        if device.kind == "cuda":  # everything below is allocated and launched on the current device
+        self._xp = context.launcher.module if context else backend.module(device.kind)
+        self._operations = operations(context) if context else functional
+        self.library = "cubatch" if context else "im2col"
+        self._on_gpu = self._xp is not np
+        if self._on_gpu:  # everything below is allocated and launched on the current device
             self._usual_device = int(self._xp.cuda.Device().id)
             self._xp.cuda.Device(device.index).use()
         self.learning_rate = learning_rate
@@ -138,14 +149,20 @@ class Model:
         return self._xp.asarray(flat.astype(element_type(self.dtype), copy=False)), states
 
     def _views(self, flat: Any) -> dict[str, dict[str, Any]]:
-        """Cut a flat array into the parameters by layer and name."""
-        views: dict[str, dict[str, Any]] = {}
-        start = 0
-        for node in self.network.nodes:
-            for name, shape in node.layer.parameter_shapes.items():
-                count = math.prod(shape)
-                views.setdefault(node.name, {})[name] = flat[start : start + count].reshape(shape)
-                start += count
+        """
+        Cut a flat array into the parameters by layer and name.
+
+        Those of whole 16-byte vectors come first, so that kernels which load them find them aligned.
+        """
+        named = [(node.name, *item) for node in self.network.nodes for item in node.layer.parameter_shapes.items()]
+        views: dict[str, dict[str, Any]] = {layer: {} for layer, _, _ in named}
+        offsets, start = {}, 0
+        for layer, name, shape in sorted(named, key=lambda item: math.prod(item[2]) % _VECTOR_ELEMENTS != 0):
+            offsets[layer, name] = start
+            start += math.prod(shape)
+        for layer, name, shape in named:
+            begin = offsets[layer, name]
+            views[layer][name] = flat[begin : begin + math.prod(shape)].reshape(shape)
         return views
 
     @property
@@ -174,7 +191,7 @@ class Model:
 
         On a GPU it is what CuPy's pool holds, which is emptied before each batch size: the high water.
         """
-        if self.device.kind == "cuda":
+        if self._on_gpu:
             return int(self._xp.get_default_memory_pool().total_bytes())
         arrays = [self._flat, *self._optimizer_state, *self._gradients]
         arrays += [array for state in self._states.values() for array in state.values()]
@@ -197,6 +214,7 @@ class Model:
             optimizer=self.optimizer,
             recompute=self.recompute,
             device=self.device,
+            library=self.library,
         )
         try:
             self._lay_out(plan)
@@ -217,6 +235,7 @@ class Model:
             shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
             places = [
                 layers.Place(
+                    operations=self._operations,
                     arena=Arena(plan, shard.stop - shard.start, self._xp),
                     parameters=parameters,
                     gradients=gradients[rank] if gradients else {},
@@ -246,7 +265,7 @@ class Model:
         shape = (*labels.shape, -1)
         loss = self._losses[place.rank]
         return backend.prepare(
-            functional.softmax_cross_entropy,
+            self._operations.softmax_cross_entropy,
             arena[op.reads["x0"]].reshape(shape),
             labels,
             loss=loss,
@@ -264,8 +283,7 @@ class Model:
         gradients = [gradient[part] for gradient in self._gradients]
         state = [array[part] for array in self._optimizer_state]
         options = {"step": self._clock[0] + 1} if self.optimizer == "adam" else {}
-        rules: dict[str, Callable[..., None]] = {"sgd": optim.sgd, "momentum": optim.momentum, "adam": optim.adam}
-        rule = rules[self.optimizer]
+        rule = getattr(self._operations, self.optimizer)
         rule(self._flat[part], gradients, *state, lr=self.learning_rate, workspace=workspace, **options)
 
     def _out_of_memory(self, plan: Plan) -> OutOfMemory:
@@ -285,6 +303,7 @@ class Model:
                 optimizer=self.optimizer,
                 recompute=self.recompute,
                 device=self.device,
+                library=self.library,
             )
         return OutOfMemory(
             f"{self.mode} of {self.network.name} at batch size {plan.batch_size}",
@@ -300,7 +319,7 @@ class Model:
             self._team.close()
         self._team, self.plan, self._turn = None, None, 0
         self._places, self._programs, self._gradients = [], [], []
-        if self.device.kind == "cuda":
+        if self._on_gpu:
             self._xp.get_default_memory_pool().free_all_blocks()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import attrs
 
 from cubatch.engine import data as data_module
 from cubatch.engine.data import Dataset
+from cubatch.engine.native.context import Context
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
@@ -79,6 +80,7 @@ def train(
     optimizer: str = "momentum",
     recompute: bool = False,
     seed: int = 0,
+    context: Context | None = None,
     progress: Callable[[Epoch], None] | None = None,
 ) -> Training:
     """
@@ -97,6 +99,7 @@ def train(
         optimizer: "sgd", "momentum" or "adam".
         recompute: Forget activations and compute them again in the backward pass.
         seed: Draws parameters, order and dropout masks.
+        context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
         progress: Called after every epoch.
 
     Returns:
@@ -116,9 +119,9 @@ def train(
     with (
         Model(
             network, device=device, mode="training", optimizer=optimizer, learning_rate=learning_rate,
-            recompute=recompute, seed=seed,
+            recompute=recompute, seed=seed, context=context,
         ) as model,
-        Model(network, device=device, share=model) as tested,
+        Model(network, device=device, share=model, context=context) as tested,
     ):  # fmt: skip
         model.prepare(batch_size)
         for number in range(1, epochs + 1):

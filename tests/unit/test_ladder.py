@@ -13,8 +13,10 @@ from cubatch import ladder, memory, probe
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, UnknownName, UnsupportedDtype
 from cubatch.hardware import Device
 from cubatch.kinds import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
+from cubatch.layer import Pass
 from cubatch.results import Candidate
 from cubatch.spec import Network
+from cubatch.teeth import first_tile
 
 V100 = "v100-sxm2-16gb"
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
@@ -51,12 +53,27 @@ def test_crests_are_marked_with_layer_and_level() -> None:
 
     28 boards are 79 blocks and 29 are 82; 56 are 158 and 57 are 161.
     """
-    found = ladder.candidates(GO, device=V100)
+    found = ladder.candidates(GO, device=V100, library="im2col")
     assert "crest 1 of conv2d" in reasons(found, 28)
     assert "past crest 1 of conv2d" in reasons(found, 29)
     assert "crest 2 of conv2d" in reasons(found, 56)
     assert "past crest 2 of conv2d" in reasons(found, 57)
     assert not any("past crest 3" in reason for c in found for reason in c.reasons)
+
+
+def test_crests_of_our_kernels_are_those_of_the_tile_ranked_first() -> None:
+    """Each marked size is the last before the blocks of that tile, counted here, put one more on the busiest SM."""
+    device = probe.resolve(V100, live=False)
+    found = ladder.candidates(GO, device=V100)
+    largest_size = max(c.batch_size for c in found)
+    rows, columns = first_tile(GO, Pass.FPROP, largest_size, device=device, dtype="float32", library="cubatch")
+    crests = [size for size in sizes(found, "crest") if any(r.startswith("crest") for r in reasons(found, size))]
+    assert len(crests) > 3
+
+    def busiest(n: int) -> int:
+        return -(-(-(-361 * n // rows) * -(-128 // columns)) // 80)
+
+    assert all(busiest(n) < busiest(n + 1) for n in crests)
 
 
 def test_backward_crests_name_their_pass() -> None:
@@ -133,7 +150,7 @@ def test_tensor_core_multiples_follow_gpu_and_dtype(device: str, dtype: str, mul
 
 def test_a_size_with_several_reasons_is_one_candidate_with_all() -> None:
     """56 boards are Coulom's n = 2, a crest, and a multiple of 8 at once."""
-    found = ladder.candidates(GO, device=V100, dtype="float16")
+    found = ladder.candidates(GO, device=V100, dtype="float16", library="im2col")
     assert {"coulom n=2", "crest 2 of conv2d", "tensor-core multiple of 8"} <= set(reasons(found, 56))
 
 
@@ -325,7 +342,9 @@ def test_every_ladder_keeps_its_bounds(
 
 def test_the_bounds_hold_at_the_largest_limit_there_is() -> None:
     """31 powers of two leave little room for the rest: the cut keeps one of every kind all the same."""
-    proposals = ladder._proposals(GO, probe.resolve(V100, live=False), "training", "float16", 2**31 - 1, 2**31 - 2)
+    proposals = ladder._proposals(
+        GO, probe.resolve(V100, live=False), "training", "float16", "im2col", 2**31 - 1, 2**31 - 2
+    )
     found = ladder._ladder(proposals)
     check(found, 2**31 - 2)
     assert kinds(found) == {
@@ -335,7 +354,7 @@ def test_the_bounds_hold_at_the_largest_limit_there_is() -> None:
 
 def test_a_ladder_within_forty_is_not_cut() -> None:
     """Nothing is left out without need."""
-    found = ladder.candidates(GO, device=V100, max_batch_size=200)
+    found = ladder.candidates(GO, device=V100, max_batch_size=200, library="im2col")
     expected = {1, 2, 4, 8, 16, 32, 64, 128, 200} | {28, 56, 85, 113, 141, 170, 198} | {29, 57}
     assert {c.batch_size for c in found} == expected
 
@@ -345,7 +364,7 @@ def test_a_ladder_within_forty_is_not_cut() -> None:
 
 def test_explain_shows_the_arithmetic_of_the_crest() -> None:
     """28 boards are 79 blocks of 80 SMs; one more is 82, two on the busiest, and half the device idle."""
-    rows = ladder.explain(GO, [Candidate(28), Candidate(29)], device=V100)
+    rows = ladder.explain(GO, [Candidate(28), Candidate(29)], device=V100, library="im2col")
     assert [(r["batch_size"], r["blocks"], r["busiest_sm_blocks"], round(r["fill"], 3)) for r in rows] == [
         (28, 79, 1, 0.988),
         (29, 82, 2, 0.512),

@@ -82,6 +82,7 @@ def test_parts_cover_the_peak_and_layers_add_up(name, device):
     assert whole.total == plan(
         models.build(name),
         batch_size=3, mode="training", dtype="float32", optimizer="sgd", recompute=False, device=device,
+        library=memory.resolve_library("auto", device),
     ).total  # fmt: skip
 
 
@@ -153,6 +154,7 @@ def totals(spec, number, mode, recompute):
     """Peaks of the batch sizes from 1 to 120 on a device of DEVICES."""
     device = DEVICES[number]
     options = {"mode": mode, "dtype": "float32", "optimizer": "momentum", "recompute": recompute, "device": device}
+    options["library"] = memory.resolve_library("auto", device)
     return [plan(spec, batch_size=n, **options).total for n in range(1, 121)]
 
 

@@ -15,7 +15,10 @@ from cubatch.kinds import Conv2d
 from cubatch.runner import FactoryRef
 from cubatch.runners import CallableRunner, network_runner
 
-OPTIONS = {"device": "cpu", "mode": "training", "dtype": "float32", "optimizer": "adam", "recompute": False, "seed": 1}
+OPTIONS = {
+    "device": "cpu", "mode": "training", "dtype": "float32", "optimizer": "adam", "library": "im2col",
+    "recompute": False, "seed": 1,
+}  # fmt: skip
 
 
 # --- networks ------------------------------------------------------------------------------------------------

@@ -1,0 +1,225 @@
+"""
+Which variant runs each product of a network: ranked by cost, the best few timed once, winners kept.
+
+A cost model is right about which variants are hopeless and wrong about which of the best is best, so
+the first few of the ranking are timed on the very arrays that they will work on.  A winner holds for
+every batch size that puts as many blocks on the busiest SM, since time follows that number.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+import platformdirs
+
+from cubatch import clocks, dbfile
+from cubatch.engine.native.context import Context
+from cubatch.environment import kernels_sha256
+from cubatch.errors import StoreError
+from cubatch.hardware import Device
+from cubatch.kernel import Kernel, arch_number, kernels
+from cubatch.launch import CudaLauncher
+from cubatch.runner import Clock
+from cubatch.variants import Problem, blocks, ranked, slices
+from cubatch.waves import busiest_sm_blocks
+
+CONTENDERS = 4
+"""So many of the ranking are timed."""
+
+TIMED_ROUNDS = 5
+SPAN_SECONDS = 2e-4
+"""A reading spans this: a hundred times the resolution of CUDA events."""
+
+MAX_REPEATS = 20
+
+_TRAINING_CHOICE_SECONDS = 20.0
+
+_SUMS_OVER_THE_BATCH = frozenset({"conv2d_wgrad", "gemm_tn"})
+
+_SCHEMA = """
+CREATE TABLE winners (
+    gpu TEXT NOT NULL, kernels TEXT NOT NULL, problem TEXT NOT NULL, winner TEXT NOT NULL, seconds TEXT NOT NULL,
+    created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, problem)) WITHOUT ROWID;
+"""
+_VERSION = 1
+_log = logging.getLogger(__name__)
+
+
+class Winners:
+    """
+    The winners that were timed before, in a file that many processes share.
+
+    A file that cannot be used costs the timings, not the run: a warning is logged and they are kept in memory.
+
+    Args:
+        path: The SQLite file; None keeps them in memory.
+        gpu: Which GPU they hold for: its name, or a slice of it.
+        sources: Hash of the kernels' sources that they hold for.
+    """
+
+    def __init__(self, path: Path | None, *, gpu: str, sources: str) -> None:
+        self._key = (gpu, sources)
+        self._database: sqlite3.Connection | None = None
+        self._known: dict[str, str] = {}
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = dbfile.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)
+            rows = self._database.execute(
+                "SELECT problem, winner FROM winners WHERE gpu = ? AND kernels = ?", self._key
+            )
+            self._known = {row["problem"]: row["winner"] for row in rows}
+        except (sqlite3.Error, OSError, StoreError) as error:
+            _log.warning("kernel choices are not kept: %s: %s", path, error)
+            self._database = None
+
+    def get(self, problem: str) -> str | None:
+        """Give the name of a problem's winner, or None."""
+        return self._known.get(problem)
+
+    def put(self, problem: str, winner: str, seconds: Mapping[str, float]) -> None:
+        """Keep a winner, and what each contender took."""
+        self._known[problem] = winner
+        if self._database is not None:
+            row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
+            with suppress(sqlite3.Error):  # a full disk costs the timing next time
+                self._database.execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._database is not None:
+            self._database.close()
+
+
+@attrs.define(eq=False)
+class TimedChoice:
+    """
+    Chooses the variant of a problem by timing the contenders; a chooser for the engine's Context.
+
+    Attributes:
+        clock: Tells the time of a launch.
+        winners: Those of earlier runs.
+        seconds: What may still be spent on timing; afterwards the nearest winner, else the ranking, decides.
+    """
+
+    clock: Clock
+    winners: Winners
+    seconds: float
+    _near: dict[str, dict[int, str]] = attrs.field(factory=dict, init=False)
+
+    def __call__(
+        self, problem: Problem, device: Device, prepare: Callable[[Kernel], Callable[[], object]] | None = None
+    ) -> Kernel:
+        """
+        Give the variant that runs a problem.
+
+        Args:
+            problem: What is computed.
+            device: The GPU.
+            prepare: Binds a variant to the arrays; what it gives launches it. None: choose without timing.
+        """
+        found = {kernel.name: kernel for kernel in ranked(problem, device)[:CONTENDERS]}
+        first = next(iter(found))
+        if len(found) == 1:
+            return found[first]
+        key, near = _key(problem, device, list(found.values())), self._near.setdefault(_layer(problem), {})
+        winner = self.winners.get(key)
+        if winner not in found and prepare is not None and self.seconds > 0:
+            winner = self._time(key, {name: prepare(kernel) for name, kernel in found.items()})
+        if winner in found:
+            near[_grown(problem)] = winner
+            return found[winner]
+        nearest = min(near, key=lambda size: abs(size - _grown(problem)), default=None)
+        return found.get(first if nearest is None else near[nearest], found[first])
+
+    def _time(self, key: str, works: Mapping[str, Callable[[], object]]) -> str:
+        """Time the contenders in turns, and keep the one of the smallest median."""
+        began = self.clock.now()
+        repeats: dict[str, int] = {}
+        for name, work in works.items():
+            self._read(work, 1)  # the first launch loads the module
+            repeats[name] = max(1, min(MAX_REPEATS, round(SPAN_SECONDS / self._read(work, 1))))
+        readings: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(TIMED_ROUNDS):
+            for name, work in works.items():
+                readings[name].append(self._read(work, repeats[name]))
+        medians = {name: statistics.median(taken) for name, taken in readings.items()}
+        winner = min(medians, key=medians.__getitem__)
+        self.winners.put(key, winner, medians)
+        self.seconds -= self.clock.now() - began
+        return winner
+
+    def _read(self, work: Callable[[], object], repeats: int) -> float:
+        def step() -> None:
+            work()
+
+        return self.clock.time(step, repeats).seconds
+
+
+def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | None) -> Context:
+    """
+    Give the engine what it runs on with our kernels: all compiled, and their choice timed.
+
+    Args:
+        device: A GPU of this machine.
+        dtype: Storage of the elements.
+        seconds: How long the choice may take in all.
+        path: Where winners are kept; None keeps them for this process.
+
+    Raises:
+        MissingDependency: If CuPy or NVRTC is missing.
+        CompileError: If a kernel does not compile.
+    """
+    launcher = CudaLauncher(device)
+    launcher.compile(
+        kernel for kernel in kernels() if kernel.dtype == dtype and kernel.runs_on(arch_number(device.arch or ""))
+    )
+    winners = Winners(path, gpu=f"{device.name} {device.mig or ''}".strip(), sources=kernels_sha256())
+    return Context(device, launcher, TimedChoice(clocks.cupy_clock(None), winners, seconds))
+
+
+def usual_context(device: Device) -> Context | None:
+    """
+    Give what training runs on: our kernels on a GPU, winners of earlier runs where there are any; None on a CPU.
+
+    Raises:
+        MissingDependency, CompileError: As `kernel_context`.
+    """
+    if device.kind == "cpu":
+        return None
+    return kernel_context(device, "float32", seconds=_TRAINING_CHOICE_SECONDS, path=default_path())
+
+
+def default_path() -> Path:
+    """Say where winners are kept: in the user's cache directory."""
+    return Path(platformdirs.user_cache_dir("cubatch")) / "kernels.sqlite3"
+
+
+def _grown(problem: Problem) -> int:
+    """Give the extent that grows with the batch."""
+    return problem.k if problem.operation in _SUMS_OVER_THE_BATCH else problem.m
+
+
+def _layer(problem: Problem) -> str:
+    """Name a problem but for its batch."""
+    grown = "k" if problem.operation in _SUMS_OVER_THE_BATCH else "m"
+    return json.dumps(attrs.asdict(problem, filter=lambda field, _: field.name != grown), sort_keys=True)
+
+
+def _key(problem: Problem, device: Device, found: Sequence[Kernel]) -> str:
+    """Name what a winner holds for: the shape but for the batch, and what each contender puts on the busiest SM."""
+    num_sms = device.num_sms or 1
+    busiest = {
+        kernel.name: busiest_sm_blocks(blocks(problem, kernel) * slices(problem, kernel, device), num_sms)
+        for kernel in found
+    }
+    return json.dumps([_layer(problem), busiest], sort_keys=True)

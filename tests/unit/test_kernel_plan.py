@@ -1,0 +1,113 @@
+"""Scratch memory on hand-written kernels: what the plan reserves for each operation."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch import catalogue, kernel_plan, kinds, models
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import Device
+from cubatch.layer import Pass
+from cubatch.schedule import schedule
+from cubatch.variants import ranked, slices
+
+V100 = catalogue.find("v100-sxm2-16gb")
+LAYERS = [
+    kinds.Conv2d(h=14, w=13, c=64, k=32, r=3, s=3, pad=1),
+    kinds.Conv2d(h=15, w=9, c=6, k=10, r=3, s=5, stride=2, groups=2),
+    kinds.Conv2d(h=14, w=14, c=48, k=48, r=5, s=5, pad=2, groups=48),
+    kinds.Linear(c=700, k=30),
+    kinds.BatchNorm2d(h=7, w=9, c=24),
+]
+
+
+def needs(layer, batch_size, dtype="float32", device=V100):
+    """Bytes of each operation of a training step of one layer, by kind."""
+    program = schedule(layer, "training")
+    return {
+        op.kind: kernel_plan.workspace_bytes(op, program, batch_size, dtype, device)
+        for op in program.ops
+        if op.workspace is not None
+    }
+
+
+@given(
+    layer=st.sampled_from(LAYERS),
+    batch_size=st.integers(1, 3000),
+    more=st.integers(1, 500),
+    dtype=st.sampled_from(["float32", "float16"]),
+)
+def test_products_never_need_less_for_a_larger_batch(layer, batch_size, more, dtype):
+    """Were it otherwise, a batch could fit where a smaller one does not, and no largest one could be found."""
+    if isinstance(layer, kinds.BatchNorm2d) or layer.parameter_shapes["w"][-1] == 1:
+        return  # a few partial sums for each SM, which even sharing makes go up and down by some
+    small, large = needs(layer, batch_size, dtype), needs(layer, batch_size + more, dtype)
+    assert all(small[kind] <= large[kind] for kind in small)
+
+
+@given(layer=st.sampled_from(LAYERS[:2] + LAYERS[3:4]), batch_size=st.integers(1, 4000))
+def test_the_slices_of_every_variant_fit(layer, batch_size):
+    """Whichever variant is chosen, its partial sums in float32 lie within what is reserved."""
+    for pass_, kind in ((Pass.FPROP, "forward"), (Pass.DGRAD, "backward"), (Pass.WGRAD, "backward")):
+        problem = kernel_plan.problem_of(layer, pass_, batch_size, "float32")
+        for found in ranked(problem, V100):
+            count = slices(problem, found, V100)
+            partials = 4 * count * problem.m * problem.n * problem.groups * problem.phases if count > 1 else 0
+            assert partials <= needs(layer, batch_size)[kind]
+
+
+def test_most_operations_need_none():
+    """Pooling, activations, sums and the optimiser work in place: their scratch memory is nothing."""
+    program = schedule(models.build("resnet18"), "training")
+    for op in program.ops:
+        if op.workspace is not None and (op.node is None or not isinstance(op.node.layer, tuple(map(type, LAYERS)))):
+            wanted = 0 if op.kind != "loss" else None
+            got = kernel_plan.workspace_bytes(op, program, 64, "float32", V100)
+            assert got == wanted or (wanted is None and got > 0)
+
+
+def test_tf32_is_stored_as_float32():
+    """What only rounds its factors needs what float32 needs."""
+    assert needs(LAYERS[0], 64, "tf32") == needs(LAYERS[0], 64)
+
+
+def test_layers_of_one_kind_share_what_was_worked_out_whatever_their_names():
+    """Names do not enter: the same extents under another name cost nothing to plan."""
+    first = kernel_plan._layer_bytes.cache_info().misses
+    needs(LAYERS[0], 77)
+    once = kernel_plan._layer_bytes.cache_info().misses - first
+    needs(attrs.evolve(LAYERS[0], name="other"), 77)
+    assert kernel_plan._layer_bytes.cache_info().misses - first == once == 2
+
+
+def test_a_gpu_of_unknown_size_is_refused():
+    """Slices follow from the number of SMs, which nothing guesses."""
+    with pytest.raises(InvalidArgument) as caught:
+        needs(LAYERS[0], 8, device=Device(name="bare"))
+    assert "num_sms" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "pass_", "operation", "extents"),
+    [
+        (LAYERS[0], Pass.FPROP, "conv2d_fprop", (5 * 14 * 13, 32, 9 * 64)),
+        (LAYERS[0], Pass.WGRAD, "conv2d_wgrad", (32, 9 * 64, 5 * 14 * 13)),
+        (kinds.Conv2d(h=7, w=7, c=8, k=16, r=1, s=1), Pass.DGRAD, "gemm_nn", (5 * 49, 8, 16)),
+        (LAYERS[3], Pass.FPROP, "gemm_nt", (5, 30, 700)),
+        (LAYERS[3], Pass.DGRAD, "gemm_nn", (5, 700, 30)),
+        (LAYERS[3], Pass.WGRAD, "gemm_tn", (30, 700, 5)),
+    ],
+)
+def test_passes_are_products_of_known_extents(layer, pass_, operation, extents):
+    """Rows, columns and depth of each pass, as kernels/README.md tables them."""
+    problem = kernel_plan.problem_of(layer, pass_, 5, "float32")
+    assert (problem.operation, (problem.m, problem.n, problem.k)) == (operation, extents)
+
+
+def test_what_no_tile_runs_is_no_product():
+    """A depthwise convolution has kernels of its own, and a pooling multiplies nothing."""
+    assert kernel_plan.problem_of(LAYERS[2], Pass.FPROP, 5, "float32") is None
+    assert kernel_plan.problem_of(kinds.ReLU(h=2, w=2, c=2), Pass.FPROP, 5, "float32") is None

@@ -1,0 +1,174 @@
+"""The choice of variants: timed once by a made-up clock, kept, and reused."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import attrs
+import pytest
+
+from cubatch import catalogue, select
+from cubatch.runner import Reading
+from cubatch.select import TimedChoice, Winners
+from cubatch.variants import Problem, ranked
+
+V100 = catalogue.find("v100-sxm2-16gb")
+PROBLEM = Problem("conv2d_fprop", "float32", 64 * 56 * 56, 128, 576, vector=4)
+CONTENDERS = ranked(PROBLEM, V100)[: select.CONTENDERS]
+
+
+class FakeClock:
+    """A clock that advances by what the variants are said to take."""
+
+    def __init__(self):
+        self.passed = 0.0
+
+    def now(self):
+        return self.passed
+
+    def time(self, step, repeats):
+        before = self.passed
+        for _ in range(repeats):
+            step()
+        return Reading(seconds=(self.passed - before) / repeats)
+
+    def sleep(self, seconds):
+        self.passed += seconds
+
+
+class FakeDevice:
+    """Launches that take as long as they are told to, and counts them."""
+
+    def __init__(self, seconds):
+        self.clock, self.seconds, self.launched, self.bound = FakeClock(), seconds, Counter(), Counter()
+
+    def prepare(self, kernel):
+        self.bound[kernel.name] += 1
+
+        def work():
+            self.launched[kernel.name] += 1
+            self.clock.passed += self.seconds.get(kernel.name, 5e-3)
+
+        return work
+
+
+def winners(path=None, gpu="V100", sources="abc"):
+    """The file of winners."""
+    return Winners(path, gpu=gpu, sources=sources)
+
+
+def choice(device, kept=None, seconds=10.0):
+    """A choice on a made-up device."""
+    return TimedChoice(device.clock, kept or winners(), seconds)
+
+
+def taking(*seconds):
+    """Say how long the contenders take, in the order of the ranking."""
+    return {kernel.name: taken for kernel, taken in zip(CONTENDERS, seconds, strict=False)}
+
+
+def test_the_fastest_of_the_contenders_wins_not_the_first_of_the_ranking():
+    """What was measured decides, where the ranking would have chosen another."""
+    device = FakeDevice(taking(3e-3, 1e-3, 2e-3))
+    assert choice(device)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert set(device.launched) == {kernel.name for kernel in CONTENDERS}
+
+
+def test_a_problem_is_timed_once():
+    """The second question about the same problem launches nothing."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device)
+    first = chosen(PROBLEM, V100, device.prepare)
+    launched = device.launched.total()
+    assert chosen(PROBLEM, V100, device.prepare) == first
+    assert device.launched.total() == launched
+
+
+def test_a_winner_holds_for_batches_with_as_many_blocks_on_the_busiest_sm():
+    """One more row of pixels changes no block count, so the choice is reused; twice the batch is timed anew."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device)
+    chosen(PROBLEM, V100, device.prepare)
+    launched = device.launched.total()
+    chosen(attrs.evolve(PROBLEM, m=PROBLEM.m - 1), V100, device.prepare)
+    assert device.launched.total() == launched
+    chosen(attrs.evolve(PROBLEM, m=4 * PROBLEM.m), V100, device.prepare)
+    assert device.launched.total() > launched
+
+
+def test_short_launches_are_read_several_at_a_time():
+    """A launch far shorter than a reading's span is repeated, so that the clock's resolution does not decide."""
+    device = FakeDevice(taking(1e-5, 2e-5, 2e-5, 2e-5))
+    choice(device)(PROBLEM, V100, device.prepare)
+    per_reading = (device.launched[CONTENDERS[0].name] - 2) / select.TIMED_ROUNDS
+    assert per_reading == pytest.approx(select.SPAN_SECONDS / 1e-5, rel=0.01)
+
+
+def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
+    """When its seconds are spent, a choice takes the same layer's winner at the nearest batch, else the ranking."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device, seconds=1e-3)  # enough to begin, spent by the first problem
+    chosen(PROBLEM, V100, device.prepare)
+    launched = device.launched.total()
+    assert chosen(attrs.evolve(PROBLEM, m=2 * PROBLEM.m), V100, device.prepare) == CONTENDERS[1]
+    other = Problem("gemm_nt", "float32", 512, 512, 512, vector=4)
+    assert chosen(other, V100, device.prepare) == ranked(other, V100)[0]
+    assert device.launched.total() == launched
+
+
+def test_without_arrays_nothing_is_launched():
+    """Asked without a way to launch, the choice is the ranking's, and no winner is kept."""
+    device = FakeDevice({})
+    chosen = choice(device)
+    assert chosen(PROBLEM, V100) == CONTENDERS[0]
+    assert not device.launched
+
+
+def test_winners_outlive_the_process(tmp_path):
+    """A second process with the same file, GPU and sources times nothing."""
+    path = tmp_path / "cache" / "kernels.sqlite3"
+    device = FakeDevice(taking(3e-3, 2e-3, 1e-3))
+    kept = winners(path)
+    first = choice(device, kept)(PROBLEM, V100, device.prepare)
+    kept.close()
+    again = FakeDevice({})
+    assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == first
+    assert not again.launched
+
+
+@pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}])
+def test_winners_of_another_gpu_or_other_sources_do_not_hold(tmp_path, other):
+    """A change of the GPU or of a kernel's source makes every choice anew."""
+    path = tmp_path / "kernels.sqlite3"
+    device = FakeDevice(taking(3e-3, 1e-3))
+    kept = winners(path)
+    choice(device, kept)(PROBLEM, V100, device.prepare)
+    kept.close()
+    again = FakeDevice(taking(1e-3, 3e-3))
+    assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare) == CONTENDERS[0]
+
+
+def test_a_file_that_cannot_be_used_costs_only_the_memory(tmp_path, caplog):
+    """An unusable place is a warning that names it; choices are made, and kept in memory."""
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        kept = winners(blocked / "kernels.sqlite3")
+    assert str(blocked) in caplog.text
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device, kept)
+    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+
+
+def test_a_damaged_file_is_begun_anew(tmp_path):
+    """Garbage in place of the database loses winners, which are timed again, and nothing else."""
+    path = tmp_path / "kernels.sqlite3"
+    path.write_bytes(b"SQLite format 3\0" + b"garbage" * 500)
+    device = FakeDevice(taking(3e-3, 1e-3))
+    kept = winners(path)
+    assert choice(device, kept)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    kept.close()
+    again = FakeDevice({})
+    assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == CONTENDERS[1]
