@@ -17,16 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import render_gpu
+from benchmarks.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "benchmarks/README.md")
 _SECTION = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def table(columns: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + " ---: |" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -145,6 +142,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "search": search,
     "training": training,
     "imports": imports,
+    **render_gpu.KINDS,
 }
 
 

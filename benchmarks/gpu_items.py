@@ -1,0 +1,281 @@
+"""
+What the GPU pass does, thing by thing: each gives a mapping for the JSON.
+
+What is needed of the GPU comes from the `Session`, and only where something runs, so that everything here can be
+imported, listed and counted on any machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch import compile as compiler
+from cubatch import cuda_driver, kernel, memory, models, probe, waves
+from cubatch.bench import measure, rivals
+from cubatch.bench.cases import Case, gemm, of_layer
+from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.place import Place, fill, on_gpu, storage
+from cubatch.engine import backend
+from cubatch.engine.native import layout
+from cubatch.engine.native.context import Context
+from cubatch.environment import environment
+from cubatch.errors import CubatchError
+from cubatch.hardware import Device
+from cubatch.kernel import Kernel
+from cubatch.kinds import ReLU
+from cubatch.layer import Pass
+from cubatch.listings import plain
+from cubatch.monitor import Monitor
+
+CASE_SECONDS = 0.3
+LAYOUTS = ("encode", "decode", "pack", "nchw_to_nhwc", "nhwc_to_nchw")
+"""Operations that `layouts` checks."""
+
+_COPIED_MIB = (1, 4, 16, 32, 64, 128, 256, 1024)
+
+
+@attrs.define(slots=False)
+class Session:
+    """
+    What items share while a process runs them.
+
+    Attributes:
+        device: The GPU.
+        deadline: On the monotone clock: when the stage's time is over.
+        workers: Threads that compile.
+    """
+
+    device: Device
+    deadline: float
+    workers: int = 8
+
+    def seconds_left(self) -> float:
+        """Seconds of the stage's time that are left."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @cached_property
+    def place(self) -> Place:
+        """Where cases run."""
+        return on_gpu(self.device)
+
+    @cached_property
+    def contest(self) -> Contest:
+        """What times them."""
+        return Contest(self.place.clock)
+
+    @cached_property
+    def copy_bytes_per_second(self) -> float:
+        """The bandwidth of a copy, measured by this process."""
+        return measure.copy_bandwidth(self.place, self.contest)
+
+
+def session_here(seconds: float) -> Session:
+    """Open a session on the first GPU of this machine."""
+    return Session(probe.resolve("cuda"), time.monotonic() + seconds)
+
+
+def units(arch: int) -> list[Kernel]:
+    """Give one kernel of each compile unit that an architecture has."""
+    first: dict[object, Kernel] = {}
+    for found in kernel.kernels():
+        if found.runs_on(arch):
+            first.setdefault((found.source, found.defines), found)
+    return list(first.values())
+
+
+def arch_of(device: Device) -> int:
+    """Give a device's compute capability times ten."""
+    return kernel.arch_number(device.arch or "")
+
+
+def compile_all(device: Device, workers: int) -> list[tuple[Kernel, str]]:
+    """Compile every unit for a device; give those that failed, with the reason."""
+
+    def compiled(found: Kernel) -> tuple[Kernel, str]:
+        try:
+            compiler.compile_unit(found, device.arch or "")
+        except CubatchError as error:
+            return found, str(error)
+        return found, ""
+
+    with ThreadPoolExecutor(workers) as pool:
+        return [pair for pair in pool.map(compiled, units(arch_of(device))) if pair[1]]
+
+
+def compile_units(session: Session) -> dict[str, Any]:
+    begun = time.monotonic()
+    failed = compile_all(session.device, session.workers)
+    return {
+        "status": "failed" if failed else "ok",
+        "units": len(units(arch_of(session.device))),
+        "seconds": time.monotonic() - begun,
+        "failed": {found.name: reason for found, reason in failed},
+    }
+
+
+def device_facts(session: Session) -> dict[str, Any]:
+    state = Monitor(session.device.uuid).snapshot() if session.device.uuid else None
+    return {
+        "device": session.device.to_mapping(),
+        "environment": environment(session.device) | rivals.versions(),
+        "monitor": plain(state) if state else None,
+    }
+
+
+def copies(session: Session) -> dict[str, Any]:
+    """A copy by the runtime at several sizes, and by our own elementwise kernel at the largest."""
+    module, rows = session.place.module, []
+    for size in _COPIED_MIB:
+        source, target = (module.ones(size * 2**18, dtype="float32") for _ in range(2))
+        entrant = Entrant(f"{size} MiB", "ours", lambda source=source, target=target: module.copyto(target, source))
+        session.contest.run([entrant], 0.1)
+        seconds = entrant.seconds or float("nan")
+        rows.append({"mib": size, "seconds": seconds, "bytes_per_second": 2 * source.nbytes / seconds})
+    ours = measure.measure(
+        of_layer(ReLU(h=128, w=128, c=64), Pass.FPROP, 256), session.place, session.contest, with_rival=False,
+        copy_bytes_per_second=rows[-1]["bytes_per_second"],
+    )  # fmt: skip
+    return {"copies": rows, "ours": ours.to_mapping()}
+
+
+def gemm_ceiling(session: Session) -> dict[str, Any]:
+    case = gemm(8192, 8192, 8192)
+    found = rivals.rival(case, session.place.module)
+    if isinstance(found, str):
+        return {"flops_per_second": None, "reason": found}
+    entrant = Entrant(found.name, "vendor", found.bind(fill(session.place.module, case, 0)))
+    session.contest.run([entrant], 1.0)
+    return {
+        "library": found.name,
+        "flops_per_second": case.flops / (entrant.seconds or float("nan")),
+        "timings": [plain(timing) for timing in entrant.timings],
+    }
+
+
+def timed(case: Case, session: Session) -> dict[str, Any]:
+    result = measure.measure(
+        case, session.place, session.contest, variants="ranked", seconds=CASE_SECONDS,
+        copy_bytes_per_second=session.copy_bytes_per_second,
+    )  # fmt: skip
+    return {"status": "wrong" if result.wrong else result.status, "result": result.to_mapping()}
+
+
+def verified(case: Case, seed: int, session: Session) -> dict[str, Any]:
+    result = measure.verify(case, session.place, seed=seed)
+    return {"status": "wrong" if result.wrong else "ok", "seed": seed, "result": result.to_mapping()}
+
+
+def layouts(session: Session) -> dict[str, Any]:
+    """Conversions between the outside's float32 arrays and stored NHWC arrays: exact, for numbers that 16 bits hold."""
+    context, wrong = Context(session.device, session.place.launcher), []
+    module, random = session.place.module, np.random.default_rng(0)
+    for dtype, channels, padded in itertools.product(("float32", "float16", "bfloat16"), (3, 37), (0, 5)):
+        whole = random.integers(-127, 128, (3, channels, 11, 7)).astype(np.float32)
+        nchw = module.asarray(whole)
+        stored, back = (module.empty((3, 11, 7, channels + padded), dtype=storage(dtype)) for _ in range(2))
+        layout.to_nhwc(context, nchw, out=stored)
+        outside = module.empty_like(nchw)
+        layout.to_nchw(context, stored, out=outside)
+        layout.encode(context, module.asarray(whole.transpose(0, 2, 3, 1).copy()), out=back)
+        decoded = module.empty(back.shape, dtype=np.float32)
+        layout.decode(context, back, out=decoded)
+        right = np.pad(whole.transpose(0, 2, 3, 1), ((0, 0), (0, 0), (0, 0), (0, padded)))
+        for name, got, want in (
+            ("to_nchw", outside, whole),
+            ("decode", decoded, right),
+            ("to_nhwc", stored, backend.to_host(back)),
+        ):
+            if not np.array_equal(backend.to_host(got), want):
+                wrong.append(f"{name}, {dtype}, {channels} channels padded by {padded}")
+    return {"status": "wrong" if wrong else "ok", "wrong": wrong}
+
+
+def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
+    """Registers, shared memory and blocks per SM: what was computed beside what the driver says."""
+    import cupy
+
+    session.place  # noqa: B018 - the driver answers only in a context
+    driver, rows = cuda_driver.load(), []
+    for variant in found:
+        compiled = compiler.compile_kernel(variant, session.device.arch or "")
+        resources = compiled.resources[variant.entry]
+        function = cupy.RawModule(path=str(compiled.path)).get_function(variant.entry)
+        if variant.dynamic_shared_bytes:
+            function.max_dynamic_shared_size_bytes = variant.dynamic_shared_bytes
+        blocks = ctypes.c_int()
+        status = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(blocks),
+            ctypes.c_void_p(int(function.kernel.ptr)),
+            variant.threads,
+            ctypes.c_size_t(variant.dynamic_shared_bytes),
+        )
+        computed = waves.occupancy(
+            compute_capability=session.device.compute_capability or (0, 0),
+            threads_per_block=variant.threads,
+            registers_per_thread=resources.registers,
+            shared_bytes_per_block=resources.shared_bytes + variant.dynamic_shared_bytes,
+        )
+        theirs = function.attributes
+        rows.append(
+            {
+                "kernel": variant.name,
+                "driver_status": status,
+                "blocks_per_sm": {"computed": computed.blocks_per_sm, "driver": blocks.value},
+                "registers": {"computed": resources.registers, "driver": theirs["num_regs"]},
+                "shared_bytes": {"computed": resources.shared_bytes, "driver": theirs["shared_size_bytes"]},
+                "local_bytes": {"computed": resources.stack_bytes, "driver": theirs["local_size_bytes"]},
+            }
+        )
+    names = ("blocks_per_sm", "registers", "shared_bytes", "local_bytes")
+    differing = [row["kernel"] for row in rows if any(row[name]["computed"] != row[name]["driver"] for name in names)]
+    return {"status": "differs" if differing else "ok", "differing": differing, "kernels": rows}
+
+
+def memory_of(name: str, mode: str, batch_size: int, library: str, session: Session) -> dict[str, Any]:
+    """The plan beside what the engine took and what the driver says the process holds more than before."""
+    from cubatch.runners import network_runner
+
+    spec = models.build(name)
+    options: dict[str, Any] = {"mode": mode, "dtype": "float32", "optimizer": "momentum", "library": library}
+    planned = memory.footprint(spec, batch_size=batch_size, device=session.device, **options)
+    monitor = Monitor(session.device.uuid) if session.device.uuid else None
+    before = monitor.snapshot().used_bytes if monitor else None
+    runner = network_runner(
+        spec=spec.to_mapping(), device=f"cuda:{session.device.index}", recompute=False, seed=0, **options
+    )  # fmt: skip
+    try:
+        runner.prepare(batch_size)
+        runner.clock.time(runner.step, 1)
+        after = monitor.snapshot().used_bytes if monitor else None
+        return {
+            "planned_bytes": planned.total,
+            "held_bytes": runner.peak_bytes,
+            "process_bytes": runner.peak_device_bytes,
+            "device_bytes": None if before is None or after is None else after - before,
+        }
+    finally:
+        runner.close()
+
+
+def tuned(name: str, mode: str, library: str, session: Session) -> dict[str, Any]:
+    """What autotune answers, beside every size around the answer."""
+    import cubatch as cb
+
+    options: dict[str, Any] = {"mode": mode, "device": "cuda", "library": library, "store": False}
+    budget = max(2.0, session.seconds_left() / 2)
+    found = cb.autotune(name, budget=min(10.0, budget), **options)
+    answer = found.batch_size or 1
+    largest = found.largest_batch_size or answer
+    steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}
+    sizes = sorted({size for size in steps | {answer - 1, answer, answer + 1} if 1 <= size <= largest})
+    swept = cb.autotune(name, batch_sizes=sizes, budget=min(15.0, max(2.0, session.seconds_left())), **options)
+    return {"found": found.to_mapping(), "swept": swept.to_mapping()}

@@ -1,0 +1,107 @@
+"""The GPU pass without a GPU: everything it would do is listed, planned and compiled, and problems are found."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+
+from benchmarks import gpu_cases, gpu_items
+from benchmarks.gpu_stages import Item, Stage
+from cubatch import catalogue, kernel, memory, probe
+from cubatch.bench import measure
+from cubatch.bench.place import count_sets
+from cubatch.errors import CubatchError
+from cubatch.hardware import Device
+from cubatch.report import grid
+from cubatch.units import format_bytes
+
+
+def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: bool) -> int:
+    """
+    Plan a pass for a GPU that need not be here.
+
+    Args:
+        stages: What would run.
+        device_name: A name of the catalogue.
+        only: Expression that finds the items' names.
+        compiled: Whether to compile what the stages need.
+
+    Returns:
+        int: 0, or 1 where a kernel does not compile or an item cannot be planned.
+    """
+    device = catalogue.find(device_name)
+    problems: list[str] = []
+    if compiled:
+        workers = len(os.sched_getaffinity(0))
+        problems += [f"{failed.name}: {reason}" for failed, reason in gpu_items.compile_all(device, workers)]
+    rows = []
+    for stage in stages:
+        items = [item for item in stage.items(device) if re.search(only, item.name)]
+        launched, found = _planned(items, device, compiled=compiled)
+        names = [item.name for item in items]
+        found += [f"two items named {name}" for name in sorted(set(names)) if names.count(name) > 1]
+        if stage.name == "memory":
+            found += _plans(device)
+        if stage.name == "correctness" and not only:
+            found += _unchecked(launched, device)
+        problems += [f"{stage.name}: {said}" for said in found]
+        guess = sum(item.seconds for item in items)
+        rows.append([stage.name, len(items), f"{guess:.0f} s", f"{stage.seconds:.0f} s", stage.shows])
+    print(
+        grid(
+            {
+                "title": f"Planned for {device}",
+                "columns": ["stage", "items", "would take", "share", "shows"],
+                "rows": rows,
+                "notes": ["What does not fit its share is skipped, the least valuable first."],
+            }
+        )
+    )
+    for problem in problems:
+        print(f"problem: {problem}")
+    return 1 if problems else 0
+
+
+def _planned(items: Sequence[Item], device: Device, *, compiled: bool) -> tuple[set[str], list[str]]:
+    """Plan the items that are cases: the kernels that they launch, and what is wrong with them."""
+    limit, launched, problems = probe.memory_limit(device).bytes, set(), []
+    for case in (item.case for item in items if item.case is not None):
+        needed = case.num_bytes * count_sets(case, device.l2_bytes)
+        if needed > limit:
+            problems.append(f"{case.name} needs {format_bytes(needed)}, {format_bytes(limit)} are there")
+        try:
+            result = measure.plan(case, device, variants="all", compiled=compiled)
+        except CubatchError as error:
+            problems.append(f"{case.name}: {error}")
+            continue
+        launched |= {launch.kernel for entry in result.entries for launch in entry.launches}
+        problems += [f"{case.name}: {entry.name}: {entry.reason}" for entry in result.wrong]
+        if not result.entries:
+            problems.append(f"{case.name}: no variant runs it")
+    return launched, problems
+
+
+def _unchecked(launched: set[str], device: Device) -> list[str]:
+    """Name the kernels that no case of the stage runs."""
+    return [
+        f"no case runs {found.name}"
+        for found in kernel.kernels()
+        if found.runs_on(gpu_items.arch_of(device))
+        and found.name not in launched
+        and (found.operation, found.dtype) not in gpu_cases.ELSEWHERE
+        and found.operation not in gpu_items.LAYOUTS
+    ]
+
+
+def _plans(device: Device) -> list[str]:
+    """Name the networks whose planned memory the device does not have."""
+    limit, problems = probe.memory_limit(device).bytes, []
+    for (network, mode, batch_size), library in itertools.product(gpu_cases.trained(), ("cubatch", "im2col")):
+        total = memory.footprint(
+            network, batch_size=batch_size, mode=mode, optimizer="momentum", device=device, library=library
+        ).total
+        if total > limit:
+            problems.append(f"{network.name}, {mode}, batch {batch_size}, {library} needs {format_bytes(total)}")
+    return problems

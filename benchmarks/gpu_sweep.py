@@ -1,0 +1,158 @@
+"""
+One layer pass at every batch size from 1 to 256, ours and the vendor's: the data that rules and predictors are held to.
+
+The buffers are those of the largest batch; smaller ones take parts of them in turn, so that data comes from
+memory and not from the L2.  Sizes go from coarse to fine: cut off early, what there is covers the whole range.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cubatch import waves
+from cubatch.bench.cases import Case, of_layer
+from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.place import Place, fill
+from cubatch.bench.rivals import Rival, rival
+from cubatch.bench.ways import Tracer, Way
+from cubatch.engine import backend
+from cubatch.layer import Layer, Pass
+from cubatch.stopping import median
+
+LARGEST = 256
+SECONDS_PER_SIZE = 0.008
+MAX_PARTS = 16
+
+COLUMNS = (
+    "gpu", "num_sms", "layer", "operation", "pass", "precision", "batch", "h", "w", "c", "k", "r", "s", "stride",
+    "pad", "groups", "gflop", "ours_ms", "ours_ms_min", "ours_ms_max", "ours_timings", "ours_kernel", "ours_blocks",
+    "ours_busiest_sm_blocks", "ours_fill", "vendor", "vendor_ms", "vendor_ms_min", "vendor_ms_max", "vendor_timings",
+    "sm_clock_mhz",
+)  # fmt: skip
+"""Of the CSV; times are medians of a step in milliseconds, a multiply-add is two FLOP."""
+
+
+def coarse_to_fine(largest: int) -> Iterator[int]:
+    """
+    Order 1 to `largest` so that every beginning covers the range evenly.
+
+    Example:
+        >>> list(coarse_to_fine(8))
+        [8, 4, 2, 6, 1, 3, 5, 7]
+    """
+    done: set[int] = set()
+    step = 2 ** math.ceil(math.log2(largest))
+    while step:
+        for size in range(step, largest + 1, step):
+            if size not in done:
+                done.add(size)
+                yield size
+        step //= 2
+
+
+def sweep(
+    layer: Layer, pass_: Pass, place: Place, contest: Contest, *, until: float, largest: int = LARGEST
+) -> dict[str, Any]:
+    """
+    Time one layer pass at every batch size.
+
+    Args:
+        layer, pass_: What is run.
+        place: Where.
+        contest: What times it.
+        until: When to stop, by `time.monotonic()`.
+        largest: The largest batch.
+
+    Returns:
+        dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time;
+        "vendor_algorithm", since timing cuDNN's algorithms at every size would take far longer than the sweep.
+    """
+    whole = of_layer(layer, pass_, largest)
+    arrays = fill(place.module, whole, seed=0)
+    rows, missing = [], []
+    for size in coarse_to_fine(largest):
+        if time.monotonic() > until:
+            missing.append(size)
+        else:
+            rows.append(_one(of_layer(layer, pass_, size), arrays, place, contest))
+    found = rival(whole, place.module, benchmark=False)
+    return {
+        "rows": sorted(rows, key=lambda row: row["batch"]),
+        "missing": sorted(missing),
+        "vendor_algorithm": found if isinstance(found, str) else "the library's own choice, nothing timed",
+    }
+
+
+def _one(case: Case, arrays: Mapping[str, Any], place: Place, contest: Contest) -> dict[str, Any]:
+    parts = _parts(case, arrays)
+    way = Way(case, place.device)
+    native = way.operations(Tracer(place.launcher))
+    entrants = [Entrant("ours", "ours", _turns([backend.prepare(case.call, native, part) for part in parts]))]
+    main = max(way.launches, key=lambda launch: launch.blocks)
+    found = rival(case, place.module, benchmark=False)
+    if isinstance(found, Rival):
+        entrants.append(Entrant(found.name, "vendor", _turns([found.bind(part) for part in parts])))
+    contest.run(entrants, SECONDS_PER_SIZE)
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= _facts(case, place) | _times("ours", entrants[0])
+    row |= {"ours_kernel": main.kernel.name, "ours_blocks": main.blocks}
+    if place.device.num_sms:
+        row["ours_busiest_sm_blocks"] = waves.busiest_sm_blocks(main.blocks, place.device.num_sms)
+        row["ours_fill"] = waves.fill(main.blocks, place.device.num_sms)
+    if len(entrants) > 1:
+        row |= {"vendor": entrants[1].name} | _times("vendor", entrants[1])
+    clocks = [t.sm_clock_mhz for entrant in entrants for t in entrant.timings if t.sm_clock_mhz is not None]
+    row["sm_clock_mhz"] = median(clocks) if clocks else None
+    return row
+
+
+def _parts(case: Case, arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Cut the arrays of the largest batch into parts of this one's size; what has no batch is shared."""
+    batched = [name for name, operand in case.operands.items() if operand.is_batched]
+    rows = case.operands[batched[0]].shape[0]
+    count = min(MAX_PARTS, len(arrays[batched[0]]) // rows)
+    lengths = {name: case.operands[name].shape[0] for name in batched}
+    return [
+        {
+            name: array[index * lengths[name] : (index + 1) * lengths[name]] if name in lengths else array
+            for name, array in arrays.items()
+        }
+        for index in range(count)
+    ]
+
+
+def _turns(steps: list[Callable[[], object]]) -> Callable[[], None]:
+    cycle = itertools.cycle(steps)
+
+    def step() -> None:
+        next(cycle)()
+
+    return step
+
+
+def _times(side: str, entrant: Entrant) -> dict[str, Any]:
+    seconds = [1e3 * timing.seconds for timing in entrant.used]
+    return {
+        f"{side}_ms": median(seconds),
+        f"{side}_ms_min": min(seconds),
+        f"{side}_ms_max": max(seconds),
+        f"{side}_timings": len(seconds),
+    }
+
+
+def _facts(case: Case, place: Place) -> dict[str, Any]:
+    layer = case.layer
+    if layer is None or case.pass_ is None:
+        raise ValueError("only passes of layers are swept")
+    h, w, c = layer.input_shape
+    facts = layer.to_mapping()
+    return {
+        "gpu": place.device.name, "num_sms": place.device.num_sms, "layer": layer.type, "operation": case.operation,
+        "pass": case.pass_.value, "precision": case.dtype, "batch": case.batch_size, "h": h, "w": w, "c": c,
+        "k": facts["k"], "r": facts.get("r", 1), "s": facts.get("s", 1), "stride": facts.get("stride", 1),
+        "pad": facts.get("pad", 0), "groups": facts.get("groups", 1), "gflop": case.flops / 1e9,
+    }  # fmt: skip

@@ -1,0 +1,226 @@
+"""Planning a case, which needs no GPU, and measuring it: check every variant, then time those that are right."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from cubatch.bench import records
+from cubatch.bench.cases import Case
+from cubatch.bench.check import Expected, poison
+from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.place import COLD, Arrays, Place, count_sets, fill
+from cubatch.bench.records import OURS, VENDOR, Entry, Result
+from cubatch.bench.rivals import Rival, rival
+from cubatch.bench.ways import Tracer, Way, Which, ways
+from cubatch.engine import backend
+from cubatch.errors import CompileError, InvalidArgument
+from cubatch.hardware import Device
+
+_COPY_BYTES = 1 << 30
+_COPY_SHARE = 8
+Step = Callable[[], object]
+
+
+def plan(case: Case, device: Device, *, variants: Which = "chosen", compiled: bool = True) -> Result:
+    """
+    Say how a case would run on a device, which need not be here.
+
+    Args:
+        case: The call.
+        device: What it would run on.
+        variants: Which of them: see `ways`.
+        compiled: Whether to compile the kernels, which gives registers and occupancy.
+
+    Returns:
+        Result: Its entries are "planned", or "error" for what does not compile.
+
+    Raises:
+        UnsupportedLayer: If no kernel computes it.
+        CubatchError: What else the operation says of it.
+    """
+    return _planned(case, device, ways(case, device, variants), compiled=compiled)
+
+
+def _planned(case: Case, device: Device, found: Sequence[Way], *, compiled: bool = True) -> Result:
+    entries = []
+    for way in found:
+        entry = Entry(name=way.main.name, label=way.label)
+        try:
+            facts = tuple(records.launch_facts(launch, device, compiled=compiled) for launch in way.launches)
+            entries.append(attrs.evolve(entry, launches=facts))
+        except CompileError as error:
+            entries.append(attrs.evolve(entry, status="error", reason=str(error)))
+    return Result(
+        case=case,
+        entries=tuple(entries),
+        roofline_seconds=case.roofline_seconds(device),
+        bound=case.bound(device),
+    )
+
+
+def measure(
+    case: Case,
+    place: Place,
+    contest: Contest,
+    *,
+    variants: Which = "chosen",
+    with_rival: bool = True,
+    seconds: float = 1.0,
+    seed: int = 0,
+    copy_bytes_per_second: float | None = None,
+) -> Result:
+    """
+    Check and time a case.
+
+    Args:
+        case: The call.
+        place: Where it runs.
+        contest: Times the entrants; one for all cases of a process, since it knows that the clocks are warm.
+        variants: Which of ours: see `ways`.
+        with_rival: Whether the vendor takes part.
+        seconds: How long to time, checks and preparation not counted.
+        seed: Of data, sample and order.
+        copy_bytes_per_second: What a copy reaches; None where that was not measured.
+
+    Returns:
+        Result: An entry whose results are not right is "wrong" and was not timed.
+
+    Raises:
+        UnsupportedLayer: If no kernel computes it.
+        DeviceFailed: If the GPU reported an error; nothing more will run in this process.
+    """
+    found = ways(case, place.device, variants)
+    planned = _planned(case, place.device, found)
+    vendor = rival(case, place.module) if with_rival else "not asked for"
+    try:
+        sets = [fill(place.module, case, seed + number) for number in range(count_sets(case, place.device.l2_bytes))]
+        expected = Expected(case, sets[0], np.random.default_rng(seed))
+        kept = {name: sets[0][name].copy() for name in _given_results(case)}
+        entries, entrants = list(planned.entries), []
+        for index, way in enumerate(found):
+            entry = entries[index]
+            if entry.status == "error":
+                continue
+            entries[index], step = _ready(way, place, entry, sets, expected, kept)
+            if step is not None:
+                entrants.append((index, Entrant(entry.name, OURS, step)))
+        if not isinstance(vendor, str):
+            entry, step = _vendor(vendor, sets)
+            entries.append(entry)
+            if step is not None:
+                entrants.append((len(entries) - 1, Entrant(vendor.name, VENDOR, step)))
+        contest.run([entrant for _, entrant in entrants], seconds)
+    except MemoryError:
+        return attrs.evolve(planned, status="out_of_memory")
+    for index, entrant in entrants:
+        entries[index] = records.entered(entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second)
+    is_cold = len(sets) * case.num_bytes >= COLD * (place.device.l2_bytes or 0)
+    return attrs.evolve(
+        planned,
+        entries=records.compared(entries),
+        sets=len(sets),
+        l2="cold" if is_cold else "warm",
+        no_rival=vendor if isinstance(vendor, str) else "",
+    )
+
+
+def verify(case: Case, place: Place, *, seed: int = 0) -> Result:
+    """
+    Check all results of every variant of a case, and time none.
+
+    Args:
+        case: The call, small.
+        place: Where it runs.
+        seed: Of the data.
+
+    Returns:
+        Result: Entries are "ok", "wrong" or "error", with the worst error of each.
+    """
+    found = ways(case, place.device, "all")
+    planned = _planned(case, place.device, found)
+    arrays = fill(place.module, case, seed)
+    expected = Expected(case, arrays, np.random.default_rng(seed), images=None, channels=None)
+    kept = {name: arrays[name].copy() for name in _given_results(case)}
+    entries = []
+    for entry, way in zip(planned.entries, found, strict=True):
+        if entry.status == "error":
+            entries.append(entry)
+            continue
+        checked, step = _ready(way, place, entry, [arrays], expected, kept)
+        entries.append(checked if step is None else attrs.evolve(checked, status="ok"))
+    return attrs.evolve(planned, entries=tuple(entries), sets=1)
+
+
+def copy_bandwidth(place: Place, contest: Contest, seconds: float = 0.3) -> float:
+    """
+    Measure what a plain copy within the device's memory reaches, reads and writes counted: bytes per second.
+
+    Args:
+        place: Where.
+        contest: What times it.
+        seconds: How long.
+    """
+    size = min(_COPY_BYTES, (place.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
+    source, target = (place.module.ones(size // 4, dtype=np.float32) for _ in range(2))
+    backend.random_generator(source, 0).random(dtype=np.float32, out=source)
+    entrant = Entrant("copy", OURS, lambda: place.module.copyto(target, source))
+    contest.run([entrant], seconds)
+    return 2 * float(source.nbytes) / (entrant.seconds or math.nan)
+
+
+def _ready(
+    way: Way,
+    place: Place,
+    entry: Entry,
+    sets: Sequence[Arrays],
+    expected: Expected,
+    kept: Arrays,
+) -> tuple[Entry, Callable[[], None] | None]:
+    """Bind a variant to its buffers and check it on the first set; the step is None where it must not be timed."""
+    case, found = way.case, way.operations(Tracer(place.launcher))
+    for name, array in kept.items():
+        place.module.copyto(sets[0][name], array)
+    poison(case, sets[0])
+    try:
+        steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
+        steps[0]()
+    except (CompileError, InvalidArgument) as error:
+        return attrs.evolve(entry, status="error", reason=str(error)), None
+    check = expected.check(sets[0])
+    entry = attrs.evolve(entry, worst_error=check.worst)
+    if not check.passed:
+        return attrs.evolve(
+            entry, status="wrong", reason=f"{check.worst:.3g}x the rounding bound at {check.where}"
+        ), None
+    return entry, _rotating(steps)
+
+
+def _vendor(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
+    """Bind the vendor's library; where it refuses a case, that is its result and not the end of ours."""
+    entry = Entry(name=rival.name, side=VENDOR)
+    try:
+        steps = [rival.bind(arrays) for arrays in sets]
+        steps[0]()
+    except RuntimeError as error:
+        return attrs.evolve(entry, status="error", reason=str(error)), None
+    return entry, _rotating(steps)
+
+
+def _rotating(steps: Sequence[Step]) -> Callable[[], None]:
+    cycle = itertools.cycle(steps)
+
+    def step() -> None:
+        next(cycle)()
+
+    return step
+
+
+def _given_results(case: Case) -> list[str]:
+    """Name what is read and written over, so that it must be put back before the next variant is checked."""
+    given = {part for name in case.arguments for part in ([name] if isinstance(name, str) else name)}
+    return [name for name in case.results if name in given]

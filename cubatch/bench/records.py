@@ -1,0 +1,248 @@
+"""What measuring a case gives: who took part, how fast each was, whether its results were right; plain JSON."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch import compile as compiler
+from cubatch import waves
+from cubatch.bench.cases import Case
+from cubatch.bench.contest import Entrant
+from cubatch.bench.ways import Launch
+from cubatch.cubins import Resources
+from cubatch.hardware import Device
+from cubatch.kernel import Kernel
+from cubatch.results import Timing
+from cubatch.stopping import paired_interval
+
+OURS, VENDOR = "ours", "vendor"
+
+
+@attrs.frozen(kw_only=True)
+class LaunchFacts:
+    """
+    How one launch falls on a device; what is not known is None.
+
+    Attributes:
+        kernel: The variant's name.
+        grid: Blocks in x, y and z.
+        threads: Of a block.
+        registers, spill_bytes: Per thread, as compiled; None where it was not.
+        shared_bytes: Of a block, static and dynamic.
+        blocks_per_sm, occupancy, limiters: See `waves.occupancy`.
+        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    threads: int
+    registers: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    blocks_per_sm: int | None = None
+    occupancy: float | None = None
+    limiters: tuple[str, ...] = ()
+    busiest_sm_blocks: int | None = None
+    fill: float | None = None
+
+
+def launch_facts(launch: Launch, device: Device, *, compiled: bool = True) -> LaunchFacts:
+    """
+    Say how a launch falls on a device.
+
+    Args:
+        launch: The kernel and its grid.
+        device: What it is for.
+        compiled: Whether to compile the kernel, which gives registers and occupancy.
+
+    Raises:
+        CompileError: If the kernel does not compile.
+    """
+    kernel = launch.kernel
+    facts: dict[str, Any] = {}
+    if compiled and device.arch and device.compute_capability:
+        resources = _resources(kernel, device.arch)
+        shared = resources.shared_bytes + kernel.dynamic_shared_bytes
+        found = waves.occupancy(
+            compute_capability=device.compute_capability,
+            threads_per_block=kernel.threads,
+            registers_per_thread=resources.registers,
+            shared_bytes_per_block=shared,
+        )
+        facts = {
+            "registers": resources.registers, "spill_bytes": resources.spill_bytes, "shared_bytes": shared,
+            "blocks_per_sm": found.blocks_per_sm, "occupancy": found.occupancy, "limiters": found.limiters,
+        }  # fmt: skip
+    if device.num_sms:
+        facts["busiest_sm_blocks"] = waves.busiest_sm_blocks(launch.blocks, device.num_sms)
+        facts["fill"] = waves.fill(launch.blocks, device.num_sms)
+    return LaunchFacts(kernel=kernel.name, grid=launch.grid, threads=kernel.threads, **facts)
+
+
+@functools.cache
+def _resources(kernel: Kernel, arch: str) -> Resources:
+    """Compile a kernel once in a process: finding it in the cache of cubins takes milliseconds."""
+    return compiler.compile_kernel(kernel, arch).resources[kernel.entry]
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """
+    One way to do a case, and what became of it.
+
+    Attributes:
+        name: The variant of ours that does the main part, or the vendor's library.
+        label: The same among its kind: family, tile, vector.
+        side: OURS or VENDOR.
+        status: "ok"; "dropped": clearly slower than another variant; "wrong": its results are not right, so it was not
+            timed; "error": it did not run; "planned": nothing was measured.
+        reason: Why measuring it ended, or what went wrong.
+        launches: Its kernels in order; empty for the vendor's.
+        worst_error: In units of the bound, at most 1 where right; None where it was not checked.
+        timings: By round.
+        seconds, interval: Median and where it lies with 90 %; None where it was not timed.
+        flops_per_second, bytes_per_second: What it computed and moved in that time.
+        roofline_fraction: Share of the speed that the device's data sheet allows.
+        copy_fraction: Share of the bandwidth that a plain copy reaches on this device, measured in the same run.
+        ratio, ratio_interval: The vendor's time over this one's, from the same rounds: above 1 is faster.
+    """
+
+    name: str
+    label: str = ""
+    side: str = OURS
+    status: str = "planned"
+    reason: str = ""
+    launches: tuple[LaunchFacts, ...] = ()
+    worst_error: float | None = None
+    timings: tuple[Timing, ...] = ()
+    seconds: float | None = None
+    interval: tuple[float, float] | None = None
+    flops_per_second: float | None = None
+    bytes_per_second: float | None = None
+    roofline_fraction: float | None = None
+    copy_fraction: float | None = None
+    ratio: float | None = None
+    ratio_interval: tuple[float, float] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """
+    What is known of a case on a device.
+
+    Attributes:
+        case: What was called.
+        entries: Ours, in the order they were ranked; then the vendor's.
+        roofline_seconds, bound: The lower bound by the data sheet, and which roof it is.
+        sets: Sets of buffers that were rotated over; 0 where nothing was measured.
+        l2: "cold" where the sets are more than the L2 holds, "warm" otherwise.
+        no_rival: Why there is none; empty where there is one.
+        status: "ok", or "out_of_memory" where the arrays did not fit.
+    """
+
+    case: Case
+    entries: tuple[Entry, ...] = ()
+    roofline_seconds: float | None = None
+    bound: str | None = None
+    sets: int = 0
+    l2: str | None = None
+    no_rival: str = ""
+    status: str = "ok"
+
+    @property
+    def best(self) -> Entry | None:
+        """The fastest of ours that was right; where nothing was measured, the first."""
+        ours = [entry for entry in self.entries if entry.side == OURS]
+        timed = [entry for entry in ours if entry.status == "ok" and entry.seconds is not None]
+        if timed:
+            return min(timed, key=lambda entry: entry.seconds or math.inf)
+        return next((entry for entry in ours if entry.status == "planned"), None)
+
+    @property
+    def vendor(self) -> Entry | None:
+        """The vendor's entry, where it was timed."""
+        return next((e for e in self.entries if e.side == VENDOR and e.seconds is not None), None)
+
+    @property
+    def wrong(self) -> tuple[Entry, ...]:
+        """Entries of ours whose results were not right, or that did not run."""
+        return tuple(e for e in self.entries if e.side == OURS and e.status in {"wrong", "error"})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give it as plain mappings, timings included, for JSON."""
+        facts: dict[str, Any] = attrs.asdict(self, recurse=False)
+        return facts | {
+            "case": self.case.to_mapping(),
+            "entries": [_plain(attrs.asdict(entry)) for entry in self.entries],
+        }
+
+
+def entered(
+    entry: Entry, entrant: Entrant, case: Case, roofline_seconds: float | None, copy_bytes_per_second: float | None
+) -> Entry:
+    """Fill in what timing an entry gave."""
+    seconds = entrant.seconds
+    if seconds is None:
+        return attrs.evolve(entry, status="error", reason="no timing was taken")
+    moved = case.moved_bytes / seconds
+    return attrs.evolve(
+        entry,
+        status=entrant.status,
+        reason=entrant.reason,
+        timings=tuple(entrant.timings),
+        seconds=seconds,
+        interval=entrant.interval,
+        flops_per_second=case.flops / seconds if case.flops else None,
+        bytes_per_second=moved,
+        roofline_fraction=None if roofline_seconds is None else roofline_seconds / seconds,
+        copy_fraction=None if copy_bytes_per_second is None else moved / copy_bytes_per_second,
+    )
+
+
+def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Compare every entry of ours with the vendor's, round by round."""
+    vendor = next((entry for entry in entries if entry.side == VENDOR and entry.seconds), None)
+    if vendor is None or vendor.seconds is None:
+        return tuple(entries)
+    theirs, found = _by_round(vendor), []
+    for entry in entries:
+        if entry.side == OURS and entry.seconds:
+            interval = paired_interval(theirs, _by_round(entry))
+            evolved = attrs.evolve(
+                entry,
+                ratio=vendor.seconds / entry.seconds,
+                ratio_interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
+            )
+            found.append(evolved)
+        else:
+            found.append(entry)
+    return tuple(found)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """
+    Give the geometric mean of ratios, None of none.
+
+    Example:
+        >>> geometric_mean([2.0, 0.5]), geometric_mean([])
+        (1.0, None)
+    """
+    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios)) if ratios else None
+
+
+def _by_round(entry: Entry) -> dict[int, float]:
+    used = [timing for timing in entry.timings if not timing.throttled] or entry.timings
+    return {timing.round: timing.seconds for timing in used}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
