@@ -269,7 +269,7 @@ unsigned meet(State state, const char* place) {
   for (int lane = first; lane < first + WARP; ++lane) {
     const Fiber& other = fibers[lane];
     if (other.state == State::DONE) {
-      describe("%s at %s by thread %d, but thread %d of its warp has returned", name(state), place, number(&self), lane);
+      describe("thread %d in %s at %s, but thread %d of its warp has returned", number(&self), name(state), place, lane);
       give_up();
     }
     const bool waits = other.state == State::WARP_BARRIER || other.state == State::SHUFFLE;

@@ -20,7 +20,9 @@ CB_KERNEL(128, 1) widen(const half_t* halves, const bfloat16_t* bfloats, float* 
   }
 }
 
-CB_KERNEL(128, 1) products(const u32* a, const u32* b, u32* y) { y[cb_thread()] = cb_mul_high(a[cb_thread()], b[cb_thread()]); }
+CB_KERNEL(128, 1) products(const u32* a, const u32* b, u32* y) {
+  y[cb_thread()] = cb_mul_high(a[cb_thread()], b[cb_thread()]);
+}
 
 // What kernels may use as it is.
 CB_KERNEL(32, 1) mathematics(const float* x, float* y) {

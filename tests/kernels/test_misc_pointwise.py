@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional
@@ -145,6 +145,7 @@ def test_add_sums_any_number_of_branches(launcher, count, size, shifts, dtype, r
 
 @given(widths=st.lists(st.sampled_from([1, 3, 4, 8, 16, 24]), min_size=2, max_size=4), rows=st.integers(1, 150),
        dtype=st.sampled_from(DTYPES), shift=st.sampled_from([0, 1]))  # fmt: skip
+@example(widths=[8, 3], rows=5, dtype="float32", shift=0)  # whole vectors, in rows that are not
 @settings(max_examples=20, deadline=None)
 def test_concat_and_its_gradient_copy_columns(launcher, widths, rows, dtype, shift):
     """Bits are copied, so equality is exact; a branch without a gradient is left out."""

@@ -527,7 +527,7 @@ def test_an_operation_without_a_kernel_says_so(monkeypatch):
 )
 def test_the_kernels_themselves_are_planned_and_verified(case):
     """Executed on the CPU from their own source: every variant that the plan names is right."""
-    if reason := building.unavailable():
+    if reason := building.reason_to_skip():
         pytest.skip(reason)
     device = catalogue.find("a100-sxm4-40gb")
     here = place.Place(device, Simulator(80), np, Paced())

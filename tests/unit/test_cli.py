@@ -397,7 +397,8 @@ def test_train_with_a_number_trains_with_it_and_shows_every_epoch(run, train):
     assert train.network.name == "mnist-cnn"
     assert train.options.pop("device").kind == "cpu"
     assert train.options == {
-        "data": "here", "batch_size": 32, "learning_rate": 0.1, "optimizer": "momentum", "recompute": False, "seed": 0
+        "data": "here", "batch_size": 32, "learning_rate": 0.1, "optimizer": "momentum", "recompute": False, "seed": 0,
+        "context": None,
     }  # fmt: skip
     assert out.count("98.00 %") == 2
 

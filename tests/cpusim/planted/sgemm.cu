@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: MIT
 //
-// Y = A B, row-major: 64 x 64 tiles, two buffers in shared memory, 4 x 4 outputs a thread; or, by -DMUTANT, with one of these bugs.
+// Y = A B, row-major: 64 x 64 tiles, two buffers in shared memory, 4 x 4 outputs a thread; or, by -DMUTANT, with one
+// of these bugs.
 #include "common/device.cuh"
 
-enum Mutant { CORRECT, NO_FIRST_BARRIER, NO_SECOND_BARRIER, SHARED_OVERRUN, GLOBAL_OVERRUN, GLOBAL_WRITE_OVERRUN, MISALIGNED };
+enum Mutant {
+  CORRECT,
+  NO_FIRST_BARRIER,
+  NO_SECOND_BARRIER,
+  SHARED_OVERRUN,
+  GLOBAL_OVERRUN,
+  GLOBAL_WRITE_OVERRUN,
+  MISALIGNED,
+};
 constexpr Mutant mutant = MUTANT;
 
 constexpr int TILE = 64, STEP = 8, THREADS = 256, SHARE = STEP * TILE / THREADS;
