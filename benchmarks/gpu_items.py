@@ -272,10 +272,10 @@ def tuned(name: str, mode: str, library: str, session: Session) -> dict[str, Any
 
     options: dict[str, Any] = {"mode": mode, "device": "cuda", "library": library, "store": False}
     budget = max(2.0, session.seconds_left() / 2)
-    found = cb.autotune(name, budget=min(10.0, budget), **options)
+    found = cb.autotune(name, budget=min(6.0, budget), **options)
     answer = found.batch_size or 1
     largest = found.largest_batch_size or answer
     steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}
     sizes = sorted({size for size in steps | {answer - 1, answer, answer + 1} if 1 <= size <= largest})
-    swept = cb.autotune(name, batch_sizes=sizes, budget=min(15.0, max(2.0, session.seconds_left())), **options)
+    swept = cb.autotune(name, batch_sizes=sizes, budget=min(8.0, max(2.0, session.seconds_left())), **options)
     return {"found": found.to_mapping(), "swept": swept.to_mapping()}

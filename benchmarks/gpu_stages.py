@@ -106,8 +106,8 @@ def _tunings(_: Device) -> list[Item]:
         Item(
             f"{name}, {mode}, {library}",
             lambda session, arguments=(name, mode, library): gpu_items.tuned(*arguments, session),
-            seconds=30.0,
-            limit_seconds=90.0,
+            seconds=16.0,
+            limit_seconds=60.0,
         )
         for library in ("cubatch", "im2col")
         for name, mode in _TUNED

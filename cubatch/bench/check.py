@@ -185,8 +185,11 @@ def _rounding(operations: float) -> float:
 
 def _bounds(case: Case, operands: Arrays, want: Arrays, changes: Mapping[str, Any]) -> dict[str, Any]:
     found = _RULES.get(case.operation, _linear_bounds)(case, operands, want, changes)
-    unit, smallest = _STORED.get(case.dtype, (0.0, 0.0))
-    return {name: found[name] + unit * (np.abs(want[name]) + found[name]) + smallest / 2 for name in want}
+    bounds = {}
+    for name in want:
+        unit, smallest = _STORED.get(case.dtype_of(name), (0.0, 0.0))
+        bounds[name] = found[name] + unit * (np.abs(want[name]) + found[name]) + smallest / 2
+    return bounds
 
 
 def _linear_bounds(case: Case, operands: Arrays, _: Arrays, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from cubatch import kinds, models, probe
 from cubatch.engine import functional
 from cubatch.engine.network import Model
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
-from tests.kernels.conftest import BUILD
 
-pytestmark = pytest.mark.skipif(BUILD != "plain", reason="the families' own tests run under the sanitizers")
+pytestmark = pytest.mark.heavy
 
 BATCH = 4
 SUMS = (kinds.Conv2d, kinds.Linear)
