@@ -54,13 +54,13 @@ def environment(device: Device) -> dict[str, Any]:
         "cublas": _version(_CUBLAS_WHEELS) if on_gpu else None,
         "driver": _driver(device) if on_gpu else None,
         "engine_sha256": _sha256(_PACKAGE, _ENGINE),
-        "kernels_sha256": _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "configs.toml")),
+        "kernels_sha256": kernels_sha256(),
     }
 
 
 def kernels_sha256() -> str:
-    """Give the SHA-256 sum of the kernels' sources and configurations."""
-    return _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "**/*.toml"))
+    """Give the SHA-256 sum of the kernels' sources and configurations, without what is only recorded of them."""
+    return _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "configs.toml"))
 
 
 def conditions(device: Device) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class CudaLauncher:
         self._limits = sm_limits(device.compute_capability)
         self._driver = cuda_driver.load()
         self._functions: dict[Kernel, int] = {}
-        self._modules: dict[str, Any] = {}  # kept, or their functions would be unloaded
+        self._modules: dict[str, Any] = {}
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """

@@ -13,19 +13,19 @@ import logging
 import sqlite3
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import attrs
-import platformdirs
 
-from cubatch import clocks, dbfile
-from cubatch.engine.native.context import Context
+from cubatch import dbfile, store
+from cubatch.engine.native.context import Context, Prepare
 from cubatch.environment import kernels_sha256
 from cubatch.errors import StoreError
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel, arch_number, kernels
+from cubatch.kernel_clock import cupy_kernel_clock
 from cubatch.launch import CudaLauncher
 from cubatch.runner import Clock
 from cubatch.variants import Problem, blocks, ranked, slices
@@ -66,21 +66,10 @@ class Winners:
     """
 
     def __init__(self, path: Path | None, *, gpu: str, sources: str) -> None:
-        self._key = (gpu, sources)
-        self._database: sqlite3.Connection | None = None
+        self._path, self._key = path, (gpu, sources)
         self._known: dict[str, str] = {}
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = dbfile.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)
-            rows = self._database.execute(
-                "SELECT problem, winner FROM winners WHERE gpu = ? AND kernels = ?", self._key
-            )
-            self._known = {row["problem"]: row["winner"] for row in rows}
-        except (sqlite3.Error, OSError, StoreError) as error:
-            _log.warning("kernel choices are not kept: %s: %s", path, error)
-            self._database = None
+        rows = self._execute("SELECT problem, winner FROM winners WHERE gpu = ? AND kernels = ?", self._key)
+        self._known = {row["problem"]: row["winner"] for row in rows}
 
     def get(self, problem: str) -> str | None:
         """Give the name of a problem's winner, or None."""
@@ -89,15 +78,21 @@ class Winners:
     def put(self, problem: str, winner: str, seconds: Mapping[str, float]) -> None:
         """Keep a winner, and what each contender took."""
         self._known[problem] = winner
-        if self._database is not None:
-            row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
-            with suppress(sqlite3.Error):  # a full disk costs the timing next time
-                self._database.execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
+        self._execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?)", row)
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._database is not None:
-            self._database.close()
+    def _execute(self, statement: str, values: Sequence[str]) -> list[sqlite3.Row]:
+        """Open the file for one statement; a file that fails is not tried again."""
+        if self._path is None:
+            return []
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(dbfile.connect(self._path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+                return database.execute(statement, values).fetchall()
+        except (sqlite3.Error, OSError, StoreError) as error:
+            _log.warning("kernel choices are not kept: %s: %s", self._path, error)
+            self._path = None
+            return []
 
 
 @attrs.define(eq=False)
@@ -116,9 +111,7 @@ class TimedChoice:
     seconds: float
     _near: dict[str, dict[int, str]] = attrs.field(factory=dict, init=False)
 
-    def __call__(
-        self, problem: Problem, device: Device, prepare: Callable[[Kernel], Callable[[], object]] | None = None
-    ) -> Kernel:
+    def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> Kernel:
         """
         Give the variant that runs a problem.
 
@@ -134,21 +127,27 @@ class TimedChoice:
         key, near = _key(problem, device, list(found.values())), self._near.setdefault(_layer(problem), {})
         winner = self.winners.get(key)
         if winner not in found and prepare is not None and self.seconds > 0:
-            winner = self._time(key, {name: prepare(kernel) for name, kernel in found.items()})
+            winner = self._time(key, found, prepare)
         if winner in found:
             near[_grown(problem)] = winner
             return found[winner]
         nearest = min(near, key=lambda size: abs(size - _grown(problem)), default=None)
         return found.get(first if nearest is None else near[nearest], found[first])
 
-    def _time(self, key: str, works: Mapping[str, Callable[[], object]]) -> str:
-        """Time the contenders in turns, and keep the one of the smallest median."""
+    def _time(self, key: str, found: Mapping[str, Kernel], prepare: Prepare) -> str | None:
+        """Time the contenders in turns and keep the one of the smallest median; None where they would take too long."""
         began = self.clock.now()
+        works: dict[str, Callable[[], object]] = {}
         repeats: dict[str, int] = {}
-        for name, work in works.items():
-            self._read(work, 1)  # the first launch loads the module
-            repeats[name] = max(1, min(MAX_REPEATS, round(SPAN_SECONDS / self._read(work, 1))))
-        readings: dict[str, list[float]] = {name: [] for name in works}
+        readings: dict[str, list[float]] = {name: [] for name in found}
+        for name, kernel in found.items():
+            works[name] = prepare(kernel)
+            self._read(works[name], 1)  # cold caches and clocks
+            one = self._read(works[name], 1)
+            if not repeats and one * len(found) * (2 + TIMED_ROUNDS) > self.seconds:
+                self.seconds -= self.clock.now() - began
+                return None
+            repeats[name] = max(1, min(MAX_REPEATS, round(SPAN_SECONDS / one)))
         for _ in range(TIMED_ROUNDS):
             for name, work in works.items():
                 readings[name].append(self._read(work, repeats[name]))
@@ -184,7 +183,7 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
         kernel for kernel in kernels() if kernel.dtype == dtype and kernel.runs_on(arch_number(device.arch or ""))
     )
     winners = Winners(path, gpu=f"{device.name} {device.mig or ''}".strip(), sources=kernels_sha256())
-    return Context(device, launcher, TimedChoice(clocks.cupy_clock(None), winners, seconds))
+    return Context(device, launcher, TimedChoice(cupy_kernel_clock(None), winners, seconds))
 
 
 def usual_context(device: Device) -> Context | None:
@@ -196,12 +195,18 @@ def usual_context(device: Device) -> Context | None:
     """
     if device.kind == "cpu":
         return None
-    return kernel_context(device, "float32", seconds=_TRAINING_CHOICE_SECONDS, path=default_path())
+    return kernel_context(device, "float32", seconds=_TRAINING_CHOICE_SECONDS, path=path_beside(store.default_path()))
 
 
-def default_path() -> Path:
-    """Say where winners are kept: in the user's cache directory."""
-    return Path(platformdirs.user_cache_dir("cubatch")) / "kernels.sqlite3"
+def path_beside(store_path: Path) -> Path:
+    """
+    Say where winners are kept: in a file beside the store.
+
+    Example:
+        >>> path_beside(Path("cache/store.sqlite3")).name
+        'store-kernels.sqlite3'
+    """
+    return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
 
 
 def _grown(problem: Problem) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from cubatch import choose, clocks, ladder, memory, models, probe, profiler, store, timing, worker
+from cubatch import choose, clocks, ladder, memory, models, probe, profiler, select, store, timing, worker
 from cubatch.environment import conditions, environment
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, UnsupportedDtype
 from cubatch.hardware import Device
@@ -333,7 +333,7 @@ def _winners(place: bool | str | Path) -> str | None:  # noqa: FBT001
     if place is False:
         return None
     path = store.default_path() if place is True or place == "refresh" else Path(place)
-    return str(path.with_name("kernels.sqlite3"))
+    return str(select.path_beside(path))
 
 
 def _check(budget: float, seed: int, progress: object, **numbers: float | None) -> None:

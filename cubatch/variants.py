@@ -194,7 +194,7 @@ def _best_split(problem: Problem, found: Kernel, num_sms: int, lanes: int) -> tu
     most = min(
         max(1, steps // LEAST_SLICE),
         _MOST_SLICES,
-        _MOST_Z // problem.groups,
+        max(1, _MOST_Z // problem.groups),
         max(1, MOST_PARTIAL_BYTES // max(1, 4 * _outputs(problem))),
     )
     candidates = {-(-steps // -(-steps // count)) for count in range(1, most + 1)} if steps else {1}  # no empty slice

@@ -23,7 +23,7 @@ HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch")
 # The only modules that may import a GPU library: one for the arrays, one for NVML, one for the clock's events.
 GPU_MODULES = {
     "engine/backend.py": {"cupy"}, "launch.py": {"cupy"}, "clocks.py": {"cupy"}, "monitor.py": {"pynvml"},
-    "bench/clock.py": {"cupy"}, "bench/rivals.py": {"torch"},
+    "kernel_clock.py": {"cupy"}, "bench/rivals.py": {"torch"},
 }  # fmt: skip
 
 # Loads everything else first, so that no module can hide a function of its name, then uses every name twice.

@@ -51,7 +51,7 @@ def on_gpu(device: Device) -> Place:
         MissingDependency: If CuPy is not installed.
         DeviceNotAvailable: If there is no driver.
     """
-    from cubatch.bench.clock import cupy_kernel_clock
+    from cubatch.kernel_clock import cupy_kernel_clock
     from cubatch.launch import CudaLauncher
 
     module = backend.module("cuda")

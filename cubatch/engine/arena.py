@@ -41,6 +41,13 @@ class Arena:
         """Bytes of the block, as it was taken."""
         return int(self._block.nbytes)
 
+    def fill(self, values: Any) -> None:
+        """Write some float32 numbers all over the block, again and again."""
+        target = self._block[: len(self._block) // values.nbytes * values.nbytes].view(np.float32)
+        target.reshape(-1, len(values))[...] = values
+        rest = self._block[target.nbytes :]
+        rest[...] = values.view(np.uint8)[: len(rest)]
+
     def __getitem__(self, number: int) -> Any:
         """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
         buffer = self._plan.schedule.buffers[number]

@@ -249,6 +249,9 @@ class Model:
                 )
                 for rank, shard in enumerate(shards)
             ]
+            if self.library == "cubatch":  # variants are tried while they are bound, on what a step would find there
+                for place in places:
+                    place.arena.fill(self._xp.asarray(self._random_block(_RANDOM_BLOCK)))
             self._places.append(places)
             self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
 
@@ -372,9 +375,9 @@ class Model:
     def load_random(self) -> None:
         """Fill the batch with normal random numbers, and labels or the output's gradient likewise."""
         plan, _ = self._prepared()
-        random = np.random.default_rng(self.seed)
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
-        block = self._xp.asarray(random.standard_normal(min(_RANDOM_BLOCK, plan.batch_size * needed), dtype=np.float32))
+        block = self._xp.asarray(self._random_block(min(_RANDOM_BLOCK, plan.batch_size * needed)))
+        random = np.random.default_rng(self.seed)
         # Every shard begins elsewhere in the block, or all would hold the same samples.
         for count, place in enumerate(place for places in self._places for place in places):
             for number in sorted(plan.schedule.given):
@@ -388,6 +391,10 @@ class Model:
                     piece = block[begin : begin + target.size - start]
                     target[start : start + piece.size] = piece
                     start, begin = start + piece.size, 0
+
+    def _random_block(self, count: int) -> np.ndarray[Any, Any]:
+        """Draw normal random numbers."""
+        return np.random.default_rng(self.seed).standard_normal(count, dtype=np.float32)
 
     def step(self) -> None:
         """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""

@@ -14,12 +14,12 @@ import pytest
 
 from cubatch import catalogue, cli, kinds, models, probe
 from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, tables
-from cubatch.bench.clock import HEAD_START, MAX_QUEUED, KernelClock
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.engine import functional
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName, UnsupportedLayer
 from cubatch.grids import grid
 from cubatch.hardware import Device
+from cubatch.kernel_clock import HEAD_START, MAX_QUEUED, KernelClock
 from cubatch.layer import Pass
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator

@@ -53,8 +53,8 @@ def test_candidates_show_plan_prediction_limit_and_every_reason():
 def test_explain_names_the_channels_to_pad_once():
     """3 channels where 8 are wanted is one sentence, however many candidates there are."""
     row = {
-        "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "blocks": 98, "busiest_sm_blocks": 2, "fill": 0.61,
-        "predicted_seconds": 2.15e-6,
+        "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "blocks": 98, "busiest_sm_blocks": 2,
+        "fill": 0.61, "predicted_seconds": 2.15e-6,
     }  # fmt: skip
     content = listings.explained(
         [row | {"batch_size": n, "padding": {"c": 8}} for n in (1, 2)]
@@ -64,7 +64,19 @@ def test_explain_names_the_channels_to_pad_once():
 
     assert text.count("conv1 (c to 8)") == 1
     assert "fc (" not in text
-    assert line_of(content, "1").split() == ["1", "conv1", "4", "fprop", "128x128", "98", "2", "61.0", "%", "2.15", "µs"]
+    assert line_of(content, "1").split() == [
+        "1",
+        "conv1",
+        "4",
+        "fprop",
+        "128x128",
+        "98",
+        "2",
+        "61.0",
+        "%",
+        "2.15",
+        "µs",
+    ]
 
 
 def test_rules_of_thumb_stand_beside_the_plan_with_their_error():

@@ -108,13 +108,22 @@ def test_short_launches_are_read_several_at_a_time():
 def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
     """When its seconds are spent, a choice takes the same layer's winner at the nearest batch, else the ranking."""
     device = FakeDevice(taking(3e-3, 1e-3))
-    chosen = choice(device, seconds=1e-3)  # enough to begin, spent by the first problem
+    chosen = choice(device, seconds=0.09)  # 7 launches of 3, 1, 5 and 5 ms spend it
     chosen(PROBLEM, V100, device.prepare)
     launched = device.launched.total()
     assert chosen(attrs.evolve(PROBLEM, m=2 * PROBLEM.m), V100, device.prepare) == CONTENDERS[1]
     other = Problem("gemm_nt", "float32", 512, 512, 512, vector=4)
     assert chosen(other, V100, device.prepare) == ranked(other, V100)[0]
     assert device.launched.total() == launched
+
+
+def test_a_choice_that_would_take_too_long_is_not_begun():
+    """Seven launches of each contender must fit into what is left; after one that says they will not, none follow."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device, seconds=0.08)
+    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[0]
+    assert device.launched == {CONTENDERS[0].name: 2}
+    assert chosen.seconds == pytest.approx(0.08 - 6e-3)
 
 
 def test_without_arrays_nothing_is_launched():
@@ -131,7 +140,6 @@ def test_winners_outlive_the_process(tmp_path):
     device = FakeDevice(taking(3e-3, 2e-3, 1e-3))
     kept = winners(path)
     first = choice(device, kept)(PROBLEM, V100, device.prepare)
-    kept.close()
     again = FakeDevice({})
     assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == first
     assert not again.launched
@@ -144,7 +152,6 @@ def test_winners_of_another_gpu_or_other_sources_do_not_hold(tmp_path, other):
     device = FakeDevice(taking(3e-3, 1e-3))
     kept = winners(path)
     choice(device, kept)(PROBLEM, V100, device.prepare)
-    kept.close()
     again = FakeDevice(taking(1e-3, 3e-3))
     assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare) == CONTENDERS[0]
 
@@ -169,6 +176,5 @@ def test_a_damaged_file_is_begun_anew(tmp_path):
     device = FakeDevice(taking(3e-3, 1e-3))
     kept = winners(path)
     assert choice(device, kept)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
-    kept.close()
     again = FakeDevice({})
     assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == CONTENDERS[1]

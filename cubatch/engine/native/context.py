@@ -78,9 +78,13 @@ class Context:
             backend.call(self.launcher.bind(kernel, grid, tuple(arguments)))
 
     @staticmethod
-    def aligned(array: Any, num_bytes: int) -> bool:
-        """Tell whether an array starts at a multiple of some bytes; a missing one does."""
+    def address(array: Any) -> int:
+        """Give where an array starts; 0 for a missing one."""
         if array is None:
-            return True
-        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-        return address % num_bytes == 0
+            return 0
+        return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+    @classmethod
+    def aligned(cls, array: Any, num_bytes: int) -> bool:
+        """Tell whether an array starts at a multiple of some bytes; a missing one does."""
+        return cls.address(array) % num_bytes == 0

@@ -15,6 +15,9 @@ LAYOUTS = ("nn", "nt", "tn")
 """Which operands are stored the other way round: b of "nt" is (n, k), a of "tn" is (k, m)."""
 
 
+_LONGEST_ROW = 1 << 26  # a step of the main loop along the rows is counted in 32 bits
+
+
 def gemm(
     context: Context, a: Any, b: Any, bias: Any = None, *, layout: str = "nt", out: Any = None,
     workspace: Any = None, fused: Fused = PLAIN,
@@ -54,12 +57,14 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
     Describe a product, as `context.choose` and `statistics_tiles` take it.
 
     Raises:
-        InvalidArgument: If matrices do not go together, or the layout is none of the three.
+        InvalidArgument: If matrices do not go together, are too large, or the layout is none of the three.
     """
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
     (m, k), (deep, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
     if deep != k:
         raise InvalidArgument("b", b.shape, f"with {k} elements to sum over, as a of {a.shape} has in layout {layout}")
+    if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
+        raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
     vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
     return Problem(f"gemm_{layout}", dtype_of(a), m, n, k, vector=vector)

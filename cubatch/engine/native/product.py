@@ -166,8 +166,9 @@ def launch(
 
     if fused.statistics is not None:
         run(_of_height(context, problem, fused.statistics))
-    else:  # a residual that is the output itself would be added anew by every trial
-        run(context.choose(problem, None if fused.residual is out else run))
+    else:  # what is read from the output's own memory would be lost to the first trial
+        in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
+        run(context.choose(problem, None if in_place else run))
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:

@@ -24,8 +24,8 @@ HOST_BOUND = 0.8
 HEAD_START = 1.5
 """How much longer than enqueueing took the other work lasts."""
 
-MAX_QUEUED = 500
-"""Launches that a stream holds before the host is made to wait are about a thousand; a step may be two."""
+MAX_QUEUED = 250
+"""Launches that a stream holds before the host is made to wait are about a thousand; a step may be four."""
 
 _FILLER_BYTES = 1 << 28
 

@@ -1,0 +1,64 @@
+"""The timed choice of variants on real kernels: trials happen while calls are recorded, and must leave no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cubatch.clocks import HostClock
+from cubatch.engine import backend
+from cubatch.engine.native import conv, gemm
+from cubatch.engine.native.product import Fused
+from cubatch.select import TimedChoice, Winners
+from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+
+pytestmark = pytest.mark.heavy
+U = UNIT_ROUNDOFF["float32"]
+
+
+def timed(launcher):
+    """A context whose chooser times, and the variants that it tried."""
+    choice, tried = TimedChoice(HostClock(), Winners(None, gpu="", sources=""), 60.0), []
+
+    def watch(problem, device, prepare):
+        def note(kernel):
+            tried.append(kernel.name)
+            return prepare(kernel)
+
+        return choice(problem, device, None if prepare is None else note)
+
+    return launcher.context(chooser=watch), tried
+
+
+def test_trials_inside_a_recording_change_no_input_and_are_not_replayed(launcher):
+    """Two variants or more run while a filter's gradient is bound; replaying computes it once, from intact inputs."""
+    random = np.random.default_rng(0)
+    x, dy = (random.standard_normal(shape, dtype=np.float32) for shape in ((2, 6, 5, 8), (2, 6, 5, 12)))
+    there_x, there_dy, dw = launcher.put(x), launcher.put(dy), launcher.unwritten((12, 3, 3, 8), np.float32)
+    context, tried = timed(launcher)
+    step = backend.prepare(conv.conv2d_wgrad, context, there_x, there_dy, dw=dw, pad=(1, 1, 1, 1))
+    assert len(set(tried)) > 1
+    before = len(tried)
+    dw[...] = np.nan
+    step()
+    assert len(tried) == before
+    np.testing.assert_array_equal(launcher.get(there_x), x)
+    np.testing.assert_array_equal(launcher.get(there_dy), dy)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))  # n, p, q, c, r, s
+    want = np.einsum("npqcrs,npqk->krsc", windows, dy.astype(np.float64))
+    size = np.einsum("npqcrs,npqk->krsc", abs(windows), abs(dy.astype(np.float64)))
+    assert_within(launcher.get(dw), want, gamma(2 * 6 * 5, U) * size, axes="krsc")
+
+
+def test_a_product_added_to_its_own_output_is_not_tried(launcher):
+    """Each trial would add anew: the output is the sum of what it held and one product, also through another view."""
+    random = np.random.default_rng(1)
+    a, b, held = (random.standard_normal(shape, dtype=np.float32) for shape in ((40, 16), (24, 16), (40, 24)))
+    out = launcher.put(held)
+    context, tried = timed(launcher)
+    gemm.gemm(context, launcher.put(a), launcher.put(b), layout="nt", out=out, fused=Fused(residual=out[:]))
+    assert not tried
+    want = held + a.astype(np.float64) @ b.T.astype(np.float64)
+    size = abs(held) + abs(a).astype(np.float64) @ abs(b).T.astype(np.float64)
+    assert_within(launcher.get(out), want, gamma(17, U) * size, axes="mn")
