@@ -27,7 +27,8 @@ HEAD_START = 1.5
 MAX_QUEUED = 250
 """Launches that a stream holds before the host is made to wait are about a thousand; a step may be four."""
 
-_FILLER_BYTES = 1 << 28
+FILLER_BYTES = 1 << 28
+"""Size of each of the two arrays whose copy is the other work: it lasts many times as long as starting it."""
 
 
 class KernelClock(HostClock):
@@ -83,11 +84,17 @@ class KernelClock(HostClock):
         return reading, enqueueing
 
 
-def cupy_kernel_clock(uuid: str | None) -> KernelClock:
-    """Make the clock of CuPy's current device: its events, and copies of its memory as the other work."""
+def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> KernelClock:
+    """
+    Make the clock of CuPy's current device: its events, and copies of its memory as the other work.
+
+    Args:
+        uuid: The device in NVML, which tells its clock; None leaves that out.
+        filler_bytes: Size of each of two arrays, which are held as long as the clock.
+    """
     import cupy
 
-    source, target = (cupy.zeros(_FILLER_BYTES, dtype=cupy.uint8) for _ in range(2))
+    source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
 
     def elapsed(start: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cubatch as cb
-from cubatch import probe
+from cubatch import probe, select
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
 from cubatch.kinds import (
@@ -69,12 +69,21 @@ NETWORK = Network(
 )
 
 
-def trained(device, optimizer):
+def our_kernels():
+    """Give what the engine needs to run on our kernels, variants timed as in tuning."""
+    return select.kernel_context(GPU, "float32", seconds=1.0, path=None)
+
+
+LIBRARIES = pytest.mark.parametrize("context", [lambda: None, our_kernels], ids=["im2col", "cubatch"])
+
+
+def trained(device, optimizer, context=None):
     """Train three steps on fixed data and give the losses and the parameters."""
     random = np.random.default_rng(0)
     x = random.standard_normal((6, *NETWORK.input_shape), dtype=np.float32)
     labels = random.integers(0, 5, size=6, dtype=np.int32)
-    with Model(NETWORK, device=device, mode="training", optimizer=optimizer, seed=1) as model:
+    options = {"mode": "training", "optimizer": optimizer, "seed": 1, "context": context}
+    with Model(NETWORK, device=device, **options) as model:
         model.prepare(6)
         losses = []
         for _ in range(3):
@@ -89,10 +98,11 @@ def trained(device, optimizer):
     return losses, parameters
 
 
+@LIBRARIES
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_training_is_that_of_the_cpu(optimizer):
+def test_training_is_that_of_the_cpu(optimizer, context):
     """Three steps of a network of every kind give the CPU's losses and parameters up to float32 rounding."""
-    losses, parameters = trained(GPU, optimizer)
+    losses, parameters = trained(GPU, optimizer, context())
     expected_losses, expected = trained(attrs.evolve(probe.device("cpu"), threads=1), optimizer)
     assert losses == pytest.approx(expected_losses, rel=1e-4)
     for key, array in expected.items():
@@ -111,14 +121,16 @@ def test_dropout_draws_for_every_element():
     assert abs(kept - 0.5) < 0.02  # 131072 draws: 14 standard deviations
 
 
-def test_the_pool_holds_what_was_planned():
+@LIBRARIES
+def test_the_pool_holds_what_was_planned(context):
     """What CuPy took from the device for a training step is the plan, up to 2 % and the pool's own rounding."""
-    with Model(cb.models.build("resnet18", input_shape=(64, 64, 3)), device=GPU, mode="training") as model:
+    network = cb.models.build("resnet18", input_shape=(64, 64, 3))
+    with Model(network, device=GPU, mode="training", context=context()) as model:
         model.prepare(16)
         model.load_random()
         model.step()
         model.loss()
-        assert model.held_bytes <= 1.02 * model.plan.total + 64 * 2**20
+        assert model.held_bytes <= 1.02 * model.plan.total + 128 * 2**20  # half of that is the clock's
 
 
 def test_the_whole_walk():
