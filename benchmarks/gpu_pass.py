@@ -37,6 +37,8 @@ import attrs
 from benchmarks import gpu_plan, gpu_stages, gpu_sweep
 from benchmarks.gpu_stages import Item, Stage
 from benchmarks.provenance import provenance
+from cubatch import catalogue, probe
+from cubatch.errors import CubatchError
 
 SECONDS = 450.0
 START_SECONDS = 40.0  # Python, CuPy, PyTorch and a context, on a slow disk
@@ -277,6 +279,26 @@ def _line(run: Run) -> str:
     return f"{run.name:12} {run.status:8} {run.seconds:6.1f} of {run.limit_seconds:.0f} s: {said}{rest} {run.message}"
 
 
+def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
+    """Say what is wrong with the options, before anything is started; empty for nothing."""
+    try:
+        re.compile(given.only)
+        if given.seconds <= 0:
+            return f"--seconds must be positive, got {given.seconds:g}"
+        if given.dry_run:
+            catalogue.find(given.device)
+            return ""
+        if probe.device().kind != "cuda":
+            return "there is no GPU in this machine; --dry-run plans and compiles without one"
+    except re.error as error:
+        return f"--only {given.only!r} is no regular expression: {error}"
+    except CubatchError as error:
+        return str(error)
+    if given.out is None:
+        return "--out FILE.json says where the results go"
+    return "" if given.out.parent.is_dir() else f"there is no folder {given.out.parent}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in gpu_stages.STAGES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,12 +321,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines
         )  # fmt: skip
         return 0
+    if problem := _problem(given):
+        parser.error(problem)
     if given.dry_run:
         return gpu_plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
-    if given.out is None:
-        parser.error("--out FILE.json says where the results go")
-    if not given.out.parent.is_dir():
-        parser.error(f"there is no folder {given.out.parent}")
     found = run_all(stages, given.out, seconds=given.seconds, only=given.only)
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
     wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]

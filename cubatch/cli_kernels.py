@@ -69,7 +69,7 @@ def kernels(
         else listings_kernels.table(rows)
     )
     console.emit(grids, listings_kernels.mapping(rows, leftovers), json)
-    if failed and (check or update_budget):
+    if any(row.error for row in rows) or (failed and (check or update_budget)):
         raise typer.Exit(1)
 
 

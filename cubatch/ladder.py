@@ -24,7 +24,7 @@ from cubatch.models import SpecLike
 from cubatch.plan import plan
 from cubatch.results import Candidate
 from cubatch.spec import Node, Spec
-from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, first_tile, num_blocks, slowest
+from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, first_slices, first_tile, num_blocks, slowest
 from cubatch.waves import busiest_sm_blocks, fill
 
 MOST = 40
@@ -194,7 +194,8 @@ def explain(
     Returns:
         list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
         are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`,
-        `tile` (of the kernel ranked first, or 128x128), `blocks`, `busiest_sm_blocks`, `fill` in (0, 1],
+        `tile` (of the kernel ranked first, or 128x128), `slices` that the depth is split into, `blocks` of all
+        slices, `busiest_sm_blocks`, `fill` in (0, 1],
         `predicted_seconds` of all of them together, and `padding`: {"c": 8} for each of c and k that is no
         multiple of what Tensor Cores take, with the size that is.
 
@@ -220,8 +221,10 @@ def explain(
     rows = []
     for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
         node, pass_ = same[0]
-        tile = first_tile(node.layer, pass_, size, device=gpu, dtype=dtype, library=library)
-        blocks = num_blocks(node.layer, pass_, size, tile)
+        how: dict[str, Any] = {"device": gpu, "dtype": dtype, "library": library}
+        tile = first_tile(node.layer, pass_, size, **how)
+        slices = first_slices(node.layer, pass_, size, **how)
+        blocks = slices * num_blocks(node.layer, pass_, size, tile)
         seconds = timing.layer_seconds(node.layer, pass_, size, gpu, dtype)
         rows.append({
             "batch_size": size,
@@ -229,6 +232,7 @@ def explain(
             "layers": len(same),
             "pass": pass_.value,
             "tile": f"{tile[0]}x{tile[1]}",
+            "slices": slices,
             "blocks": blocks,
             "busiest_sm_blocks": busiest_sm_blocks(blocks, gpu.num_sms),
             "fill": fill(blocks, gpu.num_sms),

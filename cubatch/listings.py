@@ -65,7 +65,7 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
             row["layer"],
             row["layers"],
             row["pass"],
-            row["tile"],
+            row["tile"] + (f" / {row['slices']}" if row["slices"] > 1 else ""),
             row["blocks"],
             row["busiest_sm_blocks"],
             format_percent(row["fill"]),
@@ -84,7 +84,8 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
         notes = ["Nothing to explain: a CPU has no SMs for blocks to be spread over."]
     if rows:
         notes = [
-            "A block computes one tile of the result; “alike” counts equal layers; “fill” is the share of SMs at work.",
+            "A block computes one tile of the result, or one of so many slices of its depth, the number after the /.",
+            "“alike” counts equal layers; “fill” is the share of SMs at work.",
             *notes,
         ]
     columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "busiest SM", "fill", "time at best"]

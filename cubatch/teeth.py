@@ -15,11 +15,12 @@ import attrs
 
 from cubatch import timing
 from cubatch.hardware import Device
+from cubatch.kernel import Kernel
 from cubatch.kernel_plan import problem_of
 from cubatch.kinds import Attention, Conv2d
 from cubatch.layer import MAX_EXTENT, Gemm, Layer, Pass
 from cubatch.spec import Node, Spec, as_network
-from cubatch.variants import ranked
+from cubatch.variants import Problem, ranked, slices
 from cubatch.waves import busiest_sm_blocks, coulom_batch_size
 
 TILE = (128, 128)
@@ -84,11 +85,32 @@ def first_tile(
         >>> first_tile(conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch")
         (256, 128)
     """
+    chosen = _first(layer, pass_, batch_size, device, dtype, library)
+    return TILE if chosen is None or chosen[1].tile is None else (chosen[1].tile.m, chosen[1].tile.n)
+
+
+def first_slices(layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str) -> int:
+    """
+    Give the slices that the depth of a pass is split into; 1 where nothing is known of it.  Else as `first_tile`.
+
+    Example:
+        >>> conv = Conv2d(h=7, w=7, c=512, k=512, r=3, s=3, pad=1)
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> first_slices(conv, Pass.FPROP, 1, device=v100, dtype="float32", library="cubatch") > 1
+        True
+    """
+    chosen = _first(layer, pass_, batch_size, device, dtype, library)
+    return 1 if chosen is None else slices(*chosen, device)
+
+
+def _first(
+    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, library: str
+) -> tuple[Problem, Kernel] | None:
+    """Give a pass as a product, and the kernel ranked first for it; None where no kernel of ours is known to run."""
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
-        return TILE
-    tile = ranked(problem, device)[0].tile
-    return TILE if tile is None else (tile.m, tile.n)
+        return None
+    return problem, ranked(problem, device)[0]
 
 
 def _grid(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:

@@ -18,7 +18,7 @@ from cubatch.bench.records import OURS, VENDOR, Entry, Result
 from cubatch.bench.rivals import Rival, rival
 from cubatch.bench.ways import Tracer, Way, Which, ways
 from cubatch.engine import backend
-from cubatch.errors import CompileError, InvalidArgument
+from cubatch.errors import CompileError, InvalidArgument, OutOfMemory
 from cubatch.hardware import Device
 
 _COPY_BYTES = 1 << 30
@@ -43,7 +43,13 @@ def plan(case: Case, device: Device, *, variants: Which = "chosen", compiled: bo
         UnsupportedLayer: If no kernel computes it.
         CubatchError: What else the operation says of it.
     """
+    _check_fits(case, device)
     return _planned(case, device, ways(case, device, variants), compiled=compiled)
+
+
+def _check_fits(case: Case, device: Device) -> None:
+    if device.memory_bytes is not None and case.num_bytes > device.memory_bytes:
+        raise OutOfMemory(f"{case.name} on {device}", case.num_bytes, device.memory_bytes)
 
 
 def _planned(case: Case, device: Device, found: Sequence[Way], *, compiled: bool = True) -> Result:

@@ -57,7 +57,8 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
 
 
 def _entry(result: Result, entry: Entry) -> list[Any]:
-    launch = max(entry.launches, key=lambda launch: launch.grid[0] * launch.grid[1] * launch.grid[2], default=None)
+    # The main kernel's; what adds up its slices may have more blocks.
+    launch = next((one for one in entry.launches if one.kernel == entry.name), next(iter(entry.launches), None))
     ratio = None
     if entry.ratio is not None:
         low, high = entry.ratio_interval or (None, None)

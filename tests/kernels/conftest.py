@@ -39,6 +39,10 @@ class Target:
     device: Device
     launcher: Any
 
+    def __repr__(self) -> str:
+        """Say what a failing test ran on: short, or hypothesis would print every fact of the device."""
+        return f"{type(self).__name__}({self.device}, {self.launcher})"
+
     @property
     def arch(self) -> int:
         """Compute capability times ten."""

@@ -16,7 +16,7 @@ from cubatch import catalogue, cli, kinds, models, probe
 from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, tables
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.engine import functional
-from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName, UnsupportedLayer
+from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnknownName, UnsupportedLayer
 from cubatch.grids import grid
 from cubatch.hardware import Device
 from cubatch.kernel_clock import HEAD_START, MAX_QUEUED, KernelClock
@@ -752,3 +752,22 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_measuring(run, tmp_path
     code, _, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.txt")
     assert code == 1
     assert ".png" in err
+
+
+def test_what_the_memory_cannot_hold_is_refused_before_anything_is_reserved():
+    """Operands of 112 GiB on a GPU of 16 GiB: an error with both numbers, for planning as for timing."""
+    v100 = catalogue.find("v100-sxm2-16gb")
+    with pytest.raises(OutOfMemory) as caught:
+        measure.plan(cases.gemm(10**5, 10**5, 10**5), v100)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (3 * 4 * 10**10, v100.memory_bytes)
+
+
+def test_the_blocks_shown_are_those_of_the_main_kernel():
+    """A split product launches a sum of its slices after it, with a grid of its own, which is not what is asked."""
+    v100 = catalogue.find("v100-sxm2-16gb")
+    planned = measure.plan(cases.gemm(128, 128, 1 << 16), v100, compiled=False)
+    (entry,) = planned.entries
+    main = [launch for launch in entry.launches if launch.kernel == entry.name]
+    assert len(entry.launches) > len(main) == 1
+    shown = grid(tables.entries([planned], title="t"))
+    assert f" {math.prod(main[0].grid)} " in shown

@@ -235,7 +235,13 @@ def test_sweeps_go_into_a_table_beside_the_file(monkeypatch, tmp_path):
     assert set(read[0]) == set(gpu_sweep.COLUMNS)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--out", "nowhere/f.json"], ["--stage", "dreams", "--out", "f.json"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["--out", "nowhere/f.json"], ["--stage", "dreams", "--out", "f.json"], ["--dry-run", "--device", "titan"],
+        ["--dry-run", "--only", "("], ["--dry-run", "--seconds", "-5"],
+    ],
+)  # fmt: skip
 def test_wrong_arguments_exit_with_two(arguments, capsys):
     """Before anything is run."""
     with pytest.raises(SystemExit) as ended:

@@ -371,6 +371,17 @@ def test_explain_shows_the_arithmetic_of_the_crest() -> None:
     ]
 
 
+def test_explain_counts_the_slices_of_our_kernels() -> None:
+    """A deep product with few tiles is split: its blocks are the tiles, counted here, times the slices it names."""
+    deep = Conv2d(h=7, w=7, c=512, k=512, r=3, s=3, pad=1)
+    (row,) = ladder.explain(deep, [Candidate(1)], device=V100, library="cubatch")
+    rows, columns = map(int, row["tile"].split("x"))
+    assert row["slices"] > 1
+    assert row["blocks"] == row["slices"] * -(-49 // rows) * -(-512 // columns)
+    (plain,) = ladder.explain(deep, [Candidate(1)], device=V100, library="im2col")
+    assert (plain["tile"], plain["slices"], plain["blocks"]) == ("128x128", 1, 4)
+
+
 def test_explain_lists_equal_layers_once() -> None:
     """go-net is 80 equal convolutions: one line for each pass, with their number and the time of all."""
     rows = ladder.explain("go-net", [Candidate(64)], device=V100, mode="training")

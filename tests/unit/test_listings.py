@@ -53,8 +53,8 @@ def test_candidates_show_plan_prediction_limit_and_every_reason():
 def test_explain_names_the_channels_to_pad_once():
     """3 channels where 8 are wanted is one sentence, however many candidates there are."""
     row = {
-        "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "blocks": 98, "busiest_sm_blocks": 2,
-        "fill": 0.61, "predicted_seconds": 2.15e-6,
+        "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "slices": 1, "blocks": 98,
+        "busiest_sm_blocks": 2, "fill": 0.61, "predicted_seconds": 2.15e-6,
     }  # fmt: skip
     content = listings.explained(
         [row | {"batch_size": n, "padding": {"c": 8}} for n in (1, 2)]
