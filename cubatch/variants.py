@@ -157,12 +157,6 @@ def slices(problem: Problem, found: Kernel, device: Device) -> int:
     return _best_split(problem, found, device.num_sms or 1, lanes)[1]
 
 
-def partial_bytes(problem: Problem, found: Kernel, device: Device) -> int:
-    """Count the bytes of the partial sums that the slices leave; none where gemm_k is not split."""
-    count = slices(problem, found, device)
-    return 4 * count * _outputs(problem) if count > 1 else 0
-
-
 def most_partial_bytes(problem: Problem, found: Kernel) -> int:
     """
     Bound the bytes of partial sums on any device: never less for a larger batch.

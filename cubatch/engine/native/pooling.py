@@ -80,11 +80,8 @@ def max_pool2d_backward(
 ) -> Any:
     """Give each window's gradient to the input that won it; as `functional.max_pool2d_backward`."""
     axes = pool_axes(x_shape[1:3], (r, s), stride or (r, s), pad, ceil_mode=ceil_mode)
-    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    outputs = (x_shape[0], axes[0].out, axes[1].out, x_shape[3])
-    check(dy.dtype, outputs, dy=dy)
-    check(dy.dtype, x_shape, out=dx)
-    check(np.uint8, outputs, argmax=argmax)
+    dx = _gradient(dy, x_shape, axes, out)
+    check(np.uint8, dy.shape, argmax=argmax)
     vector = _vector(context, dy, dx, argmax)
     context.launch(
         kernel.find("max_pool2d_backward", dtype_of(dy)),
@@ -135,9 +132,7 @@ def avg_pool2d_backward(
 ) -> Any:
     """Spread each window's gradient evenly over the inputs it averaged; as `functional.avg_pool2d_backward`."""
     axes = pool_axes(x_shape[1:3], (r, s), stride or (r, s), pad, ceil_mode=ceil_mode)
-    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    check(dy.dtype, (x_shape[0], axes[0].out, axes[1].out, x_shape[3]), dy=dy)
-    check(dy.dtype, x_shape, out=dx)
+    dx = _gradient(dy, x_shape, axes, out)
     vector = _vector(context, dy, dx)
     context.launch(
         kernel.find("avg_pool2d_backward", dtype_of(dy)),
@@ -174,8 +169,19 @@ def global_avg_pool_backward(context: Context, dy: Any, *, x_shape: tuple[int, i
     return dx
 
 
+def _outputs(x_shape: tuple[int, ...], axes: Any) -> tuple[int, int, int, int]:
+    return x_shape[0], axes[0].out, axes[1].out, x_shape[3]
+
+
+def _gradient(dy: Any, x_shape: tuple[int, int, int, int], axes: Any, out: Any) -> Any:
+    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
+    check(dy.dtype, _outputs(x_shape, axes), dy=dy)
+    check(dy.dtype, x_shape, out=dx)
+    return dx
+
+
 def _output(x: Any, axes: Any, out: Any) -> Any:
-    shape = (x.shape[0], axes[0].out, axes[1].out, x.shape[3])
+    shape = _outputs(x.shape, axes)
     y = of(x).empty(shape, dtype=x.dtype) if out is None else out
     check(x.dtype, x.shape, x=x)
     check(x.dtype, shape, out=y)
