@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from cubatch import compile as compiler
-from cubatch import nvrtc
+from cubatch import disassembly, nvrtc
 from cubatch.cubins import Cubin
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import sm_limits
@@ -20,6 +20,9 @@ from cubatch.waves import Occupancy, occupancy
 
 ARCHS = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What every kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
+
+EXPECTED: Mapping[str, tuple[str, ...]] = {"mma": ("HMMA",), "hopper": ("HGMMA", "UTMALDG")}
+"""Instructions that every entry of a family must have, from sm_75 on: products on tensor cores, loads of tiles."""
 
 Progress = Callable[[float, float, str], None]
 
@@ -69,7 +72,8 @@ def survey(
     Compile variants for architectures, on all cores, and look for what is wrong with each.
 
     Wrong are: an error or warning of the compiler, a spilled register, launch bounds other than the threads of
-    configs.toml, and a block that no SM of the architecture can hold.
+    configs.toml, a block that no SM of the architecture can hold, and, where a disassembler is installed, machine code
+    without its family's instructions.
 
     Args:
         chosen: The variants.
@@ -94,11 +98,16 @@ def survey(
                 units.setdefault((arch, kernel.source, kernel.defines), []).append(kernel)
 
     def compiled(arch: str, kernels: Sequence[Kernel]) -> list[Row]:
+        expected = _expected(kernels[0], arch)
         try:
-            cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=False)
+            cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=bool(expected))
         except CompileError as error:
             return [Row(kernel, arch, "error", problems=("it does not compile",), error=error) for kernel in kernels]
-        return [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
+        rows = [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
+        if not expected:
+            return rows
+        opcodes = disassembly.count_opcodes(cubin)
+        return [_with_missing(row, expected, opcodes.get(row.kernel.entry, {})) for row in rows]
 
     rows: dict[tuple[str, str], Row] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -216,6 +225,18 @@ def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) 
     if not held.blocks_per_sm:
         problems.append(f"no SM can hold a block: {', '.join(held.limiters).replace('_', ' ')}")
     return Row(kernel, arch, "ok", cubin.nvrtc, figures, held, tuple(problems))
+
+
+def _expected(kernel: Kernel, arch: str) -> tuple[str, ...]:
+    """Name the instructions to look for; none where no disassembler can."""
+    if arch_number(arch) < disassembly.OLDEST or disassembly.find_nvdisasm() is None:
+        return ()
+    return EXPECTED.get(kernel.family, ())
+
+
+def _with_missing(row: Row, expected: Sequence[str], opcodes: Mapping[str, int]) -> Row:
+    missing = [f"no {name} in its machine code" for name in expected if not opcodes.get(name)]
+    return attrs.evolve(row, problems=(*row.problems, *missing))
 
 
 def _occupancy(kernel: Kernel, arch: str, figures: Figures) -> Occupancy:
