@@ -28,18 +28,22 @@ CB_DEVICE float infinity() { return to_float(bfloat16_t{0x7f80}); }
 // Whether vectors of 16 bytes may be loaded from and stored to a pointer; null is never touched.
 CB_DEVICE bool is_aligned(const void* pointer) { return reinterpret_cast<u64>(pointer) % 16 == 0; }
 
-// use(row, load(row)) for row = first, first + step, ... before end, AT_ONCE loads at a time.
+// use(row, load(row)) for row = first, first + step, ... before end, AT_ONCE loads at a time.  The last round is cut
+// short by predicates, not by a loop of its own: that would be the work's code once more.
 template <int AT_ONCE, class Load, class Use>
 CB_DEVICE void walk(i64 first, i64 end, int step, Load load, Use use) {
-  i64 row = first;
-  for (; row + (AT_ONCE - 1) * (i64)step < end; row += AT_ONCE * (i64)step) {
-    decltype(load(row)) loaded[AT_ONCE];
+  CB_NO_UNROLL
+  for (i64 row = first; row < end; row += AT_ONCE * (i64)step) {
+    decltype(load(row)) loaded[AT_ONCE] = {};
     CB_UNROLL
-    for (int i = 0; i < AT_ONCE; ++i) loaded[i] = load(row + i * (i64)step);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (row + i * (i64)step < end) loaded[i] = load(row + i * (i64)step);
+    }
     CB_UNROLL
-    for (int i = 0; i < AT_ONCE; ++i) use(row + i * (i64)step, loaded[i]);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (row + i * (i64)step < end) use(row + i * (i64)step, loaded[i]);
+    }
   }
-  for (; row < end; row += step) use(row, load(row));
 }
 
 // work.use<V>(i, work.load<V>(i)) over this block's run of `count` elements, V at a time: vectors where all operands
@@ -55,7 +59,7 @@ CB_DEVICE void for_elements(i64 count, bool aligned, const Work& work) {
         begin / WIDE + cb_thread(), end / WIDE, THREADS, [&](i64 i) { return work.template load<WIDE>(i * WIDE); },
         [&](i64 i, const decltype(work.template load<WIDE>(i))& loaded) { work.template use<WIDE>(i * WIDE, loaded); });
   }
-  walk<AT_ONCE>(
+  walk<1>(
       rest + cb_thread(), end, THREADS, [&](i64 i) { return work.template load<1>(i); },
       [&](i64 i, const decltype(work.template load<1>(i))& loaded) { work.template use<1>(i, loaded); });
 }

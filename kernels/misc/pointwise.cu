@@ -32,7 +32,7 @@ struct ActivationWork {
 // y may be x.
 CB_KERNEL(THREADS, 4)
 activation(const CB_ELEMENT* x, CB_ELEMENT* y, i64 count, int kind) {
-  for_elements<LOADS>(count, is_aligned(x) && is_aligned(y), ActivationWork{x, y, kind});
+  for_elements<2>(count, is_aligned(x) && is_aligned(y), ActivationWork{x, y, kind});
 }
 
 template <int V>
@@ -67,7 +67,7 @@ struct ActivationBackwardWork {
 CB_KERNEL(THREADS, 3)
 activation_backward(const CB_ELEMENT* dy, const CB_ELEMENT* saved, CB_ELEMENT* dx, i64 count, int kind) {
   const bool aligned = is_aligned(dy) && is_aligned(saved) && is_aligned(dx);
-  for_elements<LOADS>(count, aligned, ActivationBackwardWork{dy, saved, dx, kind});
+  for_elements<2>(count, aligned, ActivationBackwardWork{dy, saved, dx, kind});
 }
 
 template <int V>
