@@ -67,6 +67,8 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
             row["pass"],
             row["tile"] + (f" / {row['slices']}" if row["slices"] > 1 else ""),
             row["blocks"],
+            row["waves"],
+            written(format_percent, row["last_wave"]),
             row["busiest_sm_blocks"],
             format_percent(row["fill"]),
             written(format_seconds, row["predicted_seconds"]),
@@ -81,14 +83,16 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
     listed = ", ".join(f"{layer} ({change})" for layer, change in missing.items())
     notes = [f"Channels that miss the multiple the Tensor Cores want; pad them: {listed}."] if listed else []
     if not rows:
-        notes = ["Nothing to explain: a CPU has no SMs for blocks to be spread over."]
+        notes = ["Nothing to explain: blocks are spread over SMs, and how many the device has is not known, or none."]
     if rows:
         notes = [
             "A block computes one tile of the result, or one of so many slices of its depth, the number after the /.",
-            "“alike” counts equal layers; “fill” is the share of SMs at work.",
+            "“alike” counts equal layers. A wave is a block on every SM, or as many as an SM holds of our kernel.",
+            "Time follows the busiest SM, whose blocks share its pipes; “fill” is the share of SM time at work.",
             *notes,
         ]
-    columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "busiest SM", "fill", "time at best"]
+    columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "waves", "last wave", "busiest SM", "fill"]
+    columns += ["time at best"]
     return {"title": "By layer", "columns": columns if rows else [], "rows": cells, "notes": notes}
 
 

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 
 from cubatch import timing
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel
+from cubatch.kernel_budget import Budget
 from cubatch.kernel_plan import problem_of
-from cubatch.kinds import Attention, Conv2d
-from cubatch.layer import MAX_EXTENT, Gemm, Layer, Pass
+from cubatch.kinds import Conv2d
+from cubatch.layer import MAX_EXTENT, Layer, Pass
+from cubatch.residency import recorded
 from cubatch.spec import Node, Spec, as_network
+from cubatch.tiling import TILE, Blocks, largest_batch, num_blocks, products, tiles
 from cubatch.variants import Problem, ranked, slices
-from cubatch.waves import busiest_sm_blocks, coulom_batch_size
+from cubatch.waves import busiest_sm_blocks, coulom_batch_size, count_waves, fill
 
-TILE = (128, 128)
 TOP = 3
 STEPS = 8
 PASSED = 2
-
-Blocks = Callable[[int], int]
-"""Blocks of a pass as a function of the batch size."""
 
 
 @attrs.frozen
@@ -39,30 +39,6 @@ class Proposal:
     batch_size: int
     kind: str
     reason: str
-
-
-def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE) -> int:
-    """
-    Count the blocks of a pass, one for each tile of the result, without split-K.
-
-    The phases of a strided dgrad and the groups of a convolution are one grid.  The products of
-    attention need each other's results, so they are several: the one with most FLOP stands for them.
-
-    Args:
-        layer: The layer.
-        pass_: Which of its passes.
-        batch_size: Samples.
-        tile: Rows and columns of a tile; see `first_tile`.
-
-    Returns:
-        int: Blocks; 0 for a pass without a matrix product.
-
-    Example:
-        >>> num_blocks(Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 97)
-        49
-    """
-    grid = _grid(layer, pass_, batch_size)
-    return sum(gemm.count * _tiles(gemm.m, tile[0]) * _tiles(gemm.n, tile[1]) for gemm in grid)
 
 
 def first_tile(
@@ -85,22 +61,56 @@ def first_tile(
         >>> first_tile(conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch")
         (256, 128)
     """
-    chosen = _first(layer, pass_, batch_size, device, dtype, library)
-    return TILE if chosen is None or chosen[1].tile is None else (chosen[1].tile.m, chosen[1].tile.n)
+    return _tile_of(_first(layer, pass_, batch_size, device, dtype, library))
 
 
-def first_slices(layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str) -> int:
+def on_sms(
+    layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str, budget: Budget
+) -> dict[str, Any]:
     """
-    Give the slices that the depth of a pass is split into; 1 where nothing is known of it.  Else as `first_tile`.
+    Say how the blocks of a pass fall on the SMs of a GPU.
+
+    Args:
+        layer, pass_, batch_size, device, dtype, library: As for `first_tile`; the device's SMs are known.
+        budget: What is recorded of our kernels; see `residency.recorded_figures`.
+
+    Returns:
+        dict: `kernel` ranked first, or None; its `tile`, "128x128" where there is none; `slices` of the depth;
+        `blocks` of all slices; `blocks_per_sm` that are resident, one for the vendor's kernels and None where nothing
+        is recorded; `waves` of those and how full the `last_wave` is, or None; `busiest_sm_blocks` and `fill`.
 
     Example:
-        >>> conv = Conv2d(h=7, w=7, c=512, k=512, r=3, s=3, pad=1)
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> first_slices(conv, Pass.FPROP, 1, device=v100, dtype="float32", library="cubatch") > 1
-        True
+        >>> from cubatch.catalogue import find
+        >>> go = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
+        >>> v100, budget = find("v100-sxm2-16gb"), Budget("", {}, {})
+        >>> facts = on_sms(go, Pass.FPROP, 29, device=v100, dtype="float32", library="im2col", budget=budget)
+        >>> facts["blocks"], facts["waves"], facts["last_wave"]
+        (82, 2, 0.025)
     """
-    chosen = _first(layer, pass_, batch_size, device, dtype, library)
-    return 1 if chosen is None else slices(*chosen, device)
+    chosen, num_sms = _first(layer, pass_, batch_size, device, dtype, library), device.num_sms or 1
+    tile = _tile_of(chosen)
+    parts = 1 if chosen is None else slices(*chosen, device)
+    blocks = num_blocks(layer, pass_, batch_size, tile, slices=parts)
+    resident: int | None = 1 if library == "im2col" else None
+    if chosen is not None and device.arch is not None and device.compute_capability is not None:
+        needs = recorded(chosen[1], device.arch, budget)
+        resident = None if needs is None else needs.on(device.compute_capability).blocks_per_sm
+    waves = count_waves(blocks, blocks_per_sm=resident, num_sms=num_sms) if resident else None
+    return {
+        "kernel": None if chosen is None else chosen[1].name,
+        "tile": f"{tile[0]}x{tile[1]}",
+        "slices": parts,
+        "blocks": blocks,
+        "blocks_per_sm": resident,
+        "waves": None if waves is None else waves.num_waves,
+        "last_wave": None if waves is None else waves.last_wave_fraction,
+        "busiest_sm_blocks": busiest_sm_blocks(blocks, num_sms),
+        "fill": fill(blocks, num_sms),
+    }
+
+
+def _tile_of(chosen: tuple[Problem, Kernel] | None) -> tuple[int, int]:
+    return TILE if chosen is None or chosen[1].tile is None else (chosen[1].tile.m, chosen[1].tile.n)
 
 
 def _first(
@@ -111,15 +121,6 @@ def _first(
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None
     return problem, ranked(problem, device)[0]
-
-
-def _grid(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-    products = layer.gemms(pass_, batch_size)
-    return (max(products, key=lambda gemm: gemm.flops),) if isinstance(layer, Attention) else products
-
-
-def _tiles(extent: int, tile: int) -> int:
-    return -(-extent // tile)
 
 
 def _levels(end: int) -> Iterator[int]:
@@ -167,7 +168,7 @@ def slowest(
     distinct: dict[object, tuple[Node, Pass]] = {}
     for node, pass_ in sorted(growing, key=cost, reverse=True):
         tile = tile_of(node.layer, pass_)
-        grid = tile, tuple((gemm.m, _tiles(gemm.n, tile[1]), gemm.count) for gemm in _grid(node.layer, pass_, 1))
+        grid = tile, tuple((gemm.m, tiles(gemm.n, tile[1]), gemm.count) for gemm in products(node.layer, pass_, 1))
         distinct.setdefault(grid, (node, pass_))
     return [
         (
@@ -184,7 +185,7 @@ def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> li
     for name, blocks in passes:
         found = []
         for level in _levels(busiest_sm_blocks(blocks(limit + 1), num_sms)):
-            size = _largest(blocks, level * num_sms, limit)
+            size = largest_batch(blocks, level * num_sms, limit)
             if size and busiest_sm_blocks(blocks(size), num_sms) == level:
                 found.append(Proposal(size, "crest", f"crest {level} of {name}"))
         tops.append(found)
@@ -194,15 +195,6 @@ def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> li
             if crest.batch_size < limit
         ])  # fmt: skip
     return [*by_turns(tops), *by_turns(past)]
-
-
-def _largest(blocks: Blocks, most: int, limit: int) -> int:
-    """Find the largest batch up to the limit that has at most so many blocks; 0 if none has."""
-    low, high = 0, limit + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if blocks(middle) <= most else (low, middle)
-    return low
 
 
 def by_turns(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:

@@ -22,6 +22,11 @@ REGISTER_UNIT = 256
 """Registers are given to a warp in multiples of this, on every architecture since Maxwell."""
 PARTITIONS_AT_LAUNCH = 4
 """A launch is checked as if every SM had this many sub-partitions, those of sm_60 (two) included."""
+MAX_BARRIERS_PER_BLOCK = 16
+
+_LIMITERS = ("warps", "registers", "shared_memory", "blocks", "barriers")
+_BARRIERS_COUNT_SINCE = (9, 0)
+_TWO_BARRIERS_A_BLOCK = frozenset({(9, 0), (10, 0)})  # the pool has so many for each block an SM may hold; others one
 
 
 @attrs.frozen
@@ -74,8 +79,8 @@ def count_waves(num_blocks: int, *, blocks_per_sm: int, num_sms: int) -> Waves:
         >>> tail.num_waves, round(tail.wave_efficiency, 3)
         (2, 0.502)
     """
-    num_blocks = _whole("num_blocks", num_blocks)
-    blocks_per_wave = _whole("blocks_per_sm", blocks_per_sm) * _whole("num_sms", num_sms)
+    num_blocks = check_whole("num_blocks", num_blocks)
+    blocks_per_wave = check_whole("blocks_per_sm", blocks_per_sm) * check_whole("num_sms", num_sms)
     num_waves = _ceil_div(num_blocks, blocks_per_wave)
     last_blocks = num_blocks - (num_waves - 1) * blocks_per_wave
     return Waves(num_waves, num_blocks / (num_waves * blocks_per_wave), blocks_per_wave, last_blocks / blocks_per_wave)
@@ -103,7 +108,7 @@ def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
         >>> busiest_sm_blocks(48, 48), busiest_sm_blocks(49, 48)
         (1, 2)
     """
-    return _ceil_div(_whole("num_blocks", num_blocks), _whole("num_sms", num_sms))
+    return _ceil_div(check_whole("num_blocks", num_blocks), check_whole("num_sms", num_sms))
 
 
 def fill(num_blocks: int, num_sms: int) -> float:
@@ -154,8 +159,8 @@ def coulom_batch_size(n: int = 1, *, h: int, w: int, c: int, num_sms: int) -> in
         >>> [coulom_batch_size(n, h=19, w=19, c=128, num_sms=80) for n in (1, 2, 3, 4)]
         [28, 56, 85, 113]
     """
-    outputs_per_sample = _whole("h", h) * _whole("w", w) * _whole("c", c)
-    return _whole("n", n) * (1 << 14) * _whole("num_sms", num_sms) // outputs_per_sample
+    outputs_per_sample = check_whole("h", h) * check_whole("w", w) * check_whole("c", c)
+    return check_whole("n", n) * (1 << 14) * check_whole("num_sms", num_sms) // outputs_per_sample
 
 
 @attrs.frozen
@@ -166,7 +171,7 @@ class Occupancy:
     Attributes:
         blocks_per_sm: Blocks resident on one SM; 0 means that the kernel cannot be launched.
         occupancy: Resident warps over the most an SM can hold, in [0, 1].
-        limiters: What forbids one block more: of "warps", "registers", "shared_memory", "blocks".
+        limiters: What forbids one block more: of "warps", "registers", "shared_memory", "blocks", "barriers".
         limits: Blocks that each resource would allow by itself; without a resource that is not used.
     """
 
@@ -183,6 +188,7 @@ def occupancy(
     registers_per_thread: int,
     shared_bytes_per_block: int = 0,
     shared_carveout_bytes: int | None = None,
+    barriers_per_block: int = 1,
 ) -> Occupancy:
     """
     Count the blocks of a kernel that one SM can hold at a time.
@@ -190,9 +196,9 @@ def occupancy(
     Resident blocks hide each other's waiting; a kernel that fits only once, or not at all, is
     known before it runs.  It is the theoretical occupancy: what really resides may be less.
 
-    Leaves out what kernels here do not use: more than 16 named barriers per block, clusters,
-    and the halved resources of sm_52 and sm_61 where ordinary global loads are cached in L1
-    (loads through the read-only cache are not affected).
+    Leaves out what kernels here do not use: the halved resources of sm_52 and sm_61 where ordinary
+    global loads are cached in L1 (loads through the read-only cache are not affected), and, as NVIDIA's
+    arithmetic does, that the blocks of a cluster must find room together.
 
     Args:
         compute_capability: (major, minor) of the device, 5.0 to 12.1.
@@ -201,6 +207,7 @@ def occupancy(
         shared_bytes_per_block: Static and dynamic together; above 48 KiB means that the kernel opted in.
         shared_carveout_bytes: Size wished for the SM's shared memory; the next that exists and holds
             one block is used. None: the largest. sm_5x and sm_6x have one size.
+        barriers_per_block: Named barriers that the kernel uses, 0 to 16; they are counted from sm_90 on.
 
     Returns:
         Occupancy: `blocks_per_sm`, `occupancy`, `limiters` and each resource's own limit.
@@ -217,20 +224,24 @@ def occupancy(
         >>> found.blocks_per_sm, found.occupancy, found.limiters
         (2, 0.25, ('registers',))
 
-    The arithmetic is that of NVIDIA's cuda_occupancy.h (CUDA 13.0).
+    The arithmetic is that of NVIDIA's cuda_occupancy.h (CUDA 13.5), with which a test compares it.
     """
     sm = sm_limits(compute_capability)
-    threads = _whole("threads_per_block", threads_per_block, most=MAX_THREADS_PER_BLOCK)
-    registers = _whole("registers_per_thread", registers_per_thread, least=0, most=MAX_REGISTERS_PER_THREAD)
-    shared = _whole("shared_bytes_per_block", shared_bytes_per_block, least=0)
+    threads = check_whole("threads_per_block", threads_per_block, most=MAX_THREADS_PER_BLOCK)
+    registers = check_whole("registers_per_thread", registers_per_thread, least=0, most=MAX_REGISTERS_PER_THREAD)
+    shared = check_whole("shared_bytes_per_block", shared_bytes_per_block, least=0)
     warps = _ceil_div(threads, WARP_THREADS)
     limits = {"warps": sm.warps_per_sm // warps, "blocks": sm.blocks_per_sm}
     if registers:
         limits["registers"] = _blocks_by_registers(sm, warps, registers)
     if shared or sm.reserved_shared_bytes:
         limits["shared_memory"] = _blocks_by_shared(sm, shared, shared_carveout_bytes)
+    barriers = check_whole("barriers_per_block", barriers_per_block, least=0, most=MAX_BARRIERS_PER_BLOCK)
+    if barriers and compute_capability >= _BARRIERS_COUNT_SINCE:
+        pool = sm.blocks_per_sm * (2 if compute_capability in _TWO_BARRIERS_A_BLOCK else 1)
+        limits["barriers"] = pool // barriers
     blocks = min(limits.values())
-    limiters = tuple(name for name in ("warps", "registers", "shared_memory", "blocks") if limits.get(name) == blocks)
+    limiters = tuple(name for name in _LIMITERS if limits.get(name) == blocks)
     return Occupancy(blocks, blocks * warps / sm.warps_per_sm, limiters, limits)
 
 
@@ -247,12 +258,18 @@ def _blocks_by_shared(sm: SmLimits, shared: int, carveout: int | None) -> int:
         return 0
     if carveout is None:
         return sm.shared_bytes_per_sm // per_block
-    wanted = _whole("shared_carveout_bytes", carveout, least=0, most=sm.shared_bytes_per_sm)
+    wanted = check_whole("shared_carveout_bytes", carveout, least=0, most=sm.shared_bytes_per_sm)
     # The carve-out is a wish: the driver sets the SM to the next size that exists and holds one block.
     return min(size for size in sm.shared_carveouts if size >= max(wanted, per_block)) // per_block
 
 
-def _whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> int:
+def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> int:
+    """
+    Return a whole number as Python's int.
+
+    Raises:
+        InvalidArgument: If it is none, or out of its range.
+    """
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):

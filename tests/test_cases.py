@@ -18,6 +18,7 @@ QUESTIONS = ROOT.parent / "shared" / "design" / "questions.md"
 CASES = {
     "titan-x-test-batch": (
         "cubatch tune --mode --memory-limit",
+        "cubatch occupancy --device --model --sweep",
         "tests/unit/test_tuning.py::test_the_smallest_size_within_tolerance_is_the_answer",
         "tests/unit/test_memory.py::test_the_largest_batch_is_the_largest",
         "tests/unit/test_choose.py::test_the_answer_is_the_contracts_sentence",
@@ -29,6 +30,8 @@ CASES = {
         "tests/unit/test_ladder.py::test_coulom_sizes_of_go_boards_on_a_v100",
         "tests/unit/test_ladder.py::test_explain_shows_the_arithmetic_of_the_crest",
         "tests/unit/test_teeth.py::test_blocks_of_the_published_cliff",
+        "tests/unit/test_tiling.py::test_the_published_rule_is_the_tile_of_128_by_128",
+        "tests/unit/test_tiling.py::test_the_law_alone_gives_the_cliffs_of_a_chess_network",
         "later: the study of where the rule is right needs our own kernels on a GPU",
     ),
     "tensor-core-multiples": (

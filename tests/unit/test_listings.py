@@ -54,7 +54,7 @@ def test_explain_names_the_channels_to_pad_once():
     """3 channels where 8 are wanted is one sentence, however many candidates there are."""
     row = {
         "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "slices": 1, "blocks": 98,
-        "busiest_sm_blocks": 2, "fill": 0.61, "predicted_seconds": 2.15e-6,
+        "waves": 1, "last_wave": 0.61, "busiest_sm_blocks": 2, "fill": 0.61, "predicted_seconds": 2.15e-6,
     }  # fmt: skip
     content = listings.explained(
         [row | {"batch_size": n, "padding": {"c": 8}} for n in (1, 2)]
@@ -71,6 +71,9 @@ def test_explain_names_the_channels_to_pad_once():
         "fprop",
         "128x128",
         "98",
+        "1",
+        "61.0",
+        "%",
         "2",
         "61.0",
         "%",

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import models
+from cubatch import catalogue, models, residency
 from cubatch.hardware import Device
-from cubatch.kinds import Attention, Conv2d, Linear, ReLU
+from cubatch.kinds import Attention, Conv2d, Linear
 from cubatch.layer import Layer, Pass
 from cubatch.spec import Network
-from cubatch.teeth import coulom, crests, num_blocks, slowest
+from cubatch.teeth import coulom, crests, on_sms, slowest
+from cubatch.tiling import num_blocks
+from cubatch.waves import occupancy
 
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 V100_SMS = 80
@@ -82,33 +84,60 @@ def test_without_convolutions_there_are_no_coulom_sizes() -> None:
     assert coulom(models.build("mlp"), V100_SMS, 10**6) == []
 
 
-# --- blocks --------------------------------------------------------------------------------------------------
-
-
-@given(
-    h=st.integers(1, 30), c=st.integers(1, 200), k=st.integers(1, 300), n=st.integers(1, 50), stride=st.integers(1, 3)
-)
-def test_blocks_are_tiles_counted_one_by_one(h: int, c: int, k: int, n: int, stride: int) -> None:
-    """Every pass has a block for each 128 x 128 tile of each of its products."""
-    layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=stride)
-    for pass_ in Pass:
-        assert num_blocks(layer, pass_, n) == tiles_by_hand(layer, pass_, n)
+# --- on the SMs ----------------------------------------------------------------------------------------------
 
 
 def test_blocks_of_the_published_cliff() -> None:
-    """On the 48 SMs of a 2080 Super, 96 boards of 8 x 8 are 48 blocks and 97 are 49."""
-    conv = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
-    assert [num_blocks(conv, Pass.FPROP, n) for n in (96, 97)] == [48, 49]
+    """On the 48 SMs of a 2080 Super, 96 boards of 8 x 8 are a wave of the vendor's tiles, and 97 begin a second."""
+    conv, gpu = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), catalogue.find("rtx-2080-super")
+    how = {"device": gpu, "dtype": "float32", "library": "im2col", "budget": residency.recorded_figures()}
+    found = [on_sms(conv, Pass.FPROP, n, **how) for n in (96, 97)]
+    assert [(f["blocks"], f["waves"], f["busiest_sm_blocks"]) for f in found] == [(48, 1, 1), (49, 2, 2)]
 
 
-def test_attention_is_judged_by_its_largest_product() -> None:
-    """Of deit-tiny's products the projection to queries, keys and values is the largest: 197 n x 576."""
-    assert num_blocks(Attention(h=197, w=1, c=192, heads=3), Pass.FPROP, 13) == len(range(0, 13 * 197, 128)) * 5
+def test_waves_of_our_kernels_are_those_of_their_recorded_occupancy() -> None:
+    """What a V100 holds of the kernel ranked first, counted anew, makes a wave; time still follows the busiest SM."""
+    budget, gpu, seen = residency.recorded_figures(), catalogue.find("v100-sxm2-16gb"), set()
+    for n in (1, 16, 60, 100, 1000):
+        found = on_sms(GO, Pass.FPROP, n, device=gpu, dtype="float32", library="cubatch", budget=budget)
+        (chosen,) = residency.named(found["kernel"])
+        figures = budget.figures[chosen.name][70]
+        held = occupancy(
+            compute_capability=(7, 0), threads_per_block=chosen.threads, registers_per_thread=figures.registers,
+            shared_bytes_per_block=figures.shared_bytes + chosen.dynamic_shared_bytes,
+        )  # fmt: skip
+        rows, columns = map(int, found["tile"].split("x"))
+        assert (chosen.tile.m, chosen.tile.n) == (rows, columns)
+        assert found["blocks"] == found["slices"] * num_blocks(GO, Pass.FPROP, n, (rows, columns))
+        assert found["blocks_per_sm"] == held.blocks_per_sm
+        slots = 80 * held.blocks_per_sm
+        assert found["waves"] == len(range(0, found["blocks"], slots))
+        assert found["last_wave"] == (found["blocks"] - (found["waves"] - 1) * slots) / slots
+        assert found["busiest_sm_blocks"] == len(range(0, found["blocks"], 80))
+        seen.add(held.blocks_per_sm > 1 and found["waves"] != found["busiest_sm_blocks"])
+    assert True in seen  # where they are not the same number
 
 
-def test_layers_without_products_have_no_blocks() -> None:
-    """An elementwise layer is bounded by its bytes."""
-    assert num_blocks(ReLU(h=8, w=8, c=8), Pass.FPROP, 100) == 0
+def test_waves_of_the_vendors_kernels_are_blocks_of_the_busiest_sm() -> None:
+    """Nothing is known of what resides; with one block per SM 29 boards begin a second wave of 2 blocks."""
+    gpu = catalogue.find("v100-sxm2-16gb")
+    how = {"device": gpu, "dtype": "float32", "library": "im2col", "budget": residency.recorded_figures()}
+    found = [on_sms(GO, Pass.FPROP, n, **how) for n in (28, 29)]
+    assert [(f["waves"], f["last_wave"], f["blocks_per_sm"], f["kernel"]) for f in found] == [
+        (1, 79 / 80, 1, None),
+        (2, 2 / 80, 1, None),
+    ]
+
+
+def test_waves_are_not_known_where_nothing_is_recorded() -> None:
+    """sm_53 is none of the recorded architectures, and of attention no kernel of ours is known: blocks, no waves."""
+    how = {"dtype": "float32", "library": "cubatch", "budget": residency.recorded_figures()}
+    found = on_sms(GO, Pass.FPROP, 28, device=Device(name="x", compute_capability=(5, 3), num_sms=1), **how)
+    assert (found["waves"], found["last_wave"], found["blocks_per_sm"]) == (None, None, None)
+    assert found["kernel"] is not None
+    found = on_sms(Attention(h=197, w=1, c=192, heads=3), Pass.FPROP, 4, device=catalogue.find("t4"), **how)
+    assert (found["kernel"], found["waves"]) == (None, None)
+    assert found["blocks"] > 0
 
 
 # --- crests --------------------------------------------------------------------------------------------------
