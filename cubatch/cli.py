@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperGroup
 
-from cubatch import __version__, cli_bench, cli_kernels, cli_store, console
+from cubatch import __version__, cli_bench, cli_kernels, cli_occupancy, cli_store, console
 from cubatch.errors import CubatchError
 from cubatch.options import (
     ClassesOption,
@@ -71,6 +71,7 @@ app = typer.Typer(
 app.add_typer(cli_store.app, name="store")
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_kernels.kernels)
+app.command()(cli_occupancy.occupancy)
 
 
 def _say_version(wanted: bool) -> None:
@@ -206,12 +207,15 @@ def candidates(
 
     Example: cubatch candidates resnet18 --device v100-sxm2-16gb --dtype float16 --explain
     """
-    from cubatch import ladder, listings
+    from cubatch import ladder, listings, probe
 
     console.check_writable(json=json)
     spec = read_spec(model, input_shape, classes)
+    gpu = probe.resolve(device, live=False)
+    if gpu.kind == "cuda" and gpu.num_sms is None:
+        console.say(f"how many SMs {gpu} has is not known, so no candidate comes from Coulom's rule or a crest")
     options: dict[str, Any] = {
-        "device": device, "mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library,
+        "device": gpu, "mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library,
         "max_batch_size": max_batch_size, "memory_limit": memory_limit,
     }  # fmt: skip
     found = ladder.candidates(spec, **options)
@@ -297,6 +301,7 @@ def train(
     lr: Annotated[float, typer.Option("--lr", help="Learning rate at the start; it falls to 0 along a cosine.")] = 0.05,
     optimizer: OptimizerOption = "momentum",
     device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
     recompute: RecomputeOption = False,
     seed: SeedOption = 0,
     input_shape: ShapeOption = None,
@@ -317,9 +322,10 @@ def train(
     console.check_writable(json=json)
     network = as_network(read_spec(model, input_shape, classes))
     found = probe.resolve(device)
+    probe.check_dtype(found, dtype)
     if download:
         files.download_mnist(data)
-    shared: dict[str, Any] = {"optimizer": optimizer, "recompute": recompute, "seed": seed}
+    shared: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "recompute": recompute, "seed": seed}
     if batch_size == "auto":
         training_set, _ = files.load_mnist(data)
         engine.check(network, training_set, epochs=epochs, learning_rate=lr)  # before a minute is spent
@@ -328,7 +334,7 @@ def train(
         with console.progress_bar(f"tuning {model}") as show:
             size = tuning.autotune(network, device=found, progress=_watch(show), **options).batch_size or 1
         console.say(f"training with batch size {size}, the answer for training {model} with {optimizer}")
-    title = f"{model}, batch {size}, {optimizer}, learning rate {lr:g}, on {found}"
+    title = f"{model}, {dtype}, batch {size}, {optimizer}, learning rate {lr:g}, on {found}"
     done: list[engine.Epoch] = []
     try:
         with console.progress_bar(f"training {model}") as show:
@@ -345,7 +351,7 @@ def train(
                 device=found,
                 epochs=epochs,
                 learning_rate=lr,
-                context=select.usual_context(found),
+                context=select.usual_context(found, dtype),
                 progress=tell,
                 **shared,
             )

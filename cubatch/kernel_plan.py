@@ -10,13 +10,11 @@ from cubatch import depthwise_scratch, kernel_scratch, product_scratch
 from cubatch.hardware import Device
 from cubatch.kinds import BatchNorm2d, Conv2d, Linear
 from cubatch.layer import Layer, Pass
-from cubatch.schedule import Op, Schedule
+from cubatch.schedule import LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.variants import Problem
 from cubatch.windows import ConvShape, conv_shape
 
-_VECTOR = 4
 _PRODUCTS = {Pass.FPROP: "gemm_nt", Pass.DGRAD: "gemm_nn", Pass.WGRAD: "gemm_tn"}
-_STORAGE = {"tf32": "float32"}  # which only rounds what it multiplies
 
 
 def workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device: Device) -> int:
@@ -27,18 +25,18 @@ def workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device:
         op: The operation.
         program: The schedule it is of.
         samples: Samples it is handed.
-        dtype: Storage of the elements.
+        dtype: Storage of the elements, or "tf32".
         device: Whose SMs are to be filled; variants and slices follow from it.
 
     Raises:
         InvalidArgument: If the device's SMs or compute capability are not known.
     """
-    dtype = _STORAGE.get(dtype, dtype)
     if op.node is not None:
         size = device.compute_capability, device.num_sms, str(device)
         return _layer_bytes(attrs.evolve(op.node.layer, name=None, inputs=None), op.kind, samples, dtype, size)
     if op.kind == "update":
-        return 0
+        is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own is not stepped
+        return kernel_scratch.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0
     h, w, classes = program.network.output_shape
     return kernel_scratch.softmax_cross_entropy_workspace(samples * h * w, classes, device)
 
@@ -51,23 +49,22 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
         layer: The layer.
         pass_: Which of its passes.
         batch_size: Samples.
-        dtype: Storage of the elements.
+        dtype: Storage of the elements, or "tf32".
 
     Example:
         >>> problem_of(Linear(c=512, k=10), Pass.FPROP, 32, "float32")
         Problem(operation='gemm_nt', dtype='float32', m=32, n=10, k=512, groups=1, phases=1, vector=4)
     """
-    dtype = _STORAGE.get(dtype, dtype)
     if isinstance(layer, Conv2d):
         shape = _shape(layer)
         if depthwise_scratch.supports(shape):
             return None
-        vector = _VECTOR if all(c // layer.groups % _VECTOR == 0 for c in (shape.c, shape.k)) else 1
+        vector = product_scratch.widest_vector(dtype, shape.c // layer.groups, shape.k // layer.groups)
         return product_scratch.conv2d_problem(f"conv2d_{pass_.value}", shape, batch_size, dtype, vector)
     if isinstance(layer, Linear):
         (product,) = layer.gemms(pass_, batch_size)
         c, operation = layer.parameter_shapes["w"][1], _PRODUCTS[pass_]
-        vector = _VECTOR if c % _VECTOR == 0 else 1
+        vector = product_scratch.widest_vector(dtype, c)
         return Problem(operation, dtype, product.m, product.n, product.k, vector=vector)
     return None
 

@@ -28,6 +28,7 @@ _MOST_PARTIALS = 1024
 _SLICES = 256
 _ROW_BLOCKS_PER_SM = 16
 _LOSS_BYTES = 8
+_FLAG_BYTES = 4
 
 
 @attrs.frozen
@@ -192,3 +193,23 @@ def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> 
         2048
     """
     return row_blocks(rows, classes, device) * _LOSS_BYTES
+
+
+def loss_scale_workspace(count: int, dtype: str) -> int:
+    """
+    Count the bytes for finding gradients that are not finite: a flag of each block.
+
+    Args:
+        count: Gradients.
+        dtype: Storage of the gradients.
+
+    Example:
+        >>> loss_scale_workspace(25_600_000, "float16")
+        12500
+    """
+    return element_blocks(count, BYTES_PER_ELEMENT[dtype]) * _FLAG_BYTES
+
+
+def element_blocks(count: int, itemsize: int) -> int:
+    """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
+    return -(-count // (THREADS * _LOADS * (VECTOR_BYTES // itemsize)))

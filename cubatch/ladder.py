@@ -22,10 +22,10 @@ from cubatch.kinds import Conv2d, Linear
 from cubatch.layer import Layer, Pass
 from cubatch.models import SpecLike
 from cubatch.plan import plan
+from cubatch.residency import recorded_figures
 from cubatch.results import Candidate
 from cubatch.spec import Node, Spec
-from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, first_slices, first_tile, num_blocks, slowest
-from cubatch.waves import busiest_sm_blocks, fill
+from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, on_sms, slowest
 
 MOST = 40
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
@@ -125,7 +125,7 @@ def within(
     """
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "device": found}
     top = None if max_batch_size is None else memory.check_batch_size(max_batch_size, "max_batch_size")
-    library = memory.resolve_library(library, found)
+    library = memory.resolve_library(library, found, dtype)
     largest = memory.max_batch_size(resolved, max(1, room), recompute=recompute, library=library, **options)
     if batch_sizes is None:
         kept = _ladder(_proposals(resolved, found, mode, dtype, library, largest, top))
@@ -193,11 +193,10 @@ def explain(
 
     Returns:
         list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
-        are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`,
-        `tile` (of the kernel ranked first, or 128x128), `slices` that the depth is split into, `blocks` of all
-        slices, `busiest_sm_blocks`, `fill` in (0, 1],
-        `predicted_seconds` of all of them together, and `padding`: {"c": 8} for each of c and k that is no
-        multiple of what Tensor Cores take, with the size that is.
+        are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`, what
+        `teeth.on_sms` says of its blocks (waves, the last one, the busiest SM, fill), `predicted_seconds` of all
+        of them together, and `padding`: {"c": 8} for each of c and k that is no multiple of what Tensor Cores take,
+        with the size that is.
 
     Raises:
         InvalidArgument: If an argument cannot be used.
@@ -208,7 +207,7 @@ def explain(
         [(80, 79, 1), (80, 82, 2)]
     """
     gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
-    library = memory.resolve_library(library, gpu)
+    library = memory.resolve_library(library, gpu, dtype)
     if gpu.num_sms is None:
         return []
     if found is None:
@@ -218,24 +217,16 @@ def explain(
     for node, pass_ in timing.layer_passes(resolved, mode):
         if node.layer.gemms(pass_, 1):
             alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
-    rows = []
+    rows, budget = [], recorded_figures()
     for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
         node, pass_ = same[0]
-        how: dict[str, Any] = {"device": gpu, "dtype": dtype, "library": library}
-        tile = first_tile(node.layer, pass_, size, **how)
-        slices = first_slices(node.layer, pass_, size, **how)
-        blocks = slices * num_blocks(node.layer, pass_, size, tile)
         seconds = timing.layer_seconds(node.layer, pass_, size, gpu, dtype)
         rows.append({
             "batch_size": size,
             "layer": node.name,
             "layers": len(same),
             "pass": pass_.value,
-            "tile": f"{tile[0]}x{tile[1]}",
-            "slices": slices,
-            "blocks": blocks,
-            "busiest_sm_blocks": busiest_sm_blocks(blocks, gpu.num_sms),
-            "fill": fill(blocks, gpu.num_sms),
+            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=library, budget=budget),
             "predicted_seconds": None if seconds is None else seconds * len(same),
             "padding": _padding(node.layer, multiple),
         })  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from cubatch import models, probe, report
-from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.errors import DoesNotFit, InvalidArgument, UnsupportedDtype
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kinds import Flatten
 from cubatch.layer import check_mode
@@ -65,7 +65,7 @@ class Footprint:
     Attributes:
         weights: Parameters and running statistics.
         gradients: Gradients of the parameters; 0 in inference.
-        optimizer: The optimiser's state.
+        optimizer: The optimiser's state; with 16-bit weights also the float32 master weights, and the loss's scale.
         activations: The batch and every layer's output and saved values, each buffer once.
         activation_gradients: Gradients of outputs, each buffer once.
         workspace: Scratch of the kernels, each buffer once.
@@ -120,12 +120,22 @@ class Footprint:
         return by_part + "\n" + report.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
 
 
-def resolve_library(library: str, device: Device) -> str:
+def resolve_library(library: str, device: Device, dtype: str = "float32") -> str:
     """
     Say which kernels "auto" stands for: our own on a GPU whose facts are known, else a BLAS.
 
+    Args:
+        library: "auto", "cubatch" or "im2col".
+        device: What it is to run on.
+        dtype: What is to be computed with, which the device takes; a BLAS takes float32 only, since between its
+            products everything would be rounded to 16 bits where kernels sum in float32.
+
     Raises:
-        InvalidArgument: If the library is unknown, or not for this device.
+        InvalidArgument: If the library is unknown, or not for this device or dtype.
+
+    Example:
+        >>> resolve_library("auto", probe.device("v100-sxm2-16gb"), "float16")
+        'cubatch'
     """
     if not isinstance(library, str) or library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
@@ -133,7 +143,10 @@ def resolve_library(library: str, device: Device) -> str:
         raise InvalidArgument("library", library, '"im2col" or "auto"', "The kernels of cubatch need an NVIDIA GPU.")
     if library == "auto":
         known = device.num_sms is not None and device.compute_capability is not None
-        return "cubatch" if device.kind == "cuda" and known else "im2col"
+        library = "cubatch" if device.kind == "cuda" and known else "im2col"
+    if library == "im2col" and dtype != "float32":
+        remedy = 'On a GPU, library="cubatch" takes it.'
+        raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)
     return library
 
 
@@ -145,8 +158,8 @@ def _checked(
     if not isinstance(optimizer, str) or optimizer not in STATE_COPIES:
         raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
     found = probe.resolve(device, live=False)
-    library = resolve_library(library, found)
     probe.check_dtype(found, dtype)
+    library = resolve_library(library, found, dtype)
     return models.resolve(spec), found, library
 
 

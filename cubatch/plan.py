@@ -36,7 +36,7 @@ from cubatch.kinds import (
     Softmax,
 )
 from cubatch.layer import Layer
-from cubatch.schedule import FLOAT32_BYTES, Op, Schedule, schedule
+from cubatch.schedule import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule, schedule
 from cubatch.scratch import Curve, Flat, Need, Norm, Pool, Products, Scores
 from cubatch.spec import Spec
 from cubatch.windows import conv_shape, pool_axes
@@ -70,7 +70,7 @@ class Plan:
         arena_bytes: Size of one shard's arena: activations, their gradients and workspace, lifetimes shared.
         weight_bytes: Parameters and running statistics.
         gradient_bytes: Gradients of the parameters.
-        optimizer_bytes: The optimiser's state.
+        optimizer_bytes: The optimiser's state; with 16-bit parameters the master weights too, and the loss's scale.
     """
 
     schedule: Schedule
@@ -103,6 +103,13 @@ def workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, devi
     Size the scratch memory of one operation: by the rule of `scratch`, which the engine follows too.
 
     The target is three quarters of a megabyte on a CPU, which stays in the L2 of a core, and 256 MiB on a GPU.
+
+    Args:
+        op: The operation.
+        program: The schedule it is of.
+        samples: Samples it is handed.
+        itemsize: Bytes of the elements that it computes with: at least those of float32.
+        device: Whose cache is to be kept to, or filled.
     """
     target = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
     if op.node is None:
@@ -209,11 +216,12 @@ def fixed_bytes(program: Schedule, dtype: str, optimizer: str, members: int) -> 
     states = sum(math.prod(shape) for node in program.network.nodes for shape in node.layer.state_shapes.values())
     training = program.mode == "training"
     # Parameters stored in half precision are stepped in float32: the master weights.
-    master = FLOAT32_BYTES * parameters if training and itemsize < FLOAT32_BYTES else 0
+    copies = STATE_COPIES[optimizer] + (itemsize < FLOAT32_BYTES)
     return {
         "weight_bytes": _align(parameters * itemsize) + _align(states * max(FLOAT32_BYTES, itemsize)),
         "gradient_bytes": members * _align(parameters * itemsize) if training else 0,  # each member sums its own
-        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * STATE_COPIES[optimizer] + master)
+        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * copies)
+        + _align(LOSS_SCALE_BYTES.get(dtype, 0))
         if training
         else 0,
     }
@@ -236,7 +244,7 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
             needed = (
                 kernel_plan.workspace_bytes(op, program, batch_size, dtype, device)
                 if library == "cubatch"
-                else workspace_bytes(op, program, batch_size, itemsize, device)
+                else workspace_bytes(op, program, batch_size, max(FLOAT32_BYTES, itemsize), device)
             )
             sizes[op.workspace] = _align(needed)
     return sizes

@@ -27,6 +27,8 @@ from cubatch.spec import INPUT, Network, Node, Spec, as_network
 PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
 LABEL_BYTES = 4
+LOSS_SCALE_BYTES = {"float16": 16}
+"""State of the loss's scale, four float32 words, for the dtypes whose gradients need one in training."""
 
 
 @attrs.frozen

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import attrs
 
-from cubatch import dbfile, store
+from cubatch import dbfile, probe, store
 from cubatch.engine.native.context import Context, Prepare
 from cubatch.environment import kernels_sha256
 from cubatch.errors import StoreError
@@ -172,7 +172,7 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
 
     Args:
         device: A GPU of this machine.
-        dtype: Storage of the elements.
+        dtype: "float32", "tf32", "float16" or "bfloat16".
         seconds: How long the choice may take in all.
         path: Where winners are kept; None keeps them for this process.
 
@@ -181,23 +181,30 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
         CompileError: If a kernel does not compile.
     """
     launcher = CudaLauncher(device)
-    launcher.compile(
-        kernel for kernel in kernels() if kernel.dtype == dtype and kernel.runs_on(arch_number(device.arch or ""))
-    )
+    arch = arch_number(device.arch or "")
+    needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # which only rounds what it multiplies
+    launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
     winners = Winners(path, gpu=f"{device.name} {device.mig or ''}".strip(), sources=kernels_sha256())
-    return Context(device, launcher, TimedChoice(cupy_kernel_clock(None, _FILLER_BYTES), winners, seconds))
+    chooser = TimedChoice(cupy_kernel_clock(None, _FILLER_BYTES), winners, seconds)
+    return Context(device, launcher, chooser, tf32=dtype == "tf32")
 
 
-def usual_context(device: Device) -> Context | None:
+def usual_context(device: Device, dtype: str = "float32") -> Context | None:
     """
     Give what training runs on: our kernels on a GPU, winners of earlier runs where there are any; None on a CPU.
 
+    Args:
+        device: A device of this machine.
+        dtype: One that it takes.
+
     Raises:
+        UnsupportedDtype: If it does not take it.
         MissingDependency, CompileError: As `kernel_context`.
     """
+    probe.check_dtype(device, dtype)
     if device.kind == "cpu":
         return None
-    return kernel_context(device, "float32", seconds=_TRAINING_CHOICE_SECONDS, path=path_beside(store.default_path()))
+    return kernel_context(device, dtype, seconds=_TRAINING_CHOICE_SECONDS, path=path_beside(store.default_path()))
 
 
 def path_beside(store_path: Path) -> Path:

@@ -15,7 +15,7 @@ import attrs
 
 from cubatch import choose, clocks, ladder, memory, models, probe, profiler, select, store, timing, worker
 from cubatch.environment import conditions, environment
-from cubatch.errors import EnergyNotAvailable, InvalidArgument, UnsupportedDtype
+from cubatch.errors import EnergyNotAvailable, InvalidArgument
 from cubatch.hardware import Device
 from cubatch.layer import Layer
 from cubatch.models import SpecLike
@@ -63,7 +63,9 @@ def autotune(
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a .toml or .json file.
         device: None: the first GPU, else the CPU. "cpu", "cuda", "cuda:1", or a Device that is present.
         mode: "inference", or "training": forward, backward and optimiser step.
-        dtype: "float32", "tf32" (sm_80 on), "float16", "bfloat16"; the CPU takes float32 only.
+        dtype: "float32", "tf32" (sm_80 on), "float16", "bfloat16"; the CPU takes float32 only. 16-bit types are
+            storage: sums are float32, training steps float32 master weights, and float16 scales its loss. Where
+            there are no Tensor Cores for them, products are float32 too, and the result says so.
         objective: "throughput", "latency" or "energy" (samples per joule).
         tolerance: Share of the best that may be given up for a smaller batch.
         batch_sizes: Measure exactly these.
@@ -72,7 +74,7 @@ def autotune(
         latency_limit: Seconds that a step may take.
         optimizer: "sgd", "momentum" or "adam", in training.
         library: "cubatch": our kernels, on a GPU only; "im2col": the vendor's GEMM through CuPy, or NumPy's
-            BLAS. "auto" is the first on a GPU and the second on the CPU; the result says which.
+            BLAS, in float32 only. "auto" is the first on a GPU and the second on the CPU; the result says which.
         recompute: Forget activations and compute them again in the backward pass.
         budget: Seconds of measuring, at most.
         isolate: Measure in a worker process that may die: True, False, or "auto": on a GPU, and on the CPU
@@ -99,14 +101,10 @@ def autotune(
     """
     spec, found = models.resolve(layer_spec), probe.resolve(device)
     probe.check_dtype(found, dtype)
-    if dtype != "float32":
-        raise UnsupportedDtype(
-            dtype, 'library="im2col"', ("float32",), "cubatch memory and candidates know the others."
-        )
     _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
     _check_choices(isolate=isolate, recompute=recompute, store=store)
     goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    library = memory.resolve_library(library, found)
+    library = memory.resolve_library(library, found, dtype)
     if objective == "energy" and found.kind == "cpu":
         raise EnergyNotAvailable(str(found))
     if max_batch_size is not None:
@@ -137,6 +135,7 @@ def autotune(
     _check_layers(spec)
     memory.max_batch_size(spec, max(1, limit.bytes), device=found, **shape)
     with _open(store, identity, conditions(found), budget) as run:
+        run.notes += _notes(found, dtype)
         if run.ladder is None:
             largest: int | None
             steps, largest = ladder.within(
@@ -318,6 +317,13 @@ def _measured(
         raise
     run.finish()
     return measured
+
+
+def _notes(device: Device, dtype: str) -> list[str]:
+    """Say what a dtype means on this device, where it is not what its name promises."""
+    if dtype == "float32" or timing.has_tensor_cores(device, dtype) is not False:
+        return []
+    return [f"{device} has no Tensor Cores for {dtype}: it is how numbers are stored, arithmetic is float32."]
 
 
 def _open(place: bool | str | Path, identity: Mapping[str, Any], held: Mapping[str, Any], budget: float) -> store.Run:  # noqa: FBT001

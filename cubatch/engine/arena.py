@@ -7,19 +7,8 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine import backend
+from cubatch.engine.storage import element_type, sum_type
 from cubatch.plan import Plan
-
-_NUMPY_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
-
-
-def element_type(dtype: str) -> Any:
-    """Give NumPy's type for the elements of a dtype."""
-    return _NUMPY_TYPES[dtype]
-
-
-def sum_type(dtype: str) -> Any:
-    """Give NumPy's type for statistics of elements of a dtype: at least float32."""
-    return np.promote_types(element_type(dtype), np.float32)
 
 
 class Arena:
@@ -42,8 +31,8 @@ class Arena:
         return int(self._block.nbytes)
 
     def fill(self, values: Any) -> None:
-        """Write some float32 numbers all over the block, again and again."""
-        target = self._block[: len(self._block) // values.nbytes * values.nbytes].view(np.float32)
+        """Write some elements all over the block, again and again."""
+        target = self._block[: len(self._block) // values.nbytes * values.nbytes].view(values.dtype)
         target.reshape(-1, len(values))[...] = values
         rest = self._block[target.nbytes :]
         rest[...] = values.view(np.uint8)[: len(rest)]
@@ -52,7 +41,8 @@ class Arena:
         """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
         buffer = self._plan.schedule.buffers[number]
         shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
-        kind = {0: element_type(self._plan.dtype), 1: np.uint8, 4: sum_type(self._plan.dtype)}[buffer.itemsize]
+        dtype = self._plan.dtype
+        kind = {0: element_type(dtype, self._plan.library), 1: np.uint8, 4: sum_type(dtype)}[buffer.itemsize]
         if buffer.name == "labels":
             kind = np.int32
         return backend.view(self._block, shape, kind, offset=self._plan.offsets[number])

@@ -11,6 +11,7 @@ the calling thread, on the samples it is handed: members of a `team.Team` call i
 from cubatch.engine.activations import activation, activation_backward, relu, relu_backward
 from cubatch.engine.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
+from cubatch.engine.loss_scale import update_loss_scale
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
 from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train
 from cubatch.engine.optim import adam, momentum, sgd
@@ -64,4 +65,5 @@ __all__ = [
     "softmax",
     "softmax_backward",
     "softmax_cross_entropy",
+    "update_loss_scale",
 ]

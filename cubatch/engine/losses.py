@@ -72,7 +72,14 @@ def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None)
 
 
 def softmax_cross_entropy(
-    logits: Any, labels: Any, *, loss: Any = None, dlogits: Any = None, count: int | None = None, workspace: Any = None
+    logits: Any,
+    labels: Any,
+    *,
+    loss: Any = None,
+    dlogits: Any = None,
+    count: int | None = None,
+    scale: Any = None,
+    workspace: Any = None,
 ) -> Any:
     """
     Give the mean cross-entropy of softmax(logits) with the labels, and its gradient.
@@ -84,6 +91,8 @@ def softmax_cross_entropy(
         dlogits: Where the gradient goes: the shape of logits, may be logits itself. None allocates it.
         count: Positions the mean is taken over; None for those handed in. A shard passes the whole
             batch's; then the losses and the gradients of shards add up.
+        scale: Array of one element that the gradient, not the loss, is multiplied by, whatever it then holds:
+            see `loss_scale`. None for 1.
         workspace: 1-D uint8 array for the products of a piece. None allocates one.
 
     Returns:
@@ -115,6 +124,8 @@ def softmax_cross_entropy(
         xp.divide(part, column, out=part)
         xp.subtract(part, hit, out=part)
         xp.multiply(part, 1 / count, out=part)
+        if scale is not None:
+            xp.multiply(part, scale, out=part)
         xp.log(column, out=column)
         xp.subtract(column, right, out=column)
         xp.sum(column, axis=0, dtype=xp.float64, out=total)

@@ -7,6 +7,10 @@ of batch norm and the sum of the gradients.  On a GPU there is one member and a 
 
 Operations are those of `functional`, on the array library's own calls, or of `native`, on hand-written
 kernels; which, and which variant of each, is decided by whoever makes the model.
+
+With float16 or bfloat16, activations, gradients and the parameters that layers read have 16 bits; training
+steps a float32 copy of the parameters, the master weights, and rounds it to those.  Statistics and the optimiser's
+state are float32.  In float16 the loss is scaled (`loss_scale`).
 """
 
 from __future__ import annotations
@@ -20,22 +24,22 @@ from typing import Any, Self
 import numpy as np
 
 from cubatch import memory, probe
-from cubatch.engine import backend, functional, layers
-from cubatch.engine.arena import Arena, element_type, sum_type
+from cubatch.engine import backend, functional, layers, loss_scale, mixed, storage, weights
+from cubatch.engine.arena import Arena
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations
 from cubatch.engine.team import Team
+from cubatch.engine.weights import Stepper
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory
 from cubatch.foreign import is_out_of_memory
 from cubatch.hardware import Device
-from cubatch.plan import STATE_COPIES, Plan
+from cubatch.plan import Plan
 from cubatch.plan import plan as lay_out
 from cubatch.schedule import Op
 from cubatch.spec import Spec, as_network
 
 _RANDOM_BLOCK = 2**16
 _SHIFT = 7919
-_VECTOR_ELEMENTS = 8
 
 
 class Model:
@@ -46,7 +50,7 @@ class Model:
         spec: What is run.
         device: Where: a device in this machine.
         mode: "inference" or "training".
-        dtype: Storage of parameters and activations.
+        dtype: "float32", "tf32", "float16" or "bfloat16": storage of parameters and activations.
         optimizer: "sgd", "momentum" or "adam", for training.
         learning_rate: Step of the optimiser.
         recompute: Forget activations and compute them again in the backward pass.
@@ -89,8 +93,10 @@ class Model:
         for node in self.network.nodes:
             layers.check(node.layer, node.name)
         self._xp = context.launcher.module if context else backend.module(device.kind)
-        self._operations = operations(context) if context else functional
         self.library = "cubatch" if context else "im2col"
+        self._kind = np.dtype(storage.element_type(dtype, self.library))
+        is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize
+        self._operations = operations(context) if context else mixed.operations() if is_narrow else functional
         self._on_gpu = self._xp is not np
         if self._on_gpu:  # everything below is allocated and launched on the current device
             self._usual_device = int(self._xp.cuda.Device().id)
@@ -100,14 +106,17 @@ class Model:
         self._flat: Any
         self._states: dict[str, dict[str, Any]]
         if share is None:
-            self._flat, self._states = self._initial()
+            self._flat = self._xp.asarray(storage.encoded(weights.drawn(self.network, seed), self._kind))
+            self._states = weights.statistics(self.network, dtype, self._xp)
         else:
             if (share.network, share.dtype) != (self.network, dtype):
                 raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
             self._clock, self._flat, self._states = share._shared()  # noqa: SLF001 - of the same class
-        self._optimizer_state = [
-            self._xp.zeros_like(self._flat) for _ in range(STATE_COPIES[optimizer] if mode == "training" else 0)
-        ]
+        self._stepper: Stepper | None = None
+        if mode == "training":
+            self._stepper = Stepper(
+                self._flat, dtype=dtype, optimizer=optimizer, operations=self._operations, xp=self._xp
+            )
         self.plan: Plan | None = None
         self._team: Team | None = None
         self._places: list[list[layers.Place]] = []
@@ -127,48 +136,29 @@ class Model:
     def _shared(self) -> tuple[list[int], Any, dict[str, dict[str, Any]]]:
         return self._clock, self._flat, self._states
 
-    def _initial(self) -> tuple[Any, dict[str, dict[str, Any]]]:
-        """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat array, and start the statistics."""
-        random = np.random.default_rng(self.seed)
-        flat = np.zeros(self.network.parameters, dtype=np.float32)
-        for parameters in self._views(flat).values():
-            for name, parameter in parameters.items():
-                if name == "w":
-                    random.standard_normal(dtype=np.float32, out=parameter)
-                    np.multiply(parameter, np.float32(math.sqrt(2 / math.prod(parameter.shape[1:]))), out=parameter)
-                elif name == "gamma":
-                    parameter[...] = 1
-        states = {
-            node.name: {
-                name: self._xp.full(shape, float(name == "var"), dtype=sum_type(self.dtype))
-                for name, shape in node.layer.state_shapes.items()
-            }
-            for node in self.network.nodes
-            if node.layer.state_shapes
-        }
-        return self._xp.asarray(flat.astype(element_type(self.dtype), copy=False)), states
-
-    def _views(self, flat: Any) -> dict[str, dict[str, Any]]:
-        """
-        Cut a flat array into the parameters by layer and name.
-
-        Those of whole 16-byte vectors come first, so that kernels which load them find them aligned.
-        """
-        named = [(node.name, *item) for node in self.network.nodes for item in node.layer.parameter_shapes.items()]
-        views: dict[str, dict[str, Any]] = {layer: {} for layer, _, _ in named}
-        offsets, start = {}, 0
-        for layer, name, shape in sorted(named, key=lambda item: math.prod(item[2]) % _VECTOR_ELEMENTS != 0):
-            offsets[layer, name] = start
-            start += math.prod(shape)
-        for layer, name, shape in named:
-            begin = offsets[layer, name]
-            views[layer][name] = flat[begin : begin + math.prod(shape)].reshape(shape)
-        return views
-
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """Parameters by layer and name, as views: writing to them changes the model."""
-        return self._views(self._flat)
+        """
+        Parameters by layer and name, as views of how they are stored: bfloat16 is uint16 where kernels run.
+
+        Writing to them changes the model, but for training in 16 bits, whose next step rounds the master weights to
+        them again.
+        """
+        return weights.views(self.network, self._flat)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next step's loss is scaled by; 1 but for training in float16. Waits for the device."""
+        return 1.0 if self._scaling is None else float(self._scaling[loss_scale.SCALE])
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing, since gradients of the scaled loss were not finite. Waits for the device."""
+        return 0 if self._scaling is None else int(self._scaling[loss_scale.SKIPPED])
+
+    @property
+    def _scaling(self) -> Any:
+        return None if self._stepper is None else self._stepper.loss_scale
 
     @property
     def states(self) -> dict[str, dict[str, Any]]:
@@ -177,10 +167,10 @@ class Model:
 
     @property
     def gradients(self) -> dict[str, dict[str, Any]]:
-        """Gradients of the last step's batch, by layer and name."""
+        """Gradients of the last step's batch, by layer and name: of the scaled loss where that is scaled."""
         self._prepared()
-        total: Any = functools.reduce(self._xp.add, self._gradients)
-        return self._views(total)
+        total: Any = functools.reduce(self._xp.add, map(storage.decoded, self._gradients))
+        return weights.views(self.network, total)
 
     # --- preparing -----------------------------------------------------------------------------
 
@@ -193,7 +183,7 @@ class Model:
         """
         if self._on_gpu:
             return int(self._xp.get_default_memory_pool().total_bytes())
-        arrays = [self._flat, *self._optimizer_state, *self._gradients]
+        arrays = [self._flat, *self._gradients, *(self._stepper.arrays if self._stepper else ())]
         arrays += [array for state in self._states.values() for array in state.values()]
         arenas = [place.arena for places in self._places for place in places]
         return sum(int(array.nbytes) for array in [*arrays, *arenas])
@@ -230,7 +220,7 @@ class Model:
         if self.mode == "training":
             self._gradients = [self._xp.empty_like(self._flat) for _ in range(plan.members)]
         self._losses = [self._xp.zeros(1, dtype=np.float64) for _ in range(plan.members)]
-        parameters, gradients = self.parameters, [self._views(flat) for flat in self._gradients]
+        parameters, gradients = self.parameters, [weights.views(self.network, flat) for flat in self._gradients]
         for _ in range(plan.copies):
             shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
             places = [
@@ -251,7 +241,7 @@ class Model:
             ]
             if self.library == "cubatch":  # variants are tried while they are bound, on what a step would find there
                 for place in places:
-                    place.arena.fill(self._xp.asarray(self._random_block(_RANDOM_BLOCK)))
+                    place.arena.fill(self._random_block(_RANDOM_BLOCK))
             self._places.append(places)
             self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
 
@@ -274,20 +264,21 @@ class Model:
             loss=loss,
             dlogits=arena[op.writes["dy"]].reshape(shape),
             count=place.batch_size * math.prod(labels.shape[1:]),
+            scale=None if self._scaling is None else self._scaling[:1],
             workspace=None if op.workspace is None else arena.workspace(op.workspace),
         )
 
     def _update(self, rank: int, workspace: Any) -> None:
-        """Step the optimiser, each member on its part of the parameters, once all members' gradients are there."""
-        if self._team is None or self.spec is not self.network:  # a layer on its own has no loss to lower
-            return
-        self._team.barrier()
-        part = self._team.shard(len(self._flat), rank)
-        gradients = [gradient[part] for gradient in self._gradients]
-        state = [array[part] for array in self._optimizer_state]
-        options = {"step": self._clock[0] + 1} if self.optimizer == "adam" else {}
-        rule = getattr(self._operations, self.optimizer)
-        rule(self._flat[part], gradients, *state, lr=self.learning_rate, workspace=workspace, **options)
+        if self._team is None or self._stepper is None or self.spec is not self.network:
+            return  # a layer on its own has no loss to lower
+        self._stepper.step(
+            self._team,
+            rank,
+            self._gradients,
+            number=self._clock[0] + 1,
+            learning_rate=self.learning_rate,
+            workspace=workspace,
+        )
 
     def _out_of_memory(self, plan: Plan) -> OutOfMemory:
         largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
@@ -328,7 +319,7 @@ class Model:
     def close(self) -> None:
         """Give everything back; the model cannot be used afterwards."""
         self.release()
-        self._flat, self._states, self._optimizer_state = self._xp.empty(0), {}, []
+        self._flat, self._states, self._stepper = self._xp.empty(0), {}, None
         if self._usual_device is not None:
             self._xp.cuda.Device(self._usual_device).use()
 
@@ -368,7 +359,7 @@ class Model:
                     target = place.arena[number]
                     name = plan.schedule.buffers[number].name
                     if name == "input":
-                        target[...] = self._xp.asarray(x[shard])
+                        target[...] = self._xp.asarray(storage.encoded(x[shard], self._kind))
                     elif name == "labels" and labels is not None:
                         target[...] = self._xp.asarray(labels[shard]).reshape(target.shape)
 
@@ -376,7 +367,7 @@ class Model:
         """Fill the batch with normal random numbers, and labels or the output's gradient likewise."""
         plan, _ = self._prepared()
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
-        block = self._xp.asarray(self._random_block(min(_RANDOM_BLOCK, plan.batch_size * needed)))
+        block = self._random_block(min(_RANDOM_BLOCK, plan.batch_size * needed))
         random = np.random.default_rng(self.seed)
         # Every shard begins elsewhere in the block, or all would hold the same samples.
         for count, place in enumerate(place for places in self._places for place in places):
@@ -392,9 +383,10 @@ class Model:
                     target[start : start + piece.size] = piece
                     start, begin = start + piece.size, 0
 
-    def _random_block(self, count: int) -> np.ndarray[Any, Any]:
-        """Draw normal random numbers."""
-        return np.random.default_rng(self.seed).standard_normal(count, dtype=np.float32)
+    def _random_block(self, count: int) -> Any:
+        """Draw normal random numbers, as they are stored."""
+        drawn = np.random.default_rng(self.seed).standard_normal(count, dtype=np.float32)
+        return self._xp.asarray(storage.encoded(drawn, self._kind))
 
     def step(self) -> None:
         """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
@@ -416,15 +408,19 @@ class Model:
         return sum(float(loss[0]) for loss in self._losses)
 
     def output(self) -> np.ndarray[Any, Any]:
-        """Copy the last inference step's output to the host: (batch_size, h, w, c)."""
+        """Copy the last inference step's output to the host, as float32 or wider: (batch_size, h, w, c)."""
         plan, _ = self._prepared()
         number = plan.schedule.outputs[self.network.nodes[-1].name]
-        parts = [backend.to_host(place.arena[number]) for place in self._places[self._turn - 1]]
-        return np.concatenate(parts).reshape(plan.batch_size, *self.network.output_shape)
+        return self._gathered(number).reshape(plan.batch_size, *self.network.output_shape)
 
     def input_gradient(self) -> np.ndarray[Any, Any]:
-        """Copy the gradient of a single layer's input to the host, after a training step."""
+        """Copy the gradient of a single layer's input to the host, as `output`, after a training step."""
         plan, _ = self._prepared()
         (number,) = [n for n in plan.schedule.results if plan.schedule.buffers[n].part == "activation_gradients"]
+        return self._gathered(number).reshape(plan.batch_size, *self.network.input_shape)
+
+    def _gathered(self, number: int) -> np.ndarray[Any, Any]:
+        """Copy a buffer of the last step to the host, all shards."""
         parts = [backend.to_host(place.arena[number]) for place in self._places[self._turn - 1]]
-        return np.concatenate(parts).reshape(plan.batch_size, *self.network.input_shape)
+        gathered: np.ndarray[Any, Any] = storage.decoded(np.concatenate(parts))
+        return gathered

@@ -4,6 +4,10 @@ Update rules over flat arrays, in place, piece by piece.
 All parameters of a network lie in one array and so do their gradients, so an optimiser step is one
 call; members of a team each take a range.  A gradient may come in several parts, one per member,
 which are added up on the way.  The formulas are PyTorch's.
+
+Where parameters have 16 bits, the step is taken on a float32 `master` copy of them and the state is float32
+too: a weight plus a small step would round back to the weight.  A gradient of a scaled loss is divided by the
+scale first, and a step whose gradient is not finite is skipped: see `loss_scale`.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.loss_scale import SKIPPED, UNSCALE
 from cubatch.scratch import Flat
 
 if TYPE_CHECKING:
@@ -23,7 +28,14 @@ _HOST_BYTES = 1 << 18
 
 
 def sgd(
-    parameters: Any, gradients: Sequence[Any], *, lr: float, weight_decay: float = 0.0, workspace: Any = None
+    parameters: Any,
+    gradients: Sequence[Any],
+    *,
+    lr: float,
+    weight_decay: float = 0.0,
+    master: Any = None,
+    scaling: Any = None,
+    workspace: Any = None,
 ) -> None:
     """
     Step down the gradient: w -= lr * (g + weight_decay * w).
@@ -33,6 +45,8 @@ def sgd(
         gradients: Parts of g, each as long as w; they are added.
         lr: Learning rate.
         weight_decay: Coefficient of the penalty on squared weights.
+        master: float32 copy of w that the step is taken on; None where w itself is wide enough.
+        scaling: State of `loss_scale`; None where the loss is not scaled.
         workspace: 1-D uint8 array for one piece. None allocates one.
 
     Example:
@@ -43,8 +57,7 @@ def sgd(
         array([0.5, 1.5])
     """
     xp = of(parameters)
-    for piece, total, _ in _pieces(parameters, gradients, weight_decay, workspace):
-        weights = parameters[piece]
+    for _, weights, total, _ in _pieces(parameters, gradients, weight_decay, master, scaling, workspace):
         xp.multiply(total, lr, out=total)
         xp.subtract(weights, total, out=weights)
 
@@ -57,6 +70,8 @@ def momentum(
     lr: float,
     factor: float = 0.9,
     weight_decay: float = 0.0,
+    master: Any = None,
+    scaling: Any = None,
     workspace: Any = None,
 ) -> None:
     """
@@ -69,11 +84,12 @@ def momentum(
         lr: Learning rate.
         factor: Share of the velocity that is kept.
         weight_decay: Coefficient of the penalty on squared weights.
+        master, scaling: As in `sgd`.
         workspace: 1-D uint8 array for one piece. None allocates one.
     """
     xp = of(parameters)
-    for piece, total, _ in _pieces(parameters, gradients, weight_decay, workspace):
-        weights, speed = parameters[piece], velocity[piece]
+    for piece, weights, total, _ in _pieces(parameters, gradients, weight_decay, master, scaling, workspace):
+        speed = velocity[piece]
         xp.multiply(speed, factor, out=speed)
         xp.add(speed, total, out=speed)
         xp.multiply(speed, lr, out=total)
@@ -91,6 +107,8 @@ def adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    master: Any = None,
+    scaling: Any = None,
     workspace: Any = None,
 ) -> None:
     """
@@ -109,12 +127,15 @@ def adam(
         betas: b1 and b2.
         eps: Added to the denominator.
         weight_decay: Coefficient of the penalty on squared weights.
+        master, scaling: As in `sgd`; skipped steps do not count in t.
         workspace: 1-D uint8 array for two arrays of one piece. None allocates one.
     """
     xp = of(parameters)
+    if scaling is not None:
+        step = max(1, step - int(scaling[SKIPPED]))  # even the first may be skipped
     size, root = lr / (1 - betas[0] ** step), (1 - betas[1] ** step) ** 0.5
-    for piece, total, spare in _pieces(parameters, gradients, weight_decay, workspace):
-        weights, m, v = parameters[piece], mean[piece], square[piece]
+    for piece, weights, total, spare in _pieces(parameters, gradients, weight_decay, master, scaling, workspace):
+        m, v = mean[piece], square[piece]
         xp.multiply(m, betas[0], out=m)
         xp.multiply(total, 1 - betas[0], out=spare)
         xp.add(m, spare, out=m)
@@ -131,25 +152,36 @@ def adam(
 
 
 def _pieces(
-    parameters: Any, gradients: Sequence[Any], weight_decay: float, workspace: Any
-) -> Iterator[tuple[slice, Any, Any]]:
-    """For every piece, its place, its whole gradient (a tile to overwrite) and a second tile."""
-    xp, item = of(parameters), parameters.itemsize
+    parameters: Any, gradients: Sequence[Any], weight_decay: float, master: Any, scaling: Any, workspace: Any
+) -> Iterator[tuple[slice, Any, Any, Any]]:
+    """
+    For every piece, its place, its weights, its whole gradient (a tile to overwrite) and a second tile.
+
+    What has become of the weights is then rounded to the parameters, where these are another array.
+    """
+    whole = parameters if master is None else master
+    xp, item = of(whole), whole.itemsize
+    if scaling is not None and not scaling[UNSCALE]:
+        return
     pair = Flat(itemsize=2 * item)
-    workspace = take_workspace(workspace, parameters, pair, len(parameters))
-    available = min(workspace.nbytes, _HOST_BYTES) if isinstance(parameters, np.ndarray) else workspace.nbytes
+    workspace = take_workspace(workspace, whole, pair, len(whole))
+    available = min(workspace.nbytes, _HOST_BYTES) if isinstance(whole, np.ndarray) else workspace.nbytes
     first, *others = gradients
-    for piece, _ in pair.cut(len(parameters), available):
-        shape = (piece.stop - piece.start,)
-        total = view(workspace, shape, parameters.dtype)
-        spare = view(workspace, shape, parameters.dtype, offset=shape[0] * item)
+    for piece, _ in pair.cut(len(whole), available):
+        shape, weights = (piece.stop - piece.start,), whole[piece]
+        total = view(workspace, shape, whole.dtype)
+        spare = view(workspace, shape, whole.dtype, offset=shape[0] * item)
         if others:
-            xp.add(first[piece], others[0][piece], out=total)
+            xp.add(first[piece], others[0][piece], out=total, dtype=whole.dtype)
             for other in others[1:]:
                 xp.add(total, other[piece], out=total)
         else:
             xp.copyto(total, first[piece])
+        if scaling is not None:
+            xp.multiply(total, scaling[UNSCALE], out=total)
         if weight_decay:
-            xp.multiply(parameters[piece], weight_decay, out=spare)
+            xp.multiply(weights, weight_decay, out=spare)
             xp.add(total, spare, out=total)
-        yield piece, total, spare
+        yield piece, weights, total, spare
+        if master is not None:
+            xp.copyto(parameters[piece], weights, casting="same_kind")

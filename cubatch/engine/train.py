@@ -49,7 +49,7 @@ class Training:
 
     Attributes:
         model: Name of the network.
-        batch_size, learning_rate, optimizer, seed: How it was trained.
+        batch_size, dtype, learning_rate, optimizer, seed: How it was trained.
         parameters: Trainable parameters.
         epochs: One record per epoch.
         diverged: The loss left the range of numbers, and training ended there.
@@ -57,6 +57,7 @@ class Training:
 
     model: str
     batch_size: int
+    dtype: str
     learning_rate: float
     optimizer: str
     seed: int
@@ -75,6 +76,7 @@ def train(
     data: str | Path,
     batch_size: int,
     device: Device,
+    dtype: str = "float32",
     epochs: int = 5,
     learning_rate: float = 0.05,
     optimizer: str = "momentum",
@@ -94,6 +96,7 @@ def train(
         data: Folder with MNIST's four files, or others of their names and format.
         batch_size: Samples per step, at most the training set.
         device: A device in this machine.
+        dtype: Storage of parameters and activations, see `Model`.
         epochs: Passes over the training set.
         learning_rate: Where the learning rate starts.
         optimizer: "sgd", "momentum" or "adam".
@@ -118,10 +121,10 @@ def train(
     records: list[Epoch] = []
     with (
         Model(
-            network, device=device, mode="training", optimizer=optimizer, learning_rate=learning_rate,
+            network, device=device, mode="training", dtype=dtype, optimizer=optimizer, learning_rate=learning_rate,
             recompute=recompute, seed=seed, context=context,
         ) as model,
-        Model(network, device=device, share=model, context=context) as tested,
+        Model(network, device=device, dtype=dtype, share=model, context=context) as tested,
     ):  # fmt: skip
         model.prepare(batch_size)
         for number in range(1, epochs + 1):
@@ -148,6 +151,7 @@ def train(
     return Training(
         model=network.name,
         batch_size=batch_size,
+        dtype=dtype,
         learning_rate=learning_rate,
         optimizer=optimizer,
         seed=seed,

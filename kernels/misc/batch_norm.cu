@@ -68,7 +68,7 @@ CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int
   }
 }
 
-CB_KERNEL(THREADS, 4)
+CB_KERNEL(THREADS, 3)
 batch_norm_statistics(const CB_ELEMENT* x, float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes,
                       int vector) {
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
@@ -288,7 +288,7 @@ CB_DEVICE void input_gradient(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEM
 }
 
 // dx may be dy.
-CB_KERNEL(THREADS, 3)
+CB_KERNEL(THREADS, 2)
 batch_norm_backward_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
                           const float* inv_std, const CB_ELEMENT* gamma, const float* means, i64 num_rows,
                           int rows_per_tile, int channels, int lanes, int vector) {

@@ -11,8 +11,16 @@
 // round back to w; w gets the rounded result.  master is null where w itself is kept in float32.  The state is
 // as wide as the master.
 //
+// Where the loss is scaled, `scaling` is its state (common/loss_scale.cuh): the gradient is multiplied by UNSCALE,
+// nothing at all is done where that is 0, and skipped steps do not count in t.  The host knows none of this, so
+// 1 - b^t is worked out here, as -expm1(t log b).
+//
 //   grid    ceil(count / ELEMENTS)
 #include "common/elements.cuh"
+#include "common/loss_scale.cuh"
+
+// What gradients are multiplied by: 0 for a step that is skipped.
+CB_DEVICE float unscale_of(const float* scaling) { return scaling == nullptr ? 1.0f : scaling[UNSCALE]; }
 
 template <int V>
 CB_DEVICE void load_floats(const float* pointer, float (&values)[V]) {
@@ -48,6 +56,7 @@ struct Parameters {
   CB_ELEMENT* parameters;
   float* master;
   const CB_ELEMENT* gradient;
+  float unscale;
   float weight_decay;
 
   CB_DEVICE bool aligned() const { return is_aligned(parameters) && is_aligned(master) && is_aligned(gradient); }
@@ -64,7 +73,7 @@ struct Parameters {
     }
     const Vec<CB_ELEMENT, V> raw = cb_load<CB_ELEMENT, V>(gradient + i);
     CB_UNROLL
-    for (int v = 0; v < V; ++v) loaded.g[v] = fmaf(weight_decay, loaded.w[v], to_float(raw.v[v]));
+    for (int v = 0; v < V; ++v) loaded.g[v] = fmaf(weight_decay, loaded.w[v], unscale * to_float(raw.v[v]));
     return loaded;
   }
 
@@ -96,8 +105,11 @@ struct SgdWork {
 };
 
 CB_KERNEL(THREADS, 2)
-sgd(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, i64 count, float lr, float weight_decay) {
-  const Parameters of = {parameters, master, gradient, weight_decay};
+sgd(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, i64 count, float lr,
+    float weight_decay) {
+  const float unscale = unscale_of(scaling);
+  if (unscale == 0.0f) return;
+  const Parameters of = {parameters, master, gradient, unscale, weight_decay};
   for_elements<2>(count, of.aligned(), SgdWork{of, lr});
 }
 
@@ -134,9 +146,11 @@ struct MomentumWork {
 };
 
 CB_KERNEL(THREADS, 2)
-momentum(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, float* velocity, i64 count, float lr,
-         float factor, float weight_decay) {
-  const Parameters of = {parameters, master, gradient, weight_decay};
+momentum(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, float* velocity,
+         i64 count, float lr, float factor, float weight_decay) {
+  const float unscale = unscale_of(scaling);
+  if (unscale == 0.0f) return;
+  const Parameters of = {parameters, master, gradient, unscale, weight_decay};
   for_elements<2>(count, of.aligned() && is_aligned(velocity), MomentumWork{of, velocity, lr, factor});
 }
 
@@ -184,9 +198,14 @@ struct AdamWork {
 };
 
 CB_KERNEL(THREADS, 2)
-adam(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, float* mean, float* square, i64 count,
-     float size, float root, float beta1, float rest1, float beta2, float rest2, float eps, float weight_decay) {
-  const Parameters of = {parameters, master, gradient, weight_decay};
+adam(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, float* mean,
+     float* square, i64 count, int step, float lr, float beta1, float rest1, float log1, float beta2, float rest2,
+     float log2, float eps, float weight_decay) {
+  const float unscale = unscale_of(scaling);
+  if (unscale == 0.0f) return;
+  const float t = (float)step - (scaling == nullptr ? 0.0f : scaling[SKIPPED]);
+  const float size = lr / -expm1f(t * log1), root = sqrtf(-expm1f(t * log2));
+  const Parameters of = {parameters, master, gradient, unscale, weight_decay};
   const bool aligned = of.aligned() && is_aligned(mean) && is_aligned(square);
   for_elements<1>(count, aligned, AdamWork{of, mean, square, size, root, beta1, rest1, beta2, rest2, eps});
 }

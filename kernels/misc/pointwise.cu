@@ -104,7 +104,7 @@ struct AddWork {
 };
 
 // y may be any branch.
-CB_KERNEL(THREADS, 3)
+CB_KERNEL(THREADS, 2)
 add(const CB_ELEMENT* a, const CB_ELEMENT* b, const CB_ELEMENT* c, const CB_ELEMENT* d, CB_ELEMENT* y, i64 count,
     int relu) {
   const bool aligned = is_aligned(a) && is_aligned(b) && is_aligned(c) && is_aligned(d) && is_aligned(y);

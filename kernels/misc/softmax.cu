@@ -4,7 +4,8 @@
 //
 //   softmax                        y = exp(x - max) / sum of exp(x - max) over the row
 //   softmax_backward               dx = y * (dy - sum of dy * y)
-//   softmax_cross_entropy          dlogits = (softmax - [class is label]) / count, a sum of losses for each block
+//   softmax_cross_entropy          dlogits = (softmax - [class is label]) / count, times *scale where it is given;
+//                                  a sum of losses, which are not scaled, for each block
 //   softmax_cross_entropy_finish   loss = sum of the blocks' sums / count, in float64
 //
 // `lanes` threads share a row and step over its classes: a power of two up to a warp, or the whole block where
@@ -121,9 +122,10 @@ softmax_backward(const CB_ELEMENT* dy, const CB_ELEMENT* y, CB_ELEMENT* dx, i64 
 // dlogits may be logits.  A label outside of [0, classes) is no class at all: its score counts as the row's largest.
 CB_KERNEL(THREADS, 4)
 softmax_cross_entropy(const CB_ELEMENT* logits, const int* labels, CB_ELEMENT* dlogits, double* losses, i64 num_rows,
-                      int classes, int lanes, float inv_count) {
+                      int classes, int lanes, float inv_count, const float* scale) {
   CB_SHARED(float, shared, WARPS);
   CB_SHARED(double, block_losses, THREADS);
+  const float factor = scale == nullptr ? inv_count : inv_count * *scale;
   double loss = 0.0;  // of this thread's rows; the first lane of each keeps it
   for_rows(num_rows, classes, lanes, [&](const RowWalk& at) {
     const CB_ELEMENT* scores = logits + at.row * classes;
@@ -140,7 +142,7 @@ softmax_cross_entropy(const CB_ELEMENT* logits, const int* labels, CB_ELEMENT* d
     CB_ELEMENT* target = dlogits + at.row * classes;
     for_classes(scores, at, [&](int j, float score) {
       const float probability = expf(score - top) / sum;
-      target[j] = from_float<CB_ELEMENT>((probability - (j == label ? 1.0f : 0.0f)) * inv_count);
+      target[j] = from_float<CB_ELEMENT>((probability - (j == label ? 1.0f : 0.0f)) * factor);
     });
   });
   const double sum = sum_block(loss, block_losses);

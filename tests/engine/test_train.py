@@ -56,6 +56,17 @@ def test_other_optimizers_learn_too(optimizer):
     assert result.epochs[-1].test_accuracy > 0.75
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bits_learn_too(dtype):
+    """As float32 does above; `benchmarks.mixed_precision` holds the accuracies of a network against each other."""
+    result = train(
+        softmax_regression, data=SAMPLE, batch_size=20, device=HERE, dtype=dtype, epochs=5, optimizer="sgd"
+    )  # fmt: skip
+    assert result.dtype == dtype
+    assert result.epochs[-1].loss < 0.5 * math.log(10)
+    assert result.epochs[-1].test_accuracy > 0.75
+
+
 def test_the_same_seed_gives_the_same_losses():
     """Parameters, order and masks follow from the seed alone; recomputing changes nothing."""
     short = functools.partial(small, epochs=2, device=attrs.evolve(HERE, threads=2))

@@ -6,6 +6,7 @@ import pytest
 
 import cubatch as cb
 from cubatch import probe, select
+from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
 from cubatch.kinds import (
@@ -69,9 +70,9 @@ NETWORK = Network(
 )
 
 
-def our_kernels():
+def our_kernels(dtype="float32"):
     """Give what the engine needs to run on our kernels, variants timed as in tuning."""
-    return select.kernel_context(GPU, "float32", seconds=1.0, path=None)
+    return select.kernel_context(GPU, dtype, seconds=1.0, path=None)
 
 
 LIBRARIES = pytest.mark.parametrize("context", [lambda: None, our_kernels], ids=["im2col", "cubatch"])
@@ -121,11 +122,58 @@ def test_dropout_draws_for_every_element():
     assert abs(kept - 0.5) < 0.02  # 131072 draws: 14 standard deviations
 
 
-@LIBRARIES
-def test_the_pool_holds_what_was_planned(context):
+@pytest.mark.parametrize(("dtype", "unit"), [("tf32", 2.0**-11), ("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+def test_other_dtypes_train_as_on_the_cpu(dtype, unit):
+    """
+    The first loss is that of NumPy's path (for tf32 of float32) up to a rounding of each of the network's 20 layers.
+
+    Then both fall; no step of float16 is skipped at a scale that suits.
+    """
+    if dtype not in probe.supported_dtypes(GPU):
+        pytest.skip(f"{GPU} has no {dtype}")
+    random = np.random.default_rng(0)
+    x, labels = random.standard_normal((6, *NETWORK.input_shape)), random.integers(0, 5, size=6, dtype=np.int32)
+    options = {"mode": "training", "optimizer": "momentum", "learning_rate": 0.05, "seed": 1}
+    on_cpu = {"device": attrs.evolve(probe.device("cpu"), threads=1), "dtype": "float32" if dtype == "tf32" else dtype}
+    losses = []
+    for place in ({"device": GPU, "dtype": dtype, "context": our_kernels(dtype)}, on_cpu):
+        with Model(NETWORK, **place, **options) as model:
+            model.prepare(6)
+            if dtype == "float16":
+                model._stepper.loss_scale[loss_scale.SCALE] = 256
+            losses.append([])
+            for _ in range(10):
+                model.load(x, labels)
+                model.step()
+                losses[-1].append(model.loss())
+            assert model.skipped_steps == 0
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=20 * unit)
+    assert all(found[-1] < found[0] for found in losses)
+
+
+def test_an_overflow_on_the_gpu_changes_nothing_but_the_scale():
+    """Scaled by 2^60 the step is skipped by the device itself; parameters and state keep every bit."""
+    options = {"mode": "training", "optimizer": "adam", "dtype": "float16", "context": our_kernels("float16")}
+    with Model(NETWORK, device=GPU, **options) as model:
+        model.prepare(6)
+        model.load_random()
+        model._stepper.loss_scale[loss_scale.SCALE] = 2.0**60
+        kept = [model._flat, model._stepper.master, *model._stepper.state]
+        before = [array.get().tobytes() for array in kept]
+        model.step()
+        assert [array.get().tobytes() for array in kept] == before
+        assert (model.loss_scale, model.skipped_steps) == (2.0**59, 1)
+
+
+@pytest.mark.parametrize(
+    ("library", "dtype"),
+    [("im2col", "float32"), ("cubatch", "float32"), ("cubatch", "float16"), ("cubatch", "bfloat16")],
+)
+def test_the_pool_holds_what_was_planned(library, dtype):
     """What CuPy took from the device for a training step is the plan, up to 2 % and the pool's own rounding."""
     network = cb.models.build("resnet18", input_shape=(64, 64, 3))
-    with Model(network, device=GPU, mode="training", context=context()) as model:
+    context = our_kernels(dtype) if library == "cubatch" else None
+    with Model(network, device=GPU, mode="training", dtype=dtype, context=context) as model:
         model.prepare(16)
         model.load_random()
         model.step()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import reference
+from cubatch.engine import backend, reference
 from cubatch.engine.native import losses
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
@@ -96,6 +96,31 @@ def test_cross_entropy_gives_loss_and_gradient(launcher, rows, classes, spread, 
     gradient = (probabilities - hit) * share
     within = share * (probabilities * relative + 2.0**-126) + bound(3, share * (probabilities + hit), gradient, dtype)
     assert_within(decoded(launcher.get(dlogits)), gradient, within, label=f"dlogits {rows} x {classes} {dtype}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [2.0**7, 3.0])
+def test_a_scale_multiplies_the_gradient_before_it_is_rounded_and_not_the_loss(launcher, dtype, scale):
+    """A gradient of 2^-26, which float16 rounds to 0, is there once it is scaled; read when it runs, not before."""
+    rows, classes = 5, 9
+    logits = _scores(rows, classes, 3.0, dtype)
+    labels = np.arange(rows, dtype=np.int32)
+    dlogits, word = room(launcher, logits.shape, logits.dtype), launcher.put(np.ones(1, np.float32))
+    loss = launcher.put(np.zeros(1))
+    step = backend.prepare(
+        losses.softmax_cross_entropy, launcher.context(), place(launcher, logits), place(launcher, labels),
+        dlogits=dlogits, loss=loss, count=2**22, scale=word,
+    )  # fmt: skip
+    word[...] = np.float32(scale)
+    step()
+    scores = decoded(logits)
+    probabilities, relative = _softmax(scores)
+    want = reference.softmax_cross_entropy(scores, labels) * rows / 2**22
+    assert_within(launcher.get(loss), [want], gamma(40, U) * want, label="loss")
+    share, hit = scale / 2**22, np.arange(classes) == labels[:, None]
+    gradient = (probabilities - hit) * share
+    within = share * probabilities * relative + bound(4, share * (probabilities + hit), gradient, dtype)
+    assert_within(decoded(launcher.get(dlogits)), gradient, within, label=f"scaled dlogits {dtype}")
 
 
 def test_blocks_step_over_more_rows_than_they_hold(launcher):

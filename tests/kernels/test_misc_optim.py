@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubatch.engine import loss_scale
 from cubatch.engine.native import optim
 from cubatch.errors import InvalidArgument
+from cubatch.kernel_scratch import loss_scale_workspace
 from tests.checks import assert_within, gamma
 from tests.kernels.cases import DTYPES, decoded, drawn, encoded
 from tests.kernels.placing import place
@@ -96,6 +98,133 @@ def test_adam_steps_as_its_paper_has_it(launcher, size, dtype, shift, decay, ste
     assert_within(case.stepped(), want, change + U * abs(want), label=f"adam {size} {dtype} step {step}")
 
 
+# --- the loss's scale ----------------------------------------------------------------------------------------
+
+NOT_FINITE = st.sampled_from([np.inf, -np.inf, np.nan])
+
+
+def updated(launcher, state, gradient, **options):
+    """The state after a step with a gradient, in exactly the scratch memory that is planned for it."""
+    device = launcher.put(np.array(state, np.float32))
+    room = launcher.unwritten((loss_scale_workspace(gradient.size, "float16"),), np.uint8)
+    optim.update_loss_scale(launcher.context(), device, [gradient], workspace=room, **options)
+    return launcher.get(device).tolist()
+
+
+@given(size=st.sampled_from([1, 7, 4099, 8192, 3 * 8192 + 1]), shift=st.sampled_from([0, 1]), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_one_number_that_is_not_finite_halves_the_scale(launcher, size, shift, data):
+    """
+    Wherever it is: at the first and last element, between vectors, in any block.
+
+    65504 and the least denormal are finite.
+    """
+    gradient = np.full(size, 65504, np.float16)
+    gradient[::2] = -65504
+    gradient[::3] = 2.0**-24
+    assert updated(launcher, [1024, 0, 5, 2], place(launcher, gradient, shift)) == [1024, 1 / 1024, 6, 2]
+    at = data.draw(st.one_of(st.sampled_from([0, size - 1]), st.integers(0, size - 1)))
+    gradient[at] = data.draw(NOT_FINITE)
+    assert updated(launcher, [1024, 0, 5, 2], place(launcher, gradient, shift)) == [512, 0, 0, 3]
+
+
+@given(steps=st.lists(st.sampled_from([True, True, True, False]), max_size=25), interval=st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+def test_the_scale_follows_pytorchs_rule(launcher, steps, interval):
+    """
+    Halved by every overflow, doubled after `interval` steps without one, counted anew from either.
+
+    The rule is that of torch's _amp_update_scale_, written out; the engine's own on NumPy must do the same.
+    """
+    kept, host = launcher.put(loss_scale.initial_state()), loss_scale.initial_state()
+    scale, good, skipped = 65536.0, 0, 0
+    for is_finite in steps:
+        gradient = np.array([1, 1 if is_finite else np.nan], np.float16)
+        optim.update_loss_scale(launcher.context(), kept, [launcher.put(gradient)], interval=interval)
+        loss_scale.update_loss_scale(host, [gradient], interval=interval)
+        unscale = 1 / scale if is_finite else 0
+        good, skipped = (good + 1, skipped) if is_finite else (0, skipped + 1)
+        scale *= 1 if is_finite else 0.5
+        if good == interval:
+            scale, good = 2 * scale, 0
+        assert launcher.get(kept).tolist() == host.tolist() == [scale, unscale, good, skipped]
+
+
+@pytest.mark.parametrize(("gradient", "scale"), [(np.nan, 2.0**-126), (1.0, 2.0**126)])
+def test_the_scale_stays_a_normal_number(launcher, gradient, scale):
+    """A run that only ever overflows does not end in a scale of 0, whose inverse is infinite; nor the other way."""
+    for update in (lambda g: updated(launcher, [scale, 0, 0, 0], launcher.put(g), interval=1), _on_numpy(scale)):
+        after = update(np.array([gradient], np.float16))
+        assert after[0] == scale
+        assert after[1] == (0 if np.isnan(gradient) else 1 / scale)
+
+
+def _on_numpy(scale):
+    state = np.array([scale, 0, 0, 0], np.float32)
+
+    def update(gradient):
+        loss_scale.update_loss_scale(state, [gradient], interval=1)
+        return state.tolist()
+
+    return update
+
+
+def run(rule, case, context, **options):
+    """Take a step of a rule with the state and hyper-parameters that it has."""
+    given = {"adam": {"step": 9}}.get(rule, {}) | options
+    step = getattr(optim, rule)
+    step(context, case.parameters, [case.gradient], *case.arrays, lr=0.25, master=case.master, **given)
+
+
+STATES = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+@pytest.mark.parametrize("rule", STATES)
+def test_a_skipped_step_changes_no_bit(launcher, rule):
+    """Infinite gradients and an unscale of 0: parameters, master weights and state are what they were."""
+    case = _Case(launcher, 4099, "float16", 0, STATES[rule])
+    case.gradient[...] = np.inf
+    arrays = [case.parameters, case.master, *case.arrays]
+    before = [launcher.get(array).copy() for array in arrays]
+    run(rule, case, launcher.context(), scaling=launcher.put(np.array([512, 0, 0, 1], np.float32)))
+    for array, want in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(launcher.get(array), want)
+
+
+@pytest.mark.parametrize("rule", STATES)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_scaled_gradient_gives_the_step_of_the_true_one(launcher, rule, decay):
+    """
+    A gradient of 2^9 times another's, unscaled by 2^-9, steps to the same bits: powers of two round nothing.
+
+    Two of the nine steps were skipped, so Adam is at its seventh.
+    """
+    true, scaled = (_Case(launcher, 4099, "float16", 0, STATES[rule]) for _ in range(2))
+    scaled.gradient[...] = launcher.put((launcher.get(true.gradient) * np.float16(512)).astype(np.float16))
+    step = {"step": 7} if rule == "adam" else {}
+    run(rule, true, launcher.context(), weight_decay=decay, **step)
+    state = launcher.put(np.array([512, 2.0**-9, 3, 2], np.float32))
+    run(rule, scaled, launcher.context(), weight_decay=decay, scaling=state)
+    for name in ("parameters", "master"):
+        np.testing.assert_array_equal(launcher.get(getattr(scaled, name)), launcher.get(getattr(true, name)))
+    for got, want in zip(scaled.arrays, true.arrays, strict=True):
+        np.testing.assert_array_equal(launcher.get(got), launcher.get(want))
+
+
+def test_a_state_of_another_kind_is_refused(launcher):
+    """Kernels would read four words where there are three, or halves of them."""
+    w, master = np.zeros(8, np.float16), np.zeros(8, np.float32)
+    for state in (np.zeros(3, np.float32), np.zeros(4)):
+        with pytest.raises(InvalidArgument, match="scaling"):
+            optim.sgd(launcher.context(), w, [w], lr=0.1, master=master, scaling=state)
+        with pytest.raises(InvalidArgument, match="state"):
+            optim.update_loss_scale(launcher.context(), state, [w])
+    with pytest.raises(InvalidArgument, match="workspace"):
+        optim.update_loss_scale(
+            launcher.context(), np.zeros(4, np.float32), [np.zeros(8193, np.float16)], workspace=np.zeros(4, np.uint8)
+        )
+
+
 def test_sixteen_bits_alone_are_refused(launcher):
     """A weight of 1 plus a step of 1e-4 is the weight again in bfloat16: training would stand still, unnoticed."""
     w = np.zeros(8, np.float16)
@@ -108,3 +237,5 @@ def test_gradients_of_several_members_are_refused(launcher):
     w = np.zeros(8, np.float32)
     with pytest.raises(InvalidArgument, match="one member"):
         optim.sgd(launcher.context(), w, [w, w], lr=0.1)
+    with pytest.raises(InvalidArgument, match="one member"):
+        optim.update_loss_scale(launcher.context(), np.zeros(4, np.float32), [w, w])

@@ -398,7 +398,7 @@ def test_train_with_a_number_trains_with_it_and_shows_every_epoch(run, train):
     assert train.options.pop("device").kind == "cpu"
     assert train.options == {
         "data": "here", "batch_size": 32, "learning_rate": 0.1, "optimizer": "momentum", "recompute": False, "seed": 0,
-        "context": None,
+        "context": None, "dtype": "float32",
     }  # fmt: skip
     assert out.count("98.00 %") == 2
 
@@ -414,6 +414,16 @@ def test_train_auto_tunes_for_training_and_takes_the_answer(run, autotune, train
     assert autotune.options["max_batch_size"] == 800  # images in the sample
     assert train.options["batch_size"] == 64
     assert json.loads(out)["epochs"][0]["test_accuracy"] == 0.98
+
+
+def test_training_on_a_cpu_in_16_bits_is_refused_before_anything_is_done(run, autotune, train):
+    """A CPU takes float32 only; the error names the dtype and what would do."""
+    code, _, err = run("train", "mnist-cnn", "--data", "here", "--device", "cpu", "--dtype", "bfloat16")
+
+    assert code == 1
+    assert "bfloat16" in err
+    assert "float32" in err
+    assert not hasattr(train, "options")
 
 
 @pytest.mark.usefixtures("autotune")
@@ -495,6 +505,15 @@ def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):
 def test_the_version_is_told(run):
     """--version prints the package's version and nothing else."""
     assert run("--version")[1].strip() == cubatch.__version__
+
+
+def test_candidates_of_a_gpu_whose_sms_are_not_known_say_what_is_missing(run):
+    """Sources disagree about an L4: no crests, no rule, nothing explained, and the reason on stderr."""
+    code, out, err = run("candidates", "go-net", "--device", "l4", "--max-batch-size", "64", "--explain")
+    assert code == 0
+    assert "coulom" not in out
+    assert "Nothing to explain" in out
+    assert "how many SMs NVIDIA L4 has is not known" in err
 
 
 def test_candidates_are_explained_where_no_time_is_known(run):

@@ -14,7 +14,7 @@ from cubatch.layer import Pass
 from cubatch.schedule import schedule
 from cubatch.variants import ranked, slices
 
-V100 = catalogue.find("v100-sxm2-16gb")
+V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
 LAYERS = [
     kinds.Conv2d(h=14, w=13, c=64, k=32, r=3, s=3, pad=1),
     kinds.Conv2d(h=15, w=9, c=6, k=10, r=3, s=5, stride=2, groups=2),
@@ -38,7 +38,7 @@ def needs(layer, batch_size, dtype="float32", device=V100):
     layer=st.sampled_from(LAYERS),
     batch_size=st.integers(1, 3000),
     more=st.integers(1, 500),
-    dtype=st.sampled_from(["float32", "float16"]),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
 )
 def test_products_never_need_less_for_a_larger_batch(layer, batch_size, more, dtype):
     """Were it otherwise, a batch could fit where a smaller one does not, and no largest one could be found."""
@@ -48,15 +48,20 @@ def test_products_never_need_less_for_a_larger_batch(layer, batch_size, more, dt
     assert all(small[kind] <= large[kind] for kind in small)
 
 
-@given(layer=st.sampled_from(LAYERS[:2] + LAYERS[3:4]), batch_size=st.integers(1, 4000))
-def test_the_slices_of_every_variant_fit(layer, batch_size):
+@given(
+    layer=st.sampled_from(LAYERS[:2] + LAYERS[3:4]),
+    batch_size=st.integers(1, 4000),
+    dtype=st.sampled_from(["float32", "tf32", "float16", "bfloat16"]),
+    device=st.sampled_from([V100, A100]),
+)
+def test_the_slices_of_every_variant_fit(layer, batch_size, dtype, device):
     """Whichever variant is chosen, its partial sums in float32 lie within what is reserved."""
     for pass_, kind in ((Pass.FPROP, "forward"), (Pass.DGRAD, "backward"), (Pass.WGRAD, "backward")):
-        problem = kernel_plan.problem_of(layer, pass_, batch_size, "float32")
-        for found in ranked(problem, V100):
-            count = slices(problem, found, V100)
+        problem = kernel_plan.problem_of(layer, pass_, batch_size, dtype)
+        for found in ranked(problem, device):
+            count = slices(problem, found, device)
             partials = 4 * count * problem.m * problem.n * problem.groups * problem.phases if count > 1 else 0
-            assert partials <= needs(layer, batch_size)[kind]
+            assert partials <= needs(layer, batch_size, dtype, device)[kind]
 
 
 def test_most_operations_need_none():
@@ -65,13 +70,36 @@ def test_most_operations_need_none():
     for op in program.ops:
         if op.workspace is not None and (op.node is None or not isinstance(op.node.layer, tuple(map(type, LAYERS)))):
             wanted = 0 if op.kind != "loss" else None
-            got = kernel_plan.workspace_bytes(op, program, 64, "float32", V100)
-            assert got == wanted or (wanted is None and got > 0)
+            for dtype in ("float32", "bfloat16"):
+                got = kernel_plan.workspace_bytes(op, program, 64, dtype, V100)
+                assert got == wanted or (wanted is None and got > 0)
+
+
+def test_an_update_in_float16_needs_a_flag_for_each_block_of_gradients():
+    """Four bytes for every 8192 of them; nothing where the loss is not scaled, or a layer alone has no loss."""
+    network = models.build("mlp")
+    p = 1000 * 100 + 100 + 3 * (100 * 100 + 100) + 100 * 10 + 10
+    for spec, dtype, wanted in (
+        (network, "float16", 4 * -(-p // 8192)),
+        (network, "bfloat16", 0),
+        (kinds.Linear(c=1000, k=100), "float16", 0),
+    ):
+        program = schedule(spec, "training")
+        assert kernel_plan.workspace_bytes(program.ops[-1], program, 64, dtype, V100) == wanted
 
 
 def test_tf32_is_stored_as_float32():
-    """What only rounds its factors needs what float32 needs."""
-    assert needs(LAYERS[0], 64, "tf32") == needs(LAYERS[0], 64)
+    """
+    What only rounds its factors needs what float32 needs, where it is no product or there are no tensor cores for it.
+
+    A product may run on float32's variants or on its own, so that there is room for the slices of either.
+    """
+    for layer in LAYERS:
+        assert needs(layer, 64, "tf32") == needs(layer, 64)
+        full, rounded = needs(layer, 64, device=A100), needs(layer, 64, "tf32", A100)
+        assert all(full[kind] <= rounded[kind] for kind in full)
+        if isinstance(layer, kinds.BatchNorm2d):
+            assert full == rounded
 
 
 def test_layers_of_one_kind_share_what_was_worked_out_whatever_their_names():

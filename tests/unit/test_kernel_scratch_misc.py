@@ -77,3 +77,12 @@ def test_scores_get_a_bounded_number_of_blocks(rows, classes, sms):
     assert (blocks - 1) * (256 // lanes) < rows
     assert lanes in {*(2 ** np.arange(6)), 256}
     assert kernel_scratch.softmax_cross_entropy_workspace(rows, classes, device) == 8 * blocks
+
+
+@given(count=st.integers(1, 2**34), itemsize=st.sampled_from([2, 4]))
+def test_blocks_of_elements_cover_them_all(count, itemsize):
+    """256 threads of four loads of 16 bytes: no element is without a block, no block without one."""
+    blocks = kernel_scratch.element_blocks(count, itemsize)
+    each = 256 * 4 * 16 // itemsize
+    assert (blocks - 1) * each < count <= blocks * each
+    assert kernel_scratch.loss_scale_workspace(count, "float16") == 4 * kernel_scratch.element_blocks(count, 2)

@@ -149,9 +149,9 @@ def test_tensor_core_multiples_follow_gpu_and_dtype(device: str, dtype: str, mul
 
 
 def test_a_size_with_several_reasons_is_one_candidate_with_all() -> None:
-    """56 boards are Coulom's n = 2, a crest, and a multiple of 8 at once."""
-    found = ladder.candidates(GO, device=V100, dtype="float16", library="im2col")
-    assert {"coulom n=2", "crest 2 of conv2d", "tensor-core multiple of 8"} <= set(reasons(found, 56))
+    """56 boards are Coulom's n = 2, a multiple of 8, and asked for, at once."""
+    found = ladder.candidates(GO, device=V100, dtype="float16", max_batch_size=56)
+    assert {"coulom n=2", "tensor-core multiple of 8", "max_batch_size"} <= set(reasons(found, 56))
 
 
 def test_predicted_seconds_are_the_rooflines() -> None:
@@ -259,6 +259,7 @@ def test_less_memory_than_one_sample_is_said_with_both_numbers() -> None:
     ("options", "error"),
     [
         ({"dtype": "tf32"}, UnsupportedDtype),
+        ({"dtype": "float16", "library": "im2col"}, UnsupportedDtype),
         ({"dtype": "float8"}, UnknownName),
         ({"device": "titan x"}, InvalidArgument),
         ({"device": "v1000"}, UnknownName),

@@ -163,13 +163,14 @@ def test_any_convolution_runs_in_the_scratch_memory_it_is_given(h, w, groups, wi
     ids=lambda layer: layer.type,
 )
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_layers_of_extreme_extents_run_in_their_plan(layer, mode):
-    """One element, or more than a tile holds: the scratch memory that the plan gives is enough."""
-    with Model(layer, device=cpu(2), mode=mode) as model:
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float16", 2)])
+def test_layers_of_extreme_extents_run_in_their_plan(layer, mode, dtype, itemsize):
+    """One element, or more than a tile holds: the scratch memory that the plan gives is enough, also in 16 bits."""
+    with Model(layer, device=cpu(2), mode=mode, dtype=dtype) as model:
         model.prepare(3)
         model.load_random()
         model.step()
-        assert model.plan.total >= 3 * 4 * math.prod(layer.input_shape)
+        assert model.plan.total >= 3 * itemsize * math.prod(layer.input_shape)
 
 
 def test_a_network_without_parameters_trains():
@@ -199,8 +200,8 @@ def test_parameters_gradients_and_optimizer_state_are_counted_by_hand():
     """
     Copies of P parameters, each rounded up to 256 bytes, with m threads.
 
-    float32: P weights, m x P gradients, 0, 1 or 2 x P state; in half precision 2 bytes each for weights
-    and gradients, and float32 master weights with the state.
+    float32: P weights, m x P gradients, 0, 1 or 2 x P state; in 16 bits 2 bytes each for weights
+    and gradients, and float32 master weights with the state. float16 has the four words of its loss's scale.
     """
     network = models.build("mlp")
     p = 1000 * 100 + 100 + 3 * (100 * 100 + 100) + 100 * 10 + 10
@@ -213,11 +214,33 @@ def test_parameters_gradients_and_optimizer_state_are_counted_by_hand():
         whole = plan(network, batch_size=8, device=cpu(3), **options)
         assert (whole.weight_bytes, whole.gradient_bytes) == (up(4 * p), 3 * up(4 * p))
         assert whole.optimizer_bytes == up(4 * p * copies)
-        half = plan(network, batch_size=8, device=V100, **options | {"dtype": "float16"})
-        assert (half.weight_bytes, half.gradient_bytes) == (up(2 * p), up(2 * p))
-        assert half.optimizer_bytes == up(4 * p * (1 + copies))
-        forward = plan(network, batch_size=8, device=V100, **options | {"dtype": "float16", "mode": "inference"})
-        assert (forward.gradient_bytes, forward.optimizer_bytes) == (0, 0)
+        for dtype, words in (("float16", 16), ("bfloat16", 0)):
+            half = plan(network, batch_size=8, device=V100, **options | {"dtype": dtype})
+            assert (half.weight_bytes, half.gradient_bytes) == (up(2 * p), up(2 * p))
+            assert half.optimizer_bytes == up(4 * p * (1 + copies)) + up(words)
+            forward = plan(network, batch_size=8, device=V100, **options | {"dtype": dtype, "mode": "inference"})
+            assert (forward.gradient_bytes, forward.optimizer_bytes) == (0, 0)
+        tf32 = plan(network, batch_size=8, device=V100, **options | {"dtype": "tf32"})
+        assert tf32.fixed_bytes == plan(network, batch_size=8, device=V100, **options).fixed_bytes
+
+
+@pytest.mark.parametrize("library", ["cubatch", "im2col"])
+def test_what_is_stored_in_16_bits_and_what_is_not(library):
+    """Activations and their gradients 2 bytes an element; statistics and labels 4, masks and argmax 1 as ever."""
+    network = Network(
+        input_shape=(8, 8, 3),
+        layers=[Conv2d(k=4, r=3, s=3), BatchNorm2d(), MaxPool2d(r=2, s=2), Dropout(), Flatten(), Linear(k=3)],
+    )
+    whole = plan(network, batch_size=100, device=V100, library=library, **OPTIONS | {"dtype": "bfloat16"})
+    widths = {}
+    for buffer, size in zip(whole.schedule.buffers, whole.sizes, strict=True):
+        if buffer.part != "workspace":
+            count = math.prod(buffer.shape) * (100 if buffer.batched else 1)
+            width = {"argmax": 1, "mask": 1, "statistics": 4, "labels": 4}.get(buffer.name.split(".")[-1], 2)
+            assert size == math.ceil(count * width / 256) * 256, buffer.name
+            widths[width] = widths.get(width, 0) + 1
+    assert (widths[1], widths[4]) == (2, 2)
+    assert widths[2] == 9
 
 
 def test_running_statistics_are_float32_beside_the_weights():

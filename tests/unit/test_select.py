@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import types
 from collections import Counter
 
 import attrs
 import pytest
 
-from cubatch import catalogue, select
+from cubatch import catalogue, probe, select
+from cubatch.errors import UnsupportedDtype
+from cubatch.kernel import kernels
 from cubatch.runner import Reading
 from cubatch.select import TimedChoice, Winners
 from cubatch.variants import Problem, ranked
 
-V100 = catalogue.find("v100-sxm2-16gb")
+V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
 PROBLEM = Problem("conv2d_fprop", "float32", 64 * 56 * 56, 128, 576, vector=4)
 CONTENDERS = ranked(PROBLEM, V100)[: select.CONTENDERS]
 
@@ -178,3 +181,34 @@ def test_a_damaged_file_is_begun_anew(tmp_path):
     assert choice(device, kept)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
     again = FakeDevice({})
     assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == CONTENDERS[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compiled"),
+    [
+        ("float32", {"float32"}),
+        ("float16", {"float16"}),
+        ("bfloat16", {"bfloat16"}),
+        ("tf32", {"tf32", "float32"}),
+    ],
+)
+def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, compiled):
+    """tf32 only rounds what products multiply: all that is not one has float32 kernels."""
+    given = []
+    launcher = types.SimpleNamespace(compile=given.extend)
+    monkeypatch.setattr(select, "CudaLauncher", lambda device: launcher)
+    monkeypatch.setattr(select, "cupy_kernel_clock", lambda *_: None)
+    context = select.kernel_context(A100, dtype, seconds=1.0, path=None)
+    assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
+    assert all(kernel.runs_on(80) for kernel in given)
+    assert {"batch_norm_apply", "sgd", "gemm_nt"} <= {kernel.operation for kernel in given}
+    assert context.tf32 == (dtype == "tf32")
+
+
+def test_training_on_a_cpu_has_no_kernels_and_one_dtype():
+    """None means the array library's own calls; what the CPU does not take is refused."""
+    assert select.usual_context(probe.device("cpu")) is None
+    with pytest.raises(UnsupportedDtype):
+        select.usual_context(probe.device("cpu"), "float16")
+    with pytest.raises(UnsupportedDtype):
+        select.usual_context(V100, "tf32")

@@ -23,7 +23,7 @@ import pytest
 from cubatch import clocks, errors, host, models, probe, remote, runners, tuning
 from cubatch.kinds import Conv2d, Linear
 from cubatch.memory import footprint, max_batch_size
-from cubatch.results import TuningResult
+from cubatch.results import Outcome, Timing, TuningResult
 from cubatch.runner import Reading
 from cubatch.runners import CallableRunner, NetworkRunner
 from cubatch.tuning import autotune, autotune_callable
@@ -727,6 +727,83 @@ def test_energy_of_a_callable_on_the_cpu_is_an_error():
     """No reading of energy, no answer."""
     with pytest.raises(errors.EnergyNotAvailable):
         call(objective="energy", batch_sizes=[1])
+
+
+# --- dtypes --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that is said to be here, on which every size takes 1 ms; what workers were asked for is kept."""
+    asked = []
+
+    def here(slug):
+        found = attrs.evolve(probe.device(slug), live=True, uuid=f"GPU-{slug}")
+        monkeypatch.setattr(tuning.probe, "resolve", lambda *_, **__: found)
+
+    def measure(factory, steps, *, keep, **_):
+        asked.append(factory.arguments)
+        for step in steps:
+            keep.timing(Timing(batch_size=step.batch_size, round=0, seconds=1e-3))
+            keep.outcome(Outcome(step.batch_size, "ok"))
+        return keep.measured
+
+    monkeypatch.setattr(tuning.worker, "measure", measure)
+    here.asked = asked
+    return here
+
+
+@pytest.mark.parametrize(
+    ("slug", "dtype", "says"),
+    [
+        ("v100-sxm2-16gb", "float32", False),
+        ("v100-sxm2-16gb", "float16", False),
+        ("v100-sxm2-16gb", "bfloat16", True),
+        ("titan-x-pascal", "float16", True),
+        ("a100-sxm4-80gb", "bfloat16", False),
+        ("a100-sxm4-80gb", "tf32", False),
+    ],
+)
+def test_a_gpu_takes_every_dtype_and_the_result_says_where_arithmetic_is_float32(gpu, slug, dtype, says):
+    """It reaches the worker, the plan and the result; a sentence tells where 16 bits are storage only."""
+    gpu(slug)
+    result = autotune("mnist-cnn", dtype=dtype, mode="training", batch_sizes=[8, 64], store=False)
+    (arguments,) = gpu.asked
+    assert (arguments["dtype"], arguments["library"]) == (dtype, "cubatch")
+    assert (result.dtype, result.library, result.batch_size) == (dtype, "cubatch", 64)
+    planned = footprint("mnist-cnn", batch_size=64, mode="training", dtype=dtype, device=slug).total
+    assert result.measurements[1].predicted_peak_bytes == planned
+    assert any("arithmetic is float32" in reason and dtype in reason for reason in result.reasons) == says
+
+
+@pytest.mark.parametrize(
+    ("slug", "options"),
+    [
+        ("v100-sxm2-16gb", {"dtype": "tf32"}),
+        ("a100-sxm4-80gb", {"dtype": "float16", "library": "im2col"}),
+        ("a100-sxm4-80gb", {"dtype": "tf32", "library": "im2col"}),
+    ],
+)
+def test_a_dtype_that_gpu_or_library_has_not_is_refused_with_what_they_have(gpu, slug, options):
+    """tf32 is there from sm_80 on; cuBLAS and what is around it are in float32."""
+    gpu(slug)
+    with pytest.raises(errors.UnsupportedDtype) as caught:
+        autotune("mlp", batch_sizes=[8], store=False, **options)
+    assert caught.value.field == "dtype"
+    assert "float32" in caught.value.supported
+    assert options["dtype"] not in caught.value.supported
+    assert caught.value.remedy
+    assert not gpu.asked
+
+
+def test_a_timing_holds_for_its_dtype_alone(gpu, tmp_path):
+    """The same question is answered from the store; in another dtype it is another question."""
+    gpu("a100-sxm4-80gb")
+    tune_on = functools.partial(autotune, "mlp", batch_sizes=[8], store=tmp_path / "store.sqlite3")
+    for dtype in ("float16", "bfloat16", "float16", "tf32", "float32", "tf32"):
+        result = tune_on(dtype=dtype)
+        assert result.dtype == dtype
+    assert [arguments["dtype"] for arguments in gpu.asked] == ["float16", "bfloat16", "tf32", "float32"]
 
 
 # --- cold or warm --------------------------------------------------------------------------------------------

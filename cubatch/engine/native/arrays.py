@@ -11,9 +11,8 @@ from cubatch.engine.backend import of, view
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.shapes import check_shape
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import THREADS, VECTOR_BYTES, ColumnTiles
+from cubatch.kernel_scratch import VECTOR_BYTES, ColumnTiles, element_blocks
 
-_LOADS = 4
 _STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 
@@ -110,5 +109,4 @@ def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]
 
 def element_grid(array: Any) -> tuple[int, int, int]:
     """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
-    elements = THREADS * _LOADS * (VECTOR_BYTES // array.itemsize)
-    return (-(-array.size // elements), 1, 1)
+    return (element_blocks(array.size, array.itemsize), 1, 1)

@@ -55,6 +55,7 @@ def softmax_cross_entropy(
     loss: Any = None,
     dlogits: Any = None,
     count: int | None = None,
+    scale: Any = None,
     workspace: Any = None,
 ) -> Any:
     """
@@ -67,6 +68,7 @@ def softmax_cross_entropy(
         loss: Where the loss goes: a float64 array of one element; None allocates it.
         dlogits: Where the gradient goes: the shape of logits, may be logits itself. None allocates it.
         count: Positions the mean is taken over; None for those handed in.
+        scale: float32 array of one element that the gradient is multiplied by; None for 1.
         workspace: 1-D uint8 array of `kernel_scratch.softmax_cross_entropy_workspace` bytes. None allocates one.
 
     Returns:
@@ -81,6 +83,7 @@ def softmax_cross_entropy(
     check(logits.dtype, logits.shape, logits=logits, dlogits=gradient)
     check(np.int32, logits.shape[:-1], labels=labels)
     check(np.float64, (1,), loss=loss)
+    check(np.float32, (1,), scale=scale)
     rows, classes = _extents(logits)
     share = 1 / (rows if count is None else count)
     blocks = row_blocks(rows, classes, context.device)
@@ -89,7 +92,7 @@ def softmax_cross_entropy(
     context.launch(
         kernel.find("softmax_cross_entropy", dtype_of(logits)),
         (blocks, 1, 1),
-        [logits, labels, gradient, losses, *_arguments(context, rows, classes), np.float32(share)],
+        [logits, labels, gradient, losses, *_arguments(context, rows, classes), np.float32(share), scale],
     )
     context.launch(
         kernel.find("softmax_cross_entropy_finish", dtype_of(logits)),

@@ -2,20 +2,25 @@
 Update rules over flat arrays on hand-written kernels, a whole step in one pass.
 
 Where parameters have 16 bits, the step is taken on a float32 `master` copy of them, and the state is
-float32 too: a weight plus a small step would round back to the weight.
+float32 too: a weight plus a small step would round back to the weight.  Whether a step is skipped, and what its
+gradient is divided by, the kernels read from the state of `loss_scale`: the host never waits for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cubatch import kernel
-from cubatch.engine.native.arrays import check, dtype_of, element_grid
+from cubatch.engine.backend import view
+from cubatch.engine.loss_scale import INTERVAL, STATE_WORDS
+from cubatch.engine.native.arrays import check, dtype_of, element_grid, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
+from cubatch.kernel_scratch import loss_scale_workspace
 
 
 def sgd(
@@ -26,6 +31,7 @@ def sgd(
     lr: float,
     weight_decay: float = 0.0,
     master: Any = None,
+    scaling: Any = None,
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
     """
@@ -38,12 +44,13 @@ def sgd(
         lr: Learning rate.
         weight_decay: Coefficient of the penalty on squared weights.
         master: float32 copy of w that the step is taken on; None where w is float32 itself.
+        scaling: State of `loss_scale`, float32 (4,); None where the loss is not scaled.
         workspace: Not used.
 
     Raises:
         InvalidArgument: If types differ, there are several gradients, or 16-bit parameters have no master copy.
     """
-    _step(context, "sgd", parameters, gradients, (), master, [lr, weight_decay])
+    _step(context, "sgd", parameters, gradients, (), master, scaling, [lr, weight_decay])
 
 
 def momentum(
@@ -56,10 +63,11 @@ def momentum(
     factor: float = 0.9,
     weight_decay: float = 0.0,
     master: Any = None,
+    scaling: Any = None,
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
     """Step along a decaying sum of gradients, as `optim.momentum`; velocity is float32, the others as in `sgd`."""
-    _step(context, "momentum", parameters, gradients, (velocity,), master, [lr, factor, weight_decay])
+    _step(context, "momentum", parameters, gradients, (velocity,), master, scaling, [lr, factor, weight_decay])
 
 
 def adam(
@@ -75,12 +83,47 @@ def adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     master: Any = None,
+    scaling: Any = None,
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
     """Step by Adam, as `optim.adam`; mean and square are float32, the others as in `sgd`."""
-    size, root = lr / (1 - betas[0] ** step), (1 - betas[1] ** step) ** 0.5
-    numbers = [size, root, betas[0], 1 - betas[0], betas[1], 1 - betas[1], eps, weight_decay]
-    _step(context, "adam", parameters, gradients, (mean, square), master, numbers)
+    decays = [number for beta in betas for number in (beta, 1 - beta, math.log(beta))]
+    numbers = [np.int32(step), lr, *decays, eps, weight_decay]
+    _step(context, "adam", parameters, gradients, (mean, square), master, scaling, numbers)
+
+
+def update_loss_scale(
+    context: Context, state: Any, gradients: Sequence[Any], *, interval: int = INTERVAL, workspace: Any = None
+) -> None:
+    """
+    Look for gradients that are not finite and set the scale, as `loss_scale.update_loss_scale`.
+
+    Args:
+        context: Where it runs.
+        state: float32 (4,), overwritten.
+        gradients: The gradient, flat; one part, since one member runs on a GPU.
+        interval: Steps that must go well before the scale is doubled.
+        workspace: 1-D uint8 array of `kernel_scratch.loss_scale_workspace` bytes. None allocates one.
+
+    Raises:
+        InvalidArgument: If types differ, there are several gradients, or the workspace is too small.
+    """
+    gradient = _whole(gradients)
+    dtype = dtype_of(gradient)
+    check(np.float32, (STATE_WORDS,), state=state)
+    check(gradient.dtype, gradient.shape, gradient=gradient)
+    grid = element_grid(gradient)
+    workspace = take_workspace(workspace, gradient, loss_scale_workspace(gradient.size, dtype))
+    flags = view(workspace, grid[:1], np.int32)
+    context.launch(kernel.find("find_overflow", dtype), grid, [gradient, np.int64(gradient.size), flags])
+    arguments = [flags, np.int64(grid[0]), state, np.float32(interval)]
+    context.launch(kernel.find("update_loss_scale", dtype), (1, 1, 1), arguments)
+
+
+def _whole(gradients: Sequence[Any]) -> Any:
+    if len(gradients) != 1:
+        raise InvalidArgument("gradients", len(gradients), "one array: one member runs on a GPU")
+    return gradients[0]
 
 
 def _step(
@@ -90,16 +133,18 @@ def _step(
     gradients: Sequence[Any],
     state: Sequence[Any],
     master: Any,
-    numbers: Sequence[float],
+    scaling: Any,
+    numbers: Sequence[Any],
 ) -> None:
-    if len(gradients) != 1:
-        raise InvalidArgument("gradients", len(gradients), "one array: one member runs on a GPU")
+    gradient = _whole(gradients)
     if master is None and parameters.dtype != np.float32:
         raise InvalidArgument("master", None, f"a float32 copy of the {dtype_of(parameters)} parameters")
-    check(parameters.dtype, parameters.shape, parameters=parameters, gradient=gradients[0])
+    check(parameters.dtype, parameters.shape, parameters=parameters, gradient=gradient)
     check(np.float32, parameters.shape, master=master, **{f"state {index}": array for index, array in enumerate(state)})
+    check(np.float32, (STATE_WORDS,), scaling=scaling)
+    values = [number if isinstance(number, np.generic) else np.float32(number) for number in numbers]
     context.launch(
         kernel.find(rule, dtype_of(parameters)),
         element_grid(parameters),
-        [parameters, master, gradients[0], *state, np.int64(parameters.size), *map(np.float32, numbers)],
+        [parameters, master, gradient, scaling, *state, np.int64(parameters.size), *values],
     )

@@ -1,0 +1,82 @@
+"""
+Training in 16 bits beside float32: `mnist-cnn`, two epochs on 10 000 images, tested on all 10 000 others.
+
+    python -m benchmarks.mixed_precision --data DIR --json benchmarks/results/<device>/mixed-precision.json
+
+The engine's own path on NumPy: float16, whose loss is scaled, and bfloat16 from ml_dtypes (in '.[test]'), with
+float32 arithmetic, master weights and statistics, as the kernels have them.  DIR holds MNIST's four files; `cubatch
+train mnist-cnn --data DIR --download` fetches them.  Ends with 1 if an accuracy is further than 0.5 % from float32's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.provenance import provenance
+from cubatch import models, probe
+from cubatch.engine.data import read_idx
+from cubatch.engine.train import train
+from cubatch.environment import environment
+from cubatch.errors import InvalidData
+
+DTYPES = ("float32", "float16", "bfloat16")
+TRAINED = 10_000
+GOAL = 0.005
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+OPTIONS = {"batch_size": 64, "epochs": 2, "learning_rate": 0.01, "optimizer": "momentum", "seed": 0}
+
+
+def cut(source: Path, target: Path) -> None:
+    """Copy MNIST with the first 10 000 of its training images."""
+    for name in FILES:
+        packed = source / f"{name}.gz"
+        array = read_idx(packed if packed.exists() else source / name)
+        array = array[:TRAINED] if name.startswith("train") else array
+        header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        (target / name).write_bytes(header + array.tobytes())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = probe.device("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            cut(arguments.data, Path(folder))
+        except (OSError, InvalidData) as error:
+            print(f"MNIST is not in {arguments.data}: {error}", file=sys.stderr)
+            return 2
+        rows = []
+        for dtype in DTYPES:
+            network = models.build("mnist-cnn")
+            rows.append(train(network, data=folder, device=device, dtype=dtype, **OPTIONS).to_mapping())
+            epochs = rows[-1]["epochs"]
+            print(dtype, " ".join(f"loss {e['loss']:.4f}, accuracy {100 * e['test_accuracy']:.2f} %" for e in epochs))
+    accuracies = {row["dtype"]: row["epochs"][-1]["test_accuracy"] for row in rows}
+    worst = max(abs(accuracies[dtype] - accuracies["float32"]) for dtype in DTYPES)
+    print(f"furthest from float32: {100 * worst:.2f} %, at most {100 * GOAL} % is the goal")
+    if arguments.json:
+        facts = {
+            "schema": 1,
+            "benchmark": "mixed_precision",
+            **provenance(),
+            "device": {"name": device.name, "threads": device.threads},
+            "environment": environment(device),
+            "images": TRAINED,
+            "goal": GOAL,
+            "rows": rows,
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return 0 if worst <= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

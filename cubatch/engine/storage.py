@@ -1,0 +1,82 @@
+"""
+How elements are stored: NumPy's types by dtype, and conversion from and to float32.
+
+Where kernels run, bfloat16 is its bits in uint16, since CuPy's arrays have no such type.  On NumPy's own calls
+it is the type of ml_dtypes, which converts by itself; only tests run that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cubatch.errors import MissingDependency
+
+_TYPES = {"float64": np.float64, "float32": np.float32, "tf32": np.float32, "float16": np.float16}
+_BITS = np.dtype(np.uint16)
+_QUIET_NAN = 0x7FFF
+
+
+def element_type(dtype: str, library: str) -> Any:
+    """
+    Give NumPy's type for the elements of a dtype.
+
+    Args:
+        dtype: "float32", "tf32", "float16" or "bfloat16"; the tests' "float64" too.
+        library: "cubatch" or "im2col": who computes with them.
+
+    Raises:
+        MissingDependency: If it is bfloat16 without kernels, and ml_dtypes is not installed.
+
+    Example:
+        >>> element_type("bfloat16", "cubatch").__name__, element_type("tf32", "cubatch").__name__
+        ('uint16', 'float32')
+    """
+    if dtype != "bfloat16":
+        return _TYPES[dtype]
+    if library == "cubatch":
+        return np.uint16
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise MissingDependency("ml_dtypes", "bfloat16 on NumPy", "test") from error
+    return ml_dtypes.bfloat16
+
+
+def sum_type(dtype: str) -> Any:
+    """Give NumPy's type for statistics, master weights and optimiser state of a dtype: at least float32."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def encoded(values: Any, kind: Any) -> Any:
+    """
+    Round numbers to how they are stored: to nearest, ties to even.
+
+    Args:
+        values: An array of floats, of NumPy or CuPy.
+        kind: What `element_type` gives.
+
+    Example:
+        >>> encoded(np.array([1.0, -2.0], np.float32), np.uint16).tolist() == [0x3F80, 0xC000]
+        True
+    """
+    if np.dtype(kind) != _BITS:
+        return values.astype(kind, copy=False)
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+    rounded[np.isnan(values)] = _QUIET_NAN
+    return rounded
+
+
+def decoded(stored: Any) -> Any:
+    """
+    Give stored numbers as float32, or float64 where they are that.
+
+    Example:
+        >>> decoded(np.array([0x3F80, 0xC000], np.uint16)).tolist()
+        [1.0, -2.0]
+    """
+    if stored.dtype == _BITS:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32) if stored.itemsize < np.dtype(np.float32).itemsize else stored

@@ -1,0 +1,121 @@
+"""What a network learns: how its parameters begin and lie, and what an optimiser keeps to step them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine import loss_scale, storage
+from cubatch.engine.team import Team
+from cubatch.plan import STATE_COPIES
+from cubatch.schedule import LOSS_SCALE_BYTES
+from cubatch.spec import Network
+
+_VECTOR_ELEMENTS = 8
+
+
+def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
+    """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat float32 array."""
+    random = np.random.default_rng(seed)
+    flat = np.zeros(network.parameters, dtype=np.float32)
+    for parameters in views(network, flat).values():
+        for name, parameter in parameters.items():
+            if name == "w":
+                random.standard_normal(dtype=np.float32, out=parameter)
+                np.multiply(parameter, np.float32(math.sqrt(2 / math.prod(parameter.shape[1:]))), out=parameter)
+            elif name == "gamma":
+                parameter[...] = 1
+    return flat
+
+
+def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any]]:
+    """Start the running statistics of batch norm, by layer and name."""
+    return {
+        node.name: {
+            name: xp.full(shape, float(name == "var"), dtype=storage.sum_type(dtype))
+            for name, shape in node.layer.state_shapes.items()
+        }
+        for node in network.nodes
+        if node.layer.state_shapes
+    }
+
+
+def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
+    """
+    Cut a flat array into the parameters by layer and name.
+
+    Those of whole 16-byte vectors come first, so that kernels which load them find them aligned.
+    """
+    named = [(node.name, *item) for node in network.nodes for item in node.layer.parameter_shapes.items()]
+    found: dict[str, dict[str, Any]] = {layer: {} for layer, _, _ in named}
+    offsets, start = {}, 0
+    for layer, name, shape in sorted(named, key=lambda item: math.prod(item[2]) % _VECTOR_ELEMENTS != 0):
+        offsets[layer, name] = start
+        start += math.prod(shape)
+    for layer, name, shape in named:
+        begin = offsets[layer, name]
+        found[layer][name] = flat[begin : begin + math.prod(shape)].reshape(shape)
+    return found
+
+
+class Stepper:
+    """
+    Steps parameters by their gradients, and keeps what that needs from step to step.
+
+    Args:
+        flat: The parameters, as they are stored.
+        dtype: Their dtype.
+        optimizer: "sgd", "momentum" or "adam".
+        operations: The functions that compute.
+        xp: The array module that owns the memory.
+
+    Attributes:
+        master: float32 copy of 16-bit parameters, which is what is stepped; None where the parameters are.
+        state: The optimiser's arrays.
+        loss_scale: State of `loss_scale`; None where the loss is not scaled.
+    """
+
+    def __init__(self, flat: Any, *, dtype: str, optimizer: str, operations: Any, xp: Any) -> None:
+        self._flat, self._rule, self._operations = flat, optimizer, operations
+        wide = storage.decoded(flat)
+        self.master = None if wide is flat else wide
+        self.state = [xp.zeros_like(wide) for _ in range(STATE_COPIES[optimizer])]
+        self.loss_scale = xp.asarray(loss_scale.initial_state()) if dtype in LOSS_SCALE_BYTES else None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """All that is kept."""
+        return [array for array in (self.master, *self.state, self.loss_scale) if array is not None]
+
+    def step(
+        self, team: Team, rank: int, gradients: Sequence[Any], *, number: int, learning_rate: float, workspace: Any
+    ) -> None:
+        """
+        Take a step, each member on its part of the parameters, once all members' gradients are there.
+
+        Args:
+            team, rank: The members, and which of them this is.
+            gradients: Of each member, flat.
+            number: Of this step, from 1.
+            learning_rate: Of this step.
+            workspace: 1-D uint8 array for this member.
+        """
+        team.barrier()
+        if self.loss_scale is not None:
+            if rank == 0:
+                self._operations.update_loss_scale(self.loss_scale, gradients, workspace=workspace)
+            team.barrier()
+        part = team.shard(len(self._flat), rank)
+        getattr(self._operations, self._rule)(
+            self._flat[part],
+            [gradient[part] for gradient in gradients],
+            *(array[part] for array in self.state),
+            lr=learning_rate,
+            master=None if self.master is None else self.master[part],
+            scaling=self.loss_scale,
+            workspace=workspace,
+            **({"step": number} if self._rule == "adam" else {}),
+        )
