@@ -23,8 +23,13 @@ DTYPES: Mapping[str, tuple[str, str]] = {
     "float32": ("f32", "float"),
     "float16": ("f16", "half_t"),
     "bfloat16": ("bf16", "bfloat16_t"),
+    "tf32": ("tf32", "float"),
 }
-"""Storage types: their part of a variant's name, and their type in the sources."""
+"""
+Types: their part of a variant's name, and how elements are stored in the sources.
+
+What is stored as float32 and multiplied on tensor cores, with 10 bits after the point, is called "tf32".
+"""
 
 _PACKAGE = Path(cubatch.__file__).parent
 _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
@@ -61,24 +66,38 @@ class Tile:
     Attributes:
         name: As configs.toml has it: "128x128x8".
         m, n, k: Extents of the block's tile; k is the step of the main loop.
-        thread_m, thread_n: Extents of a thread's tile.
+        thread_m, thread_n: Extents of a thread's tile; None on tensor cores, which multiply a warp's.
         threads: Threads per block.
         stages: Slots of the shared-memory ring.
         min_blocks: Blocks per SM that the registers are bounded for.
         min_arch, max_arch: Compute capability times ten; None is no limit.
+        warp_m, warp_n: Extents of a warp's tile; None on CUDA cores.
+        dynamic_shared_bytes: Of the ring, where it is asked for at the launch.
+        cluster: Neighbouring blocks that share their operands; None where kernels know no clusters.
     """
 
     name: str
     m: int
     n: int
     k: int
-    thread_m: int
-    thread_n: int
+    thread_m: int | None
+    thread_n: int | None
     threads: int
     stages: int
     min_blocks: int = 1
     min_arch: int | None = None
     max_arch: int | None = None
+    warp_m: int | None = None
+    warp_n: int | None = None
+    dynamic_shared_bytes: int = 0
+    cluster: int | None = None
+
+
+_TILE_MACROS = {
+    "m": "TILE_M", "n": "TILE_N", "k": "TILE_K", "thread_m": "THREAD_M", "thread_n": "THREAD_N", "warp_m": "WARP_M",
+    "warp_n": "WARP_N", "stages": "NUM_STAGES", "min_blocks": "MIN_BLOCKS",
+    "dynamic_shared_bytes": "DYNAMIC_SHARED_BYTES", "cluster": "CLUSTER",
+}  # fmt: skip
 
 
 @attrs.frozen
@@ -88,11 +107,11 @@ class Kernel:
 
     Attributes:
         name: Unique; operation, algorithm, dtype and family, then tile and vector where it has them.
-        family: Its folder: "naive", "simt", "depthwise", "misc".
+        family: Its folder: "naive", "simt", "mma", "depthwise", "misc".
         source: File under kernels/.
         operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
         entry: Its symbol in the compiled source.
-        dtype: Storage of its elements; arithmetic is float32.
+        dtype: One of DTYPES: storage of its elements. Sums are float32.
         threads: Threads per block.
         defines: The source's macros, in order; sources with equal defines are compiled once.
         min_arch, max_arch: Compute capability times ten; None is no limit.
@@ -215,7 +234,8 @@ def _by_operation(path: Path) -> Mapping[str, Sequence[Kernel]]:
 def _load(path: Path) -> tuple[Kernel, ...]:
     with path.open("rb") as file:
         data = tomllib.load(file)
-    tiles = {name: Tile(name=table.pop("name", name), **table) for name, table in data.get("tiles", {}).items()}
+    plain = {"thread_m": None, "thread_n": None}
+    tiles = {name: Tile(**{"name": name, **plain, **table}) for name, table in data.get("tiles", {}).items()}
     return tuple(kernel for module in data.get("modules", []) for kernel in _expand(module, tiles))
 
 
@@ -233,13 +253,8 @@ def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Ke
         if "vectors" in module:
             defines.append(("VECTOR", str(vector)))
         if tile is not None:
-            defines += [
-                (macro, str(getattr(tile, field)))
-                for macro, field in (
-                    ("TILE_M", "m"), ("TILE_N", "n"), ("TILE_K", "k"), ("THREAD_M", "thread_m"),
-                    ("THREAD_N", "thread_n"), ("NUM_STAGES", "stages"), ("MIN_BLOCKS", "min_blocks"),
-                )
-            ]  # fmt: skip
+            fields = ((macro, getattr(tile, field)) for field, macro in _TILE_MACROS.items())
+            defines += [(macro, str(value)) for macro, value in fields if value]
         for operation in module["operations"]:
             selects = [(f"OPERATION_{operation.upper()}", "1")] if "entry" in module else []
             yield Kernel(
@@ -253,7 +268,7 @@ def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Ke
                 defines=(*defines, *selects),
                 min_arch=_stricter(max, module.get("min_arch"), tile.min_arch if tile else None),
                 max_arch=_stricter(min, module.get("max_arch"), tile.max_arch if tile else None),
-                dynamic_shared_bytes=module.get("dynamic_shared_bytes", 0),
+                dynamic_shared_bytes=module.get("dynamic_shared_bytes", tile.dynamic_shared_bytes if tile else 0),
                 tile=tile,
                 vector=vector,
                 axes=chosen,

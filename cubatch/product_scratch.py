@@ -6,12 +6,36 @@ Pure numbers, for the memory plan and the launches alike.
 
 from __future__ import annotations
 
-from cubatch.hardware import Device
-from cubatch.kernel_scratch import column_sums_workspace
+from cubatch.hardware import BYTES_PER_ELEMENT, Device
+from cubatch.kernel_scratch import VECTOR_BYTES, column_sums_workspace
+from cubatch.tensor_map import can_gather
 from cubatch.variants import Problem, fitting, most_partial_bytes
 from cubatch.windows import ConvShape
 
-_PIECE = 4
+_NARROWEST = 4
+
+
+def vectors(dtype: str) -> tuple[int, ...]:
+    """
+    List the loads that the kernels have for a dtype, widest first: of 16 bytes, of 4 elements, of one.
+
+    Example:
+        >>> vectors("float16"), vectors("float32")
+        ((8, 4, 1), (4, 1))
+    """
+    widest = VECTOR_BYTES // BYTES_PER_ELEMENT[dtype]
+    return tuple(sorted({widest, _NARROWEST, 1}, reverse=True))
+
+
+def widest_vector(dtype: str, *extents: int) -> int:
+    """
+    Give the widest of them that divides some extents.
+
+    Example:
+        >>> widest_vector("float16", 64, 100), widest_vector("float16", 64), widest_vector("tf32", 6)
+        (4, 8, 1)
+    """
+    return next(vector for vector in vectors(dtype) if all(extent % vector == 0 for extent in extents))
 
 
 def product_workspace(problem: Problem, device: Device) -> int:
@@ -64,7 +88,8 @@ def conv2d_problem(operation: str, shape: ConvShape, samples: int, dtype: str, v
         deep = -(-shape.taps * k // phases)
     if v.is_identity and h.is_identity and groups == 1:
         operation = {"conv2d_fprop": "gemm_nt", "conv2d_dgrad": "gemm_nn", "conv2d_wgrad": "gemm_tn"}[operation]
-    return Problem(operation, dtype, m, n, deep, groups, phases, vector)
+        return Problem(operation, dtype, m, n, deep, vector=vector)
+    return Problem(operation, dtype, m, n, deep, groups, phases, vector, can_gather(operation, shape, samples))
 
 
 def conv2d_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
@@ -94,7 +119,7 @@ def conv2d_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: D
 
 
 def _conv2d_workspace(operation: str, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    problems = (conv2d_problem(operation, shape, samples, dtype, vector) for vector in (1, _PIECE))
+    problems = (conv2d_problem(operation, shape, samples, dtype, vector) for vector in vectors(dtype))
     return max(product_workspace(problem, device) for problem in problems)
 
 
@@ -122,4 +147,5 @@ def linear_wgrad_workspace(rows: int, c: int, k: int, dtype: str, device: Device
 
 
 def _gemm_workspace(operation: str, m: int, n: int, k: int, dtype: str, device: Device) -> int:
-    return max(product_workspace(Problem(operation, dtype, m, n, k, vector=vector), device) for vector in (1, _PIECE))
+    problems = (Problem(operation, dtype, m, n, k, vector=vector) for vector in vectors(dtype))
+    return max(product_workspace(problem, device) for problem in problems)

@@ -3,8 +3,8 @@ Which variants can run a matrix product or convolution, ranked by what they shou
 
 The model is the busiest SM's: blocks that share an SM share its pipes, so a launch lasts as long as the
 SM with the most blocks, times what a block's tile costs.  Its constants stand below in one place.  They
-come from counting the instructions of the compiled main loops, not from a GPU's clock: the order they
-give is a first choice, which a measured one replaces (`Context.chooser`).
+come from counting the instructions of the compiled main loops and from data sheets, not from a GPU's clock:
+the order they give is a first choice, which a measured one replaces (`Context.chooser`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import attrs
 
 from cubatch import kernel
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
+from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kernel import Kernel, Tile
 
 LEAST_SLICE = 32
-"""Main-loop steps below which a slice of gemm_k costs more than it gains."""
+"""Main-loop steps below which a slice of gemm_k costs more than it gains, on CUDA cores."""
+
+LEAST_DEPTH = 512
+"""Extent of gemm_k below which it does on tensor cores, whose steps differ in length."""
 
 MOST_PARTIAL_BYTES = 1 << 26
 """Partial sums of a split product take at most this much scratch memory: the L2 cache of a large GPU."""
@@ -38,9 +41,26 @@ _ENOUGH_WARPS = 8
 _BYTES_PER_CLOCK = 10.0
 _REDUCE_CLOCKS = 4000.0
 
+# Multiply-adds that the tensor cores of an SM finish in a clock by mma.sync, of float16 (and bfloat16 from 8.0 on) and
+# of tf32.  NVIDIA's architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000), as peak
+# FLOP/s / 2 / SMs / boost clock; GeForce cards of 8.6, 8.9 and 12.0 have half of it when they add up in float32.
+# 9.0: 62 % of the paper's 2048 and 1024, which are wgmma's (arXiv 2402.13499, table of mma instructions).
+# 10.0: tcgen05 has four times this; of mma.sync no source is known to us, so it stands as on 8.0.
+_TENSOR_RATES = {
+    (7, 0): (512, 0), (7, 5): (512, 0), (8, 0): (1024, 512), (8, 6): (512, 256), (8, 9): (512, 256),
+    (9, 0): (1270, 635), (10, 0): (1024, 512), (12, 0): (512, 256),
+}  # fmt: skip
+# Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
+_SHARED_BYTES_PER_CLOCK = 128.0
+_L2_BYTES_PER_CLOCK = 32.0
+# Of sm_90: multiply-adds by wgmma, as above, and what a tile of 128 x 256 needs of the L2 to keep up with them.
+_WGMMA_RATES = (2048, 1024)
+_HOPPER_L2_BYTES_PER_CLOCK = 48.0
+
 _HALF_RATE = frozenset({(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)})  # 64 float32 lanes in an SM; all others have 128
 _WARP = 32
 _MOST_SLICES = 64
+_MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
 _MOST_Z = 65535
 
 
@@ -51,11 +71,12 @@ class Problem:
 
     Attributes:
         operation: "conv2d_fprop", "gemm_nt", ...
-        dtype: Storage of the elements.
+        dtype: Storage of the elements; "tf32" where float32 may be multiplied as that.
         m, n, k: Extents of the product, per group and phase; of phases the largest m and the mean k.
         groups: Groups of channels.
         phases: Phases of a strided gradient.
         vector: Widest load that extents and addresses allow, in elements.
+        tensor_copies: Whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`.
     """
 
     operation: str
@@ -66,6 +87,7 @@ class Problem:
     groups: int = 1
     phases: int = 1
     vector: int = 1
+    tensor_copies: bool = attrs.field(default=True, repr=False)
 
 
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
@@ -90,19 +112,33 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
     """List the variants that can run a problem on a device, in no order; else as `ranked`."""
     return _fitting(
-        problem.operation, problem.dtype, problem.vector, device.num_sms, device.compute_capability, str(device)
-    )
+        problem.operation, problem.dtype, problem.vector, _family_without(problem),
+        device.num_sms, device.compute_capability, str(device),
+    )  # fmt: skip
+
+
+def _family_without(problem: Problem) -> str:
+    """Name the family that cannot take a problem for its operands or extents; empty where all can."""
+    counted = all(0 < extent < _MOST_COUNTED for extent in (problem.m, problem.n, problem.k))
+    return "" if problem.tensor_copies and problem.groups == 1 and counted else "hopper"
 
 
 @functools.lru_cache(maxsize=4096)
 def _fitting(
-    operation: str, dtype: str, vector: int, num_sms: int | None, capability: tuple[int, int] | None, name: str
-) -> tuple[Kernel, ...]:
+    operation: str, dtype: str, vector: int, without: str, num_sms: int | None,
+    capability: tuple[int, int] | None, name: str,
+) -> tuple[Kernel, ...]:  # fmt: skip
     if num_sms is None or capability is None:
         raise InvalidArgument("device", name, "a GPU whose num_sms and compute_capability are known")
     arch = 10 * capability[0] + capability[1]
-    tiled = [found for found in kernel.variants(operation, dtype, arch) if found.tile is not None]
-    found = tuple(variant for variant in tiled if vector % variant.vector == 0)
+    stored = (dtype, "float32") if dtype == "tf32" else (dtype,)
+    known = (found for name in stored for found in kernel.variants(operation, name, arch))
+    tiled = [found for found in known if found.tile is not None]
+    allowed = [variant for variant in tiled if vector % variant.vector == 0 and variant.family != without]
+    widest: dict[tuple[str, str, Tile | None], Kernel] = {}  # of the same tile
+    for variant in sorted(allowed, key=lambda variant: variant.vector):
+        widest[variant.family, variant.dtype, variant.tile] = variant
+    found = tuple(variant for variant in allowed if variant in widest.values())
     if not found:
         wanted = f"one that a tiled kernel of {operation} in {dtype} is compiled for"
         raise InvalidArgument("device", f"{name} (sm_{arch})", wanted)
@@ -111,9 +147,11 @@ def _fitting(
 
 @functools.lru_cache(maxsize=4096)
 def _ranked(problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, name: str) -> tuple[Kernel, ...]:
-    found = _fitting(problem.operation, problem.dtype, problem.vector, num_sms, capability, name)
-    lanes = 64 if capability in _HALF_RATE else 128
-    costs = {variant: _best_split(problem, variant, num_sms or 1, lanes)[0] for variant in found}
+    found = _fitting(
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), num_sms,
+        capability, name,
+    )  # fmt: skip
+    costs = {variant: _best_split(problem, variant, num_sms or 1, capability)[0] for variant in found}
     return tuple(sorted(found, key=costs.__getitem__))
 
 
@@ -153,8 +191,13 @@ def slices(problem: Problem, found: Kernel, device: Device) -> int:
         >>> slices(wgrad, kernel.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4), v100) > 1
         True
     """
-    lanes = 64 if device.compute_capability in _HALF_RATE else 128
-    return _best_split(problem, found, device.num_sms or 1, lanes)[1]
+    return _best_split(problem, found, device.num_sms or 1, device.compute_capability)[1]
+
+
+def least_steps(found: Kernel) -> int:
+    """Give the fewest main-loop steps of a slice that is worth its partial sums."""
+    tile = _tile(found)
+    return LEAST_SLICE if tile.thread_m is not None else LEAST_DEPTH // tile.k
 
 
 def most_partial_bytes(problem: Problem, found: Kernel) -> int:
@@ -167,7 +210,7 @@ def most_partial_bytes(problem: Problem, found: Kernel) -> int:
         >>> most_partial_bytes(wgrad, found) == 4 * 64 * 576 * (3136 // 8 // LEAST_SLICE)
         True
     """
-    most = min(-(-problem.k // _tile(found).k) // LEAST_SLICE, _MOST_SLICES)
+    most = min(-(-problem.k // _tile(found).k) // least_steps(found), _MOST_SLICES)
     return min(4 * most * _outputs(problem), MOST_PARTIAL_BYTES) if most > 1 else 0
 
 
@@ -182,32 +225,67 @@ def _tile(found: Kernel) -> Tile:
 
 
 @functools.lru_cache(maxsize=16384)
-def _best_split(problem: Problem, found: Kernel, num_sms: int, lanes: int) -> tuple[float, int]:
+def _best_split(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None) -> tuple[float, int]:
     """Give the cost in clocks, and the number of slices that it is the least for."""
     steps = -(-problem.k // _tile(found).k)
     most = min(
-        max(1, steps // LEAST_SLICE),
+        max(1, steps // least_steps(found)),
         _MOST_SLICES,
         max(1, _MOST_Z // problem.groups),
         max(1, MOST_PARTIAL_BYTES // max(1, 4 * _outputs(problem))),
     )
     candidates = {-(-steps // -(-steps // count)) for count in range(1, most + 1)} if steps else {1}  # no empty slice
-    return min((_cost(problem, found, num_sms, lanes, count), count) for count in sorted(candidates))
+    return min((_cost(problem, found, num_sms, capability, count), count) for count in sorted(candidates))
 
 
-def _cost(problem: Problem, found: Kernel, num_sms: int, lanes: int, count: int) -> float:
+def _cost(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, count: int) -> float:
     tile = _tile(found)
     steps = -(-problem.k // tile.k)
     busiest = max(1, -(-blocks(problem, found) * count // num_sms))
-    efficiency = _EFFICIENCY.get((tile.thread_m, tile.thread_n), min(_EFFICIENCY.values()))
-    if found.vector == 1:
-        efficiency *= _SCALAR_EFFICIENCY
-    if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
-        efficiency *= _RING_GAIN
     resident = min(busiest, tile.min_blocks) * tile.threads / _WARP
-    efficiency *= min(1.0, resident / _ENOUGH_WARPS)
-    loop = -(-steps // count) * tile.k * tile.m * tile.n / lanes / efficiency
+    loop = -(-steps // count) * _step_clocks(found, tile, capability) / min(1.0, resident / _ENOUGH_WARPS)
     clocks = busiest * (loop + _BLOCK_CLOCKS)
     if count > 1:
         clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * _outputs(problem) / (num_sms * _BYTES_PER_CLOCK)
     return clocks
+
+
+def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None) -> float:
+    """Give the clocks of a main-loop step of one block that has an SM for itself."""
+    if tile.cluster is not None:
+        return _hopper_step_clocks(found, tile, tile.cluster)
+    if tile.warp_m is not None and tile.warp_n is not None:
+        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, capability)
+    lanes = 64 if capability in _HALF_RATE else 128
+    efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
+    if found.vector == 1:
+        efficiency *= _SCALAR_EFFICIENCY
+    if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
+        efficiency *= _RING_GAIN
+    return tile.k * tile.m * tile.n / lanes / efficiency
+
+
+def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
+    """Give the same of wgmma, whose two warpgroups read half the rows and all the columns each, as they lie."""
+    row = tile.k * BYTES_PER_ELEMENT[found.dtype]
+    products = tile.m * tile.n * tile.k / _WGMMA_RATES[found.dtype == "tf32"]
+    shared = (2 * tile.m + 3 * tile.n) * row / _SHARED_BYTES_PER_CLOCK
+    return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
+
+
+def _tensor_step_clocks(found: Kernel, tile: Tile, read_by_warp: int, capability: tuple[int, int] | None) -> float:
+    """
+    Give the clocks of the pipe that takes longest: tensor cores, shared memory or L2.
+
+    Args:
+        found: A kernel of kernels/mma.
+        tile: Its tile.
+        read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
+        capability: Of the device; tensor cores of one that is not in the table are as those of the last before it.
+    """
+    rates = [rate for known, rate in _TENSOR_RATES.items() if capability is not None and known <= capability]
+    rate = (rates or list(_TENSOR_RATES.values()))[-1][found.dtype == "tf32"]
+    row = tile.k * BYTES_PER_ELEMENT[found.dtype]
+    loaded = (tile.m + tile.n) * row
+    read = tile.threads // _WARP * read_by_warp * row
+    return max(tile.m * tile.n * tile.k / rate, (loaded + read) / _SHARED_BYTES_PER_CLOCK, loaded / _L2_BYTES_PER_CLOCK)

@@ -14,6 +14,7 @@
 // are served together then ask for few different addresses.
 #pragma once
 
+#include "common/product_run.cuh"
 #include "simt/loaders.cuh"
 
 constexpr int PIECE = 4;
@@ -26,14 +27,27 @@ static_assert(TILE_M % WARP_TILE_M == 0 && TILE_N % WARP_TILE_N == 0, "warps til
 static_assert(TILE_K % 2 == 0, "two sets of fragments take turns");
 
 // The thread's place in the tile: row i lies at m + (i / 4) * 16 + i % 4, column j at n + (j / 4) * 32 + j % 4.
-struct ThreadPlace {
+struct Place {
   int m, n;
 
-  CB_DEVICE ThreadPlace()
+  CB_DEVICE Place()
       : m(cb_warp() / WARPS_N * WARP_TILE_M + ((cb_lane() & 1) | (cb_lane() >> 4 << 1)) * PIECE),
         n(cb_warp() % WARPS_N * WARP_TILE_N + (cb_lane() >> 1 & 7) * PIECE) {}
   CB_DEVICE int row(int i) const { return m + i / PIECE * (PIECE * LANES_M) + i % PIECE; }
   CB_DEVICE int column(int j) const { return n + j / PIECE * (PIECE * LANES_N) + j % PIECE; }
+};
+
+// A thread's tile of sums.
+struct Sums {
+  float value[THREAD_M][THREAD_N];
+
+  CB_DEVICE Sums() {
+    CB_UNROLL
+    for (int i = 0; i < THREAD_M; ++i) {
+      CB_UNROLL
+      for (int j = 0; j < THREAD_N; ++j) value[i][j] = 0.0f;
+    }
+  }
 };
 
 // Shared memory is addressed by bytes from its start: a 32-bit number that a loop adds to.
@@ -76,35 +90,17 @@ struct Fragments {
     }
   }
 
-  CB_DEVICE void multiply(float (&sum)[THREAD_M][THREAD_N]) const {
+  CB_DEVICE void multiply(Sums& sums) const {
     CB_UNROLL
     for (int i = 0; i < THREAD_M; ++i) {
       CB_UNROLL
-      for (int j = 0; j < THREAD_N; ++j) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+      for (int j = 0; j < THREAD_N; ++j) sums.value[i][j] = fmaf(a[i], b[j], sums.value[i][j]);
     }
   }
 };
 
-// Part of gemm_k: a run of tiles.  What does not fill a tile comes first, so that no later tile is checked for its end.
-struct Run {
-  i64 first;   // place along gemm_k
-  int count;   // places of the first tile that exist
-  int tiles;
-
-  CB_DEVICE Run(i64 extent, int slice, int slices) {
-    const int all = (int)((extent + TILE_K - 1) / TILE_K);
-    const int each = (all + slices - 1) / slices;
-    const int begin = slice * each, end = begin + each < all ? begin + each : all;
-    const int residue = (int)(extent - (i64)(all - 1) * TILE_K);
-    tiles = end - begin;
-    first = begin ? residue + (i64)(begin - 1) * TILE_K : 0;
-    count = begin ? TILE_K : residue;
-  }
-};
-
 template <class A, class B>
-CB_DEVICE void main_loop(A& a, B& b, const Run& run, const ThreadPlace& place, float* shared,
-                         float (&sum)[THREAD_M][THREAD_N]) {
+CB_DEVICE void main_loop(A& a, B& b, const Run& run, const Place& place, float* shared, Sums& sums) {
   constexpr u32 STAGE = (A::FLOATS + B::FLOATS) * sizeof(float);
   if (run.tiles <= 0) return;
   u32 rows = place.m * sizeof(float), columns = (A::FLOATS + place.n) * sizeof(float);
@@ -177,7 +173,7 @@ CB_DEVICE void main_loop(A& a, B& b, const Run& run, const ThreadPlace& place, f
         cb_sync();
       }
       fragments[(k + 1) % 2].read(shared, rows, columns, (k + 1) % TILE_K);
-      fragments[k % 2].multiply(sum);
+      fragments[k % 2].multiply(sums);
     }
   }
 }

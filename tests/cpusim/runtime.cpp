@@ -75,7 +75,7 @@ constexpr size_t STACK = 64 << 10;
 #endif
 
 enum Schedule : uint32_t { IN_ORDER, REVERSED, SHUFFLED, WARPS };
-enum class State { READY, BARRIER, WARP_BARRIER, SHUFFLE, DONE };
+enum class State { READY, BARRIER, WARP_BARRIER, SHUFFLE, COLLECTIVE, PHASE, WARPGROUP, DONE };
 
 struct Fiber {
   void* sp = nullptr;
@@ -93,6 +93,7 @@ struct Warp {
   int arrived = 0;
   unsigned phase = 0;
   uint64_t slots[2][WARP];
+  CpusimWords operands[2][WARP], results[2][WARP];
   char tokens[2];  // addresses that TSan ties the warp's barriers to
 };
 
@@ -201,6 +202,9 @@ const char* name(State state) {
     case State::BARRIER: return "cb_sync";
     case State::WARP_BARRIER: return "cb_sync_warp";
     case State::SHUFFLE: return "a shuffle";
+    case State::PHASE: return "cb_barrier_wait";
+    case State::WARPGROUP: return "a warpgroup's operation";
+    case State::COLLECTIVE: return "a matrix operation";
     case State::DONE: return "its end";
     default: return "nothing";
   }
@@ -228,8 +232,17 @@ void describe_waiting(const char* what) {
   describe("%s: %s", what, text.c_str());
 }
 
-// Nobody can run: either everybody is at the barrier, or nobody ever will be.
+// runtime_hopper.inl
+bool run_one_copy();
+void begin_async();
+void check_drained();
+void check_block_drained();
+
+// Nobody can run: either a copy under way lets somebody go on, or everybody is at the barrier, or nobody ever will be.
 void resolve() {
+  while (num_ready == 0 && run_one_copy()) {
+  }
+  if (num_ready != 0) return;
   if (num_waiting == num_threads) {
     for (int i = 1; i < num_threads; ++i) {
       if (!same(fibers[i].place, fibers[0].place)) {
@@ -272,7 +285,8 @@ unsigned meet(State state, const char* place) {
       describe("thread %d in %s at %s, but thread %d of its warp has returned", number(&self), name(state), place, lane);
       give_up();
     }
-    const bool waits = other.state == State::WARP_BARRIER || other.state == State::SHUFFLE;
+    const bool waits =
+        other.state == State::WARP_BARRIER || other.state == State::SHUFFLE || other.state == State::COLLECTIVE;
     if (waits && (other.state != state || !same(other.place, place))) {
       describe("divergent warp operation: thread %d in %s at %s, thread %d in %s at %s", number(&self), name(state),
                place, lane, name(other.state), other.place);
@@ -335,6 +349,7 @@ void run_block() {
   fill(arena, arena + launch->dynamic_bytes);
   first_ready = num_ready = num_waiting = num_done = 0;
   for (Warp& warp : warps) warp.arrived = 0;
+  begin_async();
   wake_all();
   tsan_release(start_token);
   const int first = ready[first_ready];
@@ -342,6 +357,7 @@ void run_block() {
   --num_ready;
   switch_to(fibers[first]);
   tsan_acquire(end_token);
+  if (!failed) check_block_drained();
   if (failed) num_built = 0;  // their stacks hold what was given up
 }
 
@@ -363,6 +379,8 @@ void run_blocks() {
 
 }  // namespace
 
+#include "runtime_hopper.inl"
+
 extern "C" {
 
 void cpusim_fiber_main() {
@@ -378,6 +396,7 @@ void cpusim_fiber_main() {
       const CpusimCopy& copy = copies[number(&self)][self.first_copy];
       cpusim_fail(copy.file, copy.line, "a copy is still under way when its thread returns");
     }
+    check_drained();
     tsan_release(end_token);
     self.state = State::DONE;
     if (++num_done == num_threads || failed) {
@@ -440,6 +459,14 @@ uint64_t cpusim_exchange(uint64_t value, int source, const char* place) {
   Warp& warp = warps[thread / WARP];
   warp.slots[warp.phase][thread % WARP] = value;
   return warp.slots[meet(State::SHUFFLE, place)][source];
+}
+
+void cpusim_collective(CpusimWords* words, CpusimWork work, const char* place) {
+  const int thread = number(current), lane = thread % WARP;
+  Warp& warp = warps[thread / WARP];
+  warp.operands[warp.phase][lane] = *words;
+  if (warp.arrived == WARP - 1) work(warp.operands[warp.phase], warp.results[warp.phase]);
+  *words = warp.results[meet(State::COLLECTIVE, place)][lane];
 }
 
 void cpusim_push_copy(const CpusimCopy* copy) {

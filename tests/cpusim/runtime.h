@@ -32,6 +32,14 @@ struct CpusimParameter {
   uint32_t pointee;  // size of what is pointed to; 0 for void
 };
 
+// What a lane brings to a matrix operation of its warp, or takes from it.
+struct CpusimWords {
+  uint32_t word[16];
+};
+
+// Computes the results of all 32 lanes from their operands.
+typedef void (*CpusimWork)(const CpusimWords* operands, CpusimWords* results);
+
 struct CpusimEntry {
   const char* name;
   void (*call)(void** arguments);
@@ -68,6 +76,8 @@ void cpusim_sync(const char* place);
 void cpusim_sync_warp(const char* place);
 // Gives the value of `source`'s lane, -1 for the lane itself; all lanes of the warp must come to the same place.
 uint64_t cpusim_exchange(uint64_t value, int source, const char* place);
+// Gives the lane its part of what `work` makes of all lanes' words; the last lane to come calls it for all.
+void cpusim_collective(CpusimWords* words, CpusimWork work, const char* place);
 bool cpusim_copies_early();
 void cpusim_push_copy(const CpusimCopy* copy);
 void cpusim_commit_copies();

@@ -18,7 +18,7 @@ from cubatch.hardware import Device
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
 
-CPUSIM_DEVICES = {52: "titan-x-maxwell", 80: "a100-sxm4-40gb"}
+CPUSIM_DEVICES = {52: "titan-x-maxwell", 70: "v100-sxm2-16gb", 75: "t4", 80: "a100-sxm4-40gb"}
 BUILD = os.environ.get("CUBATCH_CPUSIM", "plain")
 
 if BUILD != "plain":  # sanitizers look at every access, so that few shapes will do
@@ -103,11 +103,12 @@ def _gpu() -> Device | None:
         return None
 
 
-# Session scope, so that hypothesis may draw many examples for one of them.
-@pytest.fixture(scope="session", params=["cpusim-52", "cpusim-80", pytest.param("cuda", marks=pytest.mark.gpu)])
-def launcher(request):
-    """Give each target in turn."""
-    if request.param == "cuda":
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def target(name: str) -> Target:
+    """Give "cuda" or the simulator of an architecture, "cpusim-80"; skip the test where there is none."""
+    if name == "cuda":
         gpu = _gpu()
         if gpu is None:
             pytest.skip("no GPU in this machine")
@@ -116,8 +117,15 @@ def launcher(request):
         return CudaTarget(gpu, CudaLauncher(gpu))
     if reason := building.reason_to_skip():
         pytest.skip(reason)
-    arch = int(request.param.split("-")[1])
+    arch = int(name.split("-")[1])
     return Target(catalogue.find(CPUSIM_DEVICES[arch]), Simulator(arch, BUILD))
+
+
+# Session scope, so that hypothesis may draw many examples for one of them.
+@pytest.fixture(scope="session", params=["cpusim-52", "cpusim-80", CUDA])
+def launcher(request):
+    """Give each target in turn."""
+    return target(request.param)
 
 
 def pytest_configure(config):

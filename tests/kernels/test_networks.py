@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import attrs
 import numpy as np
 import pytest
 
 from cubatch import kinds, models, probe
-from cubatch.engine import functional
+from cubatch.engine import functional, loss_scale
 from cubatch.engine.network import Model
+from cubatch.spec import Network
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.kernels.cases import SMALLEST, bound, decoded, encoded
 
 pytestmark = pytest.mark.heavy
 
 BATCH = 4
 SUMS = (kinds.Conv2d, kinds.Linear)
+SCALE = 8.0  # of the loss in float16: with the usual 2^16 the first steps of random data overflow
 # Roundings on the longest way through an operation that is no product: a few for each element, and for
 # batch norm those of sums over the batch in blocks.
 SUM_ROUNDINGS, USUAL_ROUNDINGS = 600, 40
@@ -59,7 +63,7 @@ def magnitudes(op, inputs, parameters):
     """Sum of the absolute values of the terms of each result that is a sum of many, by role."""
     layer = op.node.layer if op.node else None
     inputs = {role: array.astype(np.float64) for role, array in inputs.items()}
-    weights = {name: np.abs(array).astype(np.float64) for name, array in parameters.items()}
+    weights = {name: np.abs(array.astype(np.float64)) for name, array in parameters.items()}
     if isinstance(layer, SUMS):
         return product_terms(op, inputs, weights)
     return norm_terms(inputs, weights) if isinstance(layer, kinds.BatchNorm2d) and op.kind == "backward" else {}
@@ -79,17 +83,22 @@ def step(expected, tested, op, works, launcher):
     """Run one operation on both engines, on the same inputs; give those, and the two results by role."""
     places = expected._places[0][0], tested._places[0][0]
     for number in op.reads.values():
-        places[1].arena[number][...] = launcher.put(places[0].arena[number])
+        put(launcher, places[1].arena[number], places[0].arena[number])
     inputs = {role: places[0].arena[number].copy() for role, number in op.reads.items()}
     results = []
     for place, work in zip(places, works, strict=True):
         gradients = place.gradients.get(op.node.name, {}) if op.node and op.kind == "backward" else {}
         for array in gradients.values():
-            array[...] = np.nan
+            array.view(np.uint8)[...] = 0xFF  # NaN, however wide
         work()
         results.append({role: place.arena[number] for role, number in op.writes.items()} | gradients)
     want, got = results
-    return inputs, want, {role: launcher.get(array) for role, array in got.items()}
+    return inputs, want, {role: launcher.get(array).view(want[role].dtype) for role, array in got.items()}
+
+
+def put(launcher, target, source):
+    """Copy the NumPy engine's elements to the other engine's, bit by bit: bfloat16 is uint16 there."""
+    target[...] = launcher.put(source.view(target.dtype))
 
 
 def drop(layer, inputs, got):
@@ -99,25 +108,95 @@ def drop(layer, inputs, got):
     return {"y": np.where(kept.reshape(inputs["x0"].shape), inputs["x0"] / np.float32(keep), np.float32(0))}
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("mnist-cnn", (28, 28, 1)), ("resnet18", (64, 64, 3)), ("mobilenet-v3-large", (64, 64, 3))]
-)
-def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, name, shape):
-    """
-    Fed the same inputs, each operation's two results differ by at most the rounding of both: gamma of its terms
-    times the sum of their absolute values for products, some roundings of the largest value for the others.
-    """
-    network = models.build(name, input_shape=shape, classes=10)
-    expected = Model(network, device=one_thread(), mode="training", seed=3)
-    tested = Model(network, device=launcher.device, mode="training", seed=3, context=launcher.context())
+def models_of(launcher, network, dtype, **options):
+    """The NumPy engine's model and ours, prepared, with the same parameters and data."""
+    options = {"mode": "training", "seed": 3} | options
+    is_tf32 = dtype == "tf32"
+    expected = Model(network, device=one_thread(), dtype="float32" if is_tf32 else dtype, **options)
+    context = launcher.context(tf32=is_tf32)
+    tested = Model(network, device=launcher.device, dtype=dtype, context=context, **options)
     for model in (expected, tested):
         model.prepare(BATCH)
         model.load_random()
+        if dtype == "float16":
+            model._stepper.loss_scale[loss_scale.SCALE] = SCALE
+    return expected, tested
+
+
+def within(op, role, want, sums, dtype):
+    """Bound how far two results may be apart: gamma of both sums in float32, half a unit of both when stored."""
+    if want.dtype == np.uint8:
+        return 0
+    size = sums[role].reshape(want.shape) if role in sums else np.abs(want).max()
+    error = gamma(roundings(op, role), UNIT_ROUNDOFF["float32"]) * np.asarray(size, np.float64)
+    if dtype == "tf32":  # both factors may lose all but 10 bits after the point
+        is_product = op.node is not None and isinstance(op.node.layer, SUMS)
+        return 2 * error + is_product * 2 * 2.0**-10 * np.asarray(size)
+    if dtype == "float32" or role == "statistics":
+        return 2 * error
+    return 2 * (error + UNIT_ROUNDOFF[dtype] * (np.abs(want.astype(np.float64)) + error) + SMALLEST[dtype] / 2)
+
+
+# Small, and with a layer of every kind that the engine runs: what 16 bits need beside the networks in float32.
+EVERY_KIND = Network(
+    input_shape=(19, 18, 3),
+    layers=[
+        kinds.Conv2d(k=16, r=3, s=3, stride=2, pad=1, bias=False),
+        kinds.BatchNorm2d(),
+        kinds.ReLU(name="stem"),
+        kinds.Conv2d(k=16, r=3, s=3, pad=1),
+        kinds.BatchNorm2d(name="branch"),
+        kinds.Add(inputs=["stem", "branch"]),
+        kinds.ReLU(name="sum"),
+        kinds.Conv2d(k=16, r=3, s=3, pad=1, groups=16),
+        kinds.HardSwish(name="wide"),
+        kinds.GlobalAvgPool(),
+        kinds.Conv2d(k=8, r=1, s=1),
+        kinds.SiLU(),
+        kinds.Conv2d(k=16, r=1, s=1),
+        kinds.HardSigmoid(name="gate"),
+        kinds.Scale(name="excited", inputs=["wide", "gate"]),
+        kinds.Concat(inputs=["sum", "excited"]),
+        kinds.MaxPool2d(r=3, s=3, stride=2, pad=1),
+        kinds.Conv2d(k=12, r=3, s=3, groups=2),
+        kinds.Sigmoid(),
+        kinds.AvgPool2d(r=2, s=2),
+        kinds.Dropout(p=0.3),
+        kinds.Flatten(),
+        kinds.Linear(k=20),
+        kinds.ReLU6(),
+        kinds.Linear(k=10),
+        kinds.Softmax(),
+        kinds.Linear(k=7),
+    ],
+)
+
+MNIST, RESNET, MOBILENET = ("mnist-cnn", (28, 28, 1)), ("resnet18", (64, 64, 3)), ("mobilenet-v3-large", (64, 64, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        *((*network, "float32") for network in (MNIST, RESNET, MOBILENET)),
+        (*MNIST, "tf32"),
+        (*MNIST, "float16"),
+        (*MNIST, "bfloat16"),
+        *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
+    ],
+)
+def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, name, shape, dtype):
+    """
+    Fed the same inputs, each operation's two results differ by at most the rounding of both: gamma of its terms
+    times the sum of their absolute values for products, some roundings of the largest value for the others; in 16
+    bits half a unit in the last place more.
+    """
+    network = models.build(name, input_shape=shape, classes=10) if shape else EVERY_KIND
+    expected, tested = models_of(launcher, network, dtype)
     unit, seen = UNIT_ROUNDOFF["float32"], set()
     for op, *works in zip(expected.plan.schedule.ops, expected._programs[0][0], tested._programs[0][0], strict=True):
         if op.kind == "update":
             continue
-        label = f"{name} {op.kind} {op.node.name if op.node else ''}"
+        label = f"{name} {dtype} {op.kind} {op.node.name if op.node else ''}"
         inputs, wants, gots = step(expected, tested, op, works, launcher)
         if op.kind == "loss":
             np.testing.assert_allclose(tested.loss(), expected.loss(), rtol=gamma(100, unit), err_msg=label)
@@ -125,8 +204,109 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
             wants = drop(op.node.layer, inputs, gots)
         sums = magnitudes(op, inputs, expected.parameters.get(op.node.name, {}) if op.node else {})
         for role, want in wants.items():
-            size = sums[role].reshape(want.shape) if role in sums else np.abs(want).max()
-            bound = 0 if want.dtype == np.uint8 else 2 * gamma(roundings(op, role), unit) * size
-            assert_within(gots[role], want, bound, label=f"{label} {role}")
+            apart = within(op, role, want, sums, dtype)
+            assert_within(gots[role].astype(np.float64), want.astype(np.float64), apart, label=f"{label} {role}")
             seen.add((op.node.layer.type if op.node else "", op.kind, role))
     assert {("conv2d", "backward", "w"), ("linear", "forward", "y"), ("linear", "backward", "dx0")} <= seen
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_updates_in_16_bits_equal_the_numpy_engine(launcher, dtype, optimizer):
+    """
+    On equal gradients, three steps: finite, one of them infinite in float16, finite; master weights and state agree.
+
+    The parameters are the master weights, rounded.
+    """
+    network = models.build("mlp", input_shape=(1, 1, 20), classes=10)
+    expected, tested = models_of(launcher, network, dtype, optimizer=optimizer, learning_rate=0.25)
+    random = np.random.default_rng(0)
+    for number in range(3):
+        gradient = (random.uniform(-1, 1, len(expected._flat)) * expected.loss_scale).astype(expected._kind)
+        if number == 1 and dtype == "float16":
+            gradient[77] = np.inf
+        expected._gradients[0][...] = gradient
+        put(launcher, tested._gradients[0], gradient)
+        before = expected._stepper.master.copy()
+        for model in (expected, tested):
+            model._programs[0][0][-1]()
+            model._clock[0] += 1
+        skips = number == 1 and dtype == "float16"
+        assert np.array_equal(before, expected._stepper.master) == skips
+        assert (tested.loss_scale, tested.skipped_steps) == (expected.loss_scale, expected.skipped_steps)
+        master = launcher.get(tested._stepper.master)
+        change = np.abs(expected._stepper.master - before).max()
+        apart = (number + 1) * gamma(16, UNIT_ROUNDOFF["float32"]) * (np.abs(before) + change)
+        assert_within(master, expected._stepper.master, apart, label=f"{optimizer} {dtype} step {number}")
+        stored = decoded(launcher.get(tested._flat))
+        np.testing.assert_array_equal(stored, decoded(master.astype(expected._kind).view(tested._kind)))
+    scales = {"float16": SCALE / loss_scale.FACTOR, "bfloat16": 1}
+    assert (tested.loss_scale, tested.skipped_steps) == (scales[dtype], int(dtype == "float16"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_training_in_16_bits_goes_as_on_numpy(launcher, dtype):
+    """
+    Whole steps of both engines, side by side: the first losses agree, both fall, and equally many steps are skipped.
+
+    Later losses need not agree: a gradient that is rounded the other way leads elsewhere.
+    """
+    network = models.build("mnist-cnn", input_shape=(12, 12, 1))
+    both = models_of(launcher, network, dtype, optimizer="momentum", learning_rate=0.01)
+    losses = [[], []]
+    if dtype == "float16":
+        for model in both:
+            model._stepper.loss_scale[loss_scale.SCALE] = 2.0**20  # far too much: some steps will be skipped
+    random = np.random.default_rng(0)
+    images, labels = random.standard_normal((BATCH, 12, 12, 1)), random.integers(0, 10, BATCH)
+    for model in both:
+        model.load(images, labels)
+    for _ in range(20):
+        for model, found in zip(both, losses, strict=True):
+            model.step()
+            found.append(model.loss())
+    # As many roundings as the network has sums, each of a unit in the last place of what is stored.
+    np.testing.assert_allclose(losses[1][0], losses[0][0], rtol=gamma(6, UNIT_ROUNDOFF[dtype]))
+    for model, found in zip(both, losses, strict=True):
+        assert found[-1] < 0.5 * found[0]
+        assert (model.skipped_steps > 3) == (dtype == "float16")
+    assert both[0].loss_scale == both[1].loss_scale
+    assert both[0].skipped_steps == both[1].skipped_steps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_loaded_and_given_out_are_numbers_whatever_is_stored(launcher, dtype):
+    """A layer's output by float64 from the numbers that were loaded, rounded as they are stored."""
+    layer = kinds.Linear(c=24, k=5)
+    x = np.random.default_rng(0).standard_normal((7, 1, 1, 24))
+    with Model(layer, device=launcher.device, dtype=dtype, context=launcher.context()) as model:
+        model.prepare(7)
+        model.load(x)
+        model.step()
+        output = model.output().reshape(7, 5)
+        w = decoded(launcher.get(model.parameters["linear"]["w"]))
+    x = decoded(encoded(x, dtype)).reshape(7, 24)
+    want = x @ w.T
+    assert output.dtype == np.float32
+    assert_within(output, want, bound(25, np.abs(x) @ np.abs(w.T), want, dtype), label=f"linear {dtype}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_step_takes_what_is_planned_and_nothing_else(launcher, dtype):
+    """On our kernels, in any dtype: what is held is the plan, and a step adds a few of Python's own objects."""
+    if launcher.launcher.module is not np:
+        pytest.skip("tests/gpu looks into CuPy's pool")
+    network = models.build("mnist-cnn", input_shape=(12, 12, 1))
+    options = {"mode": "training", "dtype": dtype, "optimizer": "adam", "context": launcher.context()}
+    with Model(network, device=launcher.device, **options) as model:
+        model.prepare(16)
+        model.load_random()
+        model.step()  # compiles and loads what is not yet
+        tracemalloc.start()
+        try:
+            model.step()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert model.plan.total - 4096 <= model.held_bytes <= model.plan.total  # only rounding up is not held
+        assert peak < 2**16

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch import kernel, variants
+from cubatch.engine.native import product
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.product import statistics_tiles
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import Device
 from cubatch.product_scratch import conv2d_dgrad_workspace, conv2d_problem, product_workspace
-from cubatch.variants import Problem
+from cubatch.variants import Problem, ranked, tiles
 from cubatch.windows import conv_shape
 
 TITAN_X = Device(name="Titan X", compute_capability=(5, 2), num_sms=24)
 V100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
 H200 = Device(name="H200", compute_capability=(9, 0), num_sms=132)
-DEVICES = st.sampled_from([TITAN_X, V100, H200])
+T4 = Device(name="T4", compute_capability=(7, 5), num_sms=40)
+A100 = Device(name="A100", compute_capability=(8, 0), num_sms=108)
+DEVICES = st.sampled_from([TITAN_X, V100, T4, A100, H200])
 OPERATIONS = ("gemm_nn", "gemm_nt", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 FEW = settings(max_examples=60, deadline=None)
 
@@ -25,11 +31,11 @@ FEW = settings(max_examples=60, deadline=None)
 def problems(draw):
     return Problem(
         draw(st.sampled_from(OPERATIONS)),
-        draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+        draw(st.sampled_from(["float32", "float16", "bfloat16", "tf32"])),
         *(draw(st.integers(0, most)) for most in (200_000, 4096, 5000)),
         groups=draw(st.sampled_from([1, 1, 4])),
         phases=draw(st.sampled_from([1, 1, 4])),
-        vector=draw(st.sampled_from([1, 4])),
+        vector=draw(st.sampled_from([1, 4, 8])),
     )
 
 
@@ -41,9 +47,10 @@ def test_whatever_is_ranked_runs_on_the_device_and_loads_no_wider_than_allowed(p
     found = variants.ranked(problem, device)
     assert found
     for variant in found:
-        assert (variant.operation, variant.dtype) == (problem.operation, problem.dtype)
+        assert variant.operation == problem.operation
+        assert variant.dtype in {problem.dtype, "float32" if problem.dtype == "tf32" else problem.dtype}
         assert variant.runs_on(arch)
-        assert variant.vector in {1, problem.vector}
+        assert problem.vector % variant.vector == 0
 
 
 @given(problems(), DEVICES)
@@ -54,7 +61,7 @@ def test_slices_leave_work_in_each_and_their_partial_sums_in_bounds(problem, dev
         count = variants.slices(problem, variant, device)
         steps = -(-problem.k // variant.tile.k)
         each = -(-steps // count)
-        assert count == 1 or ((count - 1) * each < steps and each >= variants.LEAST_SLICE // 2)
+        assert count == 1 or ((count - 1) * each < steps and each >= variants.least_steps(variant) // 2)
         partials = 4 * count * problem.m * problem.n * problem.groups * problem.phases if count > 1 else 0
         assert partials <= variants.MOST_PARTIAL_BYTES
         assert partials <= product_workspace(problem, device)
@@ -85,6 +92,54 @@ def test_a_product_that_fills_the_device_is_not_split():
 def test_a_tile_fits_the_output_and_the_architecture(device, m, n, want):
     """The widest tile that the output fills goes first."""
     assert variants.ranked(Problem("gemm_nt", "float32", m, n, 1024, vector=4), device)[0].tile.name == want
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "vector", "family"),
+    [
+        (V100, "float16", 8, "mma"),
+        (T4, "float16", 4, "mma"),
+        (A100, "bfloat16", 8, "mma"),
+        (A100, "tf32", 4, "mma"),
+        (V100, "bfloat16", 8, "simt"),  # not before sm_80
+        (V100, "tf32", 4, "simt"),
+        (A100, "float16", 1, "simt"),  # odd channels
+        (A100, "tf32", 1, "simt"),
+        (A100, "float32", 4, "simt"),  # nobody asked for tf32
+    ],
+)
+def test_tensor_cores_go_first_where_they_take_the_type_and_its_loads(device, dtype, vector, family):
+    """What they cannot multiply is left to CUDA cores."""
+    ranked = variants.ranked(Problem("gemm_nt", dtype, 8192, 8192, 8192, vector=vector), device)
+    assert ranked[0].family == family
+    assert {variant.family for variant in ranked} <= {family, "simt"}
+
+
+def test_of_equal_tiles_the_one_with_the_widest_load_stays():
+    """A narrower load moves the same bytes in more instructions; it would take a contender's place."""
+    for vector, want in ((8, 8), (4, 4)):
+        found = variants.fitting(Problem("gemm_nt", "float16", 99, 64, 64, vector=vector), A100)
+        assert [one.vector for one in found if one.tile.name == "128x64x32"] == [want]
+    assert not [one for one in variants.fitting(Problem("gemm_nt", "float16", 99, 64, 64), A100) if one.vector > 1]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "want"),
+    [
+        (8192, 8192, 8192, "256x128x32"),  # fewest bytes of shared memory for a product
+        (802816, 64, 256, "128x64x32"),  # a wider tile would be half empty
+    ],
+)
+def test_on_tensor_cores_a_tile_fits_the_output_too(m, n, k, want):
+    """The widest tile that the output fills goes first."""
+    assert variants.ranked(Problem("gemm_nt", "float16", m, n, k, vector=8), A100)[0].tile.name == want
+
+
+def test_a_short_product_on_tensor_cores_is_split_or_gets_small_tiles():
+    """ResNet-50's last stage at batch 32, 3x3: 52 tiles of 128 x 128 would leave half of the SMs idle."""
+    problem = Problem("conv2d_fprop", "float16", 1568, 512, 4608, vector=8)
+    best = variants.ranked(problem, A100)[0]
+    assert variants.blocks(problem, best) * variants.slices(problem, best, A100) >= 0.9 * 108
 
 
 def test_tiles_and_blocks_count_residues_groups_and_phases():
@@ -123,7 +178,7 @@ def test_a_convolution_that_moves_nothing_is_a_plain_product():
         "conv2d_dgrad", "float32", 32, 64, 8, phases=4, vector=4
     )
     assert conv2d_problem("conv2d_wgrad", grouped, 2, "float32", 4) == Problem(
-        "conv2d_wgrad", "float32", 16, 32, 98, groups=2, vector=4
+        "conv2d_wgrad", "float32", 16, 32, 98, groups=2, vector=4, tensor_copies=False
     )
 
 
@@ -134,3 +189,33 @@ def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_al
         product_workspace(conv2d_problem("conv2d_dgrad", shape, 1, "float32", vector), H200) for vector in (1, 4)
     ]  # fmt: skip
     assert conv2d_dgrad_workspace(shape, 1, "float32", H200) == max(needs) > 0
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "family"), [(256, 1, "hopper"), (256, 2, "mma"), (24, 1, "mma")], ids=str
+)
+def test_the_tensor_cores_of_hopper_are_fed_by_tensor_copies_where_those_fill_their_boxes(channels, groups, family):
+    """A plain convolution goes to kernels/hopper; groups and few channels leave it to kernels/mma."""
+    shape = conv_shape((28, 28, channels), (256, 3, 3, channels // groups), (1, 1), (1,) * 4, (1, 1), groups)
+    problem = conv2d_problem("conv2d_fprop", shape, 64, "float16", 8)
+    found = ranked(problem, H200)
+    assert found[0].family == family
+    assert ("hopper" in {kernel.family for kernel in found}) == (family == "hopper")
+
+
+@pytest.mark.parametrize("extents", [(0, 64, 64), (64, 64, 0), (2**31, 64, 64), (64, 64, 2**31)])
+def test_extents_that_kernels_of_hopper_do_not_count_go_elsewhere(extents):
+    """An empty product has no tensor map, and they count in 32 bits."""
+    found = ranked(Problem("gemm_nt", "float16", *extents, vector=8), H200)
+    assert "hopper" not in {kernel.family for kernel in found}
+
+
+def test_statistics_are_left_to_kernels_that_compute_them():
+    """Those of kernels/hopper do not, so that another with tiles of as many rows takes their place."""
+    problem = Problem("gemm_nt", "float16", 4096, 4096, 4096, vector=8)
+    context = Context(device=H200, launcher=None)
+    assert context.choose(problem).family == "hopper"
+    rows = np.zeros((statistics_tiles(context, problem), 3, 4096), np.float32)
+    chosen = product._of_height(context, problem, rows)
+    assert chosen.family != "hopper"
+    assert tiles(problem, chosen)[0] == len(rows)

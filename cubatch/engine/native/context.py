@@ -55,11 +55,13 @@ class Context:
         device: Its SMs and architecture decide grids and variants.
         launcher: Runs the kernels.
         chooser: Gives the variant for a problem; may launch some to see.
+        tf32: Whether products of float32 arrays may round their operands to tf32, for tensor cores.
     """
 
     device: Device
     launcher: Launcher
     chooser: Callable[[Problem, Device, Prepare | None], Kernel] = first_ranked
+    tf32: bool = False
 
     def choose(self, problem: Problem, run: Callable[[Kernel], object] | None = None) -> Kernel:
         """

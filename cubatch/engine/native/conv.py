@@ -1,5 +1,5 @@
 """
-Convolution on kernels/simt, as a matrix product whose left or right operand is gathered and never stored.
+Convolution as a matrix product on kernels/simt and kernels/mma: an operand is gathered and never stored.
 
     product     forward y          gradient dx, per phase      gradient dw
     gemm_m      output pixels      input pixels of the phase   output channels k
@@ -19,9 +19,9 @@ import attrs
 from cubatch.depthwise_scratch import supports
 from cubatch.engine.backend import of
 from cubatch.engine.native import depthwise
-from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, vector_of
+from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, product_dtype, vector_of
 from cubatch.engine.native.reductions import column_sums
 from cubatch.errors import InvalidArgument
 from cubatch.product_scratch import conv2d_problem
@@ -79,7 +79,7 @@ def conv2d(
 def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> Problem:
     """Describe a forward pass, as `context.choose` and `statistics_tiles` take it."""
     vector = vector_of(context, (shape.c // shape.groups,), x, w)
-    return conv2d_problem("conv2d_fprop", shape, len(x), dtype_of(x), vector)
+    return conv2d_problem("conv2d_fprop", shape, len(x), product_dtype(context, x), vector)
 
 
 def conv2d_dgrad(
@@ -118,7 +118,7 @@ def conv2d_dgrad(
     check(dy.dtype, w.shape, w=w)
     check(dy.dtype, x_shape, out=dx)
     vector = vector_of(context, (shape.c // groups, shape.k // groups), dy, w)
-    problem = conv2d_problem("conv2d_dgrad", shape, len(dy), dtype_of(dy), vector)
+    problem = conv2d_problem("conv2d_dgrad", shape, len(dy), product_dtype(context, dy), vector)
     v, h = shape.vertical, shape.horizontal
     first = (-(-v.size // v.stride), -(-h.size // h.stride))
     conv = geometry(shape, first, (v.size // v.stride, h.size // h.stride))
@@ -161,7 +161,7 @@ def conv2d_wgrad(
     check(x.dtype, _y_shape(shape, len(x)), dy=dy)
     check(x.dtype, dw.shape, dw=dw)
     vector = vector_of(context, (shape.c // groups, shape.k // groups), x, dy)
-    problem = conv2d_problem("conv2d_wgrad", shape, len(x), dtype_of(x), vector)
+    problem = conv2d_problem("conv2d_wgrad", shape, len(x), product_dtype(context, x), vector)
     launch(
         context, problem, dy, x, None, dw, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
         conv=_forward(shape), batch=len(x), workspace=workspace,

@@ -1,13 +1,13 @@
-"""Matrix products on kernels/simt."""
+"""Matrix products on kernels/simt and kernels/mma."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.product import PLAIN, Fused, launch, vector_of
+from cubatch.engine.native.product import PLAIN, Fused, launch, product_dtype, vector_of
 from cubatch.errors import InvalidArgument
 from cubatch.variants import Problem
 
@@ -67,4 +67,4 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
         raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
     vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
-    return Problem(f"gemm_{layout}", dtype_of(a), m, n, k, vector=vector)
+    return Problem(f"gemm_{layout}", product_dtype(context, a), m, n, k, vector=vector)

@@ -1,4 +1,4 @@
-"""Fully connected layers on kernels/simt: one matrix product per pass; arguments as in `functional`."""
+"""Fully connected layers: one matrix product per pass; arguments as in `functional`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-One launch of kernels/simt: a matrix product or a convolution as one, with everything fused into its end.
+One launch of kernels/simt or kernels/mma: a matrix product or a convolution as one, with everything fused into its end.
 
 `conv`, `linear` and `gemm` say what the operands are; this module chooses the variant, cuts the grid,
 splits gemm_k and adds up its slices.
@@ -14,12 +14,13 @@ import attrs
 import numpy as np
 
 from cubatch import kernel
+from cubatch.engine.native import hopper
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernel import Kernel
-from cubatch.product_scratch import product_workspace
+from cubatch.product_scratch import product_workspace, vectors
 from cubatch.variants import Problem, ranked, slices, tiles
 from cubatch.windows import ConvShape
 
@@ -27,12 +28,15 @@ PIECE = 4
 """Neighbouring elements that the epilogue handles at once."""
 
 _REDUCED = 1024  # elements of a block of split_k_reduce
+FORWARD = ("conv2d_fprop", "gemm_nt")
+"""What a layer computes forward: the operations that leave statistics for a batch norm."""
+
 _FEW_COLUMNS = 16
 _BAND = 16
 _MOST_X, _MOST_Z = (1 << 31) - 1, 65535
 _LIMIT = 1 << 31
 
-# Product of kernels/simt/implicit_gemm.cu, Output of common/epilogue.cuh, Divisor and Conv of common/conv_geometry.cuh.
+# Product of kernels/common/product_kernel.cuh, Output of epilogue.cuh, Divisor and Conv of conv_geometry.cuh there.
 _PRODUCT = np.dtype(
     [(name, np.int64) for name in ("m", "k")]
     + [(name, np.int32) for name in ("n", "groups", "tiles_m", "tiles_n", "band", "batch")],
@@ -84,10 +88,20 @@ def statistics_tiles(context: Context, problem: Problem) -> int:
     return tiles(problem, context.choose(problem))[0]
 
 
+def product_dtype(context: Context, array: Any) -> str:
+    """Name how an array is multiplied: as it is stored, or float32 as tf32 where the context lets it."""
+    dtype = dtype_of(array)
+    return "tf32" if context.tf32 and dtype == "float32" else dtype
+
+
 def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int:
-    """Choose how many elements the kernels load at once: 4, or one where an extent or an address forbids that."""
-    aligned = all(context.aligned(operand, PIECE * operand.itemsize) for operand in operands)
-    return PIECE if aligned and all(extent % PIECE == 0 for extent in extents) else 1
+    """Choose how many elements the kernels load at once: as many as extents and addresses allow of `vectors`."""
+    return next(
+        vector
+        for vector in vectors(dtype_of(operands[0]))
+        if all(extent % vector == 0 for extent in extents)
+        and all(context.aligned(operand, vector * operand.itemsize) for operand in operands)
+    )
 
 
 def divisor(number: int) -> tuple[int, int, int]:
@@ -165,6 +179,9 @@ def launch(
         )  # fmt: skip
 
     if fused.statistics is not None:
+        if problem.operation not in FORWARD:
+            wanted = "None but for " + " and ".join(FORWARD)
+            raise InvalidArgument("statistics", f"given to {problem.operation}", wanted)
         run(_of_height(context, problem, fused.statistics))
     else:  # what is read from the output's own memory would be lost to the first trial
         in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
@@ -172,10 +189,10 @@ def launch(
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
-    """Choose a variant whose tiles of rows are those that the statistics were made for."""
+    """Choose a variant that computes statistics, and whose tiles of rows are those that they were made for."""
     candidates = (context.choose(problem), *ranked(problem, context.device))
     for chosen in candidates:
-        if tiles(problem, chosen)[0] == len(statistics):
+        if chosen.family != "hopper" and tiles(problem, chosen)[0] == len(statistics):
             return chosen
     return candidates[0]
 
@@ -208,9 +225,11 @@ def _launch(
     numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
     product, output = np.array(extents, dtype=_PRODUCT)[()], np.array(numbers, dtype=_OUTPUT)[()]
     ends = (out, bias, fused.scale, fused.shift, fused.residual, fused.mask)
-    context.launch(
-        chosen, (grid_x, 1, problem.groups * count), (a, b, *ends, fused.statistics, partials, product, output, conv)
-    )
+    if chosen.family == "hopper":
+        hopper.launch(context, chosen, problem, a, b, ends, partials, output, conv=conv, batch=batch)
+    else:
+        grid = (grid_x, 1, problem.groups * count)
+        context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
     if count > 1:
         reduce = kernel.find("split_k_reduce", dtype_of(out))
         context.launch(reduce, (-(-rows * columns // _REDUCED), 1, 1), (*ends, partials, output))

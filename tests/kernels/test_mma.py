@@ -1,0 +1,381 @@
+"""
+kernels/mma: every operation, tile shape, load width and type against float64, on the atoms of three architectures.
+
+Operands are rounded to their type first, tf32 included, so that products are exact in float32 and a bound is that of
+the sums alone.  Tensor cores cut off where others round (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA
+tensor cores", PeerJ CS 2021, section 4): each of their additions counts as two roundings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch import kernel, variants
+from cubatch.engine.native import conv, gemm
+from cubatch.engine.native.product import Fused, statistics_tiles
+from cubatch.hardware import Device
+from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.cpusim.simulator import SCHEDULES, Simulator
+from tests.kernels import cases, conftest
+
+# Which tile an operation is tested with, by architecture and type: each tile shape, and each operation of each type.
+OPERATIONS = ("gemm_nt", "gemm_nn", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+TILES = {
+    (70, "float16"): ("128x128x32_s2", "64x64x32_s2", "128x64x32_s2", "64x64x32_s2", "128x64x32_s2", "128x128x32_s2"),
+    (75, "float16"): ("128x64x32_s2", "256x128x32_s2", "64x64x32_s2", "128x128x32_s2", "64x64x32_s2", "128x64x32_s2"),
+    (80, "float16"): ("128x128x32", "256x128x32", "64x64x32", "128x64x32", "64x64x32", "128x128x32"),
+    (80, "bfloat16"): ("64x64x32", "128x64x32", "64x64x32", "64x64x32", "128x128x32", "64x64x32"),
+    (80, "tf32"): ("128x64x16", "64x64x16_s3", "128x128x16", "64x64x16_s3", "64x64x16_s3", "256x128x16"),
+}  # fmt: skip
+NARROW = {70: "128x64x32_s2", 75: "128x64x32_s2", 80: "128x64x32"}
+VECTORS = {"float16": 8, "bfloat16": 8, "tf32": 4}
+
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = settings(max_examples=12, deadline=None)
+
+
+@pytest.fixture(scope="session", params=["cpusim-70", "cpusim-75", "cpusim-80", conftest.CUDA])
+def launcher(request):
+    """Give a target for each family of atoms, and the GPU of this machine."""
+    return conftest.target(request.param)
+
+
+def chooser(problem, device, prepare=None):
+    """Choose the tile under test; on a GPU of another architecture, the first of the family."""
+    arch = 10 * device.compute_capability[0] + device.compute_capability[1]
+    if problem.vector == 4 and problem.dtype != "tf32":
+        tile = NARROW[min(arch, 80)]
+    elif (arch, problem.dtype) in TILES:
+        tile = TILES[arch, problem.dtype][OPERATIONS.index(problem.operation)]
+    else:
+        return next(found for found in variants.ranked(problem, device) if found.family == "mma")
+    return kernel.find(problem.operation, problem.dtype, tile=tile, vector=problem.vector, family="mma")
+
+
+def context(launcher, dtype="float16", choose=chooser):
+    return launcher.context(chooser=choose, tf32=dtype == "tf32")
+
+
+def dtypes(launcher):
+    """Give the types that the architecture multiplies."""
+    return ("float16",) if launcher.arch < 80 else ("float16", "bfloat16", "tf32")
+
+
+def stored(dtype):
+    return "float32" if dtype == "tf32" else dtype
+
+
+def drawn(random, shape, dtype):
+    return cases.drawn(random, shape, stored(dtype))
+
+
+def multiplied(array, dtype):
+    """Give what an operand's elements are to the tensor cores: tf32 is rounded to 10 bits after the point."""
+    values = cases.decoded(array)
+    if dtype != "tf32":
+        return values
+    unit = 2.0 ** (np.frexp(values)[1] - 11)
+    return np.sign(values) * np.floor(np.abs(values) / unit + 0.5) * unit
+
+
+def bound(terms, magnitude, want, dtype):
+    return cases.bound(2 * terms, magnitude, want, stored(dtype))
+
+
+def element(dtype):
+    return cases.encoded(0, stored(dtype)).dtype
+
+
+@st.composite
+def products(draw):
+    """Draw layout and extents (m, n, k) in vectors, so that residues are on every axis."""
+    layout = draw(st.sampled_from(["nn", "nt", "tn"]))
+    return layout, *(draw(st.integers(1, most)) for most in (18, 18, 8))
+
+
+def widened(shape, times):
+    return cases.attrs.evolve(shape, c=shape.c * times, k=shape.k * times)
+
+
+CONVOLUTIONS = cases.convolutions(most_n=3, most_extent=7, most_channels=5)
+
+
+def check_product(launcher, layout, m, n, k, dtype, seed, *, relu=False):
+    random = np.random.default_rng(seed)
+    a = drawn(random, (k, m) if layout[0] == "t" else (m, k), dtype)
+    b = drawn(random, (n, k) if layout[1] == "t" else (k, n), dtype)
+    bias = drawn(random, (n,), dtype)
+    out = launcher.unwritten((m, n), element(dtype))
+    fused = Fused(activation="relu" if relu else "none")
+    gemm.gemm(
+        context(launcher, dtype), launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out,
+        fused=fused,
+    )  # fmt: skip
+    left, right = multiplied(a, dtype), multiplied(b, dtype)
+    left, right = left.T if layout[0] == "t" else left, right.T if layout[1] == "t" else right
+    want = left @ right + cases.decoded(bias)
+    want = np.maximum(want, 0) if relu else want
+    tolerance = bound(k + 1, abs(left) @ abs(right) + abs(cases.decoded(bias)), want, dtype)
+    assert_within(cases.decoded(launcher.get(out)), want, tolerance, axes="mn", label=f"{dtype} {layout}")
+
+
+def check_fprop(launcher, shape, dtype, seed):
+    random = np.random.default_rng(seed)
+    x, w, b = (drawn(random, extents, dtype) for extents in (shape.x_shape, shape.w_shape, (shape.k,)))
+    y = launcher.unwritten(shape.y_shape, element(dtype))
+    conv.conv2d(
+        context(launcher, dtype), launcher.put(x), launcher.put(w), launcher.put(b), out=y,
+        fused=Fused(activation="relu"), **shape.options,
+    )  # fmt: skip
+    x, w, b = multiplied(x, dtype), multiplied(w, dtype), cases.decoded(b)
+    want = np.maximum(cases.conv2d(shape, x, w, b), 0)
+    tolerance = bound(w[0].size + 1, cases.conv2d(shape, abs(x), abs(w), abs(b)), want, dtype)
+    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqk", label=f"{dtype} {shape}")
+
+
+def check_dgrad(launcher, shape, dtype, seed):
+    """Into a residual, in place, where a mask lets it."""
+    random = np.random.default_rng(seed)
+    dy, w = drawn(random, shape.y_shape, dtype), drawn(random, shape.w_shape, dtype)
+    residual, mask = drawn(random, shape.x_shape, dtype), drawn(random, shape.x_shape, dtype)
+    dx = launcher.put(residual)
+    conv.conv2d_dgrad(
+        context(launcher, dtype), launcher.put(dy), launcher.put(w), x_shape=shape.x_shape, out=dx,
+        fused=Fused(residual=dx, mask=launcher.put(mask)), **shape.options,
+    )  # fmt: skip
+    dy, w, residual = multiplied(dy, dtype), multiplied(w, dtype), cases.decoded(residual)
+    passes = cases.decoded(mask) > 0
+    want = np.where(passes, cases.conv2d_dgrad(shape, dy, w) + residual, 0)
+    magnitude = cases.conv2d_dgrad(shape, abs(dy), abs(w)) + abs(residual)
+    terms = shape.k // shape.groups * shape.r * shape.s
+    tolerance = np.where(passes, bound(terms + 1, magnitude, want, dtype), 0)
+    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=f"{dtype} {shape}")
+
+
+def check_wgrad(launcher, shape, dtype, seed):
+    random = np.random.default_rng(seed)
+    x, dy = drawn(random, shape.x_shape, dtype), drawn(random, shape.y_shape, dtype)
+    dw = launcher.unwritten(shape.w_shape, element(dtype))
+    conv.conv2d_wgrad(context(launcher, dtype), launcher.put(x), launcher.put(dy), dw=dw, **shape.options)
+    x, dy = multiplied(x, dtype), multiplied(dy, dtype)
+    want, magnitude = cases.conv2d_wgrad(shape, x, dy)[0], cases.conv2d_wgrad(shape, abs(x), abs(dy))[0]
+    tolerance = bound(dy[..., 0].size, magnitude, want, dtype)
+    assert_within(cases.decoded(launcher.get(dw)), want, tolerance, axes="krsc", label=f"{dtype} {shape}")
+
+
+CHECKS = {"fprop": check_fprop, "dgrad": check_dgrad, "wgrad": check_wgrad}
+
+
+@given(products(), st.integers(0, 2), st.booleans(), SEEDS)
+@FEW
+def test_products_stay_within_the_rounding_of_their_sums(launcher, product, number, relu, seed):
+    """Each output is a dot product of length k and a bias, in every layout and type, residues on every axis."""
+    dtype = dtypes(launcher)[number % len(dtypes(launcher))]
+    layout, *extents = product
+    check_product(launcher, layout, *(VECTORS[dtype] * extent for extent in extents), dtype, seed, relu=relu)
+
+
+@given(CONVOLUTIONS, st.integers(0, 2), st.sampled_from(list(CHECKS)), SEEDS)
+@settings(max_examples=32, deadline=None)
+def test_convolutions_stay_within_the_rounding_of_their_sums(launcher, shape, number, direction, seed):
+    """All passes: any stride, one-sided pad, dilation and groups; phases without a tap too."""
+    dtype = dtypes(launcher)[number % len(dtypes(launcher))]
+    CHECKS[direction](launcher, widened(shape, VECTORS[dtype]), dtype, seed)
+
+
+@pytest.mark.parametrize("channels", [8, 24, 64, 100, 512])
+@pytest.mark.parametrize("direction", CHECKS)
+def test_channels_of_networks(launcher, direction, channels):
+    """Whole steps of gemm_k, parts of one, several; 100 are loaded 4 at a time."""
+    shape = cases.Conv(
+        n=3, h=5, w=4, c=channels, k=min(channels, 200), r=3, s=2, stride=(2, 1), pad=(1, 0, 2, 1), dilation=(1, 2)
+    )
+    shape = cases.attrs.evolve(shape, k=channels if direction != "dgrad" else 24 if channels % 8 == 0 else 12)
+    shape = cases.attrs.evolve(shape, k=min(shape.k, 104))
+    for seed, dtype in enumerate(dtypes(launcher)):
+        if channels % 8 == 0 or dtype != "bfloat16":
+            CHECKS[direction](launcher, shape, dtype, seed)
+
+
+def test_groups_see_nothing_of_each_other(launcher):
+    """Channels of two groups, more than a tile of one, in all passes."""
+    shape = cases.Conv(n=2, h=5, w=6, c=48, k=160, r=2, s=3, stride=(1, 2), pad=(1, 1, 0, 1), groups=2)
+    for check in CHECKS.values():
+        check(launcher, shape, "float16", 2)
+
+
+def true_activation(kind, x):
+    return {"none": x, "relu": np.maximum(x, 0), "silu": x / (1 + np.exp(-x))}[kind]
+
+
+@pytest.mark.parametrize("kind", ["none", "relu", "silu"])
+@pytest.mark.parametrize("columns", [76, 70])
+def test_an_epilogue_folds_a_batch_norm_adds_a_residual_and_activates(launcher, kind, columns):
+    """In this order, whether columns are stored 4 at a time or one by one; nothing is stored beyond the last."""
+    for dtype in dtypes(launcher):
+        random, (m, k) = np.random.default_rng(len(kind)), (70, 40)
+        a, b, residual = (drawn(random, shape, dtype) for shape in ((m, k), (columns, k), (m, columns)))
+        bias = drawn(random, (columns,), dtype)
+        scale, shift = (4 * cases.drawn(random, (columns,)) for _ in range(2))
+        out = launcher.unwritten((m + 1, columns), element(dtype))
+        fused = Fused(
+            scale=launcher.put(scale), shift=launcher.put(shift), residual=launcher.put(residual), activation=kind
+        )
+        gemm.gemm(
+            context(launcher, dtype), launcher.put(a), launcher.put(b), launcher.put(bias), out=out[:m], fused=fused
+        )
+        left, right = multiplied(a, dtype), multiplied(b, dtype)
+        plain = scale * (left @ right.T) + shift + cases.decoded(bias) + cases.decoded(residual)
+        magnitude = abs(scale) * (abs(left) @ abs(right).T) + abs(shift) + abs(cases.decoded(bias)) + 1
+        want = true_activation(kind, plain)
+        tolerance = 1.1 * bound(k + 4, magnitude, plain, dtype) + gamma(12, UNIT_ROUNDOFF["float32"]) * (1 + abs(want))
+        got = launcher.get(out)
+        assert_within(cases.decoded(got[:m]), want, tolerance, axes="mn", label=f"{dtype} {kind}")
+        assert (np.ascontiguousarray(got[m]).view(np.uint8) == 0xFF).all()
+
+
+@given(st.integers(1, 300), st.sampled_from([8, 7, 72]), st.integers(1, 6), SEEDS)
+@settings(max_examples=6, deadline=None)
+def test_statistics_give_batch_norm_its_mean_and_variance(launcher, pixels, filters, channels, seed):
+    """The moments of the sums before they are rounded to be stored; also where the mean is far from zero."""
+    random = np.random.default_rng(seed)
+    x, w = drawn(random, (pixels, 8 * channels), "float16"), drawn(random, (filters, 8 * channels), "float16")
+    b = cases.encoded(random.uniform(50, 100, filters), "float16")
+    where, left, right = context(launcher), launcher.put(x), launcher.put(w)
+    tiles = statistics_tiles(where, gemm.gemm_problem(where, left, right))
+    statistics = launcher.unwritten((tiles, 3, filters), np.float32)
+    gemm.gemm(where, left, right, launcher.put(b), fused=Fused(statistics=statistics))
+    got = launcher.get(statistics).astype(np.float64)
+    count, mean, squares = got[:, 0], got[:, 1], got[:, 2]
+    plain = cases.decoded(x) @ cases.decoded(w).T
+    slack = bound(8 * channels + 300, abs(cases.decoded(x)) @ abs(cases.decoded(w)).T, plain, "tf32").max(axis=0)
+    centre = gamma(4, UNIT_ROUNDOFF["float32"]) * 100
+    assert (count.sum(axis=0) == pixels).all()
+    total = (count * mean).sum(axis=0) / pixels
+    assert_within(total, plain.mean(axis=0) + cases.decoded(b), slack + centre, axes="k", label="mean")
+    whole = squares.sum(axis=0) + (count * (mean - total) ** 2).sum(axis=0)
+    spread = abs(plain - plain.mean(axis=0)).max(axis=0)
+    error = slack + centre  # of each deviation
+    tolerance = pixels * (gamma(900, UNIT_ROUNDOFF["float32"]) * spread**2 + 4 * spread * error + 4 * error**2)
+    assert_within(whole, ((plain - plain.mean(axis=0)) ** 2).sum(axis=0), tolerance, axes="k", label="squares")
+
+
+SPLIT = {
+    "wgrad": cases.Conv(n=4, h=17, w=18, c=8, k=8, r=2, s=2),
+    "fprop": cases.Conv(n=1, h=3, w=3, c=120, k=8, r=3, s=3, pad=(1, 1, 1, 1)),
+    "dgrad": cases.Conv(n=1, h=5, w=4, c=8, k=360, r=3, s=3, stride=(2, 1), pad=(1, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("direction", SPLIT)
+def test_a_split_product_stays_within_its_bound_and_repeats_itself_to_the_bit(launcher, direction):
+    """Few tiles and a long gemm_k are split into slices, which are added up in one order."""
+    shape, random, seen = SPLIT[direction], np.random.default_rng(1), []
+
+    def watch(problem, device, prepare):
+        chosen = chooser(problem, device)
+        seen.append(variants.slices(problem, chosen, device))
+        return chosen
+
+    where, results = context(launcher, choose=watch), []
+    x, w, dy = (drawn(random, extents, "float16") for extents in (shape.x_shape, shape.w_shape, shape.y_shape))
+    for _ in range(2):
+        if direction == "fprop":
+            got = conv.conv2d(where, launcher.put(x), launcher.put(w), **shape.options)
+        elif direction == "dgrad":
+            got = conv.conv2d_dgrad(where, launcher.put(dy), launcher.put(w), x_shape=x.shape, **shape.options)
+        else:
+            got = launcher.unwritten(w.shape, np.float16)
+            conv.conv2d_wgrad(where, launcher.put(x), launcher.put(dy), dw=got, **shape.options)
+        results.append(launcher.get(got).tobytes())
+    assert min(seen) > 1
+    assert results[0] == results[1]
+    CHECKS[direction](launcher, shape, "float16", 1)
+
+
+@pytest.mark.parametrize("mode", list(itertools.product(SCHEDULES, ("late", "early"))), ids="-".join)
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+def test_no_order_of_threads_and_copies_changes_a_bit(mode, layout):
+    """Whoever goes first, and whenever a copy arrives: a ring that is read or filled too soon would show."""
+    conftest.target("cpusim-80")
+    random, device = np.random.default_rng(11), Device(name="small", compute_capability=(8, 0), num_sms=4)
+    a, b = (drawn(random, (200, 72) if layout == "tn" else (72, 200), "float16") for _ in range(2))
+
+    def multiply(schedule, copies):
+        simulator = Simulator(80, conftest.BUILD, schedule=schedule, copies=copies, seed=7)
+        return gemm.gemm(conv.Context(device, simulator, chooser), a, b, layout=layout)
+
+    assert multiply(*mode).tobytes() == multiply("in_order", "early").tobytes()
+
+
+BIG = cases.Conv(n=2**16 + 3, h=8, w=8, c=512, k=8, r=3, s=3, pad=(1, 1, 1, 1))
+
+
+@pytest.mark.heavy
+def test_offsets_beyond_2_to_the_31_reach_the_last_images():
+    """A batch whose activation has more than 2^31 elements: the last tile of the forward pass and of the gradient."""
+    conftest.target("cpusim-80")
+    last = Simulator(80, conftest.BUILD, blocks=lambda grid: [(grid[0] - 1, 0, 0)])
+    where = conv.Context(Device(name="big", compute_capability=(8, 0), num_sms=4), last, chooser)
+    x, y = cases.reserved(BIG.x_shape, np.float16), cases.reserved(BIG.y_shape, np.float16)
+    random = np.random.default_rng(0)
+    w, tail, dy = (drawn(random, shape, "float16") for shape in (BIG.w_shape, (1, 8, 8, 512), (1, 8, 8, 8)))
+    x[-1:] = tail
+    conv.conv2d(where, x, w, out=y, **BIG.options)
+    few = cases.attrs.evolve(BIG, n=1)
+    want, magnitude = (cases.conv2d(few, f(tail), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
+    assert_within(y[-1:], want, bound(w[0].size, magnitude, want, "float16"), axes="npqk")
+    assert not y[:-1].any()
+    y[-1:], x[-1:] = dy, 0
+    conv.conv2d_dgrad(where, y, w, x_shape=BIG.x_shape, out=x, **BIG.options)
+    want, magnitude = (cases.conv2d_dgrad(few, f(dy), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
+    got, limit = x[-1:, ..., -64:], bound(72, magnitude, want, "float16")
+    assert_within(got, want[..., -64:], limit[..., -64:], axes="nhwc")
+
+
+def is_free_of_conflicts(bytes_, size, together):
+    """Tell whether threads that are served together, `size` bytes each, meet no bank twice; equal places are one."""
+    groups = (np.unique(group) // 4 % 32 for group in bytes_.reshape(-1, together))
+    return all(
+        len(set(banks)) == len(banks) for banks in (np.add.outer(g, np.arange(size // 4)).ravel() for g in groups)
+    )
+
+
+MMA_TILES = sorted({(found.min_arch, found.dtype, found.tile.name, found.vector) for found in kernel.kernels()
+                    if found.family == "mma" and found.dtype != "bfloat16"})  # fmt: skip
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("arch", "dtype", "tile", "vector"), MMA_TILES)
+def test_no_two_threads_that_are_served_together_meet_in_a_bank(arch, dtype, tile, vector):
+    """Shared memory serves 128 bytes at a time: 8 threads of 16 bytes, 16 of 8, 32 of 4, and the 8 rows of a matrix."""
+    conftest.target(f"cpusim-{arch}")
+    of_gemm = kernel.find("gemm_nt", dtype, tile=tile, vector=vector, family="mma")
+    source = str(Path(__file__).parent / "mma_places.cu")
+    found = cases.attrs.evolve(of_gemm, source=source, entry="places", operation="places")
+    places = np.empty((4, found.threads, 2), np.uint32)
+    Simulator(arch, conftest.BUILD).launch(found, (1, 1, 1), [places])
+    copied = vector * (4 if dtype == "tf32" else 2)
+    for layout in range(4):
+        along_outer = layout % 2 == 1
+        read = 16
+        if along_outer and dtype == "tf32":
+            read = 4
+        elif along_outer and arch < 75:
+            read = 8
+        assert is_free_of_conflicts(places[layout, :, 0], copied, 128 // copied)
+        assert is_free_of_conflicts(places[layout, :, 1], read, 128 // read)
+
+
+def test_every_tile_is_tested():
+    """A new one belongs into this file."""
+    ours = [found for found in kernel.kernels() if found.family == "mma"]
+    tested = {tile for tiles in TILES.values() for tile in tiles}
+    assert {found.tile.name for found in ours} == tested
+    assert {found.tile.name for found in ours if found.vector == 4 and found.dtype != "tf32"} == set(NARROW.values())
