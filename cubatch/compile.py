@@ -39,7 +39,7 @@ _WARNING = re.compile(r"(?:[:;] |^ptxas )(warning\b.*)", re.MULTILINE)
 _DEPRECATED = "Architectures prior to"
 # What makes a kernel other than it was written: registers not given up, products one after the other (wgmma),
 # the wanted blocks per SM dropped.
-_TROUBLE = re.compile(r"^.*(?:\(C7508\)|\(C7510\)|\(C7511\)|minnctapersm will be ignored).*$", re.MULTILINE)
+_TROUBLE = re.compile(r"^.*(?:\(C75(?:08|1\d|2\d)\)|minnctapersm will be ignored).*$", re.MULTILINE)
 
 
 def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None) -> Cubin:
@@ -106,7 +106,9 @@ def compile_unit(
 
 def options(kernel: Kernel, arch: str) -> tuple[str, ...]:
     """Give the options that a kernel is compiled with, but for the folder of its headers."""
-    return (f"-arch={arch}", *FLAGS, *(f"-D{name}={value}" for name, value in kernel.defines))
+    # wgmma and setmaxnreg are in no other target than sm_90a, whose code runs on no other GPU.
+    target = f"{arch}a" if kernel.family == "hopper" else arch
+    return (f"-arch={target}", *FLAGS, *(f"-D{name}={value}" for name, value in kernel.defines))
 
 
 def read_resources(log: str, ptx: str) -> dict[str, Resources]:

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from cubatch import compile as compiler
-from cubatch import cuda_driver
+from cubatch import cuda_driver, tensor_map
 from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
 from cubatch.hardware import Device, sm_limits
 from cubatch.kernel import Kernel
+from cubatch.tensor_map import TensorMap
 
 DEFAULT_SHARED_BYTES = 48 * 1024
 """Shared memory of a block that need not be asked for."""
@@ -78,7 +79,8 @@ class CudaLauncher:
         Args:
             kernel: Which.
             grid: Blocks in x, y and z.
-            arguments: In the order of its parameters: CuPy arrays and None go as pointers, NumPy scalars by value.
+            arguments: In the order of its parameters: CuPy arrays and None go as pointers, NumPy scalars and tensor
+                maps by value.
 
         Raises:
             InvalidArgument: If it needs more shared memory than a block can have on this GPU.
@@ -86,7 +88,7 @@ class CudaLauncher:
             DeviceFailed: From the launch, if the driver refuses it.
         """
         function = self._function(kernel)
-        values = [_value(argument) for argument in arguments]
+        values = [self._value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         shape = (*grid, kernel.threads, 1, 1, kernel.dynamic_shared_bytes)
         call, current_stream = self._driver.cuLaunchKernel, self.module.cuda.get_current_stream
@@ -98,6 +100,18 @@ class CudaLauncher:
                 raise _failure(kernel, grid, status)
 
         return launch
+
+    def _value(self, argument: object) -> Any:
+        """Lay an argument out as the driver reads it: a pointer, or the bytes of a NumPy scalar or tensor map."""
+        if argument is None:
+            return ctypes.c_void_p(None)
+        if isinstance(argument, TensorMap):
+            data = tensor_map.encode(argument, argument.array.data.ptr, self._driver)
+        elif isinstance(argument, np.generic):
+            data = argument.tobytes()
+        else:
+            return ctypes.c_void_p(argument.data.ptr)  # type: ignore[attr-defined]
+        return ctypes.create_string_buffer(data, len(data))
 
     def _function(self, kernel: Kernel) -> ctypes.c_void_p:
         if kernel not in self._functions:
@@ -119,16 +133,6 @@ class CudaLauncher:
         if needed > DEFAULT_SHARED_BYTES:
             function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
         return int(function.kernel.ptr)
-
-
-def _value(argument: object) -> Any:
-    """Lay an argument out as the driver reads it: a pointer, or the bytes of a NumPy scalar."""
-    if argument is None:
-        return ctypes.c_void_p(None)
-    if isinstance(argument, np.generic):
-        data = argument.tobytes()
-        return ctypes.create_string_buffer(data, len(data))
-    return ctypes.c_void_p(argument.data.ptr)  # type: ignore[attr-defined]
 
 
 def _failure(kernel: Kernel, grid: tuple[int, int, int], status: int) -> Exception:

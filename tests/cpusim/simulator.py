@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cubatch.kernel import Kernel
+from cubatch.tensor_map import TensorMap, Window, check_address
 from tests.cpusim import building, reports
 
 Grid = tuple[int, int, int]
@@ -56,6 +57,16 @@ class _Launch(ctypes.Structure):  # CpusimLaunch of runtime.h
         ("schedule", ctypes.c_uint32),
         ("early", ctypes.c_uint32),
     )
+
+
+# TensorMap of cpusim_hopper.h.
+_TENSOR_MAP = np.dtype(
+    [("address", np.uint64)]
+    + [(name, np.uint32) for name in ("is_im2col", "rank", "element_bytes", "rounds_to_tf32")]
+    + [("dims", np.uint32, 4), ("strides", np.uint64, 3), ("box", np.uint32, 4), ("steps", np.uint32, 4)]
+    + [("lower", np.int32, 2), ("upper", np.int32, 2), ("unused", np.uint64, 2)],
+    align=True,
+)
 
 
 class Simulator:
@@ -104,7 +115,8 @@ class Simulator:
         Args:
             kernel: Which; compiled when it is first met.
             grid: Blocks in x, y and z.
-            arguments: In the order of its parameters: arrays and None as pointers, NumPy scalars by value.
+            arguments: In the order of its parameters: arrays and None as pointers, NumPy scalars and tensor maps by
+                value.
 
         Raises:
             BuildError: If g++ refuses the kernel.
@@ -183,12 +195,28 @@ def _argument(place: str, parameter: Any, argument: object) -> np.ndarray[Any, A
     kind, size = chr(parameter.kind), parameter.size
     if kind in "pc":
         return np.array([_address(place, kind, parameter.pointee, argument)], dtype=np.uint64)
+    if isinstance(argument, TensorMap):
+        argument = _tensor_map(argument)
     if not isinstance(argument, np.generic):
         raise SimulationError(f"{place} is by value: wants a NumPy scalar, got {type(argument).__name__}")
     names = {"i": "i", "u": "ub", "f": "f", "s": "V"}
     if argument.dtype.kind not in names[kind] or argument.itemsize != size:
         raise SimulationError(f"{place} has {size} bytes of kind {kind!r}, got {argument.dtype} of {argument.itemsize}")
     return np.array(argument)
+
+
+def _tensor_map(described: TensorMap) -> np.void:
+    """Give the record that the twins of the copy engine read, in the place of the GPU's 128 bytes."""
+
+    def four(*numbers: int) -> tuple[int, ...]:
+        return numbers + (1,) * (4 - len(numbers))
+
+    window = described.window or Window((1, 1), (0, 0), (0, 0))
+    address = check_address(described.array.ctypes.data)
+    kind = (described.window is not None, len(described.dims), described.item_bytes, described.dtype == "tf32")
+    strides = (*described.strides, 0, 0)[:3]
+    facts = (address, *kind, four(*described.dims), strides, four(*described.box), four(1, *window.steps))
+    return np.array((*facts, window.lower, window.upper, (0, 0)), dtype=_TENSOR_MAP)[()]
 
 
 def _address(place: str, kind: str, pointee: int, argument: object) -> int:

@@ -17,6 +17,7 @@ from cubatch import cubins, nvrtc
 from cubatch.compile import compile_kernel, compile_unit, read_resources, warnings_of
 from cubatch.cubins import Resources
 from cubatch.errors import CompileError, InvalidArgument
+from cubatch.kernel import kernels
 from tests.unit import kernel_tree
 
 ROOT = Path(cubatch.__file__).parent.parent
@@ -309,3 +310,13 @@ def test_warnings_are_listed_but_for_the_age_of_an_architecture():
 
     assert warnings_of(LOG) == ()
     assert warnings_of(LOG + said + hint) == ("warning #177-D: variable was never used", "warning : something")
+
+
+def test_hopper_kernels_are_compiled_for_the_target_that_has_wgmma():
+    """sm_90a, whose code runs on no other GPU, so that all others stay with sm_90."""
+    targets = {
+        kernel.family: compiler.options(kernel, "sm_90")[0] for kernel in kernels() if kernel.runs_on(90)
+    }  # fmt: skip
+    assert targets.pop("hopper") == "-arch=sm_90a"
+    assert set(targets.values()) == {"-arch=sm_90"}
+    assert not any(kernel.runs_on(arch) for kernel in kernels() if kernel.family == "hopper" for arch in (80, 89, 100))

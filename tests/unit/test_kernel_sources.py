@@ -14,7 +14,7 @@ from cubatch.kernel import kernels, kernels_path
 
 ROOT = kernels_path()
 FILES = sorted([*ROOT.rglob("*.cu"), *ROOT.rglob("*.cuh")])
-DEVICE = ROOT / "common/device.cuh"
+DEVICES = set(ROOT.glob("common/device*.cuh"))
 BUDGET = ROOT / "resources.toml"
 
 # What the compiler of the CPU has as well.
@@ -29,7 +29,7 @@ def code_of(path):
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path != DEVICE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [path for path in FILES if path not in DEVICES], ids=lambda path: path.name)
 def test_intrinsics_are_behind_the_names_of_device_cuh(path):
     """Every kernel also runs on the CPU, so none may speak of the GPU; no atomics, so that runs repeat exactly."""
     assert set(INTRINSIC.findall(code_of(path))) <= ALLOWED
@@ -39,8 +39,8 @@ def test_intrinsics_are_behind_the_names_of_device_cuh(path):
 def test_a_kernel_includes_our_headers_only(path):
     """NVRTC has no headers of its own, and a kernel that needs none compiles from any wheel."""
     known = {f'"{header.relative_to(ROOT)}"' for header in FILES}
-    allowed = known | {'"cpusim.h"'} if path == DEVICE else known
-    assert set(INCLUDE.findall(code_of(path))) <= allowed
+    twins = {f'"{path.stem.replace("device", "cpusim")}.h"'} if path in DEVICES else set()
+    assert set(INCLUDE.findall(code_of(path))) <= known | twins
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -68,7 +68,7 @@ def test_names_are_unique_and_say_operation_and_type():
     """A name finds one variant in every table."""
     names = [kernel.name for kernel in kernels()]
     assert len(names) == len(set(names))
-    short = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+    short = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
     for kernel in kernels():
         assert kernel.name.startswith(f"{kernel.operation}_")
         assert short[kernel.dtype] in kernel.name.split("_")
@@ -80,12 +80,12 @@ def test_every_entry_is_in_its_source():
     units = {}
     for kernel in first.values():
         units.setdefault((kernel.source, kernel.defines), []).append(kernel)
-    compiler = nvrtc.for_arch(80)
     missing = {}
     for (source, _), found in units.items():
         names = "".join(f"using has_{kernel.entry} = decltype(&{kernel.entry});\n" for kernel in found)
-        options = [*compile_options(found[0], "sm_80"), "-fdevice-syntax-only", f"-I{ROOT}"]
-        program = compiler.compile((ROOT / source).read_text() + "\n" + names, source, options)
+        arch = max(80, found[0].min_arch or 0)
+        options = [*compile_options(found[0], f"sm_{arch}"), "-fdevice-syntax-only", f"-I{ROOT}"]
+        program = nvrtc.for_arch(arch).compile((ROOT / source).read_text() + "\n" + names, source, options)
         if program.error:
             missing[found[0].name] = program.log
     assert missing == {}

@@ -14,6 +14,7 @@ from cubatch.cubins import Cubin, Resources
 from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel
+from cubatch.tensor_map import TensorMap, Window
 
 V100 = catalogue.find("v100-sxm2-16gb")
 HANDLE, STREAM, ADDRESS = 0xF00, 0xABC, 0x1000
@@ -95,6 +96,44 @@ def test_arguments_reach_the_driver_as_pointers_and_by_value(gpu):
     assert (function, grid, block, shared, stream) == (HANDLE, (5, 2, 3), (96, 1, 1), 0, STREAM)
     assert [int.from_bytes(part, "little", signed=True) for part in data[:4]] == [ADDRESS, 0, -9, 1 << 40]
     assert data[4] == record.tobytes()
+
+
+def test_tensor_maps_are_encoded_by_the_driver_and_passed_by_value(gpu):
+    """Extents, strides, corners and steps go to the driver in its order; its 128 bytes go to the kernel."""
+    calls = []
+
+    def encode_tiled(room, dtype, rank, address, dims, strides, box, steps, *ends):
+        calls.append((dtype.value, address.value, list(dims), list(strides), list(box), list(steps),
+                      [end.value for end in ends], room.value % 64, rank.value))  # fmt: skip
+        ctypes.memset(room, 0xA5, 128)
+        return 0
+
+    def encode_im2col(room, dtype, rank, address, dims, strides, lower, upper, channels, pixels, steps, *ends):
+        calls.append((dtype.value, list(dims), list(strides), list(lower), list(upper), channels.value, pixels.value,
+                      list(steps), [end.value for end in ends]))  # fmt: skip
+        ctypes.memset(room, 0x5A, 128)
+        return 0
+
+    gpu.driver.cuTensorMapEncodeTiled, gpu.driver.cuTensorMapEncodeIm2col = encode_tiled, encode_im2col
+    gpu.driver.sizes = (128, 128)
+    window = Window(steps=(2, 1), lower=(-1, -3), upper=(-2, 1))
+    image = TensorMap(an_array(), "tf32", (64, 9, 7, 2), (32, 128), window)
+    tiled = TensorMap(an_array(), "bfloat16", (72, 9, 40), (64, 1, 128))
+    gpu.launcher.bind(kernel(), (1, 1, 1), [tiled, image])()
+    assert calls == [
+        (9, ADDRESS, [72, 9, 40], [144, 1296], [64, 1, 128], [1, 1, 1], [0, 3, 2, 0], 0, 3),
+        (11, [64, 9, 7, 2], [256, 2304, 16128], [-1, -3], [-2, 1], 32, 128, [1, 2, 1, 1], [0, 3, 2, 0]),
+    ]
+    assert gpu.driver.launches[0][-1] == [b"\xa5" * 128, b"\x5a" * 128]
+
+
+def test_a_tensor_map_that_the_driver_refuses_is_an_error(gpu):
+    """With its extents; a misaligned array is refused before the driver sees it."""
+    gpu.driver.cuTensorMapEncodeTiled = lambda *_: 1
+    with pytest.raises(DeviceFailed, match=r"\(64, 30\).*status 1"):
+        gpu.launcher.bind(kernel(), (1, 1, 1), [TensorMap(an_array(), "float16", (64, 30), (64, 128))])
+    with pytest.raises(InvalidArgument, match="a multiple of 16"):
+        gpu.launcher.bind(kernel(), (1, 1, 1), [TensorMap(an_array(ADDRESS + 8), "float16", (64, 30), (64, 128))])
 
 
 def test_a_launch_is_repeated_without_loading_again(gpu):

@@ -1,0 +1,187 @@
+"""
+Launches of kernels/hopper: tensor maps of the operands, and the walk of a persistent grid over tiles and gemm_k.
+
+`product` chooses the variant and hands the launch on; `tensor_map.can_gather` has said that the maps exist.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine.native.activations import activation_code
+from cubatch.engine.native.arrays import dtype_of
+from cubatch.engine.native.context import Context
+from cubatch.errors import InvalidArgument
+from cubatch.kernel import Kernel, Tile
+from cubatch.tensor_map import ROW_BYTES, TensorMap, Window, window_of
+from cubatch.variants import Problem
+from cubatch.windows import Axis, ConvShape, Phase, phases
+
+_BLOCK = 64
+"""Channels of a box whose rows are not along gemm_k."""
+
+_FEW_COLUMNS, _BAND = 4, 16
+_STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/store.cuh
+_ROW_ALIGNMENT = 16
+_RELU = activation_code("relu")  # before it is no activation at all
+
+# Walk of kernels/hopper/walk.cuh.
+_FIELDS = (
+    "m", "n", "tiles_m", "tiles_n", "band", "steps", "depth", "taps", "taps_w", "first_tap", "tap_step_h",
+    "tap_step_w", "rows", "columns", "stride_h", "stride_w", "origin_h", "origin_w", "step_h", "step_w", "out_h",
+    "out_w", "out_stride_h", "out_stride_w", "out_top", "out_left", "stores_tiles",
+)  # fmt: skip
+_WALK = np.dtype([(name, np.int32) for name in _FIELDS])
+
+
+Launch = tuple[TensorMap, TensorMap, dict[str, int]]
+"""Maps of A and B, and what of the walk is not zero."""
+
+
+def launch(
+    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, ends: tuple[Any, ...], partials: Any,
+    output: Any, *, conv: Any, batch: int,
+) -> None:  # fmt: skip
+    """
+    Launch a variant of kernels/hopper; a strided gradient is a launch for each phase.
+
+    Args:
+        context: Where it runs.
+        chosen: The variant.
+        problem: Extents.
+        a: Left operand.
+        b: Right operand.
+        ends: out, bias, scale, shift, residual, mask.
+        partials: Where the slices of a split product go; None where it is not split.
+        output: Record of kernels/common/epilogue.cuh's Output.
+        conv: Of a convolution, its `product.geometry`.
+        batch: Of a convolution, its samples.
+    """
+    if problem.operation.startswith("gemm"):
+        launches = [_gemm(chosen, problem, a, b)]
+    elif problem.operation == "conv2d_fprop":
+        launches = [_fprop(chosen, problem, a, b, _shape(conv), batch)]
+    elif problem.operation == "conv2d_wgrad":
+        launches = [_wgrad(chosen, problem, a, b, _shape(conv), batch)]
+    else:
+        shape = _shape(conv)
+        found = (phase for phase in phases(shape) if phase.vertical.out and phase.horizontal.out)
+        launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
+    tile, cluster, _ = _tile(chosen)
+    for a_map, b_map, walk in launches:
+        columns = walk["taps"] * walk["depth"] * _BLOCK if problem.operation == "conv2d_wgrad" else walk["n"]
+        tiles_m, tiles_n = -(-walk["m"] // tile.m), -(-columns // tile.n)
+        out_map = _out_map(context, problem, ends, output) if len(launches) == 1 else None
+        laid_out = {
+            "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
+            "stores_tiles": out_map is not None, **walk,
+        }  # fmt: skip
+        record = np.array(tuple(laid_out.get(name, 0) for name in _FIELDS), dtype=_WALK)[()]
+        clusters = -(-tiles_m // cluster) * tiles_n * int(output["slices"])
+        blocks = min(clusters, max(1, (context.device.num_sms or 1) // cluster)) * cluster
+        # A map that is not looked at has to be one all the same.
+        context.launch(chosen, (blocks, 1, 1), (a_map, b_map, out_map or a_map, *ends, partials, record, output))
+
+
+def _out_map(context: Context, problem: Problem, ends: tuple[Any, ...], output: Any) -> TensorMap | None:
+    """Describe an output that the copy engine may store: plain rows, to whose sums a bias and a ReLU happen at most."""
+    out, _, scale, _, residual, mask = ends
+    is_plain = scale is residual is mask is None and output["activation"] <= _RELU and output["slices"] == 1
+    columns = int(output["columns"])
+    has_rows = columns * out.itemsize % _ROW_ALIGNMENT == 0 and context.aligned(out, _ROW_ALIGNMENT)
+    if problem.operation == "conv2d_wgrad" or not (is_plain and output["wide"] and has_rows):
+        return None
+    box = (ROW_BYTES // out.itemsize, _STORED_ROWS)
+    return TensorMap(out, dtype_of(out), (columns, int(output["elements"]) // columns), box)
+
+
+def _tile(chosen: Kernel) -> tuple[Tile, int, int]:
+    """Give the tile, the blocks of a cluster, and how many columns of B each of them loads."""
+    if chosen.tile is None:
+        raise InvalidArgument("kernel", chosen.name, "a kernel with a tile")
+    cluster = chosen.tile.cluster or 1
+    return chosen.tile, cluster, chosen.tile.n // cluster
+
+
+def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
+    tile, _, share = _tile(chosen)
+
+    def matrix(array: Any, outer: int, rows: int, *, turned: bool) -> TensorMap:
+        """Describe (outer, k), or (k, outer) where it is turned, in tiles of a step along k."""
+        if turned:
+            return TensorMap(array, chosen.dtype, (outer, problem.k), (_BLOCK, tile.k))
+        return TensorMap(array, chosen.dtype, (problem.k, outer), (tile.k, rows))
+
+    a_map = matrix(a, problem.m, tile.m, turned=problem.operation[-2] == "t")
+    b_map = matrix(b, problem.n, share, turned=problem.operation[-1] == "n")
+    return a_map, b_map, {"m": problem.m, "n": problem.n, "steps": -(-problem.k // tile.k)}
+
+
+def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape, batch: int) -> Launch:
+    tile, _, share = _tile(chosen)
+    depth = -(-shape.c // tile.k)
+    walk = {"m": problem.m, "n": shape.k, "steps": shape.taps * depth, "depth": depth}
+    filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (tile.k, 1, share))
+    box = (tile.k, tile.m)
+    return (
+        _image(chosen, x, shape.c, shape.vertical, shape.horizontal, batch, box),
+        filters,
+        walk | _gathered(shape.vertical, shape.horizontal),
+    )
+
+
+def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape, batch: int) -> Launch:
+    tile, _, _ = _tile(chosen)
+    box = (_BLOCK, tile.k)
+    walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // tile.k), "depth": -(-shape.c // _BLOCK)}
+    gradient = TensorMap(dy, chosen.dtype, (shape.k, problem.k), box)
+    return (
+        gradient,
+        _image(chosen, x, shape.c, shape.vertical, shape.horizontal, batch, box),
+        walk | _gathered(shape.vertical, shape.horizontal),
+    )
+
+
+def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batch: int) -> Launch:
+    """Describe one phase of the input's gradient: a convolution of dy at stride 1 with the taps that it sees."""
+    tile, _, _ = _tile(chosen)
+    depth = -(-shape.k // tile.k)
+    taps_w = shape.horizontal.taps
+    walk = {
+        "m": batch * phase.vertical.out * phase.horizontal.out, "n": shape.c, "steps": phase.taps * depth,
+        "depth": depth, "first_tap": phase.rows.start * taps_w + phase.columns.start,
+        "tap_step_h": (phase.rows.step or 0) * taps_w, "tap_step_w": phase.columns.step or 0,
+        "out_h": shape.vertical.size, "out_w": shape.horizontal.size, "out_stride_h": shape.vertical.stride,
+        "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
+    }  # fmt: skip
+    gradient = _image(chosen, dy, shape.k, phase.vertical, phase.horizontal, batch, (tile.k, tile.m))
+    filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (_BLOCK, 1, tile.k))
+    return gradient, filters, walk | _gathered(phase.vertical, phase.horizontal)
+
+
+def _image(
+    chosen: Kernel, array: Any, channels: int, vertical: Axis, horizontal: Axis, batch: int, box: tuple[int, int]
+) -> TensorMap:
+    """Describe images of which the pixels under a window's taps are gathered."""
+    works = vertical.taps and horizontal.taps  # else nothing is copied, and the map is of whatever there is
+    window = window_of(vertical, horizontal) if works else Window((1, 1), (0, 0), (0, 0))
+    return TensorMap(array, chosen.dtype, (channels, horizontal.size, vertical.size, batch), box, window)
+
+
+def _gathered(vertical: Axis, horizontal: Axis) -> dict[str, int]:
+    return {
+        "taps": vertical.taps * horizontal.taps, "taps_w": horizontal.taps or 1, "rows": vertical.out,
+        "columns": horizontal.out, "stride_h": vertical.stride, "stride_w": horizontal.stride,
+        "origin_h": vertical.offset, "origin_w": horizontal.offset, "step_h": vertical.step,
+        "step_w": horizontal.step,
+    }  # fmt: skip
+
+
+def _shape(conv: Any) -> ConvShape:
+    """Give the convolution that `product.geometry` packed for the kernels."""
+    facts = {name: int(conv[name]) for name in ("h", "w", "c", "p", "q", "k", "r", "s", "top", "left")}
+    vertical = Axis(facts["h"], facts["p"], facts["r"], int(conv["stride_h"]), int(conv["step_h"]), -facts["top"])
+    horizontal = Axis(facts["w"], facts["q"], facts["s"], int(conv["stride_w"]), int(conv["step_w"]), -facts["left"])
+    return ConvShape(vertical, horizontal, facts["c"], facts["k"], 1)

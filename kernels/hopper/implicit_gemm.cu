@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+//
+// Matrix products and the three passes of a convolution, as one, on Hopper's tensor cores: tensor copies (TMA) feed
+// wgmma, for sm_90a.
+//
+//   -DOPERATION_...   gemm_m             gemm_n            gemm_k                A                  B
+//   GEMM_NN           m                  n                 k                     a[m, k]            b[k, n]
+//   GEMM_NT           m                  n                 k                     a[m, k]            b[n, k]
+//   GEMM_TN           m                  n                 k                     a[k, m]            b[k, n]
+//   CONV2D_FPROP      output pixel       filter k          filter tap, c         x, im2col          w[k, tap, c]
+//   CONV2D_DGRAD      input pixel of     channel c         taps of the phase, k  dy, im2col         w[k, tap, c]
+//                     one phase
+//   CONV2D_WGRAD      filter k           filter tap, c     output pixel          dy[pixel, k]       x, im2col
+//
+// A block owns an SM and computes one TILE_M x TILE_N tile of the output after another.  Of its three warpgroups one
+// thread of the first moves data and the other two multiply, each 64 rows (main_loop.cuh).  The picture is of
+// 128x256x64, 16-bit elements:
+//
+//                     TILE_N = 256              a stage of shared memory: A 16 KiB, B 32 KiB, each in swizzled rows of
+//                   +-------------+             128 bytes = 64 elements along gemm_k (operands.cuh); 4 stages, 192 KiB
+//          A        |      B      |
+//        +----+     +-------------+
+//        |    |     | consumer 0  |  64 rows    each consumer's 64 x 256 sums are 128 registers of its threads; the
+//        +----+     +-------------+             producer's registers go to them (setmaxnreg)
+//        |    |     | consumer 1  |  64 rows
+//        +----+     +-------------+  --> store.cuh, through 4 KiB a warp --> common/epilogue.cuh
+//
+// CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.  The GPU's alone.
+//
+//   grid      x: at most as many blocks as SMs, a multiple of CLUSTER; tiles are dealt out round robin
+//   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/tensor_map.py);
+//             gemm_m and the pixels below 2^31; no groups
+//   phases    of a gradient are a launch each; one without taps writes what its epilogue makes of zero
+//   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
+//   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: NT and FPROP
+#ifndef CB_ELEMENT
+#define CB_ELEMENT half_t
+#endif
+#ifndef TILE_M
+#define TILE_M 128
+#define TILE_N 256
+#define TILE_K 64
+#define NUM_STAGES 4
+#define CLUSTER 1
+#define DYNAMIC_SHARED_BYTES 230464
+#endif
+
+#include "common/epilogue.cuh"
+#include "hopper/main_loop.cuh"
+#include "hopper/store.cuh"
+
+// Registers of a thread: 168 at entry, for 384 threads; then few for the producer, whose warpgroup gives back the rest.
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(PRODUCER_REGISTERS + NUM_CONSUMERS * CONSUMER_REGISTERS <= 65536 / WARPGROUP, "an SM has 65536");
+
+#if CLUSTER > 1
+CB_CLUSTER_KERNEL(NUM_THREADS, CLUSTER)
+#else
+CB_KERNEL(NUM_THREADS, 1)
+#endif
+ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMENT* out, const CB_ELEMENT* bias,
+      const float* scale, const float* shift, const CB_ELEMENT* residual, const CB_ELEMENT* mask, float* partials,
+      const Walk walk, const Output whole) {
+  CB_DYNAMIC_SHARED(arena);
+  const Shared shared{arena};
+  const u32 rank = CLUSTER > 1 ? cb_cluster_rank() : 0;
+  const u32 tiles = Run::number(walk, whole.slices);
+  if (cb_thread() == 0) {
+    for (int stage = 0; stage < NUM_STAGES; ++stage) {
+      cb_barrier_init(shared.full(stage), 1);
+      cb_barrier_init(shared.empty(stage), NUM_CONSUMERS * CLUSTER);
+    }
+    cb_barrier_init_fence();
+    cb_tma_prefetch(&a_map);
+    cb_tma_prefetch(&b_map);
+  }
+  if constexpr (CLUSTER > 1) {
+    cb_cluster_sync();
+  } else {
+    cb_sync();
+  }
+
+  Ring ring;
+  if (cb_thread() < WARPGROUP) {
+    cb_registers_release<PRODUCER_REGISTERS>();
+    if (cb_thread() == 0) {
+      CB_NO_UNROLL
+      for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
+        const Run run(walk, whole.slices, number, rank);
+        produce(Loader(&a_map, &b_map, walk, run, rank), run.count, shared, ring);
+      }
+      // No block leaves while another of its cluster may still arrive at its barriers.
+      for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);
+    }
+  } else {
+    cb_registers_request<CONSUMER_REGISTERS>();
+    const Epilogue epilogue{whole, out, bias, scale, shift, residual, mask, nullptr, partials};
+    const int warp = cb_warp() - 4;
+    float sum[TILE_N / 2];
+    u32 turn = 0;
+    CB_NO_UNROLL
+    for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
+      const Run run(walk, whole.slices, number, rank);
+      consume(run.count, warp / 4, shared, ring, sum);
+      store(epilogue, &out_map, walk, run, shared, warp, turn, sum);
+    }
+    if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block
+  }
+}

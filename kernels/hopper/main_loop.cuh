@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+//
+// Producer and consumers around the ring of stages:
+//
+//   producer, one thread             consumers, two warpgroups of 64 rows each
+//   wait until `empty`               wait until `full`
+//   expect STAGE_BYTES on `full`     start the products of this stage
+//   start its copies                 wait for those of the stage before; one thread a warpgroup arrives on its `empty`
+//
+// `full` counts one arrival and the bytes, `empty` one arrival of each consumer of each block of the cluster, since the
+// copies of B go to all of them.
+#pragma once
+
+#include "hopper/operands.cuh"
+
+// Wait until all blocks of the cluster have read what lies in a stage; a new stage's barrier lets all pass.
+CB_DEVICE void wait_empty(const Shared& shared, const Ring& ring) {
+  if constexpr (CLUSTER == 1) {
+    cb_barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+  } else {
+    cb_barrier_wait_cluster(shared.empty(ring.stage), ring.parity ^ 1);
+  }
+}
+
+CB_DEVICE void release(const Shared& shared, int stage) {
+  const int thread = cb_thread() % WARPGROUP;
+  if constexpr (CLUSTER == 1) {
+    if (thread == 0) cb_barrier_arrive(shared.empty(stage));
+  } else {
+    if (thread < CLUSTER) cb_barrier_arrive_remote(shared.empty(stage), (u32)thread);
+  }
+}
+
+CB_DEVICE void produce(Loader loader, int count, const Shared& shared, Ring& ring) {
+  CB_NO_UNROLL
+  for (int step = 0; step < count; ++step) {
+    wait_empty(shared, ring);
+    u64* full = shared.full(ring.stage);
+    cb_barrier_expect(full, STAGE_BYTES);
+    loader.load_a(shared.a(ring.stage), full);
+    loader.load_b(shared.b(ring.stage), full);
+    loader.advance();
+    ring.advance();
+  }
+}
+
+CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[TILE_N / 2]) {
+  CB_UNROLL
+  for (int i = 0; i < TILE_N / 2; ++i) sum[i] = 0.0f;
+  cb_wgmma_hold(sum);
+  int before = 0;
+  CB_NO_UNROLL
+  for (int step = 0; step < count; ++step) {
+    cb_barrier_wait(shared.full(ring.stage), ring.parity);
+    const u64 a = describe_a(shared.a(ring.stage), consumer), b = describe_b(shared.b(ring.stage));
+    cb_wgmma_fence();
+    CB_UNROLL
+    for (int k = 0; k < PRODUCTS; ++k) {
+      cb_wgmma<CB_ELEMENT, TILE_N, A_TURNED, B_TURNED>(sum, a + k * A_AHEAD, b + k * B_AHEAD);
+    }
+    cb_wgmma_commit();
+    cb_wgmma_wait<1>();
+    if (step > 0) release(shared, before);
+    before = ring.stage;
+    ring.advance();
+  }
+  cb_wgmma_wait<0>();
+  cb_wgmma_hold(sum);
+  if (count > 0) release(shared, before);
+}

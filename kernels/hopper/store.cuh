@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+//
+// After the main loop: each warp takes its 16 rows of sums through shared memory, 64 columns at a time, so that a row
+// is finished and stored by neighbouring lanes, 4 elements each.
+//
+//   registers        lane holds 2 columns of rows lane / 4 and 8 + lane / 4, 8 times
+//   shared memory    [16 rows][64 floats], groups of 8 floats of row r swapped by r % 4: no bank is met twice at a time
+//   finished         lane % 16 has 4 columns, lane / 16 says which of two rows at a time
+//
+// Where rows follow each other and all that happens to a sum is a bias and a ReLU, sums are finished in registers
+// instead, and the copy engine stores them while the warp goes on (store_tile).
+#pragma once
+
+#include "common/epilogue.cuh"
+#include "hopper/walk.cuh"
+
+constexpr int COLUMNS = 64;
+constexpr int WARP_ROWS = 16;
+constexpr int AT_ONCE = 4;  // rows that a lane finishes together
+
+// What a copy stores: 16 rows of 128 bytes.  A block is one or two of them; two fit into what a warp stores through.
+constexpr u32 PART_BYTES = WARP_ROWS * SWIZZLE_ROW;
+constexpr int PARTS = COLUMNS / ROW_ELEMENTS, TURNS = 2 / PARTS;
+static_assert(Shared::STAGING_BYTES == 2 * PART_BYTES, "two parts fit");
+
+CB_DEVICE float* staged(float* staging, int row, int column) {
+  return staging + row * COLUMNS + ((column / 8) ^ (row & 3)) * 8 + column % 8;
+}
+
+// Take the sums of one block of 64 columns.  Sums are registers, which cannot be indexed: a tree of uniform branches
+// ends at copies, so that what follows is there once.
+template <int LOW, int HIGH>
+CB_DEVICE void take_block(const float (&sum)[TILE_N / 2], int wanted, float (&block)[COLUMNS / 2]) {
+  if constexpr (HIGH - LOW > 1) {
+    constexpr int MIDDLE = (LOW + HIGH) / 2;
+    if (wanted < MIDDLE) {
+      take_block<LOW, MIDDLE>(sum, wanted, block);
+    } else {
+      take_block<MIDDLE, HIGH>(sum, wanted, block);
+    }
+  } else {
+    CB_UNROLL
+    for (int i = 0; i < COLUMNS / 2; ++i) block[i] = sum[LOW * (COLUMNS / 2) + i];
+  }
+}
+
+CB_DEVICE void stage_block(const float (&block)[COLUMNS / 2], float* staging) {
+  const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
+  CB_UNROLL
+  for (int i = 0; i < COLUMNS / 8; ++i) {
+    CB_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Vec<float, 2> both{{block[4 * i + 2 * half], block[4 * i + 2 * half + 1]}};
+      cb_write<float, 2>(staged(staging, row + 8 * half, 8 * i + pair), both);
+    }
+  }
+}
+
+// Finish a block in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
+// two tiles one after the other.
+CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&block)[COLUMNS / 2], int first, int columns,
+                           unsigned char* tile) {
+  const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
+  const bool rectifies = epilogue.activation == ACTIVATION_RELU;
+  CB_UNROLL
+  for (int i = 0; i < COLUMNS / 8; ++i) {
+    Vec<CB_ELEMENT, 2> bias = {};
+    if (epilogue.bias && 8 * i + pair < columns) bias = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
+    CB_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      Vec<CB_ELEMENT, 2> out;
+      CB_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const float value = block[4 * i + 2 * half + j] + to_float(bias.v[j]);
+        out.v[j] = from_float<CB_ELEMENT>(rectifies ? rectify(value) : value);
+      }
+      const u32 at = (8 * i + pair) * sizeof(CB_ELEMENT), part = at / SWIZZLE_ROW, inside = at % SWIZZLE_ROW;
+      unsigned char* to = tile + part * PART_BYTES + (row + 8 * half) * SWIZZLE_ROW;
+      cb_write<CB_ELEMENT, 2>(reinterpret_cast<CB_ELEMENT*>(to + ((inside / 16 ^ row) * 16 + inside % 16)), out);
+    }
+  }
+}
+
+// Number of a row's first element in the output, negative where the row does not exist.
+CB_DEVICE i64 place_of(const Walk& walk, i64 columns, int row) {
+  if (row >= walk.m) return -1;
+#if defined(OPERATION_CONV2D_DGRAD)
+  const int line = row / walk.columns, image = line / walk.rows;
+  const int h = walk.out_top + (line - image * walk.rows) * walk.out_stride_h;
+  const int w = walk.out_left + (row - line * walk.columns) * walk.out_stride_w;
+  return (((i64)image * walk.out_h + h) * walk.out_w + w) * columns;
+#else
+  return row * columns;
+#endif
+}
+
+CB_DEVICE void finish_block(const Epilogue& epilogue, const Run& run, const i64* places, float* staging, int first,
+                            int columns) {
+  if (!epilogue.wide || epilogue.activation > ACTIVATION_RELU) {  // rare: any activation, any number of columns
+    CB_NO_UNROLL
+    for (int i = cb_lane(); i < WARP_ROWS * COLUMNS; i += 32) {
+      const int row = i / COLUMNS, column = i % COLUMNS;
+      const i64 place = places[row] + first + column;
+      if (places[row] < 0 || column >= columns) continue;
+      const float value = *staged(staging, row, column);
+      if (epilogue.slices > 1) {
+        epilogue.partials[run.slice * epilogue.elements + place] = value;
+      } else {
+        finish_one(epilogue, place, first + column, value);
+      }
+    }
+    return;
+  }
+  const int column = cb_lane() % 16 * 4;
+  if (column >= columns) return;
+  CB_NO_UNROLL
+  for (int row = cb_lane() / 16; row < WARP_ROWS; row += 2 * AT_ONCE) {
+    float sum[AT_ONCE][4];
+    i64 place[AT_ONCE];
+    CB_UNROLL
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const Vec<float, 4> part = cb_read<float, 4>(staged(staging, row + 2 * i, column));
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) sum[i][j] = part.v[j];
+      place[i] = places[row + 2 * i];
+      if (place[i] >= 0) place[i] += first + column;
+    }
+    if (epilogue.slices > 1) {
+      CB_UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const Vec<float, 4> part{{sum[i][0], sum[i][1], sum[i][2], sum[i][3]}};
+        if (place[i] >= 0) {
+          cb_write<float, 4>(epilogue.partials + run.slice * epilogue.elements + place[i], part);
+        }
+      }
+    } else {
+      finish_wide<AT_ONCE>(epilogue, place, first + column, sum);
+    }
+  }
+}
+
+// Store a block by the copy engine, which leaves out what lies outside of the output.  Where a block is one part, two
+// take turns, so that one is filled while the other is read.
+CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&block)[COLUMNS / 2],
+                          int row, int first, int columns, float* staging, u32& turn) {
+  unsigned char* tile = reinterpret_cast<unsigned char*>(staging) + turn % TURNS * PART_BYTES;
+  ++turn;
+  if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();
+  cb_sync_warp();
+  finish_tile(epilogue, block, first, columns, tile);
+  cb_proxy_fence();
+  cb_sync_warp();
+  if (cb_lane() == 0) {
+    CB_UNROLL
+    for (int part = 0; part < PARTS; ++part) {
+      cb_tma_store_2d(out_map, tile + part * PART_BYTES, first + part * ROW_ELEMENTS, row);
+    }
+    cb_tma_store_commit();
+  }
+}
+
+// Store a warp's 16 rows.
+CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Run& run,
+                     const Shared& shared, int warp, u32& turn, const float (&sum)[TILE_N / 2]) {
+  float* staging = shared.staging(warp);
+  i64* places = shared.places(warp);
+  const int row = run.m + warp * WARP_ROWS;
+  if (row >= walk.m) return;
+  if (!walk.stores_tiles && cb_lane() < WARP_ROWS) {
+    places[cb_lane()] = place_of(walk, epilogue.columns, row + cb_lane());
+  }
+  CB_NO_UNROLL
+  for (int number = 0; number < TILE_N / COLUMNS; ++number) {
+    int first = run.n + number * COLUMNS, columns = walk.n - first;
+#if defined(OPERATION_CONV2D_WGRAD)
+    const int place = first / COLUMNS, tap = place / walk.depth, channel = (place - tap * walk.depth) * COLUMNS;
+    columns = tap < walk.taps ? walk.n - channel : 0;
+    first = tap * walk.n + channel;
+#endif
+    if (columns <= 0) break;
+    float block[COLUMNS / 2];
+    take_block<0, TILE_N / COLUMNS>(sum, number, block);
+    if (walk.stores_tiles) {
+      store_tile(epilogue, out_map, block, row, first, columns, staging, turn);
+    } else {
+      stage_block(block, staging);
+      cb_sync_warp();
+      finish_block(epilogue, run, places, staging, first, columns);
+      cb_sync_warp();
+    }
+  }
+}

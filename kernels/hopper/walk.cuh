@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+//
+// What a persistent block does one after another: tiles of the output, and of each a run of steps along gemm_k; and
+// the ring of stages that producer and consumers walk around.
+#pragma once
+
+#include "common/device_hopper.cuh"
+#include "common/tile_order.cuh"
+
+constexpr int ROW_ELEMENTS = SWIZZLE_ROW / sizeof(CB_ELEMENT);
+constexpr int NUM_CONSUMERS = 2, NUM_THREADS = (1 + NUM_CONSUMERS) * WARPGROUP, NUM_WARPS = NUM_CONSUMERS * 4;
+constexpr int ROWS = TILE_M / NUM_CONSUMERS;  // of the tile, of one consumer
+constexpr u32 A_BYTES = TILE_M * SWIZZLE_ROW, B_BYTES = TILE_N * SWIZZLE_ROW, STAGE_BYTES = A_BYTES + B_BYTES;
+
+static_assert(ROWS == 64, "a wgmma has 64 rows");
+static_assert(TILE_K == ROW_ELEMENTS, "a step along gemm_k is one swizzled row of 128 bytes");
+
+// Extents of a launch.  Mirrored by cubatch/engine/native/hopper.py: integers only, no padding.
+//
+// gemm_k is walked in steps of TILE_K; of a convolution, `depth` steps over channels for each tap, taps row by row.
+// Pixel (p, q) reads tap (r, s) at  p * stride_h + origin_h + r * step_h  and likewise along w; with taps of the
+// filter counted  first_tap + r * tap_step_h + s * tap_step_w.  The pixels of a gradient's phase go to the image of
+// out_h x out_w from (out_top, out_left) on, out_stride_h and out_stride_w apart.
+struct Walk {
+  int m, n;                  // of the product; of a filter's gradient n is the channels of one tap
+  int tiles_m, tiles_n;
+  int band;                  // see tile_order.cuh
+  int steps, depth;          // along gemm_k: all, and those of one tap
+  int taps, taps_w;          // taps r * s, and s
+  int first_tap, tap_step_h, tap_step_w;
+  int rows, columns;         // of the grid of pixels
+  int stride_h, stride_w, origin_h, origin_w, step_h, step_w;
+  int out_h, out_w, out_stride_h, out_stride_w, out_top, out_left;
+  int stores_tiles;          // whether the copy engine stores the output, see store.cuh
+};
+
+// A tile, and the run of steps along gemm_k of one slice.
+struct Run {
+  int m, n;          // first row and column
+  int slice, first, count;
+
+  CB_DEVICE Run(const Walk& walk, int slices, u32 number, u32 rank) {
+    const u32 rows = (u32)(walk.tiles_m + CLUSTER - 1) / CLUSTER;  // blocks of a cluster are neighbours along gemm_m
+    const u32 each = rows * (u32)walk.tiles_n;
+    slice = (int)(number / each);
+    const TilePlace tile = tile_place(number - (u32)slice * each, rows, (u32)walk.tiles_n, (u32)walk.band);
+    m = (tile.m * CLUSTER + (int)rank) * TILE_M;
+    n = tile.n * TILE_N;
+    const int length = (walk.steps + slices - 1) / slices;
+    first = slice * length;
+    count = walk.steps - first < length ? walk.steps - first : length;
+  }
+  CB_DEVICE static u32 number(const Walk& walk, int slices) {
+    return (u32)((walk.tiles_m + CLUSTER - 1) / CLUSTER) * (u32)walk.tiles_n * (u32)slices;
+  }
+};
+
+// Place in the ring, and the parity of the phase that its barriers are in.
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+
+  CB_DEVICE void advance() {
+    if (++stage == NUM_STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Dynamic shared memory: the stages' tiles, what each consuming warp stores through, barriers.
+struct Shared {
+  static constexpr u32 STAGING = NUM_STAGES * STAGE_BYTES;
+  static constexpr u32 STAGING_BYTES = 16 * 64 * sizeof(float);  // of a warp: 16 rows of 64 sums
+  static constexpr u32 PLACES = STAGING + NUM_WARPS * STAGING_BYTES;
+  static constexpr u32 BARRIERS = PLACES + NUM_WARPS * 16 * sizeof(i64);
+  static constexpr u32 BYTES = BARRIERS + 2 * NUM_STAGES * sizeof(u64);
+
+  unsigned char* base;
+
+  CB_DEVICE unsigned char* a(int stage) const { return base + stage * STAGE_BYTES; }
+  CB_DEVICE unsigned char* b(int stage) const { return base + stage * STAGE_BYTES + A_BYTES; }
+  CB_DEVICE float* staging(int warp) const { return reinterpret_cast<float*>(base + STAGING + warp * STAGING_BYTES); }
+  CB_DEVICE i64* places(int warp) const { return reinterpret_cast<i64*>(base + PLACES) + 16 * warp; }
+  CB_DEVICE u64* full(int stage) const { return reinterpret_cast<u64*>(base + BARRIERS) + stage; }
+  CB_DEVICE u64* empty(int stage) const { return full(NUM_STAGES + stage); }
+};
+static_assert(Shared::BYTES == DYNAMIC_SHARED_BYTES, "what a block is launched with");
+static_assert(Shared::BYTES <= 232448, "what a block may have");

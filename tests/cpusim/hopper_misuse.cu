@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+//
+// Misuse of common/device_hopper.cuh, for test_hopper_twins.py: on the CPU alone.
+#include "common/device_hopper.cuh"
+
+// One misuse each, for what a GPU would do of it is undefined, or to wait for ever.
+CB_KERNEL(128, 1) misuse(CB_TENSOR_MAP map, float* y, int which) {
+  CB_DYNAMIC_SHARED(arena);
+  u64* barrier = reinterpret_cast<u64*>(arena + 8192);
+  float sum[64] = {};
+  const u64 tile = cb_matrix_descriptor(arena, 0, 1024);
+  if (which != 0 && cb_thread() == 0) cb_barrier_init(barrier, 1);
+  cb_sync();
+  if (cb_thread() == 0) {
+    if (which == 0) cb_barrier_arrive(barrier);
+    if (which == 1) {
+      cb_barrier_expect(barrier, 64);
+      cb_barrier_arrive(barrier);
+    }
+    if (which == 2) cb_barrier_wait(barrier, 0);
+    if (which == 3) {
+      cb_barrier_expect(barrier, 8192 - 128);
+      cb_tma_load_2d<1>(arena, &map, barrier, 0, 0);
+      cb_barrier_wait(barrier, 0);
+    }
+    if (which == 4) {
+      cb_barrier_expect(barrier, 8192);
+      cb_tma_load_2d<1>(arena, &map, barrier, 0, 0);
+    }
+    if (which == 5) cb_tma_load_2d<1>(arena + 64, &map, barrier, 0, 0);
+    if (which == 6) cb_tma_load_2d<1>(arena + 1024, &map, barrier, 0, 0);
+    if (which == 7) cb_tma_load_3d<1>(arena, &map, barrier, 0, 0, 0);
+    if (which == 8) {
+      cb_tma_store_2d(&map, arena, 0, 0);
+      cb_tma_store_commit();
+    }
+    if (which == 9) cb_barrier_init(reinterpret_cast<u64*>(y), 1);
+  }
+  if (which == 10) cb_wgmma<half_t, 128, false, false>(sum, tile, tile & 0x3fffffffffffffff);
+  if (which == 11) cb_wgmma<half_t, 128, false, false>(sum, tile + (u64)(cb_warp() & 2), tile);
+  if (which == 12) cb_wgmma<half_t, 128, false, false>(sum, tile, tile);
+  if (which == 13 && cb_warp() != 2) cb_wgmma<half_t, 128, false, false>(sum, tile, tile);
+  if (which == 14) cb_barrier_arrive_remote(barrier, 1);
+  y[cb_thread()] = sum[0];
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+//
+// What cpusim_hopper.h calls of the runtime: barriers that count bytes, and work behind the threads' backs.
+#pragma once
+
+#include "runtime.h"
+
+extern "C" {
+
+// A tensor copy under way. `run` moves its bytes; it is the unit's, so that sanitizers see what it touches.
+struct CpusimTensorCopy {
+  void (*run)(const CpusimTensorCopy* copy);
+  uint64_t map[16];
+  unsigned char* shared;
+  uint64_t* barrier;  // null: a store
+  uint32_t bytes;     // that are counted
+  int32_t at[4];
+  int32_t offset[2];  // along w and h
+  const char* place;
+};
+
+// The part of one warpgroup in a product: its threads must agree on all of it.
+struct CpusimProduct {
+  void (*run)(const CpusimProduct* product, float* const* sums);  // sums of the 128 threads
+  uint64_t a, b;
+  const char* place;
+};
+
+// "file:line", kept for ever.
+const char* cpusim_place(const char* file, int line);
+
+void cpusim_barrier_init(uint64_t* barrier, uint32_t arrivals, const char* place);
+// Arrive, and expect so many bytes more.
+void cpusim_barrier_arrive(uint64_t* barrier, uint32_t bytes, const char* place);
+void cpusim_barrier_wait(uint64_t* barrier, uint32_t parity, const char* place);
+
+void cpusim_start_copy(const CpusimTensorCopy* copy);
+void cpusim_commit_stores();
+void cpusim_wait_stores(int pending);
+
+void cpusim_start_product(const CpusimProduct* product, float* sums);
+void cpusim_commit_products(const char* place);
+void cpusim_wait_products(int pending, const char* place);
+// The four warps of a warpgroup meet, as before products.
+void cpusim_meet_warpgroup(const char* place);
+}

@@ -1,0 +1,169 @@
+"""
+The proof that the simulator finds the bugs of warp-specialised kernels: each is planted in kernels/hopper itself.
+
+A mutant is a copy of the sources with a few lines changed; what it computes must be wrong, or refused, in every order
+of threads and copies that the table names.
+"""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch import catalogue, kernel, tensor_map
+from cubatch.engine.native import conv, hopper
+from cubatch.engine.native.context import Context
+from tests.cpusim import building
+from tests.cpusim.simulator import SimulationError, Simulator
+from tests.cpusim.test_planted_bugs import EARLY, LATE, MODES, WRONG, not_in
+from tests.kernels import cases
+
+pytestmark = [
+    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
+    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
+]
+
+SOURCES = kernel.kernels_path() / "hopper"
+FPROP = kernel.find("conv2d_fprop", "float16", family="hopper", tile="128x256x64")
+H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
+
+# Two tiles a block, 12 steps each: three times around the ring; 4 blocks of 64 columns are stored of each.
+DRAWN = cases.Conv(n=10, h=7, w=10, c=72, k=200, r=3, s=2, stride=(2, 1), pad=(2, 1, 0, 1))
+
+SEEDS = (1, 2, 3, 4)
+"""Of the schedules that are drawn: how often copies happen and others go first is drawn too."""
+
+WAIT = "    cb_wgmma_commit();\n    cb_wgmma_wait<1>();\n    if (step > 0) release(shared, before);\n"
+LAST = "  if (count > 0) release(shared, before);\n"
+
+
+@attrs.frozen
+class Bug:
+    """
+    Changes of lines, each of which is there once, and what must come of them.
+
+    Attributes:
+        changes: (file, old, new).
+        pattern: Part of the outcome.
+        modes: (schedule, copies) in which it must come.
+    """
+
+    changes: tuple[tuple[str, str, str], ...]
+    pattern: str = ""
+    modes: tuple[tuple[str, str], ...] = MODES
+
+
+BUGS = {
+    "no wait on full": Bug(
+        (("main_loop.cuh", "    cb_barrier_wait(shared.full(ring.stage), ring.parity);\n", ""),), modes=LATE
+    ),
+    "no wait on empty": Bug((("main_loop.cuh", "    wait_empty(shared, ring);\n    u64", "    u64"),)),
+    "release before the products are waited for": Bug((
+        ("main_loop.cuh", WAIT, "    cb_wgmma_commit();\n    release(shared, ring.stage);\n    cb_wgmma_wait<1>();\n"),
+        ("main_loop.cuh", LAST, "  (void)before;\n"),
+    ), modes=EARLY),
+    "release of the stage that is being read": Bug((
+        ("main_loop.cuh", WAIT, "    cb_wgmma_commit();\n    cb_wgmma_wait<1>();\n    release(shared, ring.stage);\n"),
+        ("main_loop.cuh", LAST, "  (void)before;\n"),
+    ), modes=EARLY),
+    "one release too many": Bug(
+        (("main_loop.cuh", "if (step > 0) release", "release"),), modes=not_in("reversed")
+    ),
+    "no release": Bug((("main_loop.cuh", "if (step > 0) release", "if (step > 1) release"),)),
+    "the producer waits for the wrong phase": Bug(
+        (("main_loop.cuh", "cb_barrier_wait(shared.empty(ring.stage), ring.parity ^ 1)",
+          "cb_barrier_wait(shared.empty(ring.stage), ring.parity)"),),
+        "deadlock",
+    ),
+    "the phase is not turned": Bug((("walk.cuh", "      parity ^= 1;\n", ""),)),
+    "too few bytes expected": Bug((("main_loop.cuh", "(full, STAGE_BYTES)", "(full, STAGE_BYTES - 128)"),)),
+    "too many bytes expected": Bug(
+        (("main_loop.cuh", "(full, STAGE_BYTES)", "(full, STAGE_BYTES + 128)"),), "deadlock"
+    ),
+    "another swizzle": Bug(
+        (("operands.cuh", "return cb_matrix_descriptor(tile, ", "return (u64)3 << 62 ^ cb_matrix_descriptor(tile, "),),
+        "another swizzle",
+    ),
+    "tiles apart by rows of another length": Bug((("operands.cuh", "(A_TURNED ? 16 * SWIZZLE_ROW : 32)", "64"),)),
+    "width and height in each other's place": Bug(
+        (("operands.cuh", "gather.within * TILE_K, gather.pixel.w(walk), gather.pixel.h(walk),",
+          "gather.within * TILE_K, gather.pixel.h(walk), gather.pixel.w(walk),"),)
+    ),
+    "no wait for the last products": Bug((("main_loop.cuh", "  cb_wgmma_wait<0>();\n", ""),), modes=EARLY),
+    "no barrier of the warp before it stores": Bug(
+        (("store.cuh", "  cb_proxy_fence();\n  cb_sync_warp();\n", "  cb_proxy_fence();\n"),), modes=not_in("reversed")
+    ),
+    "no wait before a tile is filled again": Bug(
+        (("store.cuh", "  if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();\n", ""),), modes=LATE
+    ),
+    "no wait for the last stores": Bug(
+        (("implicit_gemm.cu", "    if (cb_lane() == 0) cb_tma_store_wait_read<0>();", "    //"),),
+        "a store still reads shared memory",
+        modes=LATE[:2],
+    ),
+}  # fmt: skip
+
+
+def mutant(name):
+    """Give the kernel with a bug, its sources flat in a folder of the cache, so that it is compiled once."""
+    texts = {path.name: path.read_text() for path in SOURCES.iterdir()}
+    for file, old, new in BUGS[name].changes if name else ():
+        assert texts[file].count(old) == 1, f"{old!r} in {file}"
+        texts[file] = texts[file].replace(old, new)
+    folder = building.cache_directory() / "mutants" / (name or "none").replace(" ", "-").replace("'", "")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        (folder / file).write_text(text.replace('"hopper/', '"'))
+    return attrs.evolve(FPROP, source=str(folder / "implicit_gemm.cu"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Compile everything at once: two compilers at a time rather than one between the tests."""
+    building.precompile([mutant(name) for name in ("", *BUGS)], 90)
+
+
+def outcome(chosen, mode):
+    """Convolve integers, whose sums are exact: "right", else WRONG or the error of the first draw that is not."""
+    random = np.random.default_rng(3)
+    x, w = (random.integers(-2, 3, shape).astype(np.float16) for shape in (DRAWN.x_shape, DRAWN.w_shape))
+    want = cases.conv2d(DRAWN, x.astype(np.float64), w.astype(np.float64))
+    for seed in SEEDS if mode[0] in {"shuffled", "warps"} else SEEDS[:1]:
+        y = np.full(DRAWN.y_shape, np.nan, np.float16)
+        simulator = Simulator(90, schedule=mode[0], copies=mode[1], seed=seed)
+        where = Context(device=H200, launcher=simulator, chooser=lambda *_: chosen)
+        try:
+            conv.conv2d(where, x, w, out=y, **DRAWN.options)
+        except SimulationError as error:
+            return str(error)
+        if not np.array_equal(y, want):
+            return WRONG
+    return "right"
+
+
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+def test_the_kernel_as_it_is_passes(mode):
+    """No false alarm in any order of threads and copies."""
+    assert outcome(mutant(""), mode) == "right"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_bug_is_caught(name):
+    """In every mode that the table names: a wrong result, or an error that says what is wrong."""
+    found = {mode: outcome(mutant(name), mode) for mode in BUGS[name].modes}
+    assert {mode: text for mode, text in found.items() if text == "right" or BUGS[name].pattern not in text} == {}
+
+
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+def test_swapped_corners_are_caught(mode, monkeypatch):
+    """The corners of an im2col map are those of w, then of h."""
+
+    def swapped(vertical, horizontal):
+        window = tensor_map.window_of(vertical, horizontal)
+        return attrs.evolve(window, lower=window.lower[::-1], upper=window.upper[::-1])
+
+    monkeypatch.setattr(hopper, "window_of", swapped)
+    assert outcome(FPROP, mode) != "right"
