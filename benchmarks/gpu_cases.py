@@ -1,15 +1,16 @@
-"""What the GPU pass measures: lists of cases, the most valuable first."""
+"""What the GPU pass measures but for tensor cores: lists of cases, the most valuable first."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import random
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from cubatch import kernel, kinds, models
-from cubatch.bench import cases
+from cubatch import kinds, models
+from cubatch.bench import cases, steps
 from cubatch.bench.cases import Case
 from cubatch.layer import Layer, Pass
 from cubatch.spec import Network
@@ -20,13 +21,31 @@ SQUARES = (1024, 2048, 4096, 8192, 1536, 3072, 6144)
 SEED = 20261121
 SHAPES_PER_OPERATION = 6
 LARGEST_SWEPT = 256
+STORED = ("float32", "float16", "bfloat16")
 ELSEWHERE = {
     ("dropout", "float32"), ("dropout", "float16"), ("dropout", "bfloat16"),  # random: no right result to compare with
-    # Of many tiles' moments, which only fused products leave; parameters of which there is a second, float32 copy:
-    *((name, dtype) for name in ("batch_norm_merge",) for dtype in ("float32", "float16", "bfloat16")),
-    *((name, dtype) for name in ("sgd", "momentum", "adam") for dtype in ("float16", "bfloat16")),
+    # Of many tiles' moments, which only fused products leave:
+    *(("batch_norm_merge", dtype) for dtype in ("float32", "float16", "bfloat16")),
 }  # fmt: skip
 """Operations that no case here calls: tests/kernels checks them, on a GPU too."""
+
+
+_MOVERS: Sequence[Layer] = (
+    kinds.ReLU(h=56, w=56, c=64),
+    kinds.BatchNorm2d(h=56, w=56, c=64),
+    kinds.BatchNorm2d(h=14, w=14, c=1024),
+    kinds.Add(h=56, w=56, c=256),
+    kinds.MaxPool2d(h=112, w=112, c=64, r=3, s=3, stride=2, pad=1),
+    kinds.GlobalAvgPool(h=7, w=7, c=2048),
+    kinds.AvgPool2d(h=28, w=28, c=256, r=2, s=2),
+    kinds.HardSwish(h=56, w=56, c=64),
+    kinds.HardSigmoid(h=28, w=28, c=256),
+    kinds.ReLU6(h=56, w=56, c=64),
+    kinds.Sigmoid(h=28, w=28, c=256),
+    kinds.SiLU(h=56, w=56, c=64),
+    kinds.Scale(h=28, w=28, c=120),
+)
+"""Layers that only move bytes; those of ResNet-50 first."""
 
 
 def gemms() -> list[Case]:
@@ -35,7 +54,7 @@ def gemms() -> list[Case]:
     for batch_size in BATCH_SIZES:
         for name in NETWORKS:
             found += [case for case in of_network(name, batch_size) if isinstance(case.layer, kinds.Linear)]
-    return _merged(found)
+    return merged(found)
 
 
 def convolutions() -> list[Case]:
@@ -49,7 +68,7 @@ def convolutions() -> list[Case]:
             for case in of_network(name, batch_size)
             if isinstance(case.layer, kinds.Conv2d) and case.layer.groups == 1
         ]
-    return _merged(found)
+    return merged(found)
 
 
 def memory_bound() -> list[Case]:
@@ -60,39 +79,32 @@ def memory_bound() -> list[Case]:
         for case in of_network("mobilenet-v3-large", batch_size)
         if isinstance(case.layer, kinds.Conv2d) and case.layer.groups > 1
     ]
-    found += [
-        cases.of_layer(layer, pass_, LARGEST_SWEPT)
-        for layer in (
-            kinds.ReLU(h=56, w=56, c=64),
-            kinds.BatchNorm2d(h=56, w=56, c=64),
-            kinds.BatchNorm2d(h=14, w=14, c=1024),
-            kinds.Add(h=56, w=56, c=256),
-            kinds.MaxPool2d(h=112, w=112, c=64, r=3, s=3, stride=2, pad=1),
-            kinds.AvgPool2d(h=28, w=28, c=256, r=2, s=2),
-            kinds.GlobalAvgPool(h=7, w=7, c=2048),
-            kinds.HardSwish(h=56, w=56, c=64),
-            kinds.HardSigmoid(h=28, w=28, c=256),
-            kinds.ReLU6(h=56, w=56, c=64),
-            kinds.Sigmoid(h=28, w=28, c=256),
-            kinds.SiLU(h=56, w=56, c=64),
-            kinds.Scale(h=28, w=28, c=120),
-        )
+    found += _moved(_MOVERS, "float32")
+    parameters = models.build("resnet50").parameters
+    found += [steps.optimizer_step(name, parameters) for name in ("momentum", "adam", "sgd")]
+    found.append(steps.cross_entropy(1024, 1000))
+    # What a training step in float16 has besides its products.
+    found += _moved(_MOVERS[:6], "float16")
+    return [*found, steps.optimizer_step("momentum", parameters, "float16"), steps.loss_scale(parameters)]
+
+
+def _moved(layers: Iterable[Layer], dtype: str) -> list[Case]:
+    return [
+        cases.of_layer(layer, pass_, LARGEST_SWEPT, dtype)
+        for layer in layers
         for pass_ in Pass
         if cases.has_case(layer, pass_)
     ]
-    parameters = models.build("resnet50").parameters
-    found += [cases.optimizer_step(name, parameters) for name in ("momentum", "adam", "sgd")]
-    return [*found, cases.cross_entropy(1024, 1000)]
 
 
 @functools.cache
-def of_network(name: str, batch_size: int) -> tuple[Case, ...]:
+def of_network(name: str, batch_size: int, dtype: str = "float32") -> tuple[Case, ...]:
     """The distinct layer passes of a named network; their layers are named with it, for tables by network."""
-    found = cases.of_network(models.build(name), list(Pass), batch_size)
+    found = cases.of_network(models.build(name), list(Pass), batch_size, dtype)
     return tuple(attrs.evolve(case, layers=tuple(f"{name}/{layer}" for layer in case.layers)) for case in found)
 
 
-def _merged(found: list[Case]) -> list[Case]:
+def merged(found: list[Case]) -> list[Case]:
     """Keep what several networks have once, in its first place, with the layers of all."""
     by_name: dict[str, Case] = {}
     for case in found:
@@ -137,9 +149,8 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
         seed: Draws the shapes.
     """
     draw = random.Random(seed)
-    stored = sorted({found.dtype for found in kernel.kernels()}, key=("float32", "float16", "bfloat16").index)
     found: list[Case] = []
-    for dtype in stored:
+    for dtype in STORED:
         for _ in range(SHAPES_PER_OPERATION):
             found += _passes(_drawn_layers(draw), draw, dtype)
         found += _passes(_depthwise_layers(draw), draw, dtype)
@@ -152,9 +163,10 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
                 (kinds.BatchNorm2d(h=63, w=65, c=4), Pass.FPROP, 17),
             )
         ]
-        found += [cases.cross_entropy(37, 11, dtype), cases.cross_entropy(5, 1000, dtype)]
-    for name in ("sgd", "momentum", "adam"):
-        found += [cases.optimizer_step(name, draw.randint(900, 9000)) for _ in range(2)]
+        found += [steps.cross_entropy(37, 11, dtype), steps.cross_entropy(5, 1000, dtype)]
+        for name in ("sgd", "momentum", "adam"):
+            found += [steps.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
+    found.append(steps.loss_scale(draw.randint(900, 9000)))
     return list({case.name: case for case in found}.values())
 
 
@@ -211,13 +223,19 @@ def _drawn_layers(draw: random.Random) -> list[Layer]:
     ]  # fmt: skip
 
 
-def trained() -> list[tuple[Network, str, int]]:
-    """Networks whose memory plan is compared with what a step really takes: network, mode, batch size."""
-    return [
+def trained() -> list[tuple[Network, str, int, str, str]]:
+    """Networks whose memory plan is compared with what a step takes: network, mode, batch size, dtype, library."""
+    float32 = [
         (models.build("resnet50"), "training", 32),
         (models.build("mnist-cnn"), "training", 2048),
         (models.build("mobilenet-v3-large"), "training", 64),
         (models.build("vgg16"), "training", 32),
         (models.build("resnet50"), "inference", 128),
         (models.build("resnet18"), "training", 256),
+    ]
+    return [
+        (models.build("resnet50"), "training", 256, "float16", "cubatch"),
+        (models.build("mobilenet-v3-large"), "training", 64, "bfloat16", "cubatch"),
+        (models.build("resnet18"), "training", 64, "tf32", "cubatch"),
+        *((*each, "float32", library) for library in ("cubatch", "im2col") for each in float32),
     ]

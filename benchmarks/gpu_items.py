@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from cubatch import compile as compiler
-from cubatch import cuda_driver, kernel, memory, models, probe, waves
+from cubatch import cuda_driver, kernel, probe, waves
 from cubatch.bench import measure, rivals
 from cubatch.bench.cases import Case, gemm, of_layer
 from cubatch.bench.contest import Contest, Entrant
@@ -51,11 +51,13 @@ class Session:
     Attributes:
         device: The GPU.
         deadline: On the monotone clock: when the stage's time is over.
+        without: Families of kernels that take no part.
         workers: Threads that compile.
     """
 
     device: Device
     deadline: float
+    without: Collection[str] = ()
     workers: int = 8
 
     def seconds_left(self) -> float:
@@ -78,9 +80,9 @@ class Session:
         return measure.copy_bandwidth(self.place, self.contest)
 
 
-def session_here(seconds: float) -> Session:
+def session_here(seconds: float, without: Collection[str]) -> Session:
     """Open a session on the first GPU of this machine."""
-    return Session(probe.resolve("cuda"), time.monotonic() + seconds)
+    return Session(probe.resolve("cuda"), time.monotonic() + seconds, without)
 
 
 def units(arch: int) -> list[Kernel]:
@@ -97,8 +99,8 @@ def arch_of(device: Device) -> int:
     return kernel.arch_number(device.arch or "")
 
 
-def compile_all(device: Device, workers: int) -> list[tuple[Kernel, str]]:
-    """Compile every unit for a device; give those that failed, with the reason."""
+def compile_all(device: Device, workers: int, wanted: Iterable[Kernel] | None = None) -> list[tuple[Kernel, str]]:
+    """Compile every unit for a device, or those of some kernels; give those that failed, with the reason."""
 
     def compiled(found: Kernel) -> tuple[Kernel, str]:
         try:
@@ -108,7 +110,7 @@ def compile_all(device: Device, workers: int) -> list[tuple[Kernel, str]]:
         return found, ""
 
     with ThreadPoolExecutor(workers) as pool:
-        return [pair for pair in pool.map(compiled, units(arch_of(device))) if pair[1]]
+        return [pair for pair in pool.map(compiled, units(arch_of(device)) if wanted is None else wanted) if pair[1]]
 
 
 def compile_units(session: Session) -> dict[str, Any]:
@@ -147,13 +149,13 @@ def copies(session: Session) -> dict[str, Any]:
     return {"copies": rows, "ours": ours.to_mapping()}
 
 
-def gemm_ceiling(session: Session) -> dict[str, Any]:
-    case = gemm(8192, 8192, 8192)
+def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
+    case = gemm(8192, 8192, 8192, dtype=dtype)
     found = rivals.rival(case, session.place.module)
     if isinstance(found, str):
         return {"flops_per_second": None, "reason": found}
     entrant = Entrant(found.name, "vendor", found.bind(fill(session.place.module, case, 0)))
-    session.contest.run([entrant], 1.0)
+    session.contest.run([entrant], 0.5)
     return {
         "library": found.name,
         "flops_per_second": case.flops / (entrant.seconds or float("nan")),
@@ -163,14 +165,14 @@ def gemm_ceiling(session: Session) -> dict[str, Any]:
 
 def timed(case: Case, session: Session) -> dict[str, Any]:
     result = measure.measure(
-        case, session.place, session.contest, variants="ranked", seconds=CASE_SECONDS,
+        case, session.place, session.contest, variants="ranked", without=session.without, seconds=CASE_SECONDS,
         copy_bytes_per_second=session.copy_bytes_per_second,
     )  # fmt: skip
     return {"status": "wrong" if result.wrong else result.status, "result": result.to_mapping()}
 
 
 def verified(case: Case, seed: int, session: Session) -> dict[str, Any]:
-    result = measure.verify(case, session.place, seed=seed)
+    result = measure.verify(case, session.place, seed=seed, without=session.without)
     return {"status": "wrong" if result.wrong else "ok", "seed": seed, "result": result.to_mapping()}
 
 
@@ -238,44 +240,3 @@ def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
     names = ("blocks_per_sm", "registers", "shared_bytes", "local_bytes")
     differing = [row["kernel"] for row in rows if any(row[name]["computed"] != row[name]["driver"] for name in names)]
     return {"status": "differs" if differing else "ok", "differing": differing, "kernels": rows}
-
-
-def memory_of(name: str, mode: str, batch_size: int, library: str, session: Session) -> dict[str, Any]:
-    """The plan beside what the engine took and what the driver says the process holds more than before."""
-    from cubatch.runners import network_runner
-
-    spec = models.build(name)
-    options: dict[str, Any] = {"mode": mode, "dtype": "float32", "optimizer": "momentum", "library": library}
-    planned = memory.footprint(spec, batch_size=batch_size, device=session.device, **options)
-    monitor = Monitor(session.device.uuid) if session.device.uuid else None
-    before = monitor.snapshot().used_bytes if monitor else None
-    runner = network_runner(
-        spec=spec.to_mapping(), device=f"cuda:{session.device.index}", recompute=False, seed=0, **options
-    )  # fmt: skip
-    try:
-        runner.prepare(batch_size)
-        runner.clock.time(runner.step, 1)
-        after = monitor.snapshot().used_bytes if monitor else None
-        return {
-            "planned_bytes": planned.total,
-            "held_bytes": runner.peak_bytes,
-            "process_bytes": runner.peak_device_bytes,
-            "device_bytes": None if before is None or after is None else after - before,
-        }
-    finally:
-        runner.close()
-
-
-def tuned(name: str, mode: str, library: str, session: Session) -> dict[str, Any]:
-    """What autotune answers, beside every size around the answer."""
-    import cubatch as cb
-
-    options: dict[str, Any] = {"mode": mode, "device": "cuda", "library": library, "store": False}
-    budget = max(2.0, session.seconds_left() / 2)
-    found = cb.autotune(name, budget=min(6.0, budget), **options)
-    answer = found.batch_size or 1
-    largest = found.largest_batch_size or answer
-    steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}
-    sizes = sorted({size for size in steps | {answer - 1, answer, answer + 1} if 1 <= size <= largest})
-    swept = cb.autotune(name, batch_sizes=sizes, budget=min(8.0, max(2.0, session.seconds_left())), **options)
-    return {"found": found.to_mapping(), "swept": swept.to_mapping()}

@@ -10,8 +10,8 @@ or crashes is noted, and a new process goes on behind it.  The JSON is put in pl
 most once a second; the sweeps go into a CSV file beside it.  It needs NumPy, CuPy and cubatch's own
 dependencies; with PyTorch, cuDNN takes part.
 
---stage NAME runs only this stage (may be given again), --only REGEX only items whose name it finds, --seconds
-bounds the whole.
+--stage NAME runs only this stage (may be given again), --only REGEX only items whose name it finds (and the facts),
+--seconds bounds the whole.  Where a family of kernels hangs, --without FAMILY measures the others.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from typing import Any, TextIO
 import attrs
 
 from benchmarks import gpu_plan, gpu_stages, gpu_sweep
-from benchmarks.gpu_stages import Item, Stage
+from benchmarks.gpu_stages import Stage
 from benchmarks.provenance import provenance
-from cubatch import catalogue, probe
+from cubatch import catalogue, kernel, probe
 from cubatch.errors import CubatchError
 
 SECONDS = 450.0
@@ -77,7 +77,7 @@ class Run:
 # --- the child: one stage's items, a line of JSON for each ---------------------------------------------------------
 
 
-def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO) -> None:
+def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO, without: Sequence[str] = ()) -> None:
     """Run a stage's items from one on; say which begins, and what it gave."""
     from benchmarks.gpu_items import session_here
     from cubatch.errors import CubatchError, DeviceFailed
@@ -86,8 +86,8 @@ def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO)
         lines.write(json.dumps(facts, allow_nan=False) + "\n")
         lines.flush()
 
-    session = session_here(seconds)
-    items = chosen(stage, session.device, only)
+    session = session_here(seconds, without)
+    items = gpu_stages.chosen(stage, session.device, only)
     tell(count=len(items))
     for index, item in enumerate(items[start:], start):
         if not session.seconds_left():
@@ -104,11 +104,6 @@ def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO)
         tell(ends=index, item={"name": item.name, **found, "took_seconds": time.monotonic() - begun})
 
 
-def chosen(stage: Stage, device: Any, only: str) -> list[Item]:
-    """List a stage's items whose name an expression finds."""
-    return [item for item in stage.items(device) if re.search(only, item.name)]
-
-
 # --- the parent ----------------------------------------------------------------------------------------------------
 
 
@@ -121,18 +116,20 @@ def run_stage(command: Callable[[int, float], Sequence[str]], run: Run, save: Ca
         run: Filled in.
         save: Called when there is something new to keep.
     """
-    begun, start, restarts = time.monotonic(), 0, 0
+    begun, start, fallen, restarts = time.monotonic(), 0, 0, 0
     while True:
-        left = run.limit_seconds - (time.monotonic() - begun)
+        left, before = run.limit_seconds - (time.monotonic() - begun), len(run.items)
         ended, reached = _run_child(command(start, left), run, save)
         run.seconds = time.monotonic() - begun
         if ended is None:
             break
-        if reached is None or restarts == MAX_RESTARTS:  # it did not even begin, or does nothing but fall
+        fallen += 1
+        restarts = restarts + 1 if len(run.items) - before <= 1 else 1  # it got no further than to what broke it
+        if reached is None or restarts > MAX_RESTARTS:  # it did not even begin, or does nothing but fall
             run.status, run.message = "failed", ended
             break
-        restarts, start = restarts + 1, reached + 1
-        run.message = f"{restarts} processes ended early, the last: {ended.splitlines()[-1] if ended else 'no message'}"
+        start = reached + 1
+        run.message = f"{fallen} processes ended early, the last: {ended.splitlines()[-1] if ended else 'no message'}"
         if run.limit_seconds - run.seconds <= 0:
             run.status = "timeout"
             break
@@ -206,10 +203,13 @@ def _end(process: subprocess.Popen[str], patience: float) -> None:
         process.wait()
 
 
-def run_all(stages: Sequence[Stage], out: Path, *, seconds: float, only: str) -> dict[str, Any]:
+def run_all(
+    stages: Sequence[Stage], out: Path, *, seconds: float, only: str, without: Sequence[str] = ()
+) -> dict[str, Any]:
     """Run stages into a file; time that one leaves goes to those after it, by their shares."""
     begun, last = time.monotonic(), 0.0
     found: dict[str, Any] = {"schema": 1, "benchmark": "gpu_pass", **provenance(), "seconds": seconds, "stages": []}
+    found["without"] = list(without)
     runs: list[Run] = []
 
     def save(*, always: bool = False) -> None:
@@ -233,7 +233,7 @@ def run_all(stages: Sequence[Stage], out: Path, *, seconds: float, only: str) ->
         def command(start: int, rest: float, name: str = stage.name) -> list[str]:
             return [
                 sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--start", str(start),
-                "--seconds", str(rest), "--only", only,
+                "--seconds", str(rest), "--only", only, *(part for name in without for part in ("--without", name)),
             ]  # fmt: skip
 
         run_stage(command, run, save)
@@ -305,6 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--stage", action="append", choices=names)
     parser.add_argument("--only", default="", metavar="REGEX")
+    parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in kernel.kernels()}))
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--device", default="h200-sxm", help="for --dry-run: a GPU of the catalogue")
@@ -318,14 +319,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         child(
-            gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines
+            gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines,
+            without=given.without,
         )  # fmt: skip
         return 0
     if problem := _problem(given):
         parser.error(problem)
     if given.dry_run:
         return gpu_plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
-    found = run_all(stages, given.out, seconds=given.seconds, only=given.only)
+    found = run_all(stages, given.out, seconds=given.seconds, only=given.only, without=given.without)
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
     wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]
     print(f"wrote {given.out}; {len(wrong)} items not ok, {len(broken)} stages failed")

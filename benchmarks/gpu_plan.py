@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 from collections.abc import Sequence
 
-from benchmarks import gpu_cases, gpu_items
-from benchmarks.gpu_stages import Item, Stage
+from benchmarks import gpu_cases, gpu_conformance, gpu_items, gpu_probes
+from benchmarks.gpu_stages import Item, Stage, chosen
 from cubatch import catalogue, kernel, memory, probe
 from cubatch.bench import measure
 from cubatch.bench.place import count_sets
@@ -35,10 +33,12 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
     problems: list[str] = []
     if compiled:
         workers = len(os.sched_getaffinity(0))
-        problems += [f"{failed.name}: {reason}" for failed, reason in gpu_items.compile_all(device, workers)]
+        probes = gpu_conformance.sources(gpu_probes.probes(gpu_items.arch_of(device)))
+        failed = [*gpu_items.compile_all(device, workers), *gpu_items.compile_all(device, workers, probes)]
+        problems += [f"{found.name}: {reason}" for found, reason in failed]
     rows = []
     for stage in stages:
-        items = [item for item in stage.items(device) if re.search(only, item.name)]
+        items = chosen(stage, device, only)
         launched, found = _planned(items, device, compiled=compiled)
         names = [item.name for item in items]
         found += [f"two items named {name}" for name in sorted(set(names)) if names.count(name) > 1]
@@ -98,10 +98,12 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
 def _plans(device: Device) -> list[str]:
     """Name the networks whose planned memory the device does not have."""
     limit, problems = probe.memory_limit(device).bytes, []
-    for (network, mode, batch_size), library in itertools.product(gpu_cases.trained(), ("cubatch", "im2col")):
+    for network, mode, batch_size, dtype, library in gpu_cases.trained():
         total = memory.footprint(
-            network, batch_size=batch_size, mode=mode, optimizer="momentum", device=device, library=library
+            network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library
         ).total
         if total > limit:
-            problems.append(f"{network.name}, {mode}, batch {batch_size}, {library} needs {format_bytes(total)}")
+            problems.append(
+                f"{network.name}, {mode}, batch {batch_size}, {dtype}, {library} needs {format_bytes(total)}"
+            )
     return problems

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
-from benchmarks import gpu_cases, gpu_items, gpu_sweep
+from benchmarks import gpu_cases, gpu_conformance, gpu_items, gpu_probes, gpu_sweep, gpu_tensor_cases, gpu_training
 from benchmarks.gpu_items import Session
-from cubatch import kernel
+from cubatch import kernel, probe
 from cubatch.bench.cases import Case, of_layer
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel
 
-_TUNED = (("mnist-cnn", "training"), ("resnet18", "inference"))
+_TUNED = (
+    ("resnet18", "training", "float16", "cubatch"),
+    ("mnist-cnn", "training", "float32", "cubatch"),
+    ("resnet18", "inference", "float32", "cubatch"),
+    ("mnist-cnn", "training", "float32", "im2col"),
+    ("resnet18", "inference", "float32", "im2col"),
+)
+_STEPS = (("resnet50", 256, "float16"), ("resnet50", 256, "bfloat16"), ("resnet50", 32, "float16"))
 
 
 @attrs.frozen
@@ -59,6 +69,7 @@ def _of_cases(found: Iterable[Case], device: Device) -> list[Item]:
     return [
         Item(case.name, lambda session, case=case: gpu_items.timed(case, session), case, _guess(case, device))
         for case in found
+        if case.dtype in probe.supported_dtypes(device)
     ]
 
 
@@ -68,10 +79,20 @@ def _guess(case: Case, device: Device) -> float:
     return 0.15 + case.num_bytes / 50e9 + max(gpu_items.CASE_SECONDS / 2, 20 * step)
 
 
-def _checks(_: Device) -> list[Item]:
+def _mixed(on_tensor_cores: Iterable[Case], others: Iterable[Case]) -> list[Case]:
+    """Two on tensor cores for every other, so that a stage that is cut off has some of both."""
+    found, rest = [], iter(others)
+    for first, second in itertools.zip_longest(*[iter(on_tensor_cores)] * 2):
+        found += [first, second, next(rest, None)]
+    return [case for case in (*found, *rest) if case is not None]
+
+
+def _checks(device: Device) -> list[Item]:
+    odd = [case for case in gpu_tensor_cases.odd_shapes() if case.dtype in probe.supported_dtypes(device)]
+    odd += gpu_cases.odd_shapes()
     return [
         Item(case.name, lambda session, case=case, seed=seed: gpu_items.verified(case, seed, session), case, 0.05, 10.0)
-        for seed, case in enumerate(gpu_cases.odd_shapes(), start=gpu_cases.SEED)
+        for seed, case in enumerate(odd, start=gpu_cases.SEED)
     ] + [Item("layouts", gpu_items.layouts, seconds=0.5, limit_seconds=10.0)]
 
 
@@ -89,28 +110,36 @@ def _occupancies(device: Device) -> list[Item]:
 def _memories(_: Device) -> list[Item]:
     return [
         Item(
-            f"{network.name}, {mode}, batch {batch_size}, {library}",
-            lambda session, arguments=(network.name, mode, batch_size, library): gpu_items.memory_of(
-                *arguments, session
-            ),
+            f"{network.name}, {mode}, batch {batch_size}, {dtype}, {library}",
+            functools.partial(gpu_training.memory_of, network.name, mode, batch_size, dtype, library),
             seconds=3.0,
             limit_seconds=60.0,
         )
-        for library in ("cubatch", "im2col")
-        for network, mode, batch_size in gpu_cases.trained()
+        for network, mode, batch_size, dtype, library in gpu_cases.trained()
+    ]
+
+
+def _trainings(_: Device) -> list[Item]:
+    return [
+        Item(
+            f"{name}, batch {batch_size}, {dtype}",
+            functools.partial(gpu_training.training_step, name, batch_size, dtype),
+            seconds=15.0,
+            limit_seconds=90.0,
+        )
+        for name, batch_size, dtype in _STEPS
     ]
 
 
 def _tunings(_: Device) -> list[Item]:
     return [
         Item(
-            f"{name}, {mode}, {library}",
-            lambda session, arguments=(name, mode, library): gpu_items.tuned(*arguments, session),
+            f"{name}, {mode}, {dtype}, {library}",
+            functools.partial(gpu_training.tuned, name, mode, dtype, library),
             seconds=16.0,
             limit_seconds=60.0,
         )
-        for library in ("cubatch", "im2col")
-        for name, mode in _TUNED
+        for name, mode, dtype, library in _TUNED
     ]
 
 
@@ -133,28 +162,61 @@ def _facts(_: Device) -> list[Item]:
     return [
         Item("device", gpu_items.device_facts),
         Item("copies", gpu_items.copies, seconds=3.0),
-        Item("gemm", gpu_items.gemm_ceiling, seconds=3.0),
+        *(
+            Item(f"gemm, {dtype}", functools.partial(gpu_items.gemm_ceiling, dtype), seconds=1.0)
+            for dtype in ("float32", *gpu_tensor_cases.DTYPES)
+        ),
     ]
 
 
-def _units(_: Device) -> list[Item]:
-    return [Item("all units", gpu_items.compile_units, seconds=20.0, limit_seconds=240.0)]
+def _conformances(device: Device) -> list[Item]:
+    return [
+        Item(found.name, functools.partial(gpu_conformance.conforms, found), seconds=0.05, limit_seconds=30.0)
+        for found in gpu_probes.probes(gpu_items.arch_of(device))
+    ]
+
+
+def _products(device: Device) -> list[Item]:
+    return _of_cases(_mixed(gpu_tensor_cases.gemms(), gpu_cases.gemms()), device)
+
+
+def _convolutions(device: Device) -> list[Item]:
+    return _of_cases(_mixed(gpu_tensor_cases.convolutions(), gpu_cases.convolutions()), device)
+
+
+def _units(device: Device) -> list[Item]:
+    probes = gpu_probes.probes(gpu_items.arch_of(device))
+    return [
+        Item("all units", gpu_items.compile_units, seconds=20.0, limit_seconds=240.0),
+        Item("probes and twins", functools.partial(gpu_conformance.build, probes), seconds=8.0, limit_seconds=60.0),
+    ]
 
 
 STAGES = (
-    Stage("compile", "every kernel for this GPU", 40, _units),
-    Stage("facts", "the device, its copy bandwidth, cuBLAS's float32 rate", 12, _facts),
-    Stage("correctness", "every variant against float64 on odd shapes", 50, _checks),
-    Stage("gemm", "matrix products beside cuBLAS", 40, lambda device: _of_cases(gpu_cases.gemms(), device)),
-    Stage("layers", "convolutions beside cuDNN", 120, lambda device: _of_cases(gpu_cases.convolutions(), device)),
-    Stage("misc", "depthwise and misc against a copy", 30, lambda device: _of_cases(gpu_cases.memory_bound(), device)),
-    Stage("occupancy", "registers and blocks per SM against the driver", 8, _occupancies),
-    Stage("memory", "the memory plan against the real peak", 30, _memories),
-    Stage("tune", "autotune against a dense sweep around its answer", 60, _tunings),
-    Stage("sweep", "every batch size from 1 to 256", 70, _sweeps),
-)
+    Stage("compile", "every kernel for this GPU", 35, _units),
+    Stage("facts", "the device, its copy bandwidth, cuBLAS's rates", 12, _facts),
+    Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
+    Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
+    Stage("gemm", "matrix products beside cuBLAS", 60, _products),
+    Stage("layers", "convolutions beside cuDNN", 110, _convolutions),
+    Stage(
+        "fused", "convolutions with bias, residual and ReLU beside cuDNN and PyTorch's kernels", 20,
+        lambda device: _of_cases(gpu_tensor_cases.fused_convolutions(), device),
+    ),
+    Stage("training", "a training step beside PyTorch's", 35, _trainings),
+    Stage("misc", "depthwise and misc against a copy", 22, lambda device: _of_cases(gpu_cases.memory_bound(), device)),
+    Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
+    Stage("memory", "the memory plan against the real peak", 25, _memories),
+    Stage("tune", "autotune against a dense sweep around its answer", 35, _tunings),
+    Stage("sweep", "every batch size from 1 to 256", 40, _sweeps),
+)  # fmt: skip
 
 
 def stage_named(name: str) -> Stage:
     """Find a stage."""
     return next(stage for stage in STAGES if stage.name == name)
+
+
+def chosen(stage: Stage, device: Device, only: str) -> list[Item]:
+    """List a stage's items whose name an expression finds; the facts, which say what a file is of, are always whole."""
+    return [item for item in stage.items(device) if stage.name == "facts" or re.search(only, item.name)]

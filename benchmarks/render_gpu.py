@@ -1,67 +1,129 @@
 """
-Tables of a GPU pass for the READMEs: goals, products, convolutions, bandwidth, and what is slow and why.
+Tables of a GPU pass for the READMEs: goals, products, convolutions, families, bandwidth, training, what is slow.
 
 They read only the pass's JSON.  What was skipped, wrong or without a vendor beside it counts nowhere, and the
-captions say how much that is.
+captions say how much that is.  A mean is always over cases of one type: precisions are never mixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.render_gpu_rows import (
+    Row,
+    is_of,
+    is_winograd_ground,
+    items_of,
+    limit_of,
+    mean_of,
+    page,
+    percent,
+    ratios_of,
+    rows_of,
+    shares_of,
+)
 from benchmarks.tables import table
-from cubatch.bench.records import geometric_mean
 from cubatch.units import format_metric, format_percent, format_seconds
 
-Row = dict[str, Any]
-
 GEMM_GOAL, CONV_GOAL, DEPTHWISE_GOAL, DEPTHWISE_COPY_GOAL, COPY_GOAL = 0.95, 1.0, 1.2, 0.8, 0.85
-GOAL_NETWORK = "resnet50"
-_FULL = 0.85
+TENSOR_GEMM_GOAL, TENSOR_CONV_GOAL, FUSED_GOAL, TRAINING_GOAL = 1.0, 1.0, 1.15, 1.0
+GOAL_NETWORK, GOAL_BATCHES, GOAL_TRAINING_BATCH = "resnet50", (32, 256), 256
+PASSES = ("fprop", "dgrad", "wgrad")
+
+Goal = tuple[str, float, Callable[[Sequence[float]], float], list[float]]
+"""What it is of, what is wanted, how many values become one, the values."""
 
 
 def goals(result: Mapping[str, Any]) -> str:
     """Each speed goal beside what was found."""
-    products, convolutions, others = rows_of(result, "gemm"), rows_of(result, "layers"), rows_of(result, "misc")
-    plain = [row for row in convolutions if not is_winograd_ground(row) and _is_of(row, GOAL_NETWORK)]
-    depthwise, rest = [r for r in others if r["case"]["flops"]], [r for r in others if not r["case"]["flops"]]
-    found = [
-        ("matrix products: geometric mean of the ratio to cuBLAS", GEMM_GOAL, _mean, _ratios(products)),
-        (f"1x1 and strided convolutions of {GOAL_NETWORK}: the same to cuDNN", CONV_GOAL, _mean, _ratios(plain)),
-        ("depthwise convolutions: the same to cuDNN", DEPTHWISE_GOAL, _mean, _ratios(depthwise)),
-        ("depthwise convolutions: least share of a copy's bandwidth", DEPTHWISE_COPY_GOAL, min, _shares(depthwise)),
-        ("other operations: least share of a copy's bandwidth", COPY_GOAL, min, _shares(rest)),
-    ]
     rows = []
-    for name, goal, reduce, values in found:
+    for name, goal, reduce, values in (*_float32_goals(result), *_tensor_goals(result)):
         if values:
             value = reduce(values)
             rows.append([name, f"{goal:.2f}", f"{value:.3f}", str(len(values)), "yes" if value >= goal else "**no**"])
-    return _page(result, "gemm layers misc", table(["goal", "at least", "found", "cases", "met"], rows))
+    columns = ["goal", "at least", "found", "cases", "met"]
+    return page(result, "gemm layers fused training misc", table(columns, rows))
+
+
+def _float32_goals(result: Mapping[str, Any]) -> list[Goal]:
+    products, others = rows_of(result, "gemm", "float32"), rows_of(result, "misc", "float32")
+    plain = [row for row in rows_of(result, "layers", "float32") if not is_winograd_ground(row)]
+    ours = [row for row in plain if is_of(row, GOAL_NETWORK)]
+    depthwise, rest = [r for r in others if r["case"]["flops"]], [r for r in others if not r["case"]["flops"]]
+    return [
+        ("matrix products, float32: geometric mean of the ratio to cuBLAS", GEMM_GOAL, mean_of, ratios_of(products)),
+        (f"1x1 and strided convolutions of {GOAL_NETWORK}, float32: ... to cuDNN", CONV_GOAL, mean_of, ratios_of(ours)),
+        ("depthwise convolutions: ... to cuDNN", DEPTHWISE_GOAL, mean_of, ratios_of(depthwise)),
+        ("depthwise convolutions: least share of a copy's bandwidth", DEPTHWISE_COPY_GOAL, min, shares_of(depthwise)),
+        ("other operations: least share of a copy's bandwidth", COPY_GOAL, min, shares_of(rest)),
+    ]
+
+
+def _tensor_goals(result: Mapping[str, Any]) -> list[Goal]:
+    found: list[Goal] = []
+    for dtype in ("float16", "bfloat16"):
+        ratios = ratios_of(rows_of(result, "gemm", dtype))
+        found.append((f"matrix products, {dtype}: ... to cuBLAS", TENSOR_GEMM_GOAL, mean_of, ratios))
+    for batch in GOAL_BATCHES:
+        name = f"{GOAL_NETWORK}, float16, batch {batch}"
+        for pass_ in PASSES:
+            ratios = ratios_of(_of_batch(rows_of(result, "layers", "float16"), batch, pass_))
+            found.append((f"{name}, {pass_}: ... to cuDNN", TENSOR_CONV_GOAL, mean_of, ratios))
+        ratios = ratios_of(_of_batch(rows_of(result, "fused", "float16"), batch, "fprop"))
+        found.append((f"{name}, fused: ... to cuDNN and separate kernels", FUSED_GOAL, mean_of, ratios))
+    wanted = (GOAL_NETWORK, "float16", GOAL_TRAINING_BATCH)
+    steps = [i["ratio"] for i in _trained(result) if (i["network"], i["dtype"], i["batch_size"]) == wanted]
+    name = f"training step of {GOAL_NETWORK}, float16, batch {GOAL_TRAINING_BATCH}: ratio to PyTorch eager"
+    return [*found, (name, TRAINING_GOAL, min, steps)]
 
 
 def gemm(result: Mapping[str, Any]) -> str:
-    """Matrix products beside cuBLAS, one by one."""
-    rows = [_compared(row) for row in rows_of(result, "gemm") if row["ratio"] is not None]
-    return _page(result, "gemm", table(["product", "kernel", "time", "rate", "of peak", "cuBLAS", "ratio"], rows))
+    """Matrix products beside cuBLAS, one by one, type by type."""
+    found = [row for row in rows_of(result, "gemm") if row["ratio"] is not None]
+    found.sort(key=lambda row: row["case"]["dtype"])
+    rows = [_compared(row) for row in found]
+    return page(result, "gemm", table(["product", "kernel", "time", "rate", "of peak", "cuBLAS", "ratio"], rows))
 
 
 def convolutions(result: Mapping[str, Any]) -> str:
-    """Convolutions beside cuDNN: geometric means by network, batch size, pass and kind."""
-    groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row in rows_of(result, "layers"):
-        for network in dict.fromkeys(name.split("/")[0] for name in row["case"]["layers"]):
-            groups.setdefault((network, row["case"]["batch_size"], row["case"]["pass"]), []).append(row)
+    """Convolutions beside cuDNN: geometric means by network, type, batch size, pass and kind."""
+    groups: dict[tuple[str, str, int, str], list[Row]] = {}
+    for row in [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]:
+        case = row["case"]
+        for network in dict.fromkeys(name.split("/")[0] for name in case["layers"]):
+            groups.setdefault((network, case["dtype"], case["batch_size"], case["pass"]), []).append(row)
     rows = []
-    for (network, batch_size, pass_), members in groups.items():
+    for (network, dtype, batch_size, pass_), members in groups.items():
         plain = [row for row in members if not is_winograd_ground(row)]
         winograd = [row for row in members if is_winograd_ground(row)]
-        means = [_ratios(group) for group in (plain, winograd, members)]
-        written = [f"{_mean(ratios):.3f}" if ratios else "" for ratios in means]
-        rows.append([network, str(batch_size), pass_, str(len(members)), *written])
-    columns = ["network", "batch", "pass", "layers", "1x1 and strided", "3x3, stride 1", "all"]
-    return _page(result, "layers", table(columns, rows))
+        means = [ratios_of(group) for group in (plain, winograd, members)]
+        written = [f"{mean_of(ratios):.3f}" if ratios else "" for ratios in means]
+        rows.append([network, dtype, str(batch_size), pass_, str(len(members)), *written])
+    columns = ["network", "type", "batch", "pass", "layers", "but 3x3, stride 1, float32", "those", "all"]
+    return page(result, "layers fused", table(columns, rows))
+
+
+def families(result: Mapping[str, Any]) -> str:
+    """What each family of kernels reaches: the ratio of its fastest variant, case by case."""
+    groups: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
+    for stage in ("gemm", "layers", "fused"):
+        for row in rows_of(result, stage):
+            best: dict[str, Row] = {}
+            for entry in row["entries"]:
+                if entry["side"] == "ours" and entry["ratio"] is not None:
+                    family = entry["label"].split()[0]
+                    best[family] = min(entry, best.get(family, entry), key=lambda each: each["seconds"])
+            for family, entry in best.items():
+                is_first = entry["seconds"] <= row["best"]["seconds"]
+                groups.setdefault((stage, row["case"]["dtype"], family), []).append((entry["ratio"], is_first))
+    rows = [
+        [stage, dtype, family, str(len(found)), f"{mean_of([ratio for ratio, _ in found]):.3f}",
+         str(sum(is_first for _, is_first in found))]
+        for (stage, dtype, family), found in groups.items()
+    ]  # fmt: skip
+    columns = ["stage", "type", "family", "cases", "mean ratio", "the fastest of ours in"]
+    return page(result, "gemm layers fused", table(columns, rows))
 
 
 def bandwidth(result: Mapping[str, Any]) -> str:
@@ -77,15 +139,41 @@ def bandwidth(result: Mapping[str, Any]) -> str:
         for row in rows_of(result, "misc")
         if row["best"]["copy_fraction"] is not None
     ]
-    return _page(result, "misc", table(["operation", "time", "bandwidth", "of a copy", "ratio to cuDNN"], rows))
+    return page(result, "misc", table(["operation", "time", "bandwidth", "of a copy", "ratio to cuDNN"], rows))
+
+
+def training(result: Mapping[str, Any]) -> str:
+    """Training steps beside PyTorch eager, channels last with automatic mixed precision: images per second."""
+    rows = []
+    for item in _trained(result):
+        ours, theirs = item["images_per_second"].values()
+        low, high = item["ratio_interval"] or (None, None)
+        interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
+        rows.append(
+            [item["network"], item["dtype"], str(item["batch_size"]), f"{ours:.0f}", f"{theirs:.0f}",
+             f"{item['ratio']:.2f}{interval}"]
+        )  # fmt: skip
+    columns = ["network", "type", "batch", "cubatch, images/s", "PyTorch, images/s", "ratio"]
+    return page(result, "training", table(columns, rows))
+
+
+def conformance(result: Mapping[str, Any]) -> str:
+    """What the GPU does otherwise than the CPU's twins of its instructions say."""
+    items = items_of(result, "conformance")
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item["status"]] = counts.get(item["status"], 0) + 1
+    said = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+    rows = [[item["name"], "; ".join(item["differences"])] for item in items if item["status"] == "differs"]
+    return page(result, "conformance", f"Probes: {said}.\n\n{table(['probe', 'what differs'], rows)}")
 
 
 def slow(result: Mapping[str, Any]) -> str:
     """What misses its goal, and what limits it."""
     rows = []
-    for stage, goal in (("gemm", GEMM_GOAL), ("layers", CONV_GOAL), ("misc", None)):
+    for stage in ("gemm", "layers", "fused", "misc"):
         for row in rows_of(result, stage):
-            wanted = goal if goal is not None else (DEPTHWISE_GOAL if row["case"]["flops"] else None)
+            wanted = _goal_of(row, stage)
             is_slow = wanted is not None and row["ratio"] is not None and row["ratio"] < wanted
             share = row["best"]["copy_fraction"]
             least = DEPTHWISE_COPY_GOAL if row["case"]["flops"] else COPY_GOAL
@@ -93,70 +181,45 @@ def slow(result: Mapping[str, Any]) -> str:
             if is_slow:
                 ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
                 rows.append([row["case"]["name"], row["best"]["label"], ratio, limit_of(row)])
-    return _page(result, "gemm layers misc", table(["case", "kernel", "ratio", "what limits it"], rows))
-
-
-def limit_of(row: Row) -> str:
-    """Say in words what keeps a case from its goal."""
-    best = row["best"]
-    launch = max(best["launches"], key=lambda launch: launch["grid"][0] * launch["grid"][1] * launch["grid"][2])
-    said = []
-    if is_winograd_ground(row):
-        said.append("3x3 at stride 1: the vendor may use Winograd")
-    if launch["fill"] is not None and launch["fill"] < _FULL:
-        said.append(
-            f"{format_percent(launch['fill'])} of the SMs at work ({launch['busiest_sm_blocks']} blocks on the busiest)"
-        )
-    if launch["spill_bytes"]:
-        said.append(f"{launch['spill_bytes']} bytes of spills")
-    if row["bound"] == "memory" and best["copy_fraction"] is not None:
-        said.append(f"{format_percent(best['copy_fraction'])} of a copy's bandwidth")
-    elif best["roofline_fraction"] is not None:
-        said.append(
-            f"{format_percent(best['roofline_fraction'])} of the peak rate, occupancy {_share(launch['occupancy'])}"
-        )
-    return "; ".join(said)
-
-
-def is_winograd_ground(row: Row) -> bool:
-    """Tell the convolutions that the vendor may do by another algorithm and that have no goal: 3x3 at stride 1."""
-    layer = row["case"]["layer"] or {}
-    is_plain = layer.get("stride", 1) == 1 and layer.get("dilation", 1) == 1 and layer.get("groups", 1) == 1
-    return (layer.get("r"), layer.get("s")) == (3, 3) and is_plain
-
-
-def rows_of(result: Mapping[str, Any], stage: str) -> list[Row]:
-    """Give the cases of a stage that ran and were right, each with the fastest of ours and its ratio to the vendor."""
-    rows = []
-    for item in _items(result, stage):
-        found = item.get("result")
-        if found is None:
-            continue
-        timed = [e for e in found["entries"] if e["side"] == "ours" and e["status"] == "ok" and e["seconds"]]
-        if timed:
-            best = min(timed, key=lambda entry: entry["seconds"])
-            vendor = next((e for e in found["entries"] if e["side"] == "vendor" and e["seconds"]), None)
-            rows.append(
-                {"case": found["case"], "best": best, "vendor": vendor, "ratio": best["ratio"], "bound": found["bound"]}
-            )
-    return rows
+    return page(result, "gemm layers fused misc", table(["case", "kernel", "ratio", "what limits it"], rows))
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu-goals": goals,
     "gpu-gemm": gemm,
     "gpu-convolutions": convolutions,
+    "gpu-families": families,
     "gpu-bandwidth": bandwidth,
+    "gpu-training": training,
+    "gpu-conformance": conformance,
     "gpu-slow": slow,
 }
 
 
-def _is_of(row: Row, network: str) -> bool:
-    return any(name.startswith(f"{network}/") for name in row["case"]["layers"])
+def _goal_of(row: Row, stage: str) -> float | None:
+    is_float32 = row["case"]["dtype"] == "float32"
+    return {
+        "gemm": GEMM_GOAL if is_float32 else TENSOR_GEMM_GOAL,
+        "layers": CONV_GOAL if is_float32 else TENSOR_CONV_GOAL,
+        "fused": FUSED_GOAL,
+        "misc": DEPTHWISE_GOAL if row["case"]["flops"] else None,
+    }[stage]
 
 
-def _items(result: Mapping[str, Any], stage: str) -> list[Row]:
-    return [item for run in result["stages"] if run["name"] == stage for item in run["items"]]
+def _of_batch(rows: list[Row], batch_size: int, pass_: str) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if is_of(row, GOAL_NETWORK) and (row["case"]["batch_size"], row["case"]["pass"]) == (batch_size, pass_)
+    ]
+
+
+def _as_fused(row: Row) -> Row:
+    return row | {"case": row["case"] | {"pass": "fused fprop"}}
+
+
+def _trained(result: Mapping[str, Any]) -> list[Row]:
+    return [item for item in items_of(result, "training") if item["status"] == "ok" and item["ratio"] is not None]
 
 
 def _compared(row: Row) -> list[str]:
@@ -168,42 +231,7 @@ def _compared(row: Row) -> list[str]:
         best["label"],
         format_seconds(best["seconds"]),
         format_metric(best["flops_per_second"], "FLOP/s"),
-        _share(best["roofline_fraction"]),
+        percent(best["roofline_fraction"]),
         format_seconds(vendor["seconds"]),
         f"{best['ratio']:.2f}{interval}",
     ]
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return geometric_mean(ratios) or 0.0
-
-
-def _ratios(rows: Iterable[Row]) -> list[float]:
-    return [row["ratio"] for row in rows if row["ratio"] is not None]
-
-
-def _shares(rows: Iterable[Row]) -> list[float]:
-    return [row["best"]["copy_fraction"] for row in rows if row["best"]["copy_fraction"] is not None]
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else format_percent(value)
-
-
-def _page(result: Mapping[str, Any], stages: str, text: str) -> str:
-    """Put above a table what it is of, and how much of it there is."""
-    device, facts = result["device"] or {}, result["environment"] or {}
-    libraries = ", ".join(str(facts[name]) for name in ("cupy", "cublas") if facts.get(name))
-    torch = f", PyTorch {facts['torch']} with cuDNN {facts['cudnn']}" if facts.get("torch") else ""
-    runs = [run for run in result["stages"] if run["name"] in stages.split()]
-    skipped = sum(len(run["skipped"]) for run in runs)
-    broken = sum(item["status"] != "ok" for run in runs for item in run["items"])
-    missing = [
-        f"{count} {what}" for count, what in ((skipped, "skipped for want of time"), (broken, "not right")) if count
-    ]
-    caption = (
-        f"{device.get('name')}, {result['date']}, commit {result['commit']}, {libraries}{torch}; float32, TF32 off, "
-        "medians of rounds taken in turns; the ratio is the vendor's time over ours"
-        f"{'; ' + ', '.join(missing) if missing else ''}."
-    )
-    return f"{caption}\n\n{text}"

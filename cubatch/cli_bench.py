@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cubatch import console
-from cubatch.options import ClassesOption, JsonOption, Model, SeedOption, ShapeOption, read_spec
+from cubatch.options import ClassesOption, Dtype, JsonOption, Model, SeedOption, ShapeOption, read_spec
 
 if TYPE_CHECKING:
     from cubatch.bench.cases import Case
@@ -26,7 +26,7 @@ DeviceOption = Annotated[
     str | None, typer.Option("--device", help="cuda, cuda:1, or a GPU's name. Default: the first GPU.")
 ]
 DtypeOption = Annotated[
-    Literal["float32", "float16", "bfloat16"], typer.Option("--dtype", help="Storage; arithmetic is float32.")
+    Dtype, typer.Option("--dtype", help="Storage; sums are float32. tf32: float32, rounded for tensor cores.")
 ]
 VariantsOption = Annotated[
     Literal["chosen", "all"],
@@ -42,6 +42,10 @@ PlotOption = Annotated[
 ]
 BatchOption = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Samples.")]
 PassOption = Annotated[_Pass, typer.Option("--pass", help="Which product.")]
+FusedOption = Annotated[
+    bool,
+    typer.Option("--fused", help="Also forward with bias, ReLU and a residual fused, beside the vendor's own kernels."),
+]
 
 
 @app.command()
@@ -89,6 +93,7 @@ def conv(
     groups: Annotated[int, typer.Option("--groups", min=1, help="Groups of channels; c is depthwise.")] = 1,
     batch_size: BatchOption = 32,
     passes: PassOption = "all",
+    fused: FusedOption = False,
     dtype: DtypeOption = "float32",
     device: DeviceOption = None,
     variants: VariantsOption = "chosen",
@@ -102,15 +107,18 @@ def conv(
     """
     Time a convolution's passes.
 
-    Example: cubatch bench conv --h 56 --w 56 --c 64 --k 64 --pad 1 --batch-size 32
+    Example: cubatch bench conv --h 56 --w 56 --c 64 --k 64 --pad 1 --batch-size 32 --dtype float16 --fused
     """
     from cubatch.bench import cases
+    from cubatch.bench.fused import conv_relu
     from cubatch.kinds import Conv2d
 
     layer = Conv2d(
         h=h, w=w, c=c, k=k, r=r, s=s, stride=stride, pad=pad, dilation=dilation, groups=groups, bias=False
     )  # fmt: skip
     found = [cases.of_layer(layer, each, batch_size, dtype) for each in _passes(passes)]
+    if fused:
+        found += [conv_relu(layer, batch_size, dtype, residual=residual) for residual in (False, True)]
     _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
 
 
@@ -176,7 +184,7 @@ def _run(
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         plots.check(plot)
-    device = _device(name, dry_run=dry_run)
+    device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
     copy = None
     if dry_run:
         results = [measure.plan(case, device, variants=variants) for case in found]
@@ -194,8 +202,9 @@ def _run(
                         copy_bytes_per_second=copy,
                     )
                 )  # fmt: skip
+    is_long = bool(title) and len(found) > len(_passes("all"))  # a network's layers
     title = f"{title or 'cubatch bench'}, {'planned for' if dry_run else 'on'} {device}"
-    grid = tables.summary(results, title=title) if len(found) > len(_passes("all")) else None
+    grid = tables.summary(results, title=title) if is_long else tables.entries(results, title=title)
     payload = {
         "schema": 1,
         "measured": not dry_run,
@@ -204,13 +213,13 @@ def _run(
         "copy_bytes_per_second": copy,
         "results": [result.to_mapping() for result in results],
     }
-    console.emit([grid or tables.entries(results, title=title)], payload, json)
+    console.emit([grid], payload, json)
     if plot is not None:
         figure.rates(results, plot, title=title)
         console.say(f"wrote {plot}")
 
 
-def _device(name: str | None, *, dry_run: bool) -> Device:
+def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
     from cubatch import probe
     from cubatch.errors import DeviceNotAvailable, InvalidArgument
 
@@ -221,4 +230,6 @@ def _device(name: str | None, *, dry_run: bool) -> Device:
         raise DeviceNotAvailable(error.device, error.reason, remedy) from error
     if device.kind != "cuda":
         raise InvalidArgument("--device", name, "a GPU", "With --dry-run it may be any of `cubatch devices`.")
+    for dtype in dtypes:
+        probe.check_dtype(device, dtype)
     return device

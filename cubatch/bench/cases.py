@@ -37,7 +37,7 @@ class Case:
         pass_: Which product of a layer it is; None for what is no pass.
         layer: The layer, without name and bias; None for what is no layer.
         batch_size: Samples, or the extent that plays them.
-        dtype: Storage of the elements.
+        dtype: Storage of the elements; "tf32" is float32 whose products may be made on tensor cores.
         operands: Arrays by name.
         arguments: Names of what goes by position; a tuple of names goes as a list.
         results: Names of what is written: those not among `arguments` go by keyword.
@@ -45,6 +45,7 @@ class Case:
         flops: A multiply-add is two.
         traffic_bytes: Every array moved once: what the roofline counts.
         moved_bytes: What passes over data that is needed whole before it is needed again really move.
+        updates: Names of results that are read too, beside those among `arguments`.
         terms: Longest sum behind a result.
         cuts: Ways to take a sample: axis of each operand by a name for what is cut.
         multiplicity: How often a network has it.
@@ -64,6 +65,7 @@ class Case:
     flops: int = 0
     traffic_bytes: int
     moved_bytes: int
+    updates: tuple[str, ...] = ()
     terms: int = 1
     cuts: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict)
     multiplicity: int = 1
@@ -82,6 +84,14 @@ class Case:
         """Give the bytes of an element of one of its arrays."""
         return {"uint8": 1, "int32": 4, **BYTES_PER_ELEMENT}[self.dtype_of(name)]
 
+    def reads(self, name: str) -> bool:
+        """Tell whether an array is read: such a result is written over."""
+        return name in self._by_position or name in self.updates or name not in self.results
+
+    @property
+    def _by_position(self) -> set[str]:
+        return {part for name in self.arguments for part in ([name] if isinstance(name, str) else name)}
+
     def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
         """
         Call the operation.
@@ -92,8 +102,7 @@ class Case:
             changes: Options that differ from the case's.
         """
         given = [arrays[name] if isinstance(name, str) else [arrays[part] for part in name] for name in self.arguments]
-        by_position = {part for name in self.arguments for part in ([name] if isinstance(name, str) else name)}
-        by_keyword = {name: arrays[name] for name in self.operands if name not in by_position}
+        by_keyword = {name: arrays[name] for name in self.operands if name not in self._by_position}
         getattr(operations, self.operation)(*given, **by_keyword, **{**self.options, **changes})
 
     def roofline_seconds(self, device: Device) -> float | None:
@@ -163,7 +172,7 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
         "tn": (n, m, k, Pass.WGRAD),
     }[layout]
     found = of_layer(kinds.Linear(c=c, k=features, bias=False), pass_, rows, dtype)
-    return attrs.evolve(found, name=f"gemm {layout} {m} x {n} x {k}{_of_dtype(dtype)}")
+    return attrs.evolve(found, name=f"gemm {layout} {m} x {n} x {k}{of_dtype(dtype)}")
 
 
 def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32", *, with_bias: bool = False) -> Case:
@@ -203,7 +212,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
     traffic = plain.traffic(pass_, batch_size) * itemsize
     more = facts.pop("repeated", 0) * itemsize + facts.pop("extra_bytes", 0)
     return Case(
-        name=f"{_of_layer(plain)}, n={batch_size}, {pass_.value}{_of_dtype(dtype)}",
+        name=f"{_of_layer(plain)}, n={batch_size}, {pass_.value}{of_dtype(dtype)}",
         pass_=pass_,
         layer=plain,
         batch_size=batch_size,
@@ -253,70 +262,8 @@ def of_network(
     return list(found.values())
 
 
-def optimizer_step(name: str, parameters: int) -> Case:
-    """
-    Give a step of an optimiser over all parameters at once.
-
-    Args:
-        name: "sgd", "momentum" or "adam".
-        parameters: How many there are.
-
-    Raises:
-        UnknownName: If there is no such optimiser.
-    """
-    states = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
-    if name not in states:
-        raise UnknownName("optimizer", name, states)
-    names = ("parameters", "gradient", *states[name])
-    operands = {part: Operand((parameters,), "positive" if part == "square" else "signed") for part in names}
-    moved = 4 * parameters * (3 + 2 * len(states[name]))
-    return Case(
-        name=f"{name}, {parameters} parameters",
-        operation=name,
-        batch_size=parameters,
-        operands=operands,
-        arguments=("parameters", ("gradient",), *states[name]),
-        results=("parameters", *states[name]),
-        # Large enough for a step to show in a check, small enough for thousands of steps on the same gradient.
-        options={"lr": 1e-3, "weight_decay": 1e-4} | ({"step": 10} if name == "adam" else {}),
-        traffic_bytes=moved,
-        moved_bytes=moved,
-        cuts={"parameters": dict.fromkeys(names, 0)},
-    )
-
-
-def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
-    """
-    Give softmax with cross-entropy and its gradient.
-
-    Args:
-        rows: Samples.
-        classes: Of each.
-        dtype: Storage of the scores.
-    """
-    moved = 2 * rows * classes * BYTES_PER_ELEMENT[dtype] + 4 * rows
-    return Case(
-        name=f"softmax cross-entropy, {rows} x {classes}{_of_dtype(dtype)}",
-        operation="softmax_cross_entropy",
-        batch_size=rows,
-        operands={
-            "logits": Operand((rows, classes)),
-            "labels": Operand((rows,), "counts", "int32", classes),
-            "loss": Operand((1,), dtype="float64", is_batched=False),
-            "dlogits": Operand((rows, classes)),
-        },
-        arguments=("logits", "labels"),
-        results=("loss", "dlogits"),
-        options={"count": rows},
-        dtype=dtype,
-        traffic_bytes=moved,
-        moved_bytes=moved,
-        terms=classes,
-        cuts={"n": {"logits": 0, "labels": 0, "dlogits": 0}},
-    )
-
-
-def _of_dtype(dtype: str) -> str:
+def of_dtype(dtype: str) -> str:
+    """Write a dtype behind a name; float32 is not said."""
     return "" if dtype == "float32" else f", {dtype}"
 
 

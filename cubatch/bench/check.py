@@ -3,34 +3,22 @@ Whether a kernel's results are right: a sample of them against the same call in 
 
 A case is cut down to a few images or channels, whose results are those of the whole at these places.  The cut
 call is repeated by the engine's NumPy path in float64, which shares nothing with the kernels.  How far a
-result may be off is derived from the arithmetic: so many roundings on terms of such a size.
+result may be off is what `bounds` derives from the arithmetic.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
+from cubatch.bench import fused
+from cubatch.bench.bounds import bounds
 from cubatch.bench.cases import Case
-from cubatch.engine import functional
 from cubatch.engine.backend import of, to_host
-
-_ARITHMETIC = 2.0**-24
-"""Unit roundoff of float32, which every kernel computes in."""
-
-_STORED = {"float16": (2.0**-11, 2.0**-24), "bfloat16": (2.0**-8, 2.0**-133)}
-"""Unit roundoff and smallest number of what is stored in 16 bits, and rounded once more."""
-
-_SPREAD = 6.0
-"""
-Rounding errors of random data cancel: after k of them the sum of the terms is off by at most lambda * sqrt(k) * u
-with a probability of 1 - 2 exp(-lambda^2 / 2) per result (Higham and Mary, A new approach to probabilistic rounding
-error analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4); 6 leaves 3e-8.  The certain bound is lower for few.
-"""
 
 _LONG_SUM = 1 << 20
 
@@ -86,7 +74,7 @@ class Expected:
         }
         changes = self._changes(operands)
         self._want = _call(case, operands, changes)
-        self._bounds = _bounds(case, operands, self._want, changes)
+        self._bounds = bounds(case, operands, self._want, lambda others: _call(case, others, changes))
 
     def check(self, arrays: Mapping[str, Any]) -> Check:
         """Compare what a kernel wrote with what is right."""
@@ -126,9 +114,8 @@ class Expected:
 
 def poison(case: Case, arrays: Mapping[str, Any]) -> None:
     """Fill what is only written with NaN, or the largest integer, so that an element that nobody wrote shows."""
-    given = {part for name in case.arguments for part in ([name] if isinstance(name, str) else name)}
     for name in case.results:
-        if name not in given:
+        if not case.reads(name):
             arrays[name].fill(math.nan if arrays[name].dtype.kind == "f" else np.iinfo(arrays[name].dtype).max)
 
 
@@ -156,129 +143,14 @@ def _places(case: Case, rng: np.random.Generator, images: int | None, channels: 
     return drawn
 
 
-def _call(case: Case, operands: Arrays, changes: Mapping[str, Any], *, absolute: bool = False) -> dict[str, Any]:
+def _call(case: Case, operands: Arrays, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Call the engine in float64; give the results that the cut leaves whole."""
-    arrays = {name: np.abs(array) if absolute else array.copy() for name, array in operands.items()}
+    arrays = {name: array.copy() for name, array in operands.items()}
     for name in case.results:
-        if case.dtype_of(name) != "uint8" and not _is_given(case, name):
+        if case.dtype_of(name) != "uint8" and not case.reads(name):
             arrays[name] = np.empty(arrays[name].shape)
-    case.call(functional, arrays, **changes)
+    case.call(fused.reference(), arrays, **changes)
     # A result that no cut mentions, such as the loss of the whole batch, is right only where nothing was cut.
     is_cut = any(arrays[name].shape != case.operands[name].shape for name in arrays)
     partial = {name for name in case.results if not any(name in axes for axes in case.cuts.values())}
     return {name: arrays[name].astype(np.float64) for name in case.results if not (is_cut and name in partial)}
-
-
-def _is_given(case: Case, name: str) -> bool:
-    return any(name == given or (not isinstance(given, str) and name in given) for given in case.arguments)
-
-
-# --- how far a result may be off -------------------------------------------------------------------------------------
-
-
-def _rounding(operations: float) -> float:
-    """Bound the relative error of so many roundings: what is certain, or what random data practically never exceed."""
-    lost = operations * _ARITHMETIC
-    certain = lost / (1 - lost) if lost < 1 else math.inf
-    return min(certain, _SPREAD * math.sqrt(operations) * _ARITHMETIC)
-
-
-def _bounds(case: Case, operands: Arrays, want: Arrays, changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = _RULES.get(case.operation, _linear_bounds)(case, operands, want, changes)
-    bounds = {}
-    for name in want:
-        unit, smallest = _STORED.get(case.dtype_of(name), (0.0, 0.0))
-        bounds[name] = found[name] + unit * (np.abs(want[name]) + found[name]) + smallest / 2
-    return bounds
-
-
-def _linear_bounds(case: Case, operands: Arrays, _: Arrays, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sums of products: as many roundings as terms, on the sum of their sizes; and one for a mean."""
-    sizes = _call(case, operands, changes, absolute=True)
-    return {name: _rounding(case.terms + 1) * size for name, size in sizes.items()}
-
-
-def _exact(_: Case, __: Arrays, want: Arrays, ___: Mapping[str, Any]) -> dict[str, Any]:
-    return dict.fromkeys(want, 0.0)
-
-
-def _curve_bounds(_: Case, operands: Arrays, want: Arrays, __: Mapping[str, Any]) -> dict[str, Any]:
-    """An exponential of two units in the last place, a quotient, and the products around them: under 16 roundings."""
-    x = np.abs(operands.get("x", operands.get("saved", np.zeros(1))))
-    size = 1 + x if "x" in operands else np.abs(operands["dy"]) * (1 + x)
-    return {name: _rounding(16) * size for name in want}
-
-
-def _batch_norm_bounds(case: Case, operands: Arrays, want: Arrays, _: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Mean and variance are sums over all positions; (x - mean) * inv_std inherits their errors.
-
-    The variance loses as many digits as it is smaller than the mean square: the factor `condition`.
-    """
-    x, gamma, beta = operands["x"], np.abs(operands["gamma"]), np.abs(operands["beta"])
-    axes, relative = tuple(range(x.ndim - 1)), _rounding(case.terms + 8)
-    size = np.abs(x).mean(axis=axes)
-    condition = 1 + (x**2).mean(axis=axes) * want["inv_std"] ** 2
-    return {
-        "mean": relative * size,
-        "inv_std": relative * condition * want["inv_std"],
-        "out": relative * condition * (gamma * want["inv_std"] * (np.abs(x) + size) + beta),
-    }
-
-
-def _batch_norm_backward_bounds(case: Case, operands: Arrays, _: Arrays, __: Mapping[str, Any]) -> dict[str, Any]:
-    """Sums over all positions of dy and of dy times the normalised x, and what is made of both."""
-    dy, inv_std = np.abs(operands["dy"]), operands["inv_std"]
-    normal = (np.abs(operands["x"]) + np.abs(operands["mean"])) * inv_std
-    axes, relative = tuple(range(dy.ndim - 1)), _rounding(case.terms + 8)
-    inner = dy + dy.mean(axis=axes) + normal * (dy * normal).mean(axis=axes)
-    return {
-        "dbeta": relative * dy.sum(axis=axes),
-        "dgamma": relative * (dy * normal).sum(axis=axes),
-        "out": relative * np.abs(operands["gamma"]) * inv_std * inner,
-    }
-
-
-def _softmax_bounds(case: Case, operands: Arrays, want: Arrays, _: Mapping[str, Any]) -> dict[str, Any]:
-    """Forward as a curve with a sum over the classes; backward y * (dy - sum of dy * y)."""
-    if "x" in operands:
-        return {"out": _rounding(case.terms + 16) * want["out"]}
-    dy, y = np.abs(operands["dy"]), np.abs(operands["y"])
-    return {"out": _rounding(case.terms + 4) * y * (dy + (dy * y).sum(axis=-1, keepdims=True))}
-
-
-def _cross_entropy_bounds(case: Case, operands: Arrays, want: Arrays, _: Mapping[str, Any]) -> dict[str, Any]:
-    """Exponentials, their sum over the classes and a quotient; the loss sums over rows besides."""
-    logits, count = operands["logits"], case.options["count"]
-    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    logarithms = np.log(np.exp(logits).sum(axis=-1)) + np.abs(logits).max(axis=-1)
-    found = {
-        "dlogits": _rounding(case.terms + 16) * (shares + 1) / count,
-        "loss": _rounding(case.terms + len(logits) + 16) * np.abs(logarithms).sum() / count,
-    }
-    return {name: found[name] for name in want}
-
-
-def _optimizer_bounds(_: Case, operands: Arrays, want: Arrays, __: Mapping[str, Any]) -> dict[str, Any]:
-    """Under 16 roundings, each on no more than the sum of the sizes that go in."""
-    size = sum((np.abs(operands[name]) for name in operands), np.zeros(1))
-    return {name: _rounding(16) * size for name in want}
-
-
-_RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Mapping[str, Any]], dict[str, Any]]] = {
-    "relu": _exact,
-    "relu_backward": _exact,
-    "max_pool2d": _exact,
-    "activation": _curve_bounds,
-    "activation_backward": _curve_bounds,
-    "batch_norm_train": _batch_norm_bounds,
-    "batch_norm_backward": _batch_norm_backward_bounds,
-    "concat": _exact,
-    "softmax": _softmax_bounds,
-    "softmax_backward": _softmax_bounds,
-    "softmax_cross_entropy": _cross_entropy_bounds,
-    "sgd": _optimizer_bounds,
-    "momentum": _optimizer_bounds,
-    "adam": _optimizer_bounds,
-}

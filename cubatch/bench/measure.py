@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import attrs
 import numpy as np
@@ -57,7 +57,10 @@ def _planned(case: Case, device: Device, found: Sequence[Way], *, compiled: bool
     for way in found:
         entry = Entry(name=way.main.name, label=way.label)
         try:
-            facts = tuple(records.launch_facts(launch, device, compiled=compiled) for launch in way.launches)
+            facts = tuple(
+                records.launch_facts(launch, device, compiled=compiled, tiles=way.shared_tiles(launch))
+                for launch in way.launches
+            )
             entries.append(attrs.evolve(entry, launches=facts))
         except CompileError as error:
             entries.append(attrs.evolve(entry, status="error", reason=str(error)))
@@ -75,6 +78,7 @@ def measure(
     contest: Contest,
     *,
     variants: Which = "chosen",
+    without: Collection[str] = (),
     with_rival: bool = True,
     seconds: float = 1.0,
     seed: int = 0,
@@ -87,7 +91,7 @@ def measure(
         case: The call.
         place: Where it runs.
         contest: Times the entrants; one for all cases of a process, since it knows that the clocks are warm.
-        variants: Which of ours: see `ways`.
+        variants, without: Which of ours: see `ways`.
         with_rival: Whether the vendor takes part.
         seconds: How long to time, checks and preparation not counted.
         seed: Of data, sample and order.
@@ -100,7 +104,7 @@ def measure(
         UnsupportedLayer: If no kernel computes it.
         DeviceFailed: If the GPU reported an error; nothing more will run in this process.
     """
-    found = ways(case, place.device, variants)
+    found = ways(case, place.device, variants, without)
     planned = _planned(case, place.device, found)
     vendor = rival(case, place.module) if with_rival else "not asked for"
     try:
@@ -135,7 +139,7 @@ def measure(
     )
 
 
-def verify(case: Case, place: Place, *, seed: int = 0) -> Result:
+def verify(case: Case, place: Place, *, seed: int = 0, without: Collection[str] = ()) -> Result:
     """
     Check all results of every variant of a case, and time none.
 
@@ -143,11 +147,12 @@ def verify(case: Case, place: Place, *, seed: int = 0) -> Result:
         case: The call, small.
         place: Where it runs.
         seed: Of the data.
+        without: Families that take no part.
 
     Returns:
         Result: Entries are "ok", "wrong" or "error", with the worst error of each.
     """
-    found = ways(case, place.device, "all")
+    found = ways(case, place.device, "all", without)
     planned = _planned(case, place.device, found)
     arrays = fill(place.module, case, seed)
     expected = Expected(case, arrays, np.random.default_rng(seed), images=None, channels=None)
@@ -228,5 +233,4 @@ def _rotating(steps: Sequence[Step]) -> Callable[[], None]:
 
 def _given_results(case: Case) -> list[str]:
     """Name what is read and written over, so that it must be put back before the next variant is checked."""
-    given = {part for name in case.arguments for part in ([name] if isinstance(name, str) else name)}
-    return [name for name in case.results if name in given]
+    return [name for name in case.results if case.reads(name)]

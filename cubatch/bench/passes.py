@@ -28,7 +28,7 @@ class Operand:
     Attributes:
         shape: Its extents.
         kind: How it is filled: uniform "signed" in [-1, 1), "positive" in [0.5, 1.5), "wide" in [-8, 8), where every
-            activation function has its bends; or "counts", whole numbers from 0.
+            activation function has its bends; "counts", whole numbers from 0; "scaling", the state of a loss scale.
         dtype: Of its elements; empty for the case's.
         below: Whole numbers stay below this.
         is_batched: Whether axis 0 is the batch.

@@ -21,6 +21,7 @@ COLD = 2.0
 
 MAX_SETS = 128
 _MAP_NORESERVE = 0x4000  # <linux/mman.h>; Python 3.11's mmap has no name for it
+_SCALING = (2.0, 0.5, 3.0, 1.0)  # state of `engine.loss_scale` in the middle of a training: one step was skipped
 
 Arrays = dict[str, Any]
 
@@ -62,7 +63,7 @@ def on_gpu(device: Device) -> Place:
 
 def storage(dtype: str) -> str:
     """Give NumPy's type for the elements of an array: bfloat16, which it does not know, is kept as its bits."""
-    return "uint16" if dtype == "bfloat16" else dtype
+    return {"bfloat16": "uint16", "tf32": "float32"}.get(dtype, dtype)
 
 
 def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
@@ -80,7 +81,9 @@ def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
         array = module.empty(operand.shape, dtype=storage(case.dtype_of(name)))
         drawn = array if array.dtype == np.float32 else module.empty(operand.shape, dtype=np.float32)
         random.random(dtype=np.float32, out=drawn)
-        if operand.kind == "counts":
+        if operand.kind == "scaling":
+            drawn[...] = module.asarray(_SCALING, dtype=np.float32)
+        elif operand.kind == "counts":
             drawn *= operand.below
         elif operand.kind == "positive":
             drawn += 0.5

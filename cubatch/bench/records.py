@@ -35,7 +35,8 @@ class LaunchFacts:
         registers, spill_bytes: Per thread, as compiled; None where it was not.
         shared_bytes: Of a block, static and dynamic.
         blocks_per_sm, occupancy, limiters: See `waves.occupancy`.
-        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`.
+        tiles: What the blocks share among them, where that is not one for each.
+        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; of tiles where blocks share them.
     """
 
     kernel: str
@@ -47,11 +48,12 @@ class LaunchFacts:
     blocks_per_sm: int | None = None
     occupancy: float | None = None
     limiters: tuple[str, ...] = ()
+    tiles: int | None = None
     busiest_sm_blocks: int | None = None
     fill: float | None = None
 
 
-def launch_facts(launch: Launch, device: Device, *, compiled: bool = True) -> LaunchFacts:
+def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles: int | None = None) -> LaunchFacts:
     """
     Say how a launch falls on a device.
 
@@ -59,11 +61,12 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True) -> La
         launch: The kernel and its grid.
         device: What it is for.
         compiled: Whether to compile the kernel, which gives registers and occupancy.
+        tiles: What its blocks share among them; None where each has one.
 
     Raises:
         CompileError: If the kernel does not compile.
     """
-    kernel = launch.kernel
+    kernel, pieces = launch.kernel, launch.blocks if tiles is None else tiles
     facts: dict[str, Any] = {}
     if compiled and device.arch and device.compute_capability:
         resources = _resources(kernel, device.arch)
@@ -79,9 +82,9 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True) -> La
             "blocks_per_sm": found.blocks_per_sm, "occupancy": found.occupancy, "limiters": found.limiters,
         }  # fmt: skip
     if device.num_sms:
-        facts["busiest_sm_blocks"] = waves.busiest_sm_blocks(launch.blocks, device.num_sms)
-        facts["fill"] = waves.fill(launch.blocks, device.num_sms)
-    return LaunchFacts(kernel=kernel.name, grid=launch.grid, threads=kernel.threads, **facts)
+        facts["busiest_sm_blocks"] = waves.busiest_sm_blocks(pieces, device.num_sms)
+        facts["fill"] = waves.fill(pieces, device.num_sms)
+    return LaunchFacts(kernel=kernel.name, grid=launch.grid, threads=kernel.threads, tiles=tiles, **facts)
 
 
 @functools.cache

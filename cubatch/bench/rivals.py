@@ -1,8 +1,9 @@
 """
-The vendor's side: cuBLAS by the array module's matmul, cuDNN by PyTorch where it is installed.
+The vendor's side: cuBLAS by the array module's matmul or PyTorch's, cuDNN by PyTorch where it is installed.
 
-Float32 means float32 on both sides: TF32 is switched off each time, since the libraries' defaults differ and a
-TF32 kernel beside a float32 one is the most common false comparison there is.
+Both sides compute in the same precision.  Whether float32 may become TF32, and whether sums may be kept in 16 bits,
+is said each time and for every library: defaults differ, and a TF32 kernel beside a float32 one is the most common
+false comparison there is.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch import kinds
 from cubatch.bench.cases import Case
 from cubatch.layer import Pass
 
 Step = Callable[[], None]
+_NO_TORCH = "PyTorch with CUDA is not installed"
 
 
 @attrs.frozen
@@ -47,21 +50,22 @@ def rival(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> Ri
     Returns:
         Rival | str: Or the reason why there is none here.
     """
-    layer = case.layer
+    layer, torch = case.layer, torch_of(module)
     if not isinstance(layer, kinds.Linear | kinds.Conv2d):
         return "compared with the bandwidth of a copy"
-    if case.dtype != "float32":
-        return "the vendor's 16-bit products run on Tensor Cores, ours in float32"
     if isinstance(layer, kinds.Linear):
-        return _matmul(case, module)
-    torch = _torch()
-    if torch is not None and module.__name__ == "cupy" and not torch.cuda.is_available():
-        torch = None
+        return _product(torch, case, module)
     if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
         return _convolution(torch, case, layer, benchmark=benchmark)
-    if _is_plain_product(layer):
-        return _matmul(case, module)
-    return "PyTorch with CUDA is not installed" if torch is None else "cuDNN pads both sides of an axis alike"
+    if _is_plain_product(layer) and "b" not in case.operands:
+        return _product(torch, case, module)
+    return _NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike"
+
+
+def torch_of(module: types.ModuleType) -> types.ModuleType | None:
+    """Give PyTorch, if it is installed and can take a module's arrays: CuPy's only with CUDA."""
+    torch = _torch()
+    return None if torch is not None and module.__name__ == "cupy" and not torch.cuda.is_available() else torch
 
 
 def versions() -> dict[str, str | None]:
@@ -71,37 +75,74 @@ def versions() -> dict[str, str | None]:
     return {"torch": getattr(torch, "__version__", None), "cudnn": None if cudnn is None else str(cudnn)}
 
 
-def _matmul(case: Case, module: types.ModuleType) -> Rival:
-    os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
+def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> None:
+    """
+    Tell PyTorch's libraries how to compute: float32 as float32 unless TF32 is asked for, all sums in float32.
+
+    Args:
+        torch: PyTorch.
+        dtype: One of `hardware.DTYPES`.
+        benchmark: Let cuDNN time its algorithms.
+    """
+    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | str:
+    """
+    Multiply by cuBLAS: float32 from the array module, what runs on tensor cores from PyTorch.
+
+    CuPy gives cuBLAS little scratch memory, knows no bfloat16 without another package, and allows TF32 once for a
+    whole process; its float16 is the second choice.
+    """
+    if case.dtype == "float32" or (torch is None and case.dtype == "float16"):
+        os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
+        name = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
+        return Rival(name, lambda arrays: _matmul(case, arrays, module.matmul))
+    if torch is None:
+        return _NO_TORCH
 
     def bind(arrays: Mapping[str, Any]) -> Step:
-        flat = {name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()}
-        left, right, target = {
-            Pass.FPROP: lambda: (flat["x"], flat["w"].T, flat["out"]),
-            Pass.DGRAD: lambda: (flat["dy"], flat["w"], flat["out"]),
-            Pass.WGRAD: lambda: (flat["dy"].T, flat["x"], flat["dw"]),
-        }[case.pass_ or Pass.FPROP]()
+        set_precision(torch, case.dtype, benchmark=True)
+        return _matmul(case, {name: _tensor(torch, array) for name, array in arrays.items()}, torch.mm)
 
-        def step() -> None:
-            module.matmul(left, right, out=target)
+    return Rival("cuBLAS (torch.mm)" if torch.cuda.is_available() else "torch", bind)
 
-        return step
 
-    return Rival("cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul", bind)
+def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any]) -> Step:
+    flat = {name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()}
+    left, right, target = {
+        Pass.FPROP: lambda: (flat["x"], flat["w"].T, flat["out"]),
+        Pass.DGRAD: lambda: (flat["dy"], flat["w"], flat["out"]),
+        Pass.WGRAD: lambda: (flat["dy"].T, flat["x"], flat["dw"]),
+    }[case.pass_ or Pass.FPROP]()
+
+    def step() -> None:
+        multiply(left, right, out=target)
+
+    return step
 
 
 def _convolution(torch: types.ModuleType, case: Case, layer: kinds.Conv2d, *, benchmark: bool) -> Rival:
     geometry = (list(layer.stride), [layer.pad[0], layer.pad[2]], list(layer.dilation))
 
     def bind(arrays: Mapping[str, Any]) -> Step:
-        _exact_float32(torch, benchmark=benchmark)
+        set_precision(torch, case.dtype, benchmark=benchmark)
+        tensors = {name: _tensor(torch, array) for name, array in arrays.items()}
         # The same memory, seen as NCHW with the channels last.
-        tensors = {name: torch.from_dlpack(array).permute(0, 3, 1, 2) for name, array in arrays.items()}
+        tensors = {name: each.permute(0, 3, 1, 2) if each.ndim > 1 else each for name, each in tensors.items()}
         if case.pass_ is Pass.FPROP:
-            x, w = tensors["x"], tensors["w"]
+            x, w, b, residual = (tensors.get(name) for name in ("x", "w", "b", "residual"))
+            clamps = residual is not None or case.options.get("relu", False)
 
             def step() -> None:
-                torch.nn.functional.conv2d(x, w, None, *geometry, layer.groups)
+                y = torch.nn.functional.conv2d(x, w, b, *geometry, layer.groups)
+                if residual is not None:
+                    y.add_(residual)
+                if clamps:
+                    torch.relu_(y)
 
             return step
         wanted = [case.pass_ is Pass.DGRAD, case.pass_ is Pass.WGRAD, False]
@@ -117,10 +158,11 @@ def _convolution(torch: types.ModuleType, case: Case, layer: kinds.Conv2d, *, be
     return Rival("cuDNN (torch)" if torch.cuda.is_available() else "torch", bind)
 
 
-def _exact_float32(torch: types.ModuleType, *, benchmark: bool) -> None:
-    torch.backends.cudnn.benchmark = benchmark
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+def _tensor(torch: types.ModuleType, array: Any) -> Any:
+    """Give an array's memory to PyTorch; 16 unsigned bits are those of bfloat16."""
+    if array.dtype == np.uint16:
+        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(array)
 
 
 def _is_plain_product(layer: kinds.Conv2d) -> bool:

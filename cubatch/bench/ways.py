@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import attrs
 import numpy as np
 
+from cubatch.bench import fused
 from cubatch.bench.cases import Case
 from cubatch.bench.place import reserve
 from cubatch.engine.native import naive
@@ -19,9 +20,11 @@ from cubatch.engine.native.operations import operations
 from cubatch.errors import UnsupportedLayer
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel
-from cubatch.variants import Problem, ranked
+from cubatch.variants import Problem, blocks, ranked, slices
 
 Which = Literal["chosen", "ranked", "all"]
+TENSOR_FAMILIES = ("mma", "hopper")
+"""Families on tensor cores, an order of magnitude faster than the others."""
 
 
 @attrs.frozen
@@ -110,8 +113,8 @@ class Way:
             fits = self.wanted is not None and self.wanted.operation == problem.operation
             return self.wanted if self.wanted is not None and fits else ranked(problem, device)[0]
 
-        context = Context(self.device, tracer, choose)
-        found = _naive(context) if self.is_naive else operations(context)
+        context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
+        found = _naive(context) if self.is_naive else _ours(context)
         if not hasattr(found, self.case.operation):
             raise UnsupportedLayer(self.case.name, f"there is no kernel for {self.case.operation}")
         return found
@@ -124,6 +127,15 @@ class Way:
         chosen = self.problems[0].operation if self.problems else None
         return next((run.kernel for run in self.launches if run.kernel.operation == chosen), self.launches[0].kernel)
 
+    def shared_tiles(self, launch: Launch) -> int | None:
+        """Count the tiles that the blocks of a launch share; None where each block has one: in all but one family."""
+        if launch.kernel.family != "hopper":
+            return None
+        (problem,) = self.problems
+        tiles = blocks(problem, launch.kernel) * slices(problem, launch.kernel, self.device)
+        # The phases of a strided gradient are launches of their own, of nearly the same size.
+        return -(-tiles // sum(other.kernel is launch.kernel for other in self.launches))
+
     @property
     def label(self) -> str:
         """Its main kernel's name among those of the operation: family, tile, vector."""
@@ -132,22 +144,27 @@ class Way:
         return " ".join(part for part in (main.family, main.tile.name if main.tile else "", vector) if part)
 
 
-def ways(case: Case, device: Device, variants: Which = "chosen") -> list[Way]:
+def ways(case: Case, device: Device, variants: Which = "chosen", without: Collection[str] = ()) -> list[Way]:
     """
     List the ways to do a case.
 
     Args:
         case: The call.
         device: What it runs on.
-        variants: "chosen": the variant ranked first; "ranked": every one that can run it; "all": and kernels/naive.
+        variants: "chosen": the variant ranked first; "ranked": every one that can run it, where there are some on
+            tensor cores only those; "all": every one and kernels/naive.
+        without: Families that take no part; where no other can run it, there is no way.
 
     Raises:
         UnsupportedLayer: If no kernel does it.
     """
     first = Way(case, device)
-    if variants == "chosen":
+    if not first.problems:
         return [first]
-    found = [Way(case, device, kernel) for kernel in ranked(first.problems[0], device)] if first.problems else [first]
+    kernels = [kernel for kernel in ranked(first.problems[0], device) if kernel.family not in without]
+    if variants == "ranked":
+        kernels = [kernel for kernel in kernels if kernel.family in TENSOR_FAMILIES] or kernels
+    found = [Way(case, device, kernel) for kernel in (kernels[:1] if variants == "chosen" else kernels)]
     if variants == "all" and hasattr(_naive(Context(device, Tracer())), case.operation) and not _sums_bias(case):
         found.append(Way(case, device, is_naive=True))
     return found
@@ -156,6 +173,11 @@ def ways(case: Case, device: Device, variants: Which = "chosen") -> list[Way]:
 def _sums_bias(case: Case) -> bool:
     """Tell a product with a sum beside it, which kernels/naive do not have as one call."""
     return case.operation == "linear_wgrad" and "db" in case.operands
+
+
+def _ours(context: Context) -> Any:
+    """Give the operations that cases call, on our kernels."""
+    return SimpleNamespace(**vars(operations(context)), **fused.on_kernels(context))
 
 
 def _naive(context: Context) -> Any:

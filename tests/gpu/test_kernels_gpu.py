@@ -9,7 +9,7 @@ import pytest
 
 from cubatch import compile as compiler
 from cubatch import cuda_driver, kernel, probe, waves
-from cubatch.bench import cases, measure, place, rivals
+from cubatch.bench import cases, check, fused, measure, place, rivals
 from cubatch.bench.contest import Contest
 from cubatch.errors import CubatchError
 from cubatch.kinds import BatchNorm2d, Conv2d
@@ -81,6 +81,9 @@ def test_occupancy_is_the_drivers(here):
         cases.of_layer(Conv2d(h=29, w=31, c=20, k=68, r=3, s=3, stride=2, pad=1), Pass.DGRAD, 5),
         cases.of_layer(Conv2d(h=29, w=31, c=24, k=24, r=5, s=5, pad=2, groups=24), Pass.WGRAD, 5),
         cases.of_layer(BatchNorm2d(h=29, w=31, c=24), Pass.FPROP, 9),
+        cases.gemm(520, 264, 136, layout="tn", dtype="float16"),
+        cases.of_layer(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, stride=2, pad=1), Pass.DGRAD, 5, "bfloat16"),
+        fused.conv_relu(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, pad=1), 5, "float16", residual=True),
     ],
     ids=lambda case: case.name,
 )
@@ -91,6 +94,23 @@ def test_a_measurement_is_checked_timed_and_compared(here, case):
     assert result.best.seconds > 0
     assert result.best.worst_error <= 1
     assert (result.best.ratio is None) == bool(result.no_rival)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32"])
+def test_the_vendor_computes_in_the_precision_of_the_case(here, dtype):
+    """One product after the other, in either order: within its own bound, and a tf32 one is no float32 one."""
+    if GPU.compute_capability < (8, 0) or rivals.torch_of(here.module) is None:
+        pytest.skip("tf32 needs sm_80 and PyTorch")
+    for each in ("tf32", "float32", dtype):
+        case = cases.gemm(256, 256, 256, dtype=each)
+        arrays = place.fill(here.module, case, 0)
+        expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+        exact = check.Expected(
+            cases.gemm(256, 256, 256), arrays, np.random.default_rng(0), images=None, channels=None
+        )  # fmt: skip
+        rivals.rival(case, here.module).bind(arrays)()
+        assert expected.check(arrays).passed
+        assert exact.check(arrays).passed == (each == "float32")
 
 
 def test_float32_products_of_the_vendor_are_float32(here):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, place, rivals
-from cubatch.kinds import Conv2d
+from cubatch.bench import cases, check, fused, place, rivals
+from cubatch.kinds import Conv2d, Linear
 from cubatch.layer import Pass
 
 torch = pytest.importorskip("torch")
@@ -18,11 +18,15 @@ LAYERS = [
 ]
 
 
+DTYPES = ["float32", "tf32", "float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pass_", list(Pass))
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_pytorchs_convolution_is_given_the_same_convolution(layer, pass_, monkeypatch):
+def test_pytorchs_convolution_is_given_the_same_convolution(layer, pass_, dtype, monkeypatch):
     """What its functions return is what the case asks for, within the bound that our kernels are held to."""
-    case = cases.of_layer(layer, pass_, 3)
+    case = cases.of_layer(layer, pass_, 3, dtype)
     arrays = place.fill(np, case, 1)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     returned = []
@@ -39,20 +43,70 @@ def test_pytorchs_convolution_is_given_the_same_convolution(layer, pass_, monkey
     if index is not None:
         assert [part is not None for part in returned[0]] == [pass_ is Pass.DGRAD, pass_ is Pass.WGRAD, False]
     assert result.is_contiguous(memory_format=torch.channels_last)
-    arrays[case.results[0]][...] = result.permute(0, 2, 3, 1).numpy()
+    assert stored(result.permute(0, 2, 3, 1), arrays[case.results[0]])
     assert expected.check(arrays).passed
 
 
-def test_tf32_is_off_and_algorithms_are_timed():
-    """Whatever was set before; in a sweep cuDNN chooses without timing."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    case = cases.of_layer(LAYERS[0], Pass.FPROP, 3)
+def stored(result, array):
+    """Store a tensor as the case has it: bfloat16 as its bits."""
+    array[...] = result.view(torch.int16).numpy().view(np.uint16) if array.dtype == np.uint16 else result.numpy()
+    return array.dtype == {torch.bfloat16: np.uint16, torch.float16: np.float16}.get(result.dtype, np.float32)
+
+
+def halves(array):
+    """Round to halves, whose sums every type holds: PyTorch stores what it has before each of its kernels."""
+    if array.dtype == np.uint16:
+        return (halves(check._values(array).astype(np.float32)).view(np.uint32) >> 16).astype(np.uint16)
+    return np.round(2 * array) / 2
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_fused_in_ours_are_kernels_of_their_own_in_pytorch(dtype, residual, monkeypatch):
+    """A convolution with its bias, then an addition and a ReLU in place, on the result that the case asks for."""
+    case = fused.conv_relu(LAYERS[0], 3, dtype, residual=residual)
+    arrays = {name: halves(array) for name, array in place.fill(np, case, 1).items()}
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    returned, forward = [], torch.nn.functional.conv2d
+    monkeypatch.setattr(torch.nn.functional, "conv2d", lambda *a: returned.append(forward(*a)) or returned[0])
+    rivals.rival(case, np).bind(arrays)()
+    assert stored(returned[0].permute(0, 2, 3, 1), arrays["out"])
+    assert expected.check(arrays).passed
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("pass_", list(Pass))
+def test_pytorch_multiplies_what_runs_on_tensor_cores(pass_, dtype):
+    """On the very arrays, into the case's result."""
+    case = cases.of_layer(Linear(c=13, k=7), pass_, 9, dtype)
+    arrays = place.fill(np, case, 1)
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    check.poison(case, arrays)
+    found = rivals.rival(case, np)
+    found.bind(arrays)()
+    assert found.name == "torch"
+    assert expected.check(arrays).passed
+
+
+@pytest.mark.parametrize("layer", [LAYERS[0], Linear(c=13, k=7)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("before", [False, True])
+def test_precision_is_that_of_the_case_whatever_was_set_before(before, dtype, layer):
+    """TF32 only where the case is tf32, sums of 16 bits never; in a sweep cuDNN chooses without timing."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.allow_tf32 = matmul.allow_tf32 = before
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = True
+    case = cases.of_layer(layer, Pass.FPROP, 3, dtype)
     arrays = place.fill(np, case, 1)
     rivals.rival(case, np).bind(arrays)
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (False, False)
-    assert torch.backends.cudnn.benchmark is True
-    rivals.rival(case, np, benchmark=False).bind(arrays)
-    assert torch.backends.cudnn.benchmark is False
+    if layer is LAYERS[0] or dtype != "float32":  # float32 products are CuPy's
+        assert cudnn.allow_tf32 == matmul.allow_tf32 == (dtype == "tf32")
+        assert not matmul.allow_fp16_reduced_precision_reduction
+        assert not matmul.allow_bf16_reduced_precision_reduction
+    if layer is LAYERS[0]:
+        assert cudnn.benchmark is True
+        rivals.rival(case, np, benchmark=False).bind(arrays)
+        assert cudnn.benchmark is False
 
 
 def test_one_sided_pads_have_no_rival():

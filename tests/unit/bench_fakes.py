@@ -122,7 +122,7 @@ def enter(world, monkeypatch):
     from cubatch.bench import records
 
     facts = records.launch_facts
-    monkeypatch.setattr(records, "launch_facts", lambda launch, device, compiled: facts(launch, device, compiled=False))
+    monkeypatch.setattr(records, "launch_facts", lambda *given, **named: facts(*given, **{**named, "compiled": False}))
     return world
 
 

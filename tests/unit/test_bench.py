@@ -7,13 +7,14 @@ import math
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
 import pytest
 
 from cubatch import catalogue, cli, kinds, models, probe
-from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, tables
+from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, steps, tables
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.engine import functional
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnknownName, UnsupportedLayer
@@ -47,8 +48,8 @@ LAYERS = [
 EVERY = [
     *(cases.of_layer(layer, pass_, 4) for layer in LAYERS for pass_ in Pass if cases.has_case(layer, pass_)),
     *(cases.of_layer(layer, pass_, 4, with_bias=True) for layer in LAYERS[:4] for pass_ in (Pass.FPROP, Pass.WGRAD)),
-    *(cases.optimizer_step(name, 1000) for name in ("sgd", "momentum", "adam")),
-    cases.cross_entropy(37, 11),
+    *(steps.optimizer_step(name, 1000) for name in ("sgd", "momentum", "adam")),
+    steps.cross_entropy(37, 11),
 ]
 GEMM = cases.gemm(70, 50, 30)
 
@@ -130,7 +131,7 @@ def test_a_roofline_is_the_larger_of_arithmetic_and_bytes():
         (lambda: cases.gemm(1, 1, 1, dtype="float64"), UnknownName, "float64"),
         (lambda: cases.of_layer(LAYERS[0], Pass.FPROP, True), InvalidArgument, "batch_size"),
         (lambda: cases.of_layer(kinds.Flatten(h=1, w=1, c=1), Pass.FPROP, 1), InvalidArgument, "flatten"),
-        (lambda: cases.optimizer_step("lion", 3), UnknownName, "lion"),
+        (lambda: steps.optimizer_step("lion", 3), UnknownName, "lion"),
     ],
 )
 def test_a_case_that_makes_no_sense_says_so(make, error, named):
@@ -464,7 +465,7 @@ def test_buffers_that_the_cap_leaves_in_the_l2_are_called_warm(world):
 
 def test_what_a_kernel_writes_over_is_put_back_for_the_next(world, monkeypatch):
     """An optimiser changes its parameters: a second variant's check begins with those of the first."""
-    case = cases.optimizer_step("adam", 500)
+    case = steps.optimizer_step("adam", 500)
     way = measure.ways(case, DEVICE)[0]
     monkeypatch.setattr(measure, "ways", lambda *_: [way, way])
     result = measure.measure(case, world.place(), Contest(world), seconds=0.0)
@@ -511,7 +512,7 @@ def test_a_copy_counts_what_it_reads_and_writes(world):
 
 def test_an_operation_without_a_kernel_says_so(monkeypatch):
     """Naming the case and what is missing."""
-    monkeypatch.setattr("cubatch.bench.ways.operations", lambda _: object())
+    monkeypatch.setattr("cubatch.bench.ways.operations", lambda _: SimpleNamespace())
     with pytest.raises(UnsupportedLayer, match="there is no kernel for linear"):
         measure.plan(GEMM, DEVICE)
 
@@ -557,8 +558,9 @@ def test_the_vendors_product_is_the_same_product(layer, pass_, monkeypatch):
     ("case", "reason"),
     [
         (cases.of_layer(LAYERS[0], Pass.FPROP, 2), "not installed"),
-        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "float16"), "Tensor Cores"),
-        (cases.cross_entropy(3, 4), "copy"),
+        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "bfloat16"), "not installed"),
+        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "tf32"), "not installed"),
+        (steps.cross_entropy(3, 4), "copy"),
     ],
 )
 def test_where_there_is_no_vendor_the_reason_is_given(case, reason, monkeypatch):
@@ -681,6 +683,27 @@ def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
     assert "80  conv2d 19x19x128 to 128" in out
     assert "79  conv2d 19x19x128 to 128" in out  # no gradient of the network's input
     assert "All layers take" in out
+
+
+@pytest.mark.usefixtures("world")
+def test_fused_cases_are_listed_beside_the_plain_ones(run):
+    """Three passes, and the forward pass with bias and ReLU, without and with a residual."""
+    options = ("conv", "--h", 6, "--w", 5, "--c", 4, "--k", 3, "--dry-run", "--device", "h200-sxm")
+    plain, whole = (run(*options, *more)[1] for more in ((), ("--fused", "--dtype", "float16")))
+    assert "then relu" not in plain
+    assert plain.count("conv2d 6x5x4 to 3") == 3
+    assert whole.count("conv2d 6x5x4 to 3") == 5
+    assert "bias, n=32, fprop, float16, then relu" in whole
+    assert "bias, n=32, fprop, float16, then residual, relu" in whole
+
+
+@pytest.mark.parametrize(("device", "code"), [("v100-sxm2-16gb", 1), ("t4", 1), ("a100-sxm4-40gb", 0)])
+@pytest.mark.usefixtures("world")
+def test_tf32_is_refused_where_a_gpu_has_none(run, device, code):
+    """From sm_80 on it is there; before, the error says so."""
+    found, out, err = run(*GEMM_OPTIONS, "--dtype", "tf32", "--dry-run", "--device", device)
+    assert found == code
+    assert "gemm nt 70 x 50 x 30, tf32" in out if code == 0 else "compute capability 8.0" in err
 
 
 @pytest.mark.usefixtures("on_a_gpu")

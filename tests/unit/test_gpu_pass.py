@@ -139,7 +139,7 @@ def stage_of(*items):
 
 def lines_of(stage, monkeypatch, tmp_path, *, start=0, only="", questions=100):
     """What a child says."""
-    monkeypatch.setattr(gpu_items, "session_here", lambda _: Here(questions))
+    monkeypatch.setattr(gpu_items, "session_here", lambda *_: Here(questions))
     path = tmp_path / "lines"
     with path.open("w") as lines:
         gpu_pass.child(stage, start=start, seconds=1.0, only=only, lines=lines)
@@ -460,8 +460,8 @@ SYNTHETIC = result_of(
 def test_goals_are_judged_by_the_geometric_mean_and_the_least():
     """Products of 0.5 and 2 are at 1, convolutions of 0.8 and 1.25 too (not 3x3, stride 1); misc goes by its worst."""
     text = render_gpu.goals(SYNTHETIC)
-    assert "| matrix products: geometric mean of the ratio to cuBLAS | 0.95 | 1.000 | 2 | yes |" in text
-    assert "| 1x1 and strided convolutions of resnet50: the same to cuDNN | 1.00 | 1.000 | 2 | yes |" in text
+    assert "| matrix products, float32: geometric mean of the ratio to cuBLAS | 0.95 | 1.000 | 2 | yes |" in text
+    assert "| 1x1 and strided convolutions of resnet50, float32: ... to cuDNN | 1.00 | 1.000 | 2 | yes |" in text
     assert "| other operations: least share of a copy's bandwidth | 0.85 | 0.700 | 2 | **no** |" in text
     assert "depthwise" not in text
 
@@ -478,7 +478,7 @@ def test_the_table_of_products_leaves_out_what_was_wrong():
 
 def test_convolutions_are_averaged_by_network_and_pass():
     """1x1 and strided apart from 3x3 at stride 1."""
-    assert "| resnet50 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in render_gpu.convolutions(SYNTHETIC)
+    assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in render_gpu.convolutions(SYNTHETIC)
 
 
 def test_bandwidth_is_a_share_of_a_copy():
@@ -515,5 +515,6 @@ def test_a_real_result_is_what_the_tables_read(world):
     facts = {"name": "x", "status": "ok", "result": json.loads(json.dumps(result.to_mapping()))}
     passed = result_of(gemm=([facts], 0))
     assert "gemm nt 70 x 50 x 30" in render_gpu.gemm(passed)
+    assert "| gemm | float32 | fake | 1 |" in render_gpu.families(passed)
     assert render_gpu.limit_of(render_gpu.rows_of(passed, "gemm")[0])
     assert DEVICE.num_sms == 10

@@ -1,0 +1,109 @@
+"""What the GPU pass does with whole networks: their memory, a training step beside PyTorch's, what autotune answers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from benchmarks import torch_network
+from benchmarks.gpu_items import Session
+from cubatch import memory, models
+from cubatch.bench import rivals
+from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.records import OURS, VENDOR
+from cubatch.listings import plain
+from cubatch.monitor import Monitor
+from cubatch.runner import Clock
+from cubatch.stopping import paired_interval
+
+CHOICE_SECONDS = 6.0
+STEP_SECONDS = 6.0
+SPAN_SECONDS = 0.3
+"""A timing spans several steps: the host waits for the device once in each of PyTorch's."""
+
+
+def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, session: Session) -> dict[str, Any]:
+    """The plan beside what the engine took and what the driver says the process holds more than before."""
+    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": "momentum", "library": library}
+    planned = memory.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
+    monitor = Monitor(session.device.uuid) if session.device.uuid else None
+    before = monitor.snapshot().used_bytes if monitor else None
+    runner = _runner(name, session, **options)
+    try:
+        runner.prepare(batch_size)
+        runner.clock.time(runner.step, 1)
+        after = monitor.snapshot().used_bytes if monitor else None
+        return {
+            "planned_bytes": planned.total,
+            "held_bytes": runner.peak_bytes,
+            "process_bytes": runner.peak_device_bytes,
+            "device_bytes": None if before is None or after is None else after - before,
+        }
+    finally:
+        runner.close()
+
+
+def training_step(name: str, batch_size: int, dtype: str, session: Session) -> dict[str, Any]:
+    """A training step of ours beside PyTorch's eager one, channels last and mixed precision; images per second."""
+    runner = _runner(
+        name, session, mode="training", dtype=dtype, optimizer="momentum", library="cubatch",
+        choice_seconds=CHOICE_SECONDS,
+    )  # fmt: skip
+    try:
+        runner.prepare(batch_size)
+        entrants = [Entrant("cubatch", OURS, runner.step)]
+        torch = rivals.torch_of(session.place.module)
+        if torch is not None:
+            rivals.set_precision(torch, dtype, benchmark=True)
+            step = torch_network.training_step(models.build(name), batch_size, dtype)
+            entrants.append(Entrant("PyTorch eager, channels_last, AMP", VENDOR, step))
+        return compared_steps(entrants, batch_size, runner.clock) | {"dtype": dtype, "network": name}
+    finally:
+        runner.close()
+
+
+def compared_steps(entrants: list[Entrant], batch_size: int, clock: Clock) -> dict[str, Any]:
+    """
+    Time steps in turns.
+
+    Args:
+        entrants: Ours, then the vendor's, if there is one.
+        batch_size: Images of a step.
+        clock: What times them.
+    """
+    Contest(clock, SPAN_SECONDS).run(entrants, STEP_SECONDS)
+    found: dict[str, Any] = {
+        "batch_size": batch_size,
+        "images_per_second": {entrant.name: batch_size / (entrant.seconds or float("nan")) for entrant in entrants},
+        "timings": {entrant.name: [plain(timing) for timing in entrant.timings] for entrant in entrants},
+        "ratio": None,
+        "ratio_interval": None,
+    }
+    if len(entrants) > 1:
+        ours, theirs = ({timing.round: timing.seconds for timing in entrant.used} for entrant in entrants)
+        interval = paired_interval(theirs, ours)
+        found["ratio"] = (entrants[1].seconds or float("nan")) / (entrants[0].seconds or float("nan"))
+        found["ratio_interval"] = None if interval is None else [math.exp(end) for end in interval]
+    return found
+
+
+def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> dict[str, Any]:
+    """What autotune answers, beside every size around the answer."""
+    import cubatch as cb
+
+    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "device": "cuda", "library": library, "store": False}
+    budget = max(2.0, session.seconds_left() / 2)
+    found = cb.autotune(name, budget=min(6.0, budget), **options)
+    answer = found.batch_size or 1
+    largest = found.largest_batch_size or answer
+    steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}
+    sizes = sorted({size for size in steps | {answer - 1, answer, answer + 1} if 1 <= size <= largest})
+    swept = cb.autotune(name, batch_sizes=sizes, budget=min(8.0, max(2.0, session.seconds_left())), **options)
+    return {"found": found.to_mapping(), "swept": swept.to_mapping()}
+
+
+def _runner(name: str, session: Session, **options: Any) -> Any:
+    from cubatch.runners import network_runner
+
+    spec = models.build(name).to_mapping()
+    return network_runner(spec=spec, device=f"cuda:{session.device.index}", recompute=False, seed=0, **options)

@@ -1,0 +1,113 @@
+"""What the tables of a GPU pass read off its JSON: rows, ratios, what limits a case, and the caption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cubatch.bench.records import geometric_mean
+from cubatch.units import format_percent
+
+Row = dict[str, Any]
+_FULL = 0.85
+
+
+def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
+    """
+    Give the cases of a stage that ran and were right, each with the fastest of ours and its ratio to the vendor.
+
+    Args:
+        result: A pass.
+        stage: Name of the stage.
+        dtypes: Those of the cases; none for all.
+    """
+    rows = []
+    for item in items_of(result, stage):
+        found = item.get("result")
+        if found is None or (dtypes and found["case"]["dtype"] not in dtypes):
+            continue
+        timed = [e for e in found["entries"] if e["side"] == "ours" and e["status"] == "ok" and e["seconds"]]
+        if timed:
+            best = min(timed, key=lambda entry: entry["seconds"])
+            vendor = next((e for e in found["entries"] if e["side"] == "vendor" and e["seconds"]), None)
+            facts = {"case": found["case"], "entries": found["entries"], "bound": found["bound"]}
+            rows.append(facts | {"best": best, "vendor": vendor, "ratio": best["ratio"]})
+    return rows
+
+
+def items_of(result: Mapping[str, Any], stage: str) -> list[Row]:
+    """Give what the items of a stage gave."""
+    return [item for run in result["stages"] if run["name"] == stage for item in run["items"]]
+
+
+def is_of(row: Row, network: str) -> bool:
+    """Tell whether a network has a case."""
+    return any(name.startswith(f"{network}/") for name in row["case"]["layers"])
+
+
+def is_winograd_ground(row: Row) -> bool:
+    """Tell what the vendor may do by another algorithm and has no goal: float32 convolutions, 3x3 at stride 1."""
+    layer = row["case"]["layer"] or {}
+    is_plain = layer.get("stride", 1) == 1 and layer.get("dilation", 1) == 1 and layer.get("groups", 1) == 1
+    return row["case"]["dtype"] == "float32" and (layer.get("r"), layer.get("s")) == (3, 3) and is_plain
+
+
+def limit_of(row: Row) -> str:
+    """Say in words what keeps a case from its goal."""
+    best = row["best"]
+    launch = next((each for each in best["launches"] if each["kernel"] == best["name"]), best["launches"][0])
+    said = []
+    if is_winograd_ground(row):
+        said.append("3x3 at stride 1: the vendor may use Winograd")
+    if launch["fill"] is not None and launch["fill"] < _FULL:
+        said.append(
+            f"{format_percent(launch['fill'])} of the SMs at work ({launch['busiest_sm_blocks']} blocks on the busiest)"
+        )
+    if launch["spill_bytes"]:
+        said.append(f"{launch['spill_bytes']} bytes of spills")
+    if row["bound"] == "memory" and best["copy_fraction"] is not None:
+        said.append(f"{format_percent(best['copy_fraction'])} of a copy's bandwidth")
+    elif best["roofline_fraction"] is not None:
+        said.append(
+            f"{format_percent(best['roofline_fraction'])} of the peak rate, occupancy {percent(launch['occupancy'])}"
+        )
+    return "; ".join(said)
+
+
+def mean_of(ratios: Sequence[float]) -> float:
+    """Give the geometric mean of ratios."""
+    return geometric_mean(ratios) or 0.0
+
+
+def ratios_of(rows: Iterable[Row]) -> list[float]:
+    """Give the ratios of the rows that have one."""
+    return [row["ratio"] for row in rows if row["ratio"] is not None]
+
+
+def shares_of(rows: Iterable[Row]) -> list[float]:
+    """Give the rows' shares of a copy's bandwidth."""
+    return [row["best"]["copy_fraction"] for row in rows if row["best"]["copy_fraction"] is not None]
+
+
+def percent(value: float | None) -> str:
+    """Write a share; nothing for None."""
+    return "" if value is None else format_percent(value)
+
+
+def page(result: Mapping[str, Any], stages: str, text: str) -> str:
+    """Put above a table what it is of, and how much of it there is."""
+    device, facts = result["device"] or {}, result["environment"] or {}
+    libraries = ", ".join(str(facts[name]) for name in ("cupy", "cublas") if facts.get(name))
+    torch = f", PyTorch {facts['torch']} with cuDNN {facts['cudnn']}" if facts.get("torch") else ""
+    runs = [run for run in result["stages"] if run["name"] in stages.split()]
+    skipped = sum(len(run["skipped"]) for run in runs)
+    broken = sum(item["status"] != "ok" for run in runs for item in run["items"])
+    missing = [
+        f"{count} {what}" for count, what in ((skipped, "skipped for want of time"), (broken, "not right")) if count
+    ]
+    caption = (
+        f"{device.get('name')}, {result['date']}, commit {result['commit']}, {libraries}{torch}; both sides in the "
+        "same precision, float32 with TF32 off; medians of rounds taken in turns; the ratio is the vendor's time over "
+        f"ours{'; ' + ', '.join(missing) if missing else ''}."
+    )
+    return f"{caption}\n\n{text}"
