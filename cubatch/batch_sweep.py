@@ -71,7 +71,7 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
 
 def _computes(kernel: Kernel, layer: Layer, pass_: Pass) -> bool:
     problem = problem_of(layer, pass_, 1, kernel.dtype)
-    return problem is not None and problem.operation == kernel.operation and problem.vector % kernel.vector == 0
+    return problem is not None and problem.operation == kernel.operation and variants.can_run(problem, kernel)
 
 
 @attrs.frozen(kw_only=True)

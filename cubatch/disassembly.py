@@ -1,91 +1,71 @@
 """
-Which instructions a compiled kernel is made of, read by NVIDIA's disassembler: needs no GPU.
+Which instructions a compiled kernel is made of, read from its machine code: needs no GPU.
 
 That a source asks for tensor cores does not say that its machine code uses them: an assembler may do the same
-with ordinary arithmetic, as that of sm_80 does with Volta's `mma.m8n8k4`.
+with ordinary arithmetic, as that of sm_80 does with Volta's `mma.m8n8k4`.  Since Volta an instruction takes 16
+bytes, of which the lowest 12 bits are its opcode and the form of its operands.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-import shutil
-import subprocess
+import struct
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 
-from cubatch.cubins import Cubin
-from cubatch.errors import DeviceFailed, MissingDependency
+from cubatch.errors import InvalidData
 
-WHEEL = "nvidia-cuda-nvdisasm"
-OLDEST = 75
-"""Compute capability times ten of the oldest code that the disassembler of CUDA 13 reads."""
+OLDEST = 70
+"""Compute capability times ten of the oldest code that is laid out so."""
 
-_SECTION = re.compile(r"^\.text\.(\w+):", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", re.MULTILINE)
+OPCODES = {
+    0x236: "HMMA", 0x23C: "HMMA", 0x9F0: "HGMMA", 0x3B4: "UTMALDG", 0x5B4: "UTMALDG", 0x3B5: "UTMASTG", 0x83B: "LDSM",
+    0xFAE: "LDGSTS", 0x387: "STL", 0x983: "LDL",
+}  # fmt: skip
+"""What kernels are checked for, as NVIDIA's disassembler names it; others are not counted."""
 
-
-@cache
-def find_nvdisasm() -> Path | None:
-    """Find the disassembler: of its wheel, else on the PATH; None where there is none."""
-    try:
-        files = metadata.files(WHEEL) or ()
-    except metadata.PackageNotFoundError:
-        files = ()
-    found = next((Path(str(file.locate())) for file in files if file.name == "nvdisasm"), None)
-    on_path = shutil.which("nvdisasm")
-    return found or (Path(on_path) if on_path else None)
+_INSTRUCTION_BYTES = 16
+_OPCODE = 0xFFF
+_SECTION = struct.Struct("<IIQQQQ")  # of a 64-bit ELF file: name, type, flags, address, offset, size
 
 
-def count_opcodes(cubin: Cubin) -> Mapping[str, Mapping[str, int]]:
+def count_opcodes(code: bytes) -> Mapping[str, Mapping[str, int]]:
     """
-    Count the instructions of each entry; what was counted is kept beside the machine code.
+    Count the instructions of OPCODES in each entry.
 
     Args:
-        cubin: With its code, of sm_75 or later.
+        code: A cubin, of sm_70 or later.
 
     Returns:
-        Mapping: By entry, how often each instruction stands there, without its modifiers: {"HMMA": 64, ...}.
+        Mapping: By entry, how often each instruction stands there: {"gemm_nt": {"HMMA": 32, "LDSM": 12}}.
 
     Raises:
-        MissingDependency: If there is no disassembler.
-        DeviceFailed: If it does not read the code.
+        InvalidData: If it is no cubin, or ends too early.
     """
-    digest = hashlib.sha256(cubin.path.read_bytes()).hexdigest()
-    kept = cubin.path.with_suffix(".opcodes.json")
     try:
-        facts = json.loads(kept.read_text(encoding="utf-8"))
-        if facts["sha256"] == digest:
-            return dict(facts["opcodes"])
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
-    found = {entry: dict(counts) for entry, counts in read_listing(_listing(cubin.path)).items()}
-    kept.write_text(json.dumps({"sha256": digest, "opcodes": found}), encoding="utf-8")
-    return found
+        return {entry: _count(text) for entry, text in _texts(code).items()}
+    except (struct.error, ValueError, IndexError) as error:
+        raise InvalidData("cubin", f"it is no machine code that could be read: {error}") from error
 
 
-def read_listing(listing: str) -> dict[str, Counter[str]]:
-    r"""
-    Count the instructions in a disassembler's text.
+def _texts(code: bytes) -> dict[str, bytes]:
+    """Give the instructions of each entry: sections .text.ENTRY."""
+    if code[:4] != b"\x7fELF":
+        raise ValueError("it does not begin as an ELF file")
+    (first,), (size, count, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<3H", code, 0x3A)
+    sections = [_SECTION.unpack_from(code, first + number * size) for number in range(count)]
+    start = sections[names][4]
+    texts = {}
+    for name, _, _, _, offset, length in sections:
+        begin = start + name
+        label = code[begin : code.index(b"\0", begin)].decode()
+        if label.startswith(".text."):
+            texts[label.removeprefix(".text.")] = code[offset : offset + length]
+    return texts
 
-    Example:
-        >>> counts = read_listing(".text.k:\n /*0000*/ @!P0 HMMA.16816.F32 R4, R8, R12, R4 ;\n")
-        >>> dict(counts["k"])
-        {'HMMA': 1}
-    """
-    parts = _SECTION.split(listing)[1:]
-    return {entry: Counter(_INSTRUCTION.findall(text)) for entry, text in zip(parts[::2], parts[1::2], strict=True)}
 
-
-def _listing(path: Path) -> str:
-    program = find_nvdisasm()
-    if program is None:
-        raise MissingDependency(f"nvdisasm ({WHEEL})", "reading machine code", "kernels")
-    done = subprocess.run([program, "-c", path], capture_output=True, text=True, check=False)  # noqa: S603 - our files
-    if done.returncode != 0 or ".text." not in done.stdout:
-        raise DeviceFailed("nvdisasm", done.stderr.strip() or "no code in its output")
-    return done.stdout
+def _count(text: bytes) -> dict[str, int]:
+    found = (
+        word & _OPCODE
+        for word, _ in struct.iter_unpack("<QQ", text[: len(text) // _INSTRUCTION_BYTES * _INSTRUCTION_BYTES])
+    )
+    return dict(Counter(OPCODES[opcode] for opcode in found if opcode in OPCODES))

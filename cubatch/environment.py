@@ -26,7 +26,8 @@ _PACKAGE = Path(cubatch.__file__).parent
 _ENGINE = (
     "engine/**/*.py", "schedule.py", "plan.py", "scratch.py", "windows.py", "kinds.py", "layer.py", "hardware.py",
     "clocks.py", "runner.py", "runners.py", "stopwatch.py",
-    "variants.py", "product_scratch.py", "depthwise_scratch.py", "kernel_scratch.py", "kernel_plan.py",
+    "kernel.py", "compile.py", "launch.py", "tensor_map.py", "variants.py", "product_scratch.py",
+    "depthwise_scratch.py", "kernel_scratch.py", "kernel_plan.py",
 )  # fmt: skip
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")

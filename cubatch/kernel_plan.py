@@ -63,8 +63,9 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
         return product_scratch.conv2d_problem(f"conv2d_{pass_.value}", shape, batch_size, dtype, vector)
     if isinstance(layer, Linear):
         (product,) = layer.gemms(pass_, batch_size)
-        c, operation = layer.parameter_shapes["w"][1], _PRODUCTS[pass_]
-        vector = product_scratch.widest_vector(dtype, c)
+        (k, c), operation = layer.parameter_shapes["w"], _PRODUCTS[pass_]
+        # Gradients read rows of k too.
+        vector = product_scratch.widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
         return Problem(operation, dtype, product.m, product.n, product.k, vector=vector)
     return None
 

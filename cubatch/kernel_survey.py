@@ -22,7 +22,7 @@ ARCHS = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90",
 """What every kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
 
 EXPECTED: Mapping[str, tuple[str, ...]] = {"mma": ("HMMA",), "hopper": ("HGMMA", "UTMALDG")}
-"""Instructions that every entry of a family must have, from sm_75 on: products on tensor cores, loads of tiles."""
+"""Instructions that every entry of a family must have: products on tensor cores, loads of tiles."""
 
 Progress = Callable[[float, float, str], None]
 
@@ -72,8 +72,7 @@ def survey(
     Compile variants for architectures, on all cores, and look for what is wrong with each.
 
     Wrong are: an error or warning of the compiler, a spilled register, launch bounds other than the threads of
-    configs.toml, a block that no SM of the architecture can hold, and, where a disassembler is installed, machine code
-    without its family's instructions.
+    configs.toml, a block that no SM of the architecture can hold, and machine code without its family's instructions.
 
     Args:
         chosen: The variants.
@@ -106,7 +105,7 @@ def survey(
         rows = [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
         if not expected:
             return rows
-        opcodes = disassembly.count_opcodes(cubin)
+        opcodes = disassembly.count_opcodes(cubin.path.read_bytes())
         return [_with_missing(row, expected, opcodes.get(row.kernel.entry, {})) for row in rows]
 
     rows: dict[tuple[str, str], Row] = {}
@@ -228,10 +227,8 @@ def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) 
 
 
 def _expected(kernel: Kernel, arch: str) -> tuple[str, ...]:
-    """Name the instructions to look for; none where no disassembler can."""
-    if arch_number(arch) < disassembly.OLDEST or disassembly.find_nvdisasm() is None:
-        return ()
-    return EXPECTED.get(kernel.family, ())
+    """Name the instructions to look for."""
+    return EXPECTED.get(kernel.family, ()) if arch_number(arch) >= disassembly.OLDEST else ()
 
 
 def _with_missing(row: Row, expected: Sequence[str], opcodes: Mapping[str, int]) -> Row:

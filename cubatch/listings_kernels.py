@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from cubatch.disassembly import WHEEL, find_nvdisasm
-from cubatch.kernel_survey import EXPECTED
 from cubatch.units import format_bytes, format_count, format_percent
 
 if TYPE_CHECKING:
@@ -80,8 +78,6 @@ def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str) -> list
     notes = [f"{counted} by NVRTC {', '.join(builds) or 'none'}: {verdict}."]
     if any(build != pinned for build in builds):
         notes.append(f"The budget is of NVRTC {pinned} and was not applied to what another compiled.")
-    if find_nvdisasm() is None and any(row.kernel.family in EXPECTED for row in rows):
-        notes.append(f"Nothing looked for tensor-core instructions in the machine code: pip install {WHEEL}.")
     shape: Grid = {"title": "Problems", "columns": ["variant", "problem", "on"], "rows": lines} if lines else {}
     return [shape | {"notes": notes}]
 

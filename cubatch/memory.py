@@ -144,6 +144,9 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
     if library == "auto":
         known = device.num_sms is not None and device.compute_capability is not None
         library = "cubatch" if device.kind == "cuda" and known else "im2col"
+        if library == "im2col" and device.kind == "cuda" and dtype != "float32":
+            wanted = f"a GPU whose num_sms and compute_capability are known, to compute in {dtype}"
+            raise InvalidArgument("device", str(device), wanted)
     if library == "im2col" and dtype != "float32":
         remedy = 'On a GPU, library="cubatch" takes it.'
         raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)

@@ -89,7 +89,9 @@ def conv2d_problem(operation: str, shape: ConvShape, samples: int, dtype: str, v
     if v.is_identity and h.is_identity and groups == 1:
         operation = {"conv2d_fprop": "gemm_nt", "conv2d_dgrad": "gemm_nn", "conv2d_wgrad": "gemm_tn"}[operation]
         return Problem(operation, dtype, m, n, deep, vector=vector)
-    return Problem(operation, dtype, m, n, deep, groups, phases, vector, can_gather(operation, shape, samples))
+    tap_channels = c if operation == "conv2d_wgrad" else 0
+    copies = can_gather(operation, shape, samples)
+    return Problem(operation, dtype, m, n, deep, groups, phases, vector, copies, tap_channels)
 
 
 def conv2d_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:

@@ -160,7 +160,7 @@ def encode(described: TensorMap, address: int, driver: Any) -> bytes:
 
     Raises:
         InvalidArgument: If the address is not a multiple of 16.
-        DeviceFailed: If the driver refuses it.
+        DeviceFailed: If the driver refuses it, or is older than tensor maps.
     """
     room = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _MAP_ALIGNMENT
@@ -174,15 +174,24 @@ def encode(described: TensorMap, address: int, driver: Any) -> bytes:
     window = described.window
     if window is None:
         ones = (ctypes.c_uint32 * rank)(*[1] * rank)
-        status = driver.cuTensorMapEncodeTiled(*common, (ctypes.c_uint32 * rank)(*described.box), ones, *ends)
+        status = _function(driver, "cuTensorMapEncodeTiled")(
+            *common, (ctypes.c_uint32 * rank)(*described.box), ones, *ends
+        )
     else:
         steps = (ctypes.c_uint32 * rank)(1, *window.steps, 1)
         channels, pixels = (ctypes.c_uint32(extent) for extent in described.box)
         corners = ((ctypes.c_int * 2)(*window.lower), (ctypes.c_int * 2)(*window.upper))  # w first, then h
-        status = driver.cuTensorMapEncodeIm2col(*common, *corners, channels, pixels, steps, *ends)
+        status = _function(driver, "cuTensorMapEncodeIm2col")(*common, *corners, channels, pixels, steps, *ends)
     if status != _SUCCESS:
         raise DeviceFailed(f"encoding {described.dims} in boxes of {described.box}", f"CUDA driver status {status}")
     return room[start : start + _MAP_BYTES].tobytes()
+
+
+def _function(driver: Any, name: str) -> Any:
+    found = getattr(driver, name, None)
+    if found is None:
+        raise DeviceFailed(name, "no such function in the CUDA driver", "Install a driver of CUDA 12 or newer.")
+    return found
 
 
 def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:

@@ -24,6 +24,9 @@ LEAST_SLICE = 32
 LEAST_DEPTH = 512
 """Extent of gemm_k below which it does on tensor cores, whose steps differ in length."""
 
+BOX_CHANNELS = 64
+"""Channels of a box of a tensor map whose rows are not along gemm_k: kernels/hopper/operands.cuh."""
+
 MOST_PARTIAL_BYTES = 1 << 26
 """Partial sums of a split product take at most this much scratch memory: the L2 cache of a large GPU."""
 
@@ -77,6 +80,8 @@ class Problem:
         phases: Phases of a strided gradient.
         vector: Widest load that extents and addresses allow, in elements.
         tensor_copies: Whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`.
+        tap_channels: Of a filter's gradient, the columns of one tap; 0 of other problems. A tensor map's box of
+            BOX_CHANNELS holds those of one tap only.
     """
 
     operation: str
@@ -88,6 +93,7 @@ class Problem:
     phases: int = 1
     vector: int = 1
     tensor_copies: bool = attrs.field(default=True, repr=False)
+    tap_channels: int = attrs.field(default=0, repr=False)
 
 
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
@@ -115,6 +121,11 @@ def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
         problem.operation, problem.dtype, problem.vector, _family_without(problem),
         device.num_sms, device.compute_capability, str(device),
     )  # fmt: skip
+
+
+def can_run(problem: Problem, found: Kernel) -> bool:
+    """Tell whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
+    return problem.vector % found.vector == 0 and found.family != _family_without(problem)
 
 
 def _family_without(problem: Problem) -> str:
@@ -164,14 +175,17 @@ def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
         >>> tiles(problem, kernel.find("gemm_nt", "float32", tile="128x64x8", vector=4))
         (2, 2)
     """
-    tile = _tile(found)
-    return -(-problem.m // tile.m), -(-problem.n // tile.n)
+    tile, columns = _tile(found), problem.n
+    if tile.cluster is not None and problem.tap_channels:
+        columns = problem.n // problem.tap_channels * -(-problem.tap_channels // BOX_CHANNELS) * BOX_CHANNELS
+    return -(-problem.m // tile.m), -(-columns // tile.n)
 
 
 def blocks(problem: Problem, found: Kernel) -> int:
-    """Count the blocks of a launch whose gemm_k is not split."""
+    """Count the blocks of a launch whose gemm_k is not split; one that idles beside its cluster's others counts."""
     rows, columns = tiles(problem, found)
-    return rows * columns * problem.groups * problem.phases
+    cluster = _tile(found).cluster or 1
+    return -(-rows // cluster) * cluster * columns * problem.groups * problem.phases
 
 
 def slices(problem: Problem, found: Kernel, device: Device) -> int:

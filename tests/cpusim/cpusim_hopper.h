@@ -67,8 +67,10 @@ CB_DEVICE u32 cb_cluster_rank() { return 0; }
 
 CB_DEVICE void cb_tma_prefetch(const TensorMap*) {}
 
-// float to the nearest number with 10 bits of fraction, ties to even.
-CB_DEVICE u32 cpusim_tf32(u32 bits) { return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu; }
+// float to the nearest number with 10 bits of fraction, ties to even; infinities and NaN stay what they are.
+CB_DEVICE u32 cpusim_tf32(u32 bits) {
+  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+}
 
 // One 128-byte row of a tile at `row`, from `channel` on; `from` is the row's first element, null for a row of zeros.
 inline void cpusim_load_row(const TensorMap& map, u32 row, const unsigned char* from, int channel) {

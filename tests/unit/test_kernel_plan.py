@@ -139,3 +139,11 @@ def test_what_no_tile_runs_is_no_product():
     """A depthwise convolution has kernels of its own, and a pooling multiplies nothing."""
     assert kernel_plan.problem_of(LAYERS[2], Pass.FPROP, 5, "float32") is None
     assert kernel_plan.problem_of(kinds.ReLU(h=2, w=2, c=2), Pass.FPROP, 5, "float32") is None
+
+
+@pytest.mark.parametrize(("pass_", "vector"), [(Pass.FPROP, 8), (Pass.DGRAD, 1), (Pass.WGRAD, 1)])
+def test_gradients_of_a_linear_layer_load_rows_of_its_outputs_too(pass_, vector):
+    """Of 512 inputs and 11 outputs only the forward pass can load 8 elements at a time."""
+    problem = kernel_plan.problem_of(kinds.Linear(c=512, k=11), pass_, 32, "float16")
+
+    assert problem.vector == vector

@@ -284,6 +284,14 @@ def test_words_that_mean_nothing_are_refused(options, error, field):
         assert caught.value.field == field
 
 
+def test_kernels_that_cannot_be_planned_say_what_is_missing():
+    """16 bits need our kernels, which need the number of SMs: the error names it, and no library that nobody chose."""
+    unknown = Device(name="prototype", compute_capability=(9, 0), memory_bytes=1 << 34)
+
+    with pytest.raises(errors.InvalidArgument, match="num_sms"):
+        footprint("mlp", batch_size=1, device=unknown, dtype="float16")
+
+
 def test_unknown_models_are_refused_with_near_names():
     """A typo in a model's name is answered with the name that was meant."""
     with pytest.raises(errors.CubatchError, match="resnet50"):

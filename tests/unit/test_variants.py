@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -178,7 +179,7 @@ def test_a_convolution_that_moves_nothing_is_a_plain_product():
         "conv2d_dgrad", "float32", 32, 64, 8, phases=4, vector=4
     )
     assert conv2d_problem("conv2d_wgrad", grouped, 2, "float32", 4) == Problem(
-        "conv2d_wgrad", "float32", 16, 32, 98, groups=2, vector=4, tensor_copies=False
+        "conv2d_wgrad", "float32", 16, 32, 98, groups=2, vector=4, tensor_copies=False, tap_channels=32
     )
 
 
@@ -219,3 +220,37 @@ def test_statistics_are_left_to_kernels_that_compute_them():
     chosen = product._of_height(context, problem, rows)
     assert chosen.family != "hopper"
     assert tiles(problem, chosen)[0] == len(rows)
+
+
+def test_an_idle_block_of_a_cluster_counts():
+    """3 rows of tiles are 4 blocks in clusters of two, and 3 without: the same problem is dearer in clusters."""
+    problem = Problem("gemm_nt", "float16", 300, 256, 4096, vector=8)
+    alone, shared = (
+        kernel.find("gemm_nt", "float16", family="hopper", tile=name) for name in ("128x256x64", "128x256x64_c2")
+    )
+
+    assert (variants.blocks(problem, alone), variants.blocks(problem, shared)) == (3, 4)
+
+
+def test_a_box_of_a_tensor_map_holds_channels_of_one_tap():
+    """72 channels take two boxes of 64 for each of 9 taps, 1152 columns on Hopper; 648 where taps share a tile."""
+    problem = conv2d_problem(
+        "conv2d_wgrad", conv_shape((14, 14, 72), (64, 3, 3, 72), (1, 1), (1,) * 4, (1, 1), 1), 2, "float16", 8
+    )
+    hopper = kernel.find("conv2d_wgrad", "float16", family="hopper", tile="128x128x64")
+    mma = kernel.find("conv2d_wgrad", "float16", family="mma", tile="128x128x32", vector=8)
+
+    assert variants.tiles(problem, hopper) == (1, 1152 // 128)
+    assert variants.tiles(problem, mma) == (1, -(-648 // 128))
+
+
+def test_what_a_variant_cannot_load_it_cannot_run():
+    """Groups are nothing for tensor maps, and rows of 4 elements nothing for loads of 8."""
+    hopper = kernel.find("conv2d_fprop", "float16", family="hopper", tile="128x128x64")
+    mma = kernel.find("conv2d_fprop", "float16", family="mma", tile="128x128x32", vector=8)
+    problem = Problem("conv2d_fprop", "float16", 392, 64, 576, vector=8)
+
+    assert variants.can_run(problem, hopper)
+    assert not variants.can_run(attrs.evolve(problem, groups=2), hopper)
+    assert variants.can_run(attrs.evolve(problem, groups=2), mma)
+    assert not variants.can_run(attrs.evolve(problem, vector=4), mma)

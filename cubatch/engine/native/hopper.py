@@ -16,11 +16,8 @@ from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernel import Kernel, Tile
 from cubatch.tensor_map import ROW_BYTES, TensorMap, Window, window_of
-from cubatch.variants import Problem
+from cubatch.variants import BOX_CHANNELS, Problem, tiles
 from cubatch.windows import Axis, ConvShape, Phase, phases
-
-_BLOCK = 64
-"""Channels of a box whose rows are not along gemm_k."""
 
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/store.cuh
@@ -71,8 +68,7 @@ def launch(
         launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
     tile, cluster, _ = _tile(chosen)
     for a_map, b_map, walk in launches:
-        columns = walk["taps"] * walk["depth"] * _BLOCK if problem.operation == "conv2d_wgrad" else walk["n"]
-        tiles_m, tiles_n = -(-walk["m"] // tile.m), -(-columns // tile.n)
+        tiles_m, tiles_n = -(-walk["m"] // tile.m), tiles(problem, chosen)[1]
         out_map = _out_map(context, problem, ends, output) if len(launches) == 1 else None
         laid_out = {
             "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
@@ -111,7 +107,7 @@ def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
     def matrix(array: Any, outer: int, rows: int, *, turned: bool) -> TensorMap:
         """Describe (outer, k), or (k, outer) where it is turned, in tiles of a step along k."""
         if turned:
-            return TensorMap(array, chosen.dtype, (outer, problem.k), (_BLOCK, tile.k))
+            return TensorMap(array, chosen.dtype, (outer, problem.k), (BOX_CHANNELS, tile.k))
         return TensorMap(array, chosen.dtype, (problem.k, outer), (tile.k, rows))
 
     a_map = matrix(a, problem.m, tile.m, turned=problem.operation[-2] == "t")
@@ -134,8 +130,8 @@ def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape, b
 
 def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape, batch: int) -> Launch:
     tile, _, _ = _tile(chosen)
-    box = (_BLOCK, tile.k)
-    walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // tile.k), "depth": -(-shape.c // _BLOCK)}
+    box = (BOX_CHANNELS, tile.k)
+    walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // tile.k), "depth": -(-shape.c // BOX_CHANNELS)}
     gradient = TensorMap(dy, chosen.dtype, (shape.k, problem.k), box)
     return (
         gradient,
@@ -157,7 +153,7 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batc
         "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
     }  # fmt: skip
     gradient = _image(chosen, dy, shape.k, phase.vertical, phase.horizontal, batch, (tile.k, tile.m))
-    filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (_BLOCK, 1, tile.k))
+    filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (BOX_CHANNELS, 1, tile.k))
     return gradient, filters, walk | _gathered(phase.vertical, phase.horizontal)
 
 
