@@ -64,8 +64,15 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
     ]
     if not computed:
         field = "layer" if name else "model"
+        others = {
+            problem.operation
+            for node in nodes
+            for pass_ in Pass
+            if name == node.name and (problem := problem_of(node.layer, pass_, 1, kernel.dtype)) is not None
+        }
+        remedy = f"Its passes run as {', '.join(sorted(others))}." if others - {kernel.operation} else ""
         wanted = f"one that {kernel.name} computes: {kernel.operation}, channels in multiples of {kernel.vector}"
-        raise InvalidArgument(field, name or str(spec.name), wanted)
+        raise InvalidArgument(field, name or str(spec.name), wanted, remedy)
     return max(computed, key=lambda found: sum(gemm.flops for gemm in found[0].gemms(found[1], 1)))
 
 

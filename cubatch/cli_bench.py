@@ -183,6 +183,8 @@ def _run(
 
     console.check_writable(json=json, plot=plot)
     if plot is not None:
+        if dry_run:
+            raise typer.BadParameter("--plot draws what was timed: leave out --dry-run")
         plots.check(plot)
     device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
     copy = None

@@ -107,7 +107,7 @@ class Kernel:
 
     Attributes:
         name: Unique; operation, algorithm, dtype and family, then tile and vector where it has them.
-        family: Its folder: "naive", "simt", "mma", "depthwise", "misc".
+        family: Its folder: "naive", "simt", "mma", "hopper", "depthwise", "misc".
         source: File under kernels/.
         operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
         entry: Its symbol in the compiled source.

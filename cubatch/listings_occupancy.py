@@ -56,6 +56,8 @@ def answers(found: Sequence[Answer], device: Device, *, title: str) -> Table:
     if any(one.spread is not None for one in found):
         notes.append("Waves count full complements of resident blocks; time follows the busiest SM, whose blocks share "
                      "its pipes. “fill” is the share of SM time at work.")  # fmt: skip
+    if any(one.spread is not None and "_hopper_" in (one.name or "") for one in found):
+        notes.append("Kernels of hopper launch a block for each SM, which takes tiles in turn: blocks here are tiles.")
     if compilers:
         notes.append(f"Registers and shared memory as NVRTC {', '.join(compilers)} compiles the kernel.")
     return {"title": title, "columns": names, "rows": rows, "notes": notes}

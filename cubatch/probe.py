@@ -342,7 +342,7 @@ def _context_bytes(device: Device) -> int:
 
 def _dtype_remedy(device: Device) -> str:
     if device.kind == "cpu":
-        return 'Use dtype="float32".'
+        return 'Use dtype="float32", or name the GPU that it is for as device.'
     return 'tf32 needs compute capability 8.0 or higher; use dtype="float32" or "float16".'
 
 

@@ -61,7 +61,7 @@ def named(name: str) -> list[Kernel]:
         [128]
     """
     known = kernel_module.kernels()
-    found = [one for one in known if one.name == name] or [one for one in known if one.name.startswith(f"{name}_")]
+    found = [one for one in known if one.name == name] or [one for one in known if one.name.startswith(name)]
     if not found:
         raise UnknownName("kernel", name, [one.name for one in known])
     return found

@@ -1,5 +1,5 @@
 """
-Convolution as a matrix product on kernels/simt and kernels/mma: an operand is gathered and never stored.
+Convolution as a matrix product on simt, mma and hopper kernels: an operand is gathered and never stored.
 
     product     forward y          gradient dx, per phase      gradient dw
     gemm_m      output pixels      input pixels of the phase   output channels k

@@ -1,4 +1,4 @@
-"""Matrix products on kernels/simt and kernels/mma."""
+"""Matrix products on kernels/simt, kernels/mma and kernels/hopper."""
 
 from __future__ import annotations
 

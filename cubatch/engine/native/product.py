@@ -1,5 +1,5 @@
 """
-One launch of kernels/simt or kernels/mma: a matrix product or a convolution as one, with everything fused into its end.
+One launch of a tiled kernel: a matrix product or a convolution as one, with everything fused into its end.
 
 `conv`, `linear` and `gemm` say what the operands are; this module chooses the variant, cuts the grid,
 splits gemm_k and adds up its slices.
