@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import torch_network
-from cubatch import models
-from cubatch.kinds import Conv2d, Linear
-from tests.parity.test_network_torch import BLOCK, block
+torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
 
-torch = pytest.importorskip("torch")
+from benchmarks import torch_network  # noqa: E402
+from cubatch import models  # noqa: E402
+from cubatch.kinds import Conv2d, Linear  # noqa: E402
+from tests.parity.test_network_torch import BLOCK, block  # noqa: E402
+
 F = torch.nn.functional
 
 
