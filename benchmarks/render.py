@@ -136,12 +136,32 @@ def imports(result: dict[str, Any]) -> str:
     return f"{caption}\n\n{table(['', 'time', 'above an empty Python', 'goal'], rows)}"
 
 
+def mixed_precision(result: dict[str, Any]) -> str:
+    """Accuracy after training in 16 bits, beside float32."""
+    first = result["rows"][0]["epochs"][-1]["test_accuracy"]
+    rows = []
+    for row in result["rows"]:
+        last = row["epochs"][-1]
+        away = last["test_accuracy"] - first
+        rows.append(
+            [row["dtype"], f"{last['loss']:.4f}", f"{100 * last['test_accuracy']:.2f} %", f"{100 * away:+.2f} %"]
+        )
+    run = result["rows"][0]
+    caption = (
+        f"{_machine(result)}, on NumPy: {run['model']}, {len(run['epochs'])} epochs on {result['images']} images, "
+        f"batch {run['batch_size']}, {run['optimizer']}, learning rate {run['learning_rate']}, seed {run['seed']}; "
+        f"the goal is at most {100 * result['goal']:.1f} % from float32."
+    )
+    return f"{caption}\n\n{table(['dtype', 'loss', 'test accuracy', 'from float32'], rows)}"
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tuning": tuning,
     "engine_cpu": engine_cpu,
     "search": search,
     "training": training,
     "imports": imports,
+    "mixed_precision": mixed_precision,
     **render_gpu.KINDS,
 }
 
