@@ -154,6 +154,8 @@ def model(
         found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json,
         title=f"{network.name}, batch {batch_size}",
     )  # fmt: skip
+    if missing := cases.left_out(network):
+        console.say(f"Left out, since no kernel computes them: {', '.join(missing)}.")
 
 
 def _passes(name: str) -> list[Any]:

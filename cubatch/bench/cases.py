@@ -15,7 +15,8 @@ import attrs
 
 from cubatch import kinds
 from cubatch.bench.passes import BUILDERS, Operand
-from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.engine.layers import check
+from cubatch.errors import InvalidArgument, UnknownName, UnsupportedLayer
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.layer import Layer, Pass
 from cubatch.spec import Network
@@ -222,6 +223,24 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         moved_bytes=traffic + more,
         **facts,
     )
+
+
+def left_out(network: Network) -> list[str]:
+    """
+    Name the kinds of layers of a network that no kernel computes, so that no case is of them.
+
+    Example:
+        >>> from cubatch import models
+        >>> left_out(models.build("resnet18")), "attention" in left_out(models.build("deit-tiny"))
+        ([], True)
+    """
+    found = set()
+    for node in network.nodes:
+        try:
+            check(node.layer, node.name)
+        except UnsupportedLayer:
+            found.add(node.layer.type)
+    return sorted(found)
 
 
 def has_case(layer: Layer, pass_: Pass) -> bool:

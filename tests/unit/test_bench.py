@@ -675,6 +675,23 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "ratio" not in out
 
 
+def test_layers_without_kernels_are_named(run):
+    """A transformer's attention is nothing that kernels compute: the table is of the rest, and says so."""
+    code, _, err = run("model", "deit-tiny", "--dry-run", "--device", "h200-sxm", "--pass", "fprop")
+
+    assert code == 0
+    assert "Left out" in err
+    assert "attention" in err
+
+
+def test_a_plot_of_nothing_that_was_timed_is_refused_at_once(run, tmp_path):
+    """Rates need timings: with --dry-run there are none, and nothing is planned first."""
+    code, out, err = run(*GEMM_OPTIONS, "--dry-run", "--device", "h200-sxm", "--plot", tmp_path / "rates.png")
+
+    assert (code, out) == (2, "")
+    assert "--dry-run" in err
+
+
 @pytest.mark.usefixtures("world")
 def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
     """With how often each occurs, and the sum of the roofline."""
