@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import sys
 from types import SimpleNamespace
 
 import attrs
 import numpy as np
 import pytest
 
-from cubatch import catalogue, cli, kinds, models, probe
+from cubatch import catalogue, kinds, models, probe
 from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, steps, tables
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.engine import functional
@@ -26,6 +24,7 @@ from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.unit import bench_fakes
 from tests.unit.bench_fakes import DEVICE, World, enter
+from tests.unit.commands import in_process
 
 LAYERS = [
     kinds.Conv2d(h=9, w=7, c=6, k=10, r=3, s=2, stride=2, pad=[1, 0, 1, 1]),
@@ -636,19 +635,7 @@ def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
 @pytest.fixture
 def run(monkeypatch, capfd):
     """Run the command line in this process and give (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cubatch", "bench", *map(str, arguments)])
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
+    return in_process(monkeypatch, capfd, "bench")
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ import pytest
 
 import cubatch
 import cubatch.engine
-from cubatch import cli, console
+from cubatch import console
 from cubatch.errors import NothingMeasured
 from cubatch.results import TuningResult
+from tests.unit.commands import in_process
 from tests.unit.tuned import tuned
 
 ROOT = Path(cubatch.__file__).parent.parent
@@ -73,19 +74,7 @@ def autotune(monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capfd):
     """Run the command line in this process and give (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cubatch", *map(str, arguments)])
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
+    return in_process(monkeypatch, capfd)
 
 
 def test_tune_passes_every_option_on_under_the_name_that_autotune_knows(run, autotune):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from pathlib import Path
 
 import attrs
 import pytest
 
-from cubatch import cli, kernel_budget, kernel_survey, nvrtc, probe
 from cubatch import kernel as kernel_module
+from cubatch import kernel_budget, kernel_survey, nvrtc, probe
 from cubatch.errors import InvalidArgument, InvalidData, UnknownName
 from cubatch.hardware import Device
 from cubatch.kernel_budget import Budget, Figures
 from cubatch.waves import occupancy
 from tests.unit import kernel_tree
+from tests.unit.commands import in_process
 
 
 @pytest.fixture
@@ -35,19 +34,7 @@ def tree(tmp_path, monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capfd):
     """Run the command in this process and give (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cubatch", "kernels", *map(str, arguments)])
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
+    return in_process(monkeypatch, capfd, "kernels")
 
 
 def line_of(out, name):

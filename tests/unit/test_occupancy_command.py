@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 
 import pytest
 
-from cubatch import catalogue, cli, figure_occupancy, kernel, kernel_survey, listings_occupancy, probe, residency
+from cubatch import catalogue, figure_occupancy, kernel, kernel_survey, listings_occupancy, probe, residency
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
 from cubatch.occupancy_sweep import sweep
 from cubatch.residency import Needs
 from cubatch.waves import count_waves
+from tests.unit.commands import in_process
 
 FPROP = "conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"
 NUMBERS = ("--threads", 256, "--registers", 96)
@@ -28,18 +27,7 @@ def run(monkeypatch, capfd):
     here = Device(name="a CPU", kind="cpu")
     monkeypatch.setattr(probe, "device", lambda name=None: here if name is None else named(name))
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cubatch", "occupancy", *map(str, arguments)])
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
+    return in_process(monkeypatch, capfd, "occupancy")
 
 
 def test_numbers_are_answered_with_what_limits_them(run):
