@@ -1,4 +1,8 @@
-"""16-bit storage on NumPy: rounded once, stepped in float32, its loss scaled; the semantics that kernels must have."""
+"""
+16-bit storage on NumPy: rounded once, stepped in float32, its loss scaled; the semantics that kernels must have.
+
+Whole steps of a network are test_mixed_steps.py's.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from cubatch.engine import functional, loss_scale, mixed, optim, storage
 from cubatch.engine.network import Model
 from cubatch.errors import MissingDependency
 from cubatch.kinds import BatchNorm2d, Conv2d, Dropout, Flatten, HardSwish, Linear, MaxPool2d, ReLU
+from cubatch.plan import ALIGNMENT
 from cubatch.spec import Network
 
 HERE = probe.device("cpu")
@@ -162,7 +167,9 @@ def test_a_step_smaller_than_a_unit_of_the_parameters_is_kept_in_the_master(dtyp
         step = {"step": number + 1} if rule == "adam" else {}
         factor = {"factor": 0.0} if rule == "momentum" else {}
         getattr(optim, rule)(w, [g], *state, lr=1e-5, master=master, **step, **factor)
-    np.testing.assert_allclose(master, 0.999, rtol=1e-5)  # a hundred roundings of 2^-25 each
+    # Each step is rounded to half a unit of numbers below 1, 2^-25; its own few roundings are of 1e-5.  Adam's divides
+    # by 1 + 1e-8.
+    np.testing.assert_allclose(master, 0.999, rtol=0, atol=100 * (2.0**-25 + 1e-5 * (8 * 2.0**-24 + 1e-8)))
     np.testing.assert_array_equal(w, master.astype(kind))
 
 
@@ -171,32 +178,6 @@ def test_parts_of_a_gradient_add_up_in_float32():
     w, master = np.zeros(2, np.float16), np.zeros(2, np.float32)
     optim.sgd(w, [np.float16([2048, 0]), np.float16([1, 1])], lr=1.0, master=master)
     assert master.tolist() == [-2049, -1]
-
-
-@NARROW
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_network_trains_in_16_bits(dtype, threads):
-    """Eight steps on one batch lower the loss about as far as float32 does, from the same start."""
-    losses = {}
-    for each in ("float32", dtype):
-        with model_of(each, device=cpu(threads), optimizer="momentum") as model:
-            if each == "float16":
-                model._stepper.loss_scale[loss_scale.SCALE] = 64
-            losses[each] = []
-            for _ in range(8):
-                model.step()
-                losses[each].append(model.loss())
-            assert model.skipped_steps == 0
-            assert model._flat.dtype == {"float32": np.float32, **KINDS}[each]
-            assert {array.dtype for state in model.states.values() for array in state.values()} == {
-                np.dtype(np.float32)
-            }
-            if each != "float32":
-                np.testing.assert_array_equal(model._flat, model._stepper.master.astype(KINDS[each]))
-                assert not np.array_equal(model._stepper.master, model._flat)
-    assert losses[dtype][0] == pytest.approx(losses["float32"][0], rel=0.05)
-    assert losses[dtype][-1] < 0.6 * losses[dtype][0]
-    assert losses[dtype][-1] == pytest.approx(losses["float32"][-1], rel=0.25)
 
 
 @NARROW
@@ -209,27 +190,6 @@ def test_recomputing_gives_the_same_bits(dtype):
                 model.step()
             found.append((model.loss(), model._stepper.master.tobytes()))
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_loss_scaling_survives_a_forced_overflow(optimizer, threads):
-    """
-    Scaled by 2^40, no gradient is finite: the step changes no bit and the scale is halved, until steps go well again.
-    """
-    with model_of("float16", optimizer=optimizer, device=cpu(threads)) as model:
-        model._stepper.loss_scale[loss_scale.SCALE] = 2.0**40
-        before = [array.tobytes() for array in (model._flat, model._stepper.master, *model._stepper.state)]
-        model.step()
-        assert (model.loss_scale, model.skipped_steps) == (2.0**39, 1)
-        assert [array.tobytes() for array in (model._flat, model._stepper.master, *model._stepper.state)] == before
-        first = model.loss()
-        for _ in range(60):
-            model.step()
-        assert 2.0**4 < model.loss_scale == 2.0 ** (40 - model.skipped_steps)
-        assert 15 < model.skipped_steps < 50
-        assert np.isfinite(model._stepper.master).all()
-        assert model.loss() < 0.6 * first
 
 
 def test_an_overflow_in_one_members_gradient_stops_all_of_them():
@@ -287,13 +247,18 @@ def test_the_loss_itself_is_not_scaled():
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize(("mode", "name"), [("training", "mnist-cnn"), ("inference", "resnet18")])
 def test_what_is_held_is_what_is_planned(dtype, optimizer, mode, name):
-    """Arena, parameters, master weights, state and the words of the scale: only rounding up is not held."""
+    """
+    Arena, parameters, master weights, state and the words of the scale: only rounding up is not held.
+
+    Six pieces are rounded up beside the arena: parameters, running statistics, gradients of two members, what the
+    optimiser keeps, the scale.
+    """
     shape = (64, 64, 3) if name == "resnet18" else None
     with Model(
         models.build(name, input_shape=shape), device=cpu(2), mode=mode, optimizer=optimizer, dtype=dtype
     ) as model:
         model.prepare(4)
-        assert 0.999 * model.plan.total <= model.held_bytes <= model.plan.total
+        assert 0 <= model.plan.total - model.held_bytes < 6 * ALIGNMENT
         model.close()
         assert model.held_bytes == 0
 
