@@ -9,7 +9,7 @@ from __future__ import annotations
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kernel_scratch import VECTOR_BYTES, column_sums_workspace
 from cubatch.tensor_map import can_gather
-from cubatch.variants import Problem, fitting, most_partial_bytes
+from cubatch.variants import Problem, fitting, most_partial_bytes, transposed_bytes
 from cubatch.windows import ConvShape
 
 _NARROWEST = 4
@@ -40,7 +40,7 @@ def widest_vector(dtype: str, *extents: int) -> int:
 
 def product_workspace(problem: Problem, device: Device) -> int:
     """
-    Count the bytes for the slices of a split matrix product, whichever of its variants is chosen.
+    Count the bytes for the slices of a split matrix product and a transposed operand, whichever variant is chosen.
 
     It is what splitting may take at most, not what it takes at this size: larger batches are split less, and a
     plan that shrank as the batch grew would have no largest batch.
@@ -54,7 +54,8 @@ def product_workspace(problem: Problem, device: Device) -> int:
         >>> product_workspace(Problem("gemm_nt", "float32", 8192, 8192, 64, vector=4), v100)
         0
     """
-    return max(most_partial_bytes(problem, found) for found in fitting(problem, device))
+    found = fitting(problem, device)
+    return max(most_partial_bytes(problem, one) + transposed_bytes(problem, one) for one in found)
 
 
 def conv2d_problem(operation: str, shape: ConvShape, samples: int, dtype: str, vector: int) -> Problem:

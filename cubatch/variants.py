@@ -30,6 +30,9 @@ BOX_CHANNELS = 64
 MOST_PARTIAL_BYTES = 1 << 26
 """Partial sums of a split product take at most this much scratch memory: the L2 cache of a large GPU."""
 
+MOST_TRANSPOSED_BYTES = 1 << 26
+"""The same of an operand that is transposed before it is multiplied."""
+
 # Share of the issued instructions that are multiply-adds, by a thread's tile, counted in the compiled main loops.
 _EFFICIENCY = {(16, 8): 0.92, (8, 8): 0.89, (8, 4): 0.82}
 # The same for loads of single elements, relative to loads of four.
@@ -65,6 +68,9 @@ _WARP = 32
 _MOST_SLICES = 64
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
 _MOST_Z = 65535
+_FLOAT_BYTES = 4
+_MOST_TRANSPOSED_ROWS = 32 * 65535  # blocks of kernels/misc/layout.cu take 32 each
+_TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # whose B does not lie along gemm_k
 
 
 @attrs.frozen
@@ -112,7 +118,20 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
         >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name
         '256x128x8'
     """
-    return list(_ranked(problem, device.num_sms, device.compute_capability, str(device)))
+    return [found for _, _, found in _ranked(problem, device.num_sms, device.compute_capability, str(device))]
+
+
+def best_clocks(problem: Problem, device: Device) -> tuple[float, int, Kernel]:
+    """
+    Give what the variant ranked first should take, in clocks of an SM, its slices and itself; else as `ranked`.
+
+    Example:
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> clocks, _, found = best_clocks(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)
+        >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # the share of the rate of 80 x 64 lanes
+        ('256x128x8', 0.91)
+    """
+    return _ranked(problem, device.num_sms, device.compute_capability, str(device))[0]
 
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
@@ -131,7 +150,10 @@ def can_run(problem: Problem, found: Kernel) -> bool:
 def _family_without(problem: Problem) -> str:
     """Name the family that cannot take a problem for its operands or extents; empty where all can."""
     counted = all(0 < extent < _MOST_COUNTED for extent in (problem.m, problem.n, problem.k))
-    return "" if problem.tensor_copies and problem.groups == 1 and counted else "hopper"
+    transposed = _transposed(problem)
+    rows = problem.k * problem.phases if transposed else 0
+    fits = transposed <= MOST_TRANSPOSED_BYTES and rows <= _MOST_TRANSPOSED_ROWS
+    return "" if problem.tensor_copies and problem.groups == 1 and counted and fits else "hopper"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -157,13 +179,15 @@ def _fitting(
 
 
 @functools.lru_cache(maxsize=4096)
-def _ranked(problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, name: str) -> tuple[Kernel, ...]:
+def _ranked(
+    problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, name: str
+) -> tuple[tuple[float, int, Kernel], ...]:
     found = _fitting(
         problem.operation, problem.dtype, problem.vector, _family_without(problem), num_sms,
         capability, name,
     )  # fmt: skip
-    costs = {variant: _best_split(problem, variant, num_sms or 1, capability)[0] for variant in found}
-    return tuple(sorted(found, key=costs.__getitem__))
+    costs = [(*_split(problem, variant, num_sms or 1, capability), variant) for variant in found]
+    return tuple(sorted(costs, key=lambda item: item[0]))
 
 
 def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
@@ -228,6 +252,24 @@ def most_partial_bytes(problem: Problem, found: Kernel) -> int:
     return min(4 * most * _outputs(problem), MOST_PARTIAL_BYTES) if most > 1 else 0
 
 
+def transposed_bytes(problem: Problem, found: Kernel) -> int:
+    """
+    Count the bytes of the transposed copy of B that a variant multiplies: wgmma reads tf32 along gemm_k alone.
+
+    Example:
+        >>> problem = Problem("conv2d_dgrad", "tf32", 6272, 256, 576, phases=4, vector=4)
+        >>> found = kernel.find("conv2d_dgrad", "tf32", family="hopper", tile="128x256x32")
+        >>> transposed_bytes(problem, found) == 4 * (3 * 3 * 256) * 256
+        True
+    """
+    return _transposed(problem) if found.family == "hopper" else 0
+
+
+def _transposed(problem: Problem) -> int:
+    is_read_across = problem.dtype == "tf32" and problem.operation in _TRANSPOSED
+    return _FLOAT_BYTES * problem.n * problem.k * problem.phases if is_read_across else 0
+
+
 def _outputs(problem: Problem) -> int:
     return problem.m * problem.n * problem.groups * problem.phases
 
@@ -240,28 +282,35 @@ def _tile(found: Kernel) -> Tile:
 
 @functools.lru_cache(maxsize=16384)
 def _best_split(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None) -> tuple[float, int]:
+    return _split(problem, found, num_sms, capability)
+
+
+def _split(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None) -> tuple[float, int]:
     """Give the cost in clocks, and the number of slices that it is the least for."""
-    steps = -(-problem.k // _tile(found).k)
+    tile, outputs, grid = _tile(found), _outputs(problem), blocks(problem, found)
+    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(found, tile, capability)
+
+    first = 0.0  # a launch as that of the slices' sums
+    if transposed := transposed_bytes(problem, found):
+        first = _REDUCE_CLOCKS + 2 * transposed / (num_sms * _BYTES_PER_CLOCK)
+
+    def cost(count: int) -> float:
+        busiest = max(1, -(-grid * count // num_sms))
+        resident = min(busiest, tile.min_blocks) * tile.threads / _WARP
+        loop = -(-steps // count) * step_clocks / min(1.0, resident / _ENOUGH_WARPS)
+        clocks = first + busiest * (loop + _BLOCK_CLOCKS)
+        if count > 1:
+            clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * outputs / (num_sms * _BYTES_PER_CLOCK)
+        return clocks
+
     most = min(
         max(1, steps // least_steps(found)),
         _MOST_SLICES,
         max(1, _MOST_Z // problem.groups),
-        max(1, MOST_PARTIAL_BYTES // max(1, 4 * _outputs(problem))),
+        max(1, MOST_PARTIAL_BYTES // max(1, 4 * outputs)),
     )
     candidates = {-(-steps // -(-steps // count)) for count in range(1, most + 1)} if steps else {1}  # no empty slice
-    return min((_cost(problem, found, num_sms, capability, count), count) for count in sorted(candidates))
-
-
-def _cost(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, count: int) -> float:
-    tile = _tile(found)
-    steps = -(-problem.k // tile.k)
-    busiest = max(1, -(-blocks(problem, found) * count // num_sms))
-    resident = min(busiest, tile.min_blocks) * tile.threads / _WARP
-    loop = -(-steps // count) * _step_clocks(found, tile, capability) / min(1.0, resident / _ENOUGH_WARPS)
-    clocks = busiest * (loop + _BLOCK_CLOCKS)
-    if count > 1:
-        clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * _outputs(problem) / (num_sms * _BYTES_PER_CLOCK)
-    return clocks
+    return min((cost(count), count) for count in sorted(candidates))
 
 
 def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None) -> float:

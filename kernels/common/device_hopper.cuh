@@ -176,7 +176,7 @@ CB_DEVICE void cb_registers_request() {
 
 // Describe a tile in shared memory, in rows of 128 swizzled bytes: bits 0-13 its address, 16-29 the leading and 32-45
 // the stride offset, all in units of 16 bytes; 62-63 which swizzle.  Eight rows are `stride` bytes from the next eight;
-// `leading` bytes lie between blocks of 128 bytes along m or n, where that is the contiguous axis.
+// `leading` bytes lie between boxes of 128 bytes along m or n, where that is the contiguous axis.
 CB_DEVICE u64 cb_matrix_descriptor(const void* shared, u32 leading, u32 stride) {
   const u64 address = cb_shared_address(shared);
   return (address & 0x3ffff) >> 4 | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | (u64)1 << 62;

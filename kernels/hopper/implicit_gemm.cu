@@ -32,7 +32,8 @@
 //             gemm_m and the pixels below 2^31; no groups
 //   phases    of a gradient are a launch each; one without taps writes what its epilogue makes of zero
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
-//   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: NT and FPROP
+//   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: B of NN and DGRAD
+//             has to come transposed, TN and WGRAD are not there
 #ifndef CB_ELEMENT
 #define CB_ELEMENT half_t
 #endif
@@ -64,7 +65,7 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
   CB_DYNAMIC_SHARED(arena);
   const Shared shared{arena};
   const u32 rank = CLUSTER > 1 ? cb_cluster_rank() : 0;
-  const u32 tiles = Run::number(walk, whole.slices);
+  const u32 tiles = Task::number(walk, whole.slices);
   if (cb_thread() == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
       cb_barrier_init(shared.full(stage), 1);
@@ -86,8 +87,8 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
     if (cb_thread() == 0) {
       CB_NO_UNROLL
       for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
-        const Run run(walk, whole.slices, number, rank);
-        produce(Loader(&a_map, &b_map, walk, run, rank), run.count, shared, ring);
+        const Task task(walk, whole.slices, number, rank);
+        produce(Loader(&a_map, &b_map, walk, task, rank), task.count, shared, ring);
       }
       // No block leaves while another of its cluster may still arrive at its barriers.
       for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);
@@ -100,9 +101,9 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
     u32 turn = 0;
     CB_NO_UNROLL
     for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
-      const Run run(walk, whole.slices, number, rank);
-      consume(run.count, warp / 4, shared, ring, sum);
-      store(epilogue, &out_map, walk, run, shared, warp, turn, sum);
+      const Task task(walk, whole.slices, number, rank);
+      consume(task.count, warp / 4, shared, ring, sum);
+      store(epilogue, &out_map, walk, task, shared, warp, turn, sum);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block
   }

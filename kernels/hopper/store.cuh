@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// After the main loop: each warp takes its 16 rows of sums through shared memory, 64 columns at a time, so that a row
-// is finished and stored by neighbouring lanes, 4 elements each.
+// After the main loop: each warp takes its 16 rows of sums through shared memory, a strip of 64 columns at a time, so
+// that a row is finished and stored by neighbouring lanes, 4 elements each.
 //
 //   registers        lane holds 2 columns of rows lane / 4 and 8 + lane / 4, 8 times
 //   shared memory    [16 rows][64 floats], groups of 8 floats of row r swapped by r % 4: no bank is met twice at a time
@@ -18,7 +18,7 @@ constexpr int COLUMNS = 64;
 constexpr int WARP_ROWS = 16;
 constexpr int AT_ONCE = 4;  // rows that a lane finishes together
 
-// What a copy stores: 16 rows of 128 bytes.  A block is one or two of them; two fit into what a warp stores through.
+// What a copy stores: 16 rows of 128 bytes.  A strip is one or two of them; two fit into what a warp stores through.
 constexpr u32 PART_BYTES = WARP_ROWS * SWIZZLE_ROW;
 constexpr int PARTS = COLUMNS / ROW_ELEMENTS, TURNS = 2 / PARTS;
 static_assert(Shared::STAGING_BYTES == 2 * PART_BYTES, "two parts fit");
@@ -27,38 +27,38 @@ CB_DEVICE float* staged(float* staging, int row, int column) {
   return staging + row * COLUMNS + ((column / 8) ^ (row & 3)) * 8 + column % 8;
 }
 
-// Take the sums of one block of 64 columns.  Sums are registers, which cannot be indexed: a tree of uniform branches
+// Take the sums of one strip of 64 columns.  Sums are registers, which cannot be indexed: a tree of uniform branches
 // ends at copies, so that what follows is there once.
 template <int LOW, int HIGH>
-CB_DEVICE void take_block(const float (&sum)[TILE_N / 2], int wanted, float (&block)[COLUMNS / 2]) {
+CB_DEVICE void take_strip(const float (&sum)[TILE_N / 2], int wanted, float (&strip)[COLUMNS / 2]) {
   if constexpr (HIGH - LOW > 1) {
     constexpr int MIDDLE = (LOW + HIGH) / 2;
     if (wanted < MIDDLE) {
-      take_block<LOW, MIDDLE>(sum, wanted, block);
+      take_strip<LOW, MIDDLE>(sum, wanted, strip);
     } else {
-      take_block<MIDDLE, HIGH>(sum, wanted, block);
+      take_strip<MIDDLE, HIGH>(sum, wanted, strip);
     }
   } else {
     CB_UNROLL
-    for (int i = 0; i < COLUMNS / 2; ++i) block[i] = sum[LOW * (COLUMNS / 2) + i];
+    for (int i = 0; i < COLUMNS / 2; ++i) strip[i] = sum[LOW * (COLUMNS / 2) + i];
   }
 }
 
-CB_DEVICE void stage_block(const float (&block)[COLUMNS / 2], float* staging) {
+CB_DEVICE void stage_strip(const float (&strip)[COLUMNS / 2], float* staging) {
   const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
   CB_UNROLL
   for (int i = 0; i < COLUMNS / 8; ++i) {
     CB_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const Vec<float, 2> both{{block[4 * i + 2 * half], block[4 * i + 2 * half + 1]}};
+      const Vec<float, 2> both{{strip[4 * i + 2 * half], strip[4 * i + 2 * half + 1]}};
       cb_write<float, 2>(staged(staging, row + 8 * half, 8 * i + pair), both);
     }
   }
 }
 
-// Finish a block in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
+// Finish a strip in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
 // two tiles one after the other.
-CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&block)[COLUMNS / 2], int first, int columns,
+CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[COLUMNS / 2], int first, int columns,
                            unsigned char* tile) {
   const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
   const bool rectifies = epilogue.activation == ACTIVATION_RELU;
@@ -71,7 +71,7 @@ CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&block)[COLUMN
       Vec<CB_ELEMENT, 2> out;
       CB_UNROLL
       for (int j = 0; j < 2; ++j) {
-        const float value = block[4 * i + 2 * half + j] + to_float(bias.v[j]);
+        const float value = strip[4 * i + 2 * half + j] + to_float(bias.v[j]);
         out.v[j] = from_float<CB_ELEMENT>(rectifies ? rectify(value) : value);
       }
       const u32 at = (8 * i + pair) * sizeof(CB_ELEMENT), part = at / SWIZZLE_ROW, inside = at % SWIZZLE_ROW;
@@ -94,8 +94,10 @@ CB_DEVICE i64 place_of(const Walk& walk, i64 columns, int row) {
 #endif
 }
 
-CB_DEVICE void finish_block(const Epilogue& epilogue, const Run& run, const i64* places, float* staging, int first,
+// Finish what is staged, or leave it as the partial sums of a slice.
+CB_DEVICE void finish_strip(const Epilogue& epilogue, const Task& task, const i64* places, float* staging, int first,
                             int columns) {
+  float* partials = epilogue.slices > 1 ? epilogue.partials + task.slice * epilogue.elements : nullptr;
   if (!epilogue.wide || epilogue.activation > ACTIVATION_RELU) {  // rare: any activation, any number of columns
     CB_NO_UNROLL
     for (int i = cb_lane(); i < WARP_ROWS * COLUMNS; i += 32) {
@@ -103,8 +105,8 @@ CB_DEVICE void finish_block(const Epilogue& epilogue, const Run& run, const i64*
       const i64 place = places[row] + first + column;
       if (places[row] < 0 || column >= columns) continue;
       const float value = *staged(staging, row, column);
-      if (epilogue.slices > 1) {
-        epilogue.partials[run.slice * epilogue.elements + place] = value;
+      if (partials) {
+        partials[place] = value;
       } else {
         finish_one(epilogue, place, first + column, value);
       }
@@ -125,13 +127,11 @@ CB_DEVICE void finish_block(const Epilogue& epilogue, const Run& run, const i64*
       place[i] = places[row + 2 * i];
       if (place[i] >= 0) place[i] += first + column;
     }
-    if (epilogue.slices > 1) {
+    if (partials) {
       CB_UNROLL
       for (int i = 0; i < AT_ONCE; ++i) {
         const Vec<float, 4> part{{sum[i][0], sum[i][1], sum[i][2], sum[i][3]}};
-        if (place[i] >= 0) {
-          cb_write<float, 4>(epilogue.partials + run.slice * epilogue.elements + place[i], part);
-        }
+        if (place[i] >= 0) cb_write<float, 4>(partials + place[i], part);
       }
     } else {
       finish_wide<AT_ONCE>(epilogue, place, first + column, sum);
@@ -139,15 +139,15 @@ CB_DEVICE void finish_block(const Epilogue& epilogue, const Run& run, const i64*
   }
 }
 
-// Store a block by the copy engine, which leaves out what lies outside of the output.  Where a block is one part, two
+// Store a strip by the copy engine, which leaves out what lies outside of the output.  Where a strip is one part, two
 // take turns, so that one is filled while the other is read.
-CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&block)[COLUMNS / 2],
+CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[COLUMNS / 2],
                           int row, int first, int columns, float* staging, u32& turn) {
   unsigned char* tile = reinterpret_cast<unsigned char*>(staging) + turn % TURNS * PART_BYTES;
   ++turn;
   if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();
   cb_sync_warp();
-  finish_tile(epilogue, block, first, columns, tile);
+  finish_tile(epilogue, strip, first, columns, tile);
   cb_proxy_fence();
   cb_sync_warp();
   if (cb_lane() == 0) {
@@ -160,32 +160,32 @@ CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, co
 }
 
 // Store a warp's 16 rows.
-CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Run& run,
+CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Task& task,
                      const Shared& shared, int warp, u32& turn, const float (&sum)[TILE_N / 2]) {
   float* staging = shared.staging(warp);
   i64* places = shared.places(warp);
-  const int row = run.m + warp * WARP_ROWS;
+  const int row = task.m + warp * WARP_ROWS;
   if (row >= walk.m) return;
   if (!walk.stores_tiles && cb_lane() < WARP_ROWS) {
     places[cb_lane()] = place_of(walk, epilogue.columns, row + cb_lane());
   }
   CB_NO_UNROLL
   for (int number = 0; number < TILE_N / COLUMNS; ++number) {
-    int first = run.n + number * COLUMNS, columns = walk.n - first;
+    int first = task.n + number * COLUMNS, columns = walk.n - first;
 #if defined(OPERATION_CONV2D_WGRAD)
     const int place = first / COLUMNS, tap = place / walk.depth, channel = (place - tap * walk.depth) * COLUMNS;
     columns = tap < walk.taps ? walk.n - channel : 0;
     first = tap * walk.n + channel;
 #endif
     if (columns <= 0) break;
-    float block[COLUMNS / 2];
-    take_block<0, TILE_N / COLUMNS>(sum, number, block);
+    float strip[COLUMNS / 2];
+    take_strip<0, TILE_N / COLUMNS>(sum, number, strip);
     if (walk.stores_tiles) {
-      store_tile(epilogue, out_map, block, row, first, columns, staging, turn);
+      store_tile(epilogue, out_map, strip, row, first, columns, staging, turn);
     } else {
-      stage_block(block, staging);
+      stage_strip(strip, staging);
       cb_sync_warp();
-      finish_block(epilogue, run, places, staging, first, columns);
+      finish_strip(epilogue, task, places, staging, first, columns);
       cb_sync_warp();
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What a persistent block does one after another: tiles of the output, and of each a run of steps along gemm_k; and
+// What a persistent block does one after another: tiles of the output, of each the steps along gemm_k of one slice; and
 // the ring of stages that producer and consumers walk around.
 #pragma once
 
@@ -34,12 +34,12 @@ struct Walk {
   int stores_tiles;          // whether the copy engine stores the output, see store.cuh
 };
 
-// A tile, and the run of steps along gemm_k of one slice.
-struct Run {
+// A tile, and the steps along gemm_k of one slice.
+struct Task {
   int m, n;          // first row and column
   int slice, first, count;
 
-  CB_DEVICE Run(const Walk& walk, int slices, u32 number, u32 rank) {
+  CB_DEVICE Task(const Walk& walk, int slices, u32 number, u32 rank) {
     const u32 rows = (u32)(walk.tiles_m + CLUSTER - 1) / CLUSTER;  // blocks of a cluster are neighbours along gemm_m
     const u32 each = rows * (u32)walk.tiles_n;
     slice = (int)(number / each);

@@ -111,6 +111,9 @@ CB_DEVICE void cb_write(T* pointer, const Vec<T, N>& value, const char* file = _
                         int line = __builtin_LINE()) {
   static_assert(sizeof(Vec<T, N>) <= 16, "an access is of at most 16 bytes");
   cpusim_check_aligned(pointer, sizeof(Vec<T, N>), "misaligned vector store", file, line);
+#if CB_ARCH == 90
+  cpusim_note_write(pointer, sizeof(Vec<T, N>));
+#endif
   *reinterpret_cast<Vec<T, N>*>(pointer) = value;
 }
 // The read-only path: of global memory alone.

@@ -43,7 +43,7 @@ CB_DEVICE u32 cpusim_swizzled(u32 address) { return address ^ (address >> 7 & 7)
 CB_DEVICE void cb_barrier_init(u64* barrier, u32 arrivals, CPUSIM_HERE) {
   cpusim_barrier_init((uint64_t*)barrier, arrivals, cpusim_place(file, line));
 }
-CB_DEVICE void cb_barrier_init_fence() {}
+CB_DEVICE void cb_barrier_init_fence() { cpusim_fence_barriers(); }
 CB_DEVICE void cb_barrier_arrive(u64* barrier, CPUSIM_HERE) {
   cpusim_barrier_arrive((uint64_t*)barrier, 0, cpusim_place(file, line));
 }
@@ -60,7 +60,7 @@ CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity, CPUSIM_HERE) {
 CB_DEVICE void cb_barrier_wait_cluster(u64* barrier, u32 parity, CPUSIM_HERE) {
   cb_barrier_wait(barrier, parity, file, line);
 }
-CB_DEVICE void cb_proxy_fence() {}
+CB_DEVICE void cb_proxy_fence() { cpusim_fence_writes(); }
 
 CB_DEVICE u32 cb_cluster_rank() { return 0; }
 #define cb_cluster_sync() cb_sync()
@@ -201,7 +201,7 @@ CB_DEVICE u64 cb_matrix_descriptor(const void* shared, u32 leading, u32 stride) 
   const u64 address = cb_shared_address(shared);
   return (address & 0x3ffff) >> 4 | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | (u64)1 << 62;
 }
-CB_DEVICE void cb_wgmma_fence() {}
+CB_DEVICE void cb_wgmma_fence() { cpusim_fence_sums(); }
 CB_DEVICE void cb_wgmma_commit(CPUSIM_HERE) { cpusim_commit_products(cpusim_place(file, line)); }
 template <int PENDING>
 CB_DEVICE void cb_wgmma_wait(CPUSIM_HERE) {
@@ -210,9 +210,9 @@ CB_DEVICE void cb_wgmma_wait(CPUSIM_HERE) {
 template <int COUNT>
 CB_DEVICE void cb_wgmma_hold(float (&)[COUNT]) {}
 
-// The element at place `outer` along m or n and `k` of a tile that a descriptor tells.
+// Where the element at place `outer` along m or n and `k` lies of a tile that a descriptor tells.
 template <class T, bool TURNED>
-CB_DEVICE float cpusim_element(u64 descriptor, int outer, int k) {
+CB_DEVICE const unsigned char* cpusim_place_of(u64 descriptor, int outer, int k) {
   const u32 start = (u32)(descriptor & 0x3fff) << 4, leading = (u32)(descriptor >> 16 & 0x3fff) << 4;
   const u32 stride = (u32)(descriptor >> 32 & 0x3fff) << 4;
   u32 offset;
@@ -221,7 +221,12 @@ CB_DEVICE float cpusim_element(u64 descriptor, int outer, int k) {
   } else {
     offset = (u32)outer / 8 * stride + (u32)outer % 8 * 128 + (u32)k * sizeof(T);
   }
-  const unsigned char* at = cpusim_at_address(cpusim_swizzled(start + offset));
+  return cpusim_at_address(cpusim_swizzled(start + offset));
+}
+
+template <class T, bool TURNED>
+CB_DEVICE float cpusim_element(u64 descriptor, int outer, int k) {
+  const unsigned char* at = cpusim_place_of<T, TURNED>(descriptor, outer, k);
   if constexpr (sizeof(T) == 4) {  // the last 13 bits of a tf32 are not looked at
     const u32 bits = *reinterpret_cast<const u32*>(at) & ~0x1fffu;
     float value;
@@ -230,6 +235,23 @@ CB_DEVICE float cpusim_element(u64 descriptor, int outer, int k) {
   } else {
     return to_float(*reinterpret_cast<const T*>(at));
   }
+}
+
+// All 16-byte pieces of a tile, which has OUTER places of 32 bytes along gemm_k.
+template <class T, bool TURNED, int OUTER>
+CB_DEVICE void cpusim_check_tile(u64 descriptor, const char* place) {
+  constexpr int PIECE = 16 / sizeof(T);
+  for (int outer = 0; outer < OUTER; outer += TURNED ? PIECE : 1) {
+    for (int k = 0; k < (int)(32 / sizeof(T)); k += TURNED ? 1 : PIECE) {
+      cpusim_check_seen(cpusim_place_of<T, TURNED>(descriptor, outer, k), 16, place);
+    }
+  }
+}
+
+template <class T, int N, bool A_TURNED, bool B_TURNED>
+void cpusim_check_tiles(const CpusimProduct* product) {
+  cpusim_check_tile<T, A_TURNED, 64>(product->a, product->place);
+  cpusim_check_tile<T, B_TURNED, N>(product->b, product->place);
 }
 
 template <class T, int N, bool A_TURNED, bool B_TURNED>
@@ -258,6 +280,7 @@ CB_DEVICE void cb_wgmma(float (&d)[N / 2], u64 a, u64 b, CPUSIM_HERE) {
   if (a >> 62 != 1 || b >> 62 != 1 || (a >> 49 & 7) != 0 || (b >> 49 & 7) != 0) {
     cpusim_fail(file, line, "a descriptor of another swizzle than that of 128 bytes");
   }
-  const CpusimProduct product{cpusim_multiply<T, N, A_TURNED, B_TURNED>, a, b, cpusim_place(file, line)};
+  const CpusimProduct product{cpusim_multiply<T, N, A_TURNED, B_TURNED>, cpusim_check_tiles<T, N, A_TURNED, B_TURNED>,
+                              a, b, N / 2, cpusim_place(file, line)};
   cpusim_start_product(&product, d);
 }

@@ -8,6 +8,11 @@ CB_DEVICE void dump(const unsigned char* tile, unsigned char* y, int bytes) {
   for (int i = cb_thread(); i < bytes; i += cb_num_threads()) y[i] = tile[i];
 }
 
+// What the copy engine or wgmma is to read.
+CB_DEVICE void put(unsigned char* shared, unsigned char value) {
+  cb_write<unsigned char, 1>(shared, Vec<unsigned char, 1>{{value}});
+}
+
 CB_KERNEL(128, 1) load_2d(CB_TENSOR_MAP map, unsigned char* y, int rows, int c0, int c1) {
   CB_DYNAMIC_SHARED(arena);
   u64* barrier = reinterpret_cast<u64*>(arena + rows * 128);
@@ -57,7 +62,7 @@ CB_KERNEL(128, 1) load_im2col(CB_TENSOR_MAP map, unsigned char* y, int rows, con
 
 CB_KERNEL(128, 1) store_2d(CB_TENSOR_MAP map, const unsigned char* x, int rows, int c0, int c1) {
   CB_DYNAMIC_SHARED(arena);
-  for (int i = cb_thread(); i < rows * 128; i += 128) arena[i] = x[i];
+  for (int i = cb_thread(); i < rows * 128; i += 128) put(arena + i, x[i]);
   cb_proxy_fence();
   cb_sync();
   if (cb_thread() == 0) {
@@ -73,8 +78,8 @@ CB_DEVICE void multiply(const unsigned char* a, const unsigned char* b, float* y
                         unsigned char* arena) {
   constexpr int TILE = 32768;
   for (int i = cb_thread(); i < TILE; i += 128) {
-    arena[i] = a[i];
-    arena[TILE + i] = b[i];
+    put(arena + i, a[i]);
+    put(arena + TILE + i, b[i]);
   }
   cb_proxy_fence();
   cb_sync();

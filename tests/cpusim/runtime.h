@@ -83,6 +83,8 @@ void cpusim_push_copy(const CpusimCopy* copy);
 void cpusim_commit_copies();
 // Takes the oldest copy that must be complete when `pending` groups may be under way; false when there is none.
 bool cpusim_pop_copy(int pending, CpusimCopy* copy);
+// A thread writes to memory, of which asynchronous units see what is shared after a fence only: runtime_hopper.inl.
+void cpusim_note_write(const void* pointer, uint32_t bytes);
 bool cpusim_in_shared(const void* pointer, uint64_t bytes);
 // Ends the launch with an error. Does not return; not marked so, for ASan would then forget the fiber's stack.
 void cpusim_fail(const char* file, int line, const char* what);

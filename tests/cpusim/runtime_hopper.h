@@ -22,7 +22,9 @@ struct CpusimTensorCopy {
 // The part of one warpgroup in a product: its threads must agree on all of it.
 struct CpusimProduct {
   void (*run)(const CpusimProduct* product, float* const* sums);  // sums of the 128 threads
+  void (*check)(const CpusimProduct* product);                    // whether it may read its tiles
   uint64_t a, b;
+  uint32_t count;  // of a thread's sums
   const char* place;
 };
 
@@ -38,6 +40,13 @@ void cpusim_start_copy(const CpusimTensorCopy* copy);
 void cpusim_commit_stores();
 void cpusim_wait_stores(int pending);
 
+// What the copy engine and the tensor cores may see of dynamic shared memory: what they wrote themselves, and what a
+// thread wrote by cb_write (cpusim_note_write of runtime.h) and fenced.
+void cpusim_fence_writes();
+void cpusim_fence_barriers();
+void cpusim_check_seen(const void* shared, uint32_t bytes, const char* place);
+
+void cpusim_fence_sums();
 void cpusim_start_product(const CpusimProduct* product, float* sums);
 void cpusim_commit_products(const char* place);
 void cpusim_wait_products(int pending, const char* place);

@@ -6,7 +6,7 @@
 // carried out at the wait for them.  Where the schedule is drawn, late copies may also happen at any asynchronous call,
 // any such call may let others run first, and products may come at their issue; how often is drawn for each block.  So
 // a stage that is handed on too early is overwritten, or one that is not full is read, in some schedule.
-#include "runtime_hopper.h"
+#include "runtime_fences.inl"
 
 #include <map>
 
@@ -80,6 +80,7 @@ void begin_async() {
   std::fill(product_group, product_group + MAX_THREADS, 0u);
   std::fill(store_group, store_group + MAX_THREADS, 0u);
   are_odds_drawn = false;
+  begin_fences();
 }
 
 // How often things happen in this block; drawn by what first asks, so that other kernels draw nothing.
@@ -112,11 +113,6 @@ void run_engine([[maybe_unused]] void*& engine, [[maybe_unused]] char* token, Ru
 
 // Each phase has a token of its own, for the same reason as cpusim_sync.
 char& phase_token(uint64_t* barrier, uint32_t parity) { return reinterpret_cast<char*>(barrier)[4 * (parity & 1)]; }
-
-void fail_at(const char* place, const std::string& what) {
-  describe("thread %d: %s at %s", current == &host ? -1 : number(current), what.c_str(), place);
-  give_up();
-}
 
 Barrier* known(uint64_t* barrier, const char* place) {
   if (!cpusim_in_shared(barrier, 8) || (uintptr_t)barrier % 8) fail_at(place, "a barrier is 8 bytes of shared memory");
@@ -163,6 +159,7 @@ void run_started(int index) {
                               std::to_string(found->bytes) + "), by the copy");
     }
     tsan_release(phase_token(copy.barrier, found->phase));
+    note_words(copy.shared, copy.bytes, Word::COPY_ENGINE);
     found->bytes -= copy.bytes;
     end_phase_if_complete(copy.barrier, found);
   });
@@ -243,6 +240,7 @@ void cpusim_barrier_init(uint64_t* barrier, uint32_t arrivals, const char* place
   if (!cpusim_in_shared(barrier, 8) || (uintptr_t)barrier % 8) fail_at(place, "a barrier is 8 bytes of shared memory");
   if (arrivals == 0 || arrivals >= 1u << 20) fail_at(place, "a barrier for no arrivals, or too many");
   *reinterpret_cast<Barrier*>(barrier) = Barrier{0, arrivals, arrivals, 0, 0};
+  note_words(barrier, sizeof(Barrier), Word::INITIALISER + (uint32_t)number(current));
 }
 
 void cpusim_barrier_arrive(uint64_t* barrier, uint32_t bytes, const char* place) {
@@ -273,6 +271,12 @@ void cpusim_start_copy(const CpusimTensorCopy* copy) {
   async_point();
   const int thread = number(current);
   const bool is_store = copy->barrier == nullptr;
+  if (is_store) {
+    cpusim_check_seen(copy->shared, copy->bytes, copy->place);
+  } else {
+    known(copy->barrier, copy->place);
+    check_initialised(copy->barrier, copy->place);
+  }
   Started* job = started.add();
   if (job == nullptr) fail_at(copy->place, "more copies under way than cpusim keeps");
   job->copy = *copy;
@@ -321,9 +325,10 @@ void cpusim_meet_warpgroup(const char* place) {
   wait();
 }
 
-void cpusim_start_product(const CpusimProduct* product, float* sums) {
+void cpusim_start_product(const CpusimProduct* product, float* registers) {
   async_point();
   const int thread = number(current);
+  float* held = hold_sums(*product, registers, product_group[thread]);
   Warpgroup& group = own_warpgroup();
   if (group.arrived == 0) {
     group.next = group.products.add();
@@ -339,8 +344,9 @@ void cpusim_start_product(const CpusimProduct* product, float* sums) {
   if (group.next->group != product_group[thread]) {
     fail_at(product->place, "threads of a warpgroup disagree on a product's group");
   }
-  group.next->sums[thread % 128] = sums;
+  group.next->sums[thread % 128] = held;
   tsan_release(*group.next->token);
+  if (group.arrived == 127) product->check(product);
   // Not before all have come: its group is not closed by any of them yet.
   if (group.arrived == 127 && is_drawn() && are_products_early) run_products(group, group.next->group + 1);
   cpusim_meet_warpgroup(product->place);
@@ -351,10 +357,12 @@ void cpusim_commit_products(const char*) {
   ++product_group[number(current)];
 }
 
-void cpusim_wait_products(int pending, const char*) {
+void cpusim_wait_products(int pending, const char* place) {
   async_point();
   Warpgroup& group = own_warpgroup();
-  run_products(group, product_group[number(current)] - (uint32_t)pending);
+  const uint32_t before = product_group[number(current)] - (uint32_t)pending;
+  run_products(group, before);
   tsan_acquire(group.done);
+  give_sums_back(before, place);
 }
 }

@@ -266,6 +266,15 @@ MISUSES = {
     12: "a product is still under way when a thread of its warpgroup returns",
     13: "an operation of a warpgroup that has lost a thread",
     14: "no other block of the cluster runs",
+    15: "a barrier without a cb_barrier_init_fence after its initialisation",
+    16: "a tile that no copy and no cb_write has written is read",
+    17: r"what thread \d+ wrote without a cb_proxy_fence after it is read",
+    18: r"what thread \d+ wrote without a cb_proxy_fence after it is read",
+    19: "a product on sums without a cb_wgmma_fence since they were waited for",
+    20: "sums that were written while a product was under way",
+    21: "a product on other sums than those of the products under way",
+    22: "a product on sums without a cb_wgmma_fence since they were waited for",
+    23: "a tile outside of shared memory",
 }
 
 

@@ -92,7 +92,27 @@ BUGS = {
         (("operands.cuh", "gather.within * TILE_K, gather.pixel.w(walk), gather.pixel.h(walk),",
           "gather.within * TILE_K, gather.pixel.h(walk), gather.pixel.w(walk),"),)
     ),
-    "no wait for the last products": Bug((("main_loop.cuh", "  cb_wgmma_wait<0>();\n", ""),), modes=EARLY),
+    "no wait for the last products": Bug((("main_loop.cuh", "  cb_wgmma_wait<0>();\n", ""),)),
+    "a wait for all but the last products": Bug((("main_loop.cuh", "cb_wgmma_wait<0>()", "cb_wgmma_wait<1>()"),)),
+    "products that are never committed": Bug((("main_loop.cuh", "    cb_wgmma_commit();\n", ""),)),
+    "no fence between sums and products": Bug(
+        (("main_loop.cuh", "    cb_wgmma_fence();\n", ""),), "a product on sums without a cb_wgmma_fence"
+    ),
+    "no fence before a tile is stored": Bug(
+        (("store.cuh", "  cb_proxy_fence();\n", ""),), "wrote without a cb_proxy_fence after it is read"
+    ),
+    "a fence after the barrier that hands over": Bug(
+        (("store.cuh", "  cb_proxy_fence();\n  cb_sync_warp();\n", "  cb_sync_warp();\n  cb_proxy_fence();\n"),),
+        "wrote without a cb_proxy_fence after it is read",
+        modes=not_in("reversed"),
+    ),
+    "a fence of the storing lane alone": Bug(
+        (("store.cuh", "  cb_proxy_fence();\n", "  if (cb_lane() == 0) cb_proxy_fence();\n"),),
+        "wrote without a cb_proxy_fence after it is read",
+    ),
+    "no fence of new barriers": Bug(
+        (("implicit_gemm.cu", "    cb_barrier_init_fence();\n", ""),), "without a cb_barrier_init_fence"
+    ),
     "no barrier of the warp before it stores": Bug(
         (("store.cuh", "  cb_proxy_fence();\n  cb_sync_warp();\n", "  cb_proxy_fence();\n"),), modes=not_in("reversed")
     ),

@@ -1,7 +1,8 @@
 """
 Launches of kernels/hopper: tensor maps of the operands, and the walk of a persistent grid over tiles and gemm_k.
 
-`product` chooses the variant and hands the launch on; `tensor_map.can_gather` has said that the maps exist.
+`product` chooses the variant and hands the launch on; `tensor_map.can_gather` has said that the maps exist.  In tf32 it
+has B transposed before, where that does not lie along gemm_k.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import dtype_of
 from cubatch.engine.native.context import Context
+from cubatch.engine.native.layout import to_nhwc
 from cubatch.errors import InvalidArgument
 from cubatch.kernel import Kernel, Tile
 from cubatch.tensor_map import ROW_BYTES, TensorMap, Window, window_of
@@ -49,7 +51,7 @@ def launch(
         chosen: The variant.
         problem: Extents.
         a: Left operand.
-        b: Right operand.
+        b: Right operand; in tf32 as `transpose` leaves it.
         ends: out, bias, scale, shift, residual, mask.
         partials: Where the slices of a split product go; None where it is not split.
         output: Record of kernels/common/epilogue.cuh's Output.
@@ -79,6 +81,22 @@ def launch(
         blocks = min(clusters, max(1, (context.device.num_sms or 1) // cluster)) * cluster
         # A map that is not looked at has to be one all the same.
         context.launch(chosen, (blocks, 1, 1), (a_map, b_map, out_map or a_map, *ends, partials, record, output))
+
+
+def transpose(context: Context, b: Any, *, out: Any) -> Any:
+    """
+    Lay B along gemm_k, which is the first axis of b: (k, n) becomes (n, k), a filter (k, r, s, c) becomes (r, s, c, k).
+
+    Args:
+        context: Where it runs.
+        b: float32, C-contiguous.
+        out: As many elements, in one row.
+
+    Returns:
+        out.
+    """
+    deep = len(b)
+    return to_nhwc(context, b.reshape(1, deep, 1, -1), out=out.reshape(1, 1, -1, deep)).reshape(-1)
 
 
 def _out_map(context: Context, problem: Problem, ends: tuple[Any, ...], output: Any) -> TensorMap | None:
@@ -111,7 +129,7 @@ def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
         return TensorMap(array, chosen.dtype, (problem.k, outer), (tile.k, rows))
 
     a_map = matrix(a, problem.m, tile.m, turned=problem.operation[-2] == "t")
-    b_map = matrix(b, problem.n, share, turned=problem.operation[-1] == "n")
+    b_map = matrix(b, problem.n, share, turned=problem.operation[-1] == "n" and chosen.dtype != "tf32")
     return a_map, b_map, {"m": problem.m, "n": problem.n, "steps": -(-problem.k // tile.k)}
 
 
@@ -142,7 +160,7 @@ def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape, 
 
 def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batch: int) -> Launch:
     """Describe one phase of the input's gradient: a convolution of dy at stride 1 with the taps that it sees."""
-    tile, _, _ = _tile(chosen)
+    tile, _, share = _tile(chosen)
     depth = -(-shape.k // tile.k)
     taps_w = shape.horizontal.taps
     walk = {
@@ -153,7 +171,10 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batc
         "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
     }  # fmt: skip
     gradient = _image(chosen, dy, shape.k, phase.vertical, phase.horizontal, batch, (tile.k, tile.m))
-    filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (BOX_CHANNELS, 1, tile.k))
+    if chosen.dtype == "tf32":
+        filters = TensorMap(w, chosen.dtype, (shape.k, shape.c, shape.taps), (tile.k, share, 1))
+    else:
+        filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (BOX_CHANNELS, 1, tile.k))
     return gradient, filters, walk | _gathered(phase.vertical, phase.horizontal)
 
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+//
+// What must be fenced on Hopper, a part of runtime.cpp.  Fences order nothing here, where memory is one; what needs one
+// is known instead.  Of each word of dynamic shared memory: who wrote it last, and how many fences that thread had
+// behind it.  Of each thread: whether it fenced its sums, which products under way keep until it has waited for them.
+#include "runtime_hopper.h"
+
+#include <vector>
+
+namespace {
+
+// Who wrote a word of shared memory, and how many of its fences came before.
+struct Word {
+  enum : uint32_t { NOBODY, COPY_ENGINE, THREAD, INITIALISER = THREAD + MAX_THREADS };
+  uint32_t writer, fences;
+};
+
+// The sums of a thread: from the first product on them until the wait for the last they are here, its registers NaN.
+struct Sums {
+  static constexpr uint32_t AWAY = 0xffffffff;  // what the registers hold meanwhile
+
+  float* registers;
+  uint32_t count, group;  // group: of the last product
+  bool are_held, are_fenced;
+  float held[128];
+
+  bool are_untouched() const {
+    uint32_t word = AWAY;
+    for (uint32_t i = 0; i < count && word == AWAY; ++i) memcpy(&word, registers + i, sizeof(word));
+    return word == AWAY;
+  }
+};
+
+std::vector<Word> words;  // empty until a block writes the first
+uint32_t fences[Word::INITIALISER + MAX_THREADS];
+Sums sums[MAX_THREADS];
+
+void begin_fences() {
+  words.clear();
+  for (Sums& own : sums) own.are_held = own.are_fenced = false;
+}
+
+void fail_at(const char* place, const std::string& what) {
+  describe("thread %d: %s at %s", current == &host ? -1 : number(current), what.c_str(), place);
+  give_up();
+}
+
+void note_words(const void* pointer, uint64_t bytes, uint32_t writer) {
+  const uint64_t first = (uint64_t)((const unsigned char*)pointer - arena);
+  if ((const unsigned char*)pointer < arena || first + bytes > arena_bytes) return;
+  if (words.empty()) words.resize(arena_bytes / 4 + 1);
+  for (uint64_t i = first / 4; i <= (first + bytes - 1) / 4; ++i) words[i] = {writer, fences[writer]};
+}
+
+Word word_at(const void* pointer) {
+  const uint64_t at = (uint64_t)((const unsigned char*)pointer - arena);
+  return (const unsigned char*)pointer < arena || at >= arena_bytes || words.empty() ? Word{} : words[at / 4];
+}
+
+void check_initialised(const uint64_t* barrier, const char* place) {
+  const Word word = word_at(barrier);
+  if (word.writer >= Word::INITIALISER && word.fences == fences[word.writer]) {
+    fail_at(place, "a copy counts on a barrier without a cb_barrier_init_fence after its initialisation");
+  }
+}
+
+// Take the sums of the thread for a product of a group.
+float* hold_sums(const CpusimProduct& product, float* registers, uint32_t group) {
+  Sums& own = sums[number(current)];
+  if (!own.are_held) {
+    if (!own.are_fenced) {
+      fail_at(product.place, "a product on sums without a cb_wgmma_fence since they were waited for");
+    }
+    own.registers = registers;
+    own.count = product.count;
+    own.are_held = true;
+    memcpy(own.held, registers, own.count * sizeof(float));
+    memset((void*)registers, 0xff, own.count * sizeof(float));
+  } else if (own.registers != registers || own.count != product.count) {
+    fail_at(product.place, "a product on other sums than those of the products under way");
+  } else if (!own.are_untouched()) {
+    fail_at(product.place, "sums that were written while a product was under way");
+  }
+  own.group = group;
+  return own.held;
+}
+
+// Give them back, when products of groups before `before` are done.
+void give_sums_back(uint32_t before, const char* place) {
+  Sums& own = sums[number(current)];
+  if (!own.are_held || (int32_t)(own.group - before) >= 0) return;
+  if (!own.are_untouched()) fail_at(place, "sums that were written while a product was under way");
+  memcpy((void*)own.registers, own.held, own.count * sizeof(float));
+  own.are_held = own.are_fenced = false;
+}
+
+}  // namespace
+
+extern "C" {
+
+void cpusim_note_write(const void* pointer, uint32_t bytes) {
+  note_words(pointer, bytes, Word::THREAD + (uint32_t)number(current));
+}
+void cpusim_fence_writes() { ++fences[Word::THREAD + number(current)]; }
+void cpusim_fence_barriers() { ++fences[Word::INITIALISER + number(current)]; }
+void cpusim_fence_sums() { sums[number(current)].are_fenced = true; }
+
+void cpusim_check_seen(const void* shared, uint32_t bytes, const char* place) {
+  if (!cpusim_in_shared(shared, bytes)) fail_at(place, "a tile outside of shared memory");
+  for (uint32_t i = 0; i < bytes; i += 4) {
+    const Word word = word_at((const unsigned char*)shared + i);
+    if (word.writer == Word::NOBODY) fail_at(place, "a tile that no copy and no cb_write has written is read");
+    if (word.writer >= Word::THREAD && word.fences == fences[word.writer]) {
+      fail_at(place, "what thread " + std::to_string(word.writer - Word::THREAD) +
+                         " wrote without a cb_proxy_fence after it is read");
+    }
+  }
+}
+}

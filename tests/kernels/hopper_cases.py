@@ -1,0 +1,62 @@
+"""What the tests of kernels/hopper share: where they run, which tile each type is tested with, bounds of tf32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch import catalogue, kernel
+from cubatch.engine.native.context import Context
+from tests.cpusim import building
+from tests.cpusim.simulator import Simulator
+from tests.kernels import cases
+from tests.kernels.conftest import BUILD, CudaTarget, Target, _gpu
+
+# Two SMs, so that a block computes several tiles, one after another around its ring of stages.
+H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
+
+# Each storage type is tested with one tile, so that there are few units to compile; float32 as tf32 by operation.
+TILES = {"float16": "128x128x64", "bfloat16": "128x256x64"}
+TF32_TILES = {
+    "gemm_nn": "128x256x32", "gemm_nt": "128x128x32_h", "conv2d_fprop": "128x256x32", "conv2d_dgrad": "128x128x32_h",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session", params=["cpusim-90", pytest.param("cuda", marks=pytest.mark.gpu)])
+def launcher(request):
+    """Give the simulator of an H200 of two SMs, or the Hopper GPU of this machine."""
+    if request.param == "cuda":
+        gpu = _gpu()
+        if gpu is None or gpu.compute_capability != (9, 0):
+            pytest.skip("no Hopper GPU in this machine")
+        from cubatch.launch import CudaLauncher
+
+        return CudaTarget(gpu, CudaLauncher(gpu))
+    if reason := building.reason_to_skip():
+        pytest.skip(reason)
+    return Target(H200, Simulator(90, BUILD))
+
+
+def chooser(problem: Any, device: Any, prepare: Any = None, *, tile: str | None = None) -> kernel.Kernel:
+    """Choose the tile that a type is tested with, or another."""
+    usual = TF32_TILES[problem.operation] if problem.dtype == "tf32" else TILES[problem.dtype]
+    return kernel.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
+
+
+def context(launcher: Target) -> Context:
+    """Give the context in which products of every type are by kernels/hopper."""
+    return launcher.context(chooser=chooser, tf32=True)
+
+
+def element(dtype: str) -> np.dtype[Any]:
+    """Name the type of the arrays in which a dtype is stored."""
+    return cases.encoded(0, dtype).dtype
+
+
+def bound(operations: int, magnitude: Any, want: Any, dtype: str) -> Any:
+    """As cases.bound; operands of tf32 lose what lies beyond 10 bits after the point, cut off or rounded."""
+    lost = 2 * 2.0**-10 + 2.0**-20 if dtype == "float32" else 0
+    return cases.bound(operations, (1 + lost) * magnitude, want, dtype) + lost * magnitude
