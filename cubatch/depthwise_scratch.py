@@ -21,7 +21,7 @@ DEPTHWISE_COLUMNS = 4
 """Columns of outputs in a strip."""
 
 REDUCE_CHANNELS = 16
-"""Channels of a block that adds up partial sums: kernels/depthwise/wgrad.cuh."""
+"""Channels of a block that adds up partial sums: kernels/depthwise/scalar.cu."""
 
 LIMIT = 1 << 31
 """Elements of an image are counted in 32 bits."""

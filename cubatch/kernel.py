@@ -110,7 +110,7 @@ class Kernel:
         family: Its folder: "naive", "simt", "mma", "hopper", "depthwise", "misc".
         source: File under kernels/.
         operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
-        entry: Its symbol in the compiled source.
+        entry: Its symbol in the compiled source; another operation's where that one's code computes it too.
         dtype: One of DTYPES: storage of its elements. Sums are float32.
         threads: Threads per block.
         defines: The source's macros, in order; sources with equal defines are compiled once.
@@ -242,6 +242,7 @@ def _load(path: Path) -> tuple[Kernel, ...]:
 def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Kernel]:
     """Give the variants of one module: operations times storage types, tiles, vectors and further axes."""
     axes: Mapping[str, list[Any]] = module.get("axes", {})
+    computed_by: Mapping[str, str] = module.get("computed_by", {})
     for dtype, tile_name, vector, *values in itertools.product(
         module["dtypes"], module.get("tiles", [None]), module.get("vectors", [1]), *axes.values()
     ):
@@ -256,13 +257,14 @@ def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Ke
             fields = ((macro, getattr(tile, field)) for field, macro in _TILE_MACROS.items())
             defines += [(macro, str(value)) for macro, value in fields if value]
         for operation in module["operations"]:
-            selects = [(f"OPERATION_{operation.upper()}", "1")] if "entry" in module else []
+            compiled = computed_by.get(operation, operation)
+            selects = [(f"OPERATION_{compiled.upper()}", "1")] if "entry" in module else []
             yield Kernel(
                 name=module["name"].format(operation=operation, **words),
                 family=module["family"],
                 source=module["source"],
                 operation=operation,
-                entry=module.get("entry", operation).format(operation=operation),
+                entry=module.get("entry", compiled).format(operation=compiled),
                 dtype=dtype,
                 threads=tile.threads if tile else module["threads"],
                 defines=(*defines, *selects),

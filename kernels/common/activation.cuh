@@ -34,10 +34,10 @@ CB_DEVICE float activate(int kind, float x) {
   switch (kind) {
     case ACTIVATION_RELU: return rectify(x);
     case ACTIVATION_RELU6: return clamp(x, 0.0f, 6.0f);
-    case ACTIVATION_SILU: return x / (1.0f + expf(-x));
-    case ACTIVATION_SIGMOID: return sigmoid(x);
-    case ACTIVATION_HARD_SIGMOID: return hard_sigmoid(x);
-    case ACTIVATION_HARD_SWISH: return x * hard_sigmoid(x);
+    case ACTIVATION_SILU:
+    case ACTIVATION_SIGMOID: return (kind == ACTIVATION_SILU ? x : 1.0f) / (1.0f + expf(-x));
+    case ACTIVATION_HARD_SIGMOID:
+    case ACTIVATION_HARD_SWISH: return (kind == ACTIVATION_HARD_SWISH ? x : 1.0f) * hard_sigmoid(x);
     case ACTIVATION_GELU: return x * normal_cdf(x);
     default: return x;
   }

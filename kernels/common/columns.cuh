@@ -51,6 +51,7 @@ constexpr int COLUMN_SHARED = WARPS * 32 * WIDE;
 // Leave every warp's sums in shared memory; block_sum() then gives the block's.  All threads call it.
 template <int Q, int V>
 CB_DEVICE void share_sums(float (&sums)[Q][V], int lanes, float* shared) {
+  CB_NO_UNROLL
   for (int bits = lanes; bits < 32; bits *= 2) {
     CB_UNROLL
     for (int q = 0; q < Q; ++q) {

@@ -29,19 +29,22 @@ CB_DEVICE float infinity() { return to_float(bfloat16_t{0x7f80}); }
 CB_DEVICE bool is_aligned(const void* pointer) { return reinterpret_cast<u64>(pointer) % 16 == 0; }
 
 // use(row, load(row)) for row = first, first + step, ... before end, AT_ONCE loads at a time.  The last round is cut
-// short by predicates, not by a loop of its own: that would be the work's code once more.
+// short by predicates, and what is loaded moves up to where one copy of the work's code uses it: unrolled, or with a
+// loop of its own for the rest, that code would be most of the kernel's text, and of the time to compile it.
 template <int AT_ONCE, class Load, class Use>
 CB_DEVICE void walk(i64 first, i64 end, int step, Load load, Use use) {
   CB_NO_UNROLL
-  for (i64 row = first; row < end; row += AT_ONCE * (i64)step) {
+  for (i64 row = first; row < end;) {
     decltype(load(row)) loaded[AT_ONCE] = {};
     CB_UNROLL
     for (int i = 0; i < AT_ONCE; ++i) {
       if (row + i * (i64)step < end) loaded[i] = load(row + i * (i64)step);
     }
-    CB_UNROLL
-    for (int i = 0; i < AT_ONCE; ++i) {
-      if (row + i * (i64)step < end) use(row + i * (i64)step, loaded[i]);
+    CB_NO_UNROLL
+    for (int i = 0; i < AT_ONCE && row < end; ++i, row += step) {
+      use(row, loaded[0]);
+      CB_UNROLL
+      for (int j = 1; j < AT_ONCE; ++j) loaded[j - 1] = loaded[j];
     }
   }
 }

@@ -7,10 +7,10 @@
 // open rows costs nothing: the first product of a row goes to another register than it came from.
 #pragma once
 
-#include "depthwise/window.cuh"
+#include "depthwise/walk.cuh"
 
 constexpr int SLAB_VECTORS = 32;  // most channel vectors of a block, whose taps lie in shared memory
-constexpr int PLANE = VECTOR < 4 ? VECTOR : 4;  // neighbouring floats of a tap: one 16-byte access without conflicts
+constexpr int PLANE = 4;  // neighbouring floats of a tap: one 16-byte access without conflicts
 constexpr int PLANES = VECTOR / PLANE;
 
 CB_DEVICE float* tap_place(float* taps, int tap, int plane, int vector) {
@@ -18,15 +18,14 @@ CB_DEVICE float* tap_place(float* taps, int tap, int plane, int vector) {
 }
 
 // Bring the taps of channels [first, first + count) from w[c, r, s] to tap_place, converted; turned around if asked.
-template <bool TURN>
-CB_DEVICE void stage_taps(float* taps, const CB_ELEMENT* w, int first, int count) {
+CB_DEVICE void stage_taps(float* taps, const CB_ELEMENT* w, int first, int count, bool turn) {
   const CB_ELEMENT* source = w + (i64)first * TAPS;
   for (int i = cb_thread() * VECTOR; i < count * TAPS; i += THREADS * VECTOR) {
     const Vec<CB_ELEMENT, VECTOR> values = cb_load<CB_ELEMENT, VECTOR>(source + i);
     CB_UNROLL
     for (int e = 0; e < VECTOR; ++e) {
       const int channel = (i + e) / TAPS, tap = (i + e) % TAPS, lane = channel % VECTOR;
-      float* place = tap_place(taps, TURN ? TAPS - 1 - tap : tap, lane / PLANE, channel / VECTOR);
+      float* place = tap_place(taps, turn ? TAPS - 1 - tap : tap, lane / PLANE, channel / VECTOR);
       place[lane % PLANE] = to_float(values.v[e]);
     }
   }
@@ -64,32 +63,32 @@ CB_DEVICE void add_row(float (&sum)[W::OPEN][W::UP][W::GROUPS * W::UP][VECTOR],
 }
 
 // Store the pixels of a row whose bit of `inside` is set, plus bias, raised to the floor.
-template <bool FORWARD, int COUNT>
+template <int COUNT>
 CB_DEVICE void store_row(CB_ELEMENT* row, int c, u32 inside, const float (&sum)[COUNT][VECTOR], const CB_ELEMENT* bias,
                          int channel, float floor) {
   Vec<CB_ELEMENT, VECTOR> shift = {};
-  if (FORWARD && bias) shift = cb_load<CB_ELEMENT, VECTOR>(bias + channel);
+  if (bias) shift = cb_load<CB_ELEMENT, VECTOR>(bias + channel);
   CB_UNROLL
   for (int k = 0; k < COUNT; ++k) {
     if (!(inside >> k & 1)) continue;
     Vec<CB_ELEMENT, VECTOR> pixel;
     CB_UNROLL
     for (int e = 0; e < VECTOR; ++e) {
-      const float value = FORWARD ? sum[k][e] + to_float(shift.v[e]) : sum[k][e];
-      pixel.v[e] = from_float<CB_ELEMENT>(FORWARD && value < floor ? floor : value);
+      const float value = sum[k][e] + to_float(shift.v[e]);
+      pixel.v[e] = from_float<CB_ELEMENT>(value < floor ? floor : value);
     }
     cb_write<CB_ELEMENT, VECTOR>(row + k * c, pixel);
   }
 }
 
-template <class W, bool FORWARD>
+template <class W>
 CB_DEVICE void convolve(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEMENT* bias, CB_ELEMENT* y,
-                        const Window& window, float floor) {
+                        const Window& window, float floor, bool turn) {
   constexpr int UP = W::UP, DOWN = W::DOWN, OPEN = W::OPEN, WIDTH = W::GROUPS * UP;
   CB_SHARED(float, taps, TAPS * SLAB_VECTORS * VECTOR);
   const int c = window.c, slab = (int)cb_block_y() * window.slab_vectors * VECTOR;
   const int slab_channels = window.slab_vectors * VECTOR;
-  stage_taps<!FORWARD>(taps, w, slab, slab_channels < c - slab ? slab_channels : c - slab);
+  stage_taps(taps, w, slab, slab_channels < c - slab ? slab_channels : c - slab, turn);
   cb_sync();
 
   const u32 flat = cb_block_x() * THREADS + (u32)cb_thread();
@@ -119,7 +118,7 @@ CB_DEVICE void convolve(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEME
     for (int u = 0; u < UP; ++u) {
       const int row = g * UP + u + window.out_top;
       if (g >= strip.first && (u32)row < (u32)window.out_h) {
-        store_row<FORWARD>(out + (i64)row * (window.out_w * c), c, inside >> 16, sum[0][u], bias, channel, floor);
+        store_row(out + (i64)row * (window.out_w * c), c, inside >> 16, sum[0][u], bias, channel, floor);
       }
     }
     CB_UNROLL

@@ -14,11 +14,10 @@
 //   partials     [block][TAPS + 1][c] float32; the last row of each is of db
 #pragma once
 
-#include "depthwise/window.cuh"
+#include "depthwise/walk.cuh"
 
-constexpr int MOST_CHANNELS = FILTER == 3 ? 4 : 2;
-constexpr int CHANNELS = VECTOR < MOST_CHANNELS ? VECTOR : MOST_CHANNELS;
-constexpr int REDUCE_CHANNELS = 16, REDUCE_LOADS = 8;
+constexpr int CHANNELS = FILTER == 3 ? 4 : 2;
+constexpr int SUMS_AT_ONCE = (TAPS + 1) / 2;  // that go through shared memory together
 
 // Add a strip's products to the sums.
 template <class W>
@@ -81,7 +80,7 @@ CB_DEVICE void add_strip(float (&sum)[TAPS + 1][CHANNELS], const CB_ELEMENT* x, 
 
 template <class W>
 CB_DEVICE void sum_strips(const CB_ELEMENT* x, const CB_ELEMENT* dy, float* partials, const Window& window) {
-  CB_SHARED(float, shared, THREADS * CHANNELS);
+  CB_SHARED(float, shared, SUMS_AT_ONCE * THREADS * CHANNELS);
   const int c = window.c, slab_channels = window.slab_vectors * CHANNELS, slab = (int)cb_block_y() * slab_channels;
   const int walkers = THREADS / window.slab_vectors, walker = cb_thread() / window.slab_vectors;
   const int channel = slab + cb_thread() % window.slab_vectors * CHANNELS;
@@ -95,44 +94,24 @@ CB_DEVICE void sum_strips(const CB_ELEMENT* x, const CB_ELEMENT* dy, float* part
     }
   }
   CB_UNROLL
-  for (int tap = 0; tap <= TAPS; ++tap) {
-    Vec<float, CHANNELS> own;
+  for (int first = 0; first <= TAPS; first += SUMS_AT_ONCE) {
     CB_UNROLL
-    for (int e = 0; e < CHANNELS; ++e) own.v[e] = sum[tap][e];
-    cb_write<float, CHANNELS>(shared + cb_thread() * CHANNELS, own);
+    for (int i = 0; i < SUMS_AT_ONCE; ++i) {
+      Vec<float, CHANNELS> own;
+      CB_UNROLL
+      for (int e = 0; e < CHANNELS; ++e) own.v[e] = sum[first + i][e];
+      cb_write<float, CHANNELS>(shared + (i * THREADS + cb_thread()) * CHANNELS, own);
+    }
     cb_sync();
-    float* target = partials + (((i64)cb_block_x() * (TAPS + 1) + tap) * c + slab);
-    for (int i = cb_thread(); i < slab_channels && slab + i < c; i += THREADS) {
+    float* target = partials + (((i64)cb_block_x() * (TAPS + 1) + first) * c + slab);
+    for (int place = cb_thread(); place < SUMS_AT_ONCE * slab_channels; place += THREADS) {
+      const int i = place / slab_channels, of_slab = place - i * slab_channels;
+      if (slab + of_slab >= c) continue;
+      const float* each = shared + (i * THREADS * CHANNELS + of_slab);
       float total = 0.0f;
-      for (int from = 0; from < walkers; ++from) total += shared[from * slab_channels + i];
-      target[i] = total;
+      for (int from = 0; from < walkers; ++from) total += each[from * slab_channels];
+      target[(i64)i * c + of_slab] = total;
     }
     cb_sync();
-  }
-}
-
-// Add up all blocks' partial results of one tap (block y) of REDUCE_CHANNELS channels (block x).
-CB_DEVICE void reduce_partials(const float* partials, CB_ELEMENT* dw, CB_ELEMENT* db, int num_partials, int c) {
-  constexpr int PARTS = THREADS / REDUCE_CHANNELS;
-  CB_SHARED(float, shared, THREADS);
-  const int part = cb_thread() / REDUCE_CHANNELS, tap = (int)cb_block_y();
-  const int channel = (int)cb_block_x() * REDUCE_CHANNELS + cb_thread() % REDUCE_CHANNELS;
-  float total = 0.0f;
-  for (int first = part; channel < c && first < num_partials; first += PARTS * REDUCE_LOADS) {
-    CB_UNROLL
-    for (int i = 0; i < REDUCE_LOADS; ++i) {
-      const int from = first + i * PARTS;
-      if (from < num_partials) total += partials[((i64)from * (TAPS + 1) + tap) * c + channel];
-    }
-  }
-  shared[cb_thread()] = total;
-  cb_sync();
-  if (part > 0 || channel >= c) return;
-  CB_UNROLL
-  for (int i = 1; i < PARTS; ++i) total += shared[i * REDUCE_CHANNELS + cb_thread()];
-  if (tap < TAPS) {
-    dw[(i64)channel * TAPS + tap] = from_float<CB_ELEMENT>(total);
-  } else {
-    db[channel] = from_float<CB_ELEMENT>(total);
   }
 }

@@ -58,6 +58,7 @@ CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int
   share_sums(sums, lanes, shared);
   const float count = (float)(rows.end - rows.begin);
   float* tile = partials + (i64)cb_block_x() * 3 * channels;
+  CB_NO_UNROLL
   for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
     const float sum = block_sum<2>(shared, 0, i, lanes * V);
     const float m2 = block_sum<2>(shared, 1, i, lanes * V) - sum * (sum / count);
@@ -93,6 +94,7 @@ CB_DEVICE Moments merge_tiles(const float* partials, int begin, int end, int cha
         },
         [&](i64, const Moments& loaded) { total = merge(total, loaded); });
   }
+  CB_NO_UNROLL
   for (int bits = FINISH_LANES; bits < 32; bits *= 2) {
     const Moments other = {cb_shuffle_xor(total.count, bits), cb_shuffle_xor(total.mean, bits),
                            cb_shuffle_xor(total.m2, bits)};
@@ -106,6 +108,7 @@ CB_DEVICE Moments merge_tiles(const float* partials, int begin, int end, int cha
   }
   cb_sync();
   if (cb_thread() < FINISH_LANES) {
+    CB_NO_UNROLL
     for (int warp = 1; warp < WARPS; ++warp) {
       const float* other = shared + (warp * FINISH_LANES + cb_thread()) * 3;
       total = merge(total, {other[0], other[1], other[2]});
@@ -221,6 +224,7 @@ CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const f
   }
   share_sums(sums, lanes, shared);
   float* tile = partials + (i64)cb_block_x() * 2 * channels;
+  CB_NO_UNROLL
   for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
     tile[first + i] = block_sum<2>(shared, 0, i, lanes * V);
     tile[channels + first + i] = block_sum<2>(shared, 1, i, lanes * V);

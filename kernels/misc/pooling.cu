@@ -53,6 +53,7 @@ CB_DEVICE Place place_of_thread(int rows, int columns, int channels) {
 template <class Load, class Use>
 CB_DEVICE void walk_box(int i0, int i1, int j0, int j1, Load load, Use use) {
   int i = i0, j = j0;
+  CB_NO_UNROLL
   for (int left = i0 < i1 && j0 < j1 ? (i1 - i0) * (j1 - j0) : 0; left > 0; left -= LOADS) {
     decltype(load(i, j)) loaded[LOADS] = {};
     CB_UNROLL

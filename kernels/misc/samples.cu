@@ -32,6 +32,7 @@ CB_DEVICE void store_sums(float (&sums)[1][V], CB_ELEMENT* out, i64 n, int chann
                           float* shared) {
   share_sums(sums, lanes, shared);
   const int first = (int)cb_block_y() * lanes * V;
+  CB_NO_UNROLL
   for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
     out[n * channels + first + i] = from_float<CB_ELEMENT>(block_sum<1>(shared, 0, i, lanes * V) / divisor);
   }

@@ -27,6 +27,7 @@ struct Sum {
 // Combine a value over the threads of a row, in one order; all of them get it.  All threads call it.
 template <class Combine>
 CB_DEVICE float combine_row(float value, int lanes, float* shared, Combine combine) {
+  CB_NO_UNROLL
   for (int bits = 1; bits < lanes && bits < 32; bits *= 2) {
     const float other = cb_shuffle_xor(value, bits);
     // The lower lane's value first, so that both lanes get the same bits.
@@ -46,6 +47,7 @@ CB_DEVICE float combine_row(float value, int lanes, float* shared, Combine combi
 CB_DEVICE double sum_block(double value, double* shared) {
   shared[cb_thread()] = value;
   cb_sync();
+  CB_NO_UNROLL
   for (int half = THREADS / 2; half > 0; half /= 2) {
     if (cb_thread() < half) shared[cb_thread()] += shared[cb_thread() + half];
     cb_sync();
@@ -66,6 +68,7 @@ struct RowWalk {
 template <class Body>
 CB_DEVICE void for_rows(i64 num_rows, int classes, int lanes, Body body) {
   const int at_once = THREADS / lanes;
+  CB_NO_UNROLL
   for (i64 first = (i64)cb_block_x() * at_once; first < num_rows; first += (i64)cb_num_blocks_x() * at_once) {
     const i64 row = first + cb_thread() / lanes;
     body(RowWalk{row, cb_thread() & (lanes - 1), lanes, classes, row < num_rows});
@@ -153,6 +156,7 @@ CB_KERNEL(THREADS, 4)
 softmax_cross_entropy_finish(const double* losses, int blocks, double* loss, double inv_count) {
   CB_SHARED(double, shared, THREADS);
   double sum = 0.0;
+  CB_NO_UNROLL
   for (int block = cb_thread(); block < blocks; block += THREADS) sum += losses[block];
   sum = sum_block(sum, shared);
   if (cb_thread() == 0) *loss = sum * inv_count;

@@ -47,9 +47,11 @@ split_k_reduce(CB_ELEMENT* out, const CB_ELEMENT* bias, const float* scale, cons
       }
     }
   }
-  CB_UNROLL
-  for (int j = 0; j < EACH; ++j) {
-    const i64 one = place + j;
-    if (one < epilogue.elements) finish_one(epilogue, one, (int)(one % epilogue.columns), sum[0][j]);
+  // One copy of the code, to which the sums move up.
+  CB_NO_UNROLL
+  for (i64 one = place; one < place + EACH && one < epilogue.elements; ++one) {
+    finish_one(epilogue, one, (int)(one % epilogue.columns), sum[0][0]);
+    CB_UNROLL
+    for (int j = 1; j < EACH; ++j) sum[0][j - 1] = sum[0][j];
   }
 }

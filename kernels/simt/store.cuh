@@ -87,94 +87,86 @@ CB_DEVICE void store_each(const Epilogue& epilogue, const OutputTile& tile, int 
   }
 }
 
-// Sum over the block's rows of 4 neighbouring columns of each thread: lanes, then warps, always in the same order.
-CB_DEVICE void sum_columns(float (&value)[PIECE], float* shared, int column) {
-  constexpr int WARPS_M = TILE_M / WARP_TILE_M;
-  const int warp_m = cb_warp() / WARPS_N;
-  cb_sync();  // no thread's copy is needed any more
-  CB_UNROLL
-  for (int j = 0; j < PIECE; ++j) {
-    value[j] += cb_shuffle_xor(value[j], 1);
-    value[j] += cb_shuffle_xor(value[j], 16);
-    if ((cb_lane() & 17) == 0) shared[warp_m * TILE_N + column + j] = value[j];
-  }
-  cb_sync();
-  CB_UNROLL
-  for (int j = 0; j < PIECE; ++j) {
-    value[j] = 0.0f;
-    CB_UNROLL
-    for (int warp = 0; warp < WARPS_M; ++warp) value[j] += shared[warp * TILE_N + column + j];
-  }
-  cb_sync();
-}
+// Where statistics are worked out, behind the threads' copies: each warp's sums, and the mean of each column.
+constexpr int WARPS_M = TILE_M / WARP_TILE_M;
+struct ColumnSums {
+  float of_warp[WARPS_M][TILE_N];
+  float mean[TILE_N];
+};
+static_assert(NUM_THREADS * PIECE_ROWS * PIECE + sizeof(ColumnSums) / sizeof(float) <= SHARED_FLOATS, "both fit");
+static_assert(TILE_N <= NUM_THREADS, "a thread for each column");
 
-// Statistics of the block's rows for a batch norm that follows: count, mean, sum of squared deviations from that mean.
-// Two passes over the sums, so nothing cancels; a bias moves the mean only.
-CB_DEVICE void keep_statistics(const Epilogue& epilogue, const OutputTile& tile, const Place& thread,
-                               const Sums& sums, float* shared) {
-  static_assert(TILE_M / WARP_TILE_M * TILE_N <= SHARED_FLOATS, "partial sums fit");
-  float* copy = shared + cb_thread() * PIECE;
-  const float count = (float)tile.rows;
-  float* target = epilogue.statistics + (i64)tile.number * 3 * epilogue.columns + tile.first_column;
-  CB_NO_UNROLL
-  for (int across = 0; across < ACROSS; ++across) {
-    const int column = thread.column(across * PIECE);
-    float mean[PIECE] = {0.0f, 0.0f, 0.0f, 0.0f}, squares[PIECE];
-    CB_NO_UNROLL
-    for (int pass = 0; pass < 2; ++pass) {
-      float total[PIECE] = {0.0f, 0.0f, 0.0f, 0.0f};
-      CB_NO_UNROLL
-      for (int down = 0; down < DOWN; ++down) {
-        const int m = thread.row(down * PIECE_ROWS);
-        copy_piece(sums, across * DOWN + down, copy);
-        const Piece piece(copy);
-        CB_UNROLL
-        for (int i = 0; i < PIECE_ROWS; ++i) {
-          CB_UNROLL
-          for (int j = 0; j < PIECE; ++j) {
-            const float deviation = m + i < tile.rows ? piece.value[i][j] - mean[j] : 0.0f;
-            total[j] = pass ? fmaf(deviation, deviation, total[j]) : total[j] + deviation;
-          }
-        }
-      }
-      sum_columns(total, shared, column);
-      CB_UNROLL
-      for (int j = 0; j < PIECE; ++j) {
-        if (pass) {
-          squares[j] = total[j];
-        } else {
-          mean[j] = total[j] / count;
-        }
-      }
-    }
-    if (thread.m != 0) continue;
+// Take a piece into a thread's sums of its columns: of values, or of squared deviations from the mean.
+CB_DEVICE void add_piece(float (&total)[PIECE], const float* copy, const float* mean, int rows) {
+  const Piece piece(copy);
+  CB_UNROLL
+  for (int j = 0; j < PIECE; ++j) {
     CB_UNROLL
-    for (int j = 0; j < PIECE; ++j) {
-      if (column + j >= tile.columns) continue;
-      const float bias = epilogue.bias ? to_float(epilogue.bias[tile.first_column + column + j]) : 0.0f;
-      target[column + j] = count;
-      target[epilogue.columns + column + j] = mean[j] + bias;
-      target[2 * epilogue.columns + column + j] = squares[j];
+    for (int i = 0; i < PIECE_ROWS; ++i) {
+      const float deviation = piece.value[i][j] - (mean ? mean[j] : 0.0f);
+      total[j] += i >= rows ? 0.0f : mean ? deviation * deviation : deviation;
     }
   }
 }
 
+// Sum over a warp's rows of 4 neighbouring columns of each thread, and begin anew.
+CB_DEVICE void sum_lanes(float (&total)[PIECE], float* sums) {
+  Vec<float, PIECE> part;
+  CB_UNROLL
+  for (int j = 0; j < PIECE; ++j) {
+    total[j] += cb_shuffle_xor(total[j], 1);
+    part.v[j] = total[j] + cb_shuffle_xor(total[j], 16);
+    total[j] = 0.0f;
+  }
+  if ((cb_lane() & 17) == 0) cb_write<float, PIECE>(sums, part);
+}
+
+// End a pass over the sums, always in the same order: the first leaves means, the second what a batch norm that follows
+// needs of the block's rows: count, mean, sum of squared deviations from that mean.  A bias moves the mean only.
+CB_DEVICE void finish_columns(const Epilogue& epilogue, const OutputTile& tile, ColumnSums* sums, bool is_first) {
+  const int column = cb_thread(), whole_column = tile.first_column + column;
+  cb_sync();
+  if (column < tile.columns && column < TILE_N) {
+    float total = 0.0f;
+    CB_UNROLL
+    for (int warp = 0; warp < WARPS_M; ++warp) total += sums->of_warp[warp][column];
+    if (is_first) {
+      sums->mean[column] = total / (float)tile.rows;
+    } else {
+      float* target = epilogue.statistics + (i64)tile.number * 3 * epilogue.columns + whole_column;
+      target[0] = (float)tile.rows;
+      target[epilogue.columns] = sums->mean[column] + (epilogue.bias ? to_float(epilogue.bias[whole_column]) : 0.0f);
+      target[2 * epilogue.columns] = total;
+    }
+  }
+  cb_sync();
+}
+
+// Passes over a thread's pieces: two for statistics where they are asked for, so that nothing cancels, and one that
+// stores.
 template <bool MAY_KEEP_STATISTICS>
 CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Place& thread,
                      const Sums& sums, float* shared) {
-  if constexpr (MAY_KEEP_STATISTICS) {
-    if (epilogue.statistics) keep_statistics(epilogue, tile, thread, sums, shared);
-  }
+  enum Pass { MEAN, SQUARES, STORE };
   float* copy = shared + cb_thread() * PIECE;
+  ColumnSums* columns = reinterpret_cast<ColumnSums*>(shared + NUM_THREADS * PIECE_ROWS * PIECE);
   const bool is_wide = epilogue.wide && epilogue.activation <= ACTIVATION_RELU;
   CB_NO_UNROLL
-  for (int number = 0; number < DOWN * ACROSS; ++number) {
-    const int m = thread.row(number % DOWN * PIECE_ROWS), column = thread.column(number / DOWN * PIECE);
-    copy_piece(sums, number, copy);
-    if (is_wide) {
-      store_wide(epilogue, tile, m, column, copy);
-    } else {
-      store_each(epilogue, tile, m, column, copy);
+  for (int pass = MAY_KEEP_STATISTICS && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
+    float total[PIECE] = {};
+    CB_NO_UNROLL
+    for (int number = 0; number < DOWN * ACROSS; ++number) {
+      const int m = thread.row(number % DOWN * PIECE_ROWS), column = thread.column(number / DOWN * PIECE);
+      copy_piece(sums, number, copy);
+      if (MAY_KEEP_STATISTICS && pass < STORE) {
+        add_piece(total, copy, pass == MEAN ? nullptr : columns->mean + column, tile.rows - m);
+        if (number % DOWN == DOWN - 1) sum_lanes(total, columns->of_warp[cb_warp() / WARPS_N] + column);
+      } else if (is_wide) {
+        store_wide(epilogue, tile, m, column, copy);
+      } else {
+        store_each(epilogue, tile, m, column, copy);
+      }
     }
+    if (MAY_KEEP_STATISTICS && pass < STORE) finish_columns(epilogue, tile, columns, pass == MEAN);
   }
 }

@@ -118,11 +118,13 @@ def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, case):
     check_wgrad(launcher, depthwise.conv2d_wgrad, conv, dtype, shift, seed)
 
 
-# Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1); many strips; more blocks than one.
+# Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1); many strips, of 3 channels one by one too; more
+# blocks than one.
 LARGE = [
     (convolution(n=2, h=3, w=6, c=140), "float32", 0),
     (convolution(n=1, h=3, w=4, c=140), "float32", 1),
     (convolution(n=3, h=37, w=21, c=4, stride=2, pad=(0, 1, 0, 1)), "float32", 0),
+    (convolution(n=3, h=11, w=19, c=3), "float32", 0),
     (convolution(n=1, h=19, w=9, c=24, taps=5, stride=2, pad=(1, 2, 2, 1)), "float16", 0),
     (convolution(n=5, h=7, w=7, c=264, pad=(1, 1, 1, 1)), "bfloat16", 0),
 ]

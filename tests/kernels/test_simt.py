@@ -23,7 +23,7 @@ from tests.kernels import cases
 TILES = {
     52: {
         "gemm_nt": "128x128x8", "gemm_nn": "64x64x16", "gemm_tn": "128x32x8",
-        "conv2d_fprop": "128x32x8", "conv2d_dgrad": "64x64x16", "conv2d_wgrad": "128x64x8",
+        "conv2d_fprop": "128x32x8", "conv2d_dgrad": "64x64x16", "conv2d_wgrad": "128x128x8",
     },
     80: {
         "gemm_nt": "256x128x8", "gemm_nn": "128x64x8", "gemm_tn": "128x128x8_s4",

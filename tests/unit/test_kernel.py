@@ -44,6 +44,16 @@ min_arch = 60
 dynamic_shared_bytes = 1024
 
 [[modules]]
+source = "simt/conv.cu"
+family = "simt"
+operations = ["linear", "conv2d_fprop"]
+computed_by = { linear = "conv2d_fprop" }
+entry = "{operation}"
+name = "{operation}_{dtype}_simt"
+threads = 64
+dtypes = ["float16"]
+
+[[modules]]
 source = "misc/pool.cu"
 family = "misc"
 operations = ["max_pool", "average_pool"]
@@ -70,10 +80,10 @@ def test_kernels_are_found_in_a_checkout_and_in_a_wheel(tmp_path):
 
 
 def test_every_combination_is_there_once_in_the_order_of_the_file():
-    """2 operations x 2 types x 2 tiles x 2 vectors, then 2 operations x 2 windows."""
+    """2 operations x 2 types x 2 tiles x 2 vectors, then 2 operations, then 2 operations x 2 windows."""
     names = [kernel.name for kernel in kernels()]
 
-    assert len(names) == len(set(names)) == 16 + 4
+    assert len(names) == len(set(names)) == 16 + 2 + 4
     assert names[:3] == [
         "gemm_nt_f32_simt_128x64x8_v4",
         "gemm_nn_f32_simt_128x64x8_v4",
@@ -111,6 +121,15 @@ def test_operations_without_a_common_entry_share_a_compile_unit():
     assert [kernel.entry for kernel in pools] == ["max_pool", "average_pool"]
     assert pools[0].defines == pools[1].defines == (("CB_ELEMENT", "bfloat16_t"), ("WINDOW", "3"))
     assert (pools[0].threads, pools[0].tile, pools[0].vector, pools[0].where) == (128, None, 1, "any")
+
+
+def test_an_operation_may_be_computed_by_the_code_of_another():
+    """It has a name of its own, and the other's symbol and compile unit."""
+    linear, convolution = (find(operation, "float16") for operation in ("linear", "conv2d_fprop"))
+
+    assert (linear.name, linear.operation) == ("linear_f16_simt", "linear")
+    assert linear.entry == convolution.entry == "conv2d_fprop"
+    assert linear.defines == convolution.defines == (("CB_ELEMENT", "half_t"), ("OPERATION_CONV2D_FPROP", "1"))
 
 
 def test_variants_are_those_of_the_type_that_run_on_the_architecture():

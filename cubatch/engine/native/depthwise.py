@@ -24,10 +24,10 @@ from cubatch.depthwise_scratch import (
 )
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
-from cubatch.engine.native.context import Context, Grid
+from cubatch.engine.native.context import Context
 from cubatch.engine.native.shapes import check_shape
 from cubatch.errors import InvalidArgument
-from cubatch.kernel import Kernel, find
+from cubatch.kernel import find
 from cubatch.windows import ConvShape, Pad, Pair, conv_shape
 
 _NO_PAD = (0, 0, 0, 0)
@@ -59,8 +59,7 @@ def conv2d(
     check(x.dtype, x=x, w=w, b=b, out=y)
     check_shape("out", y, y_shape)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
-    kernel, grid, window = _strips(context, "depthwise_fprop", shape, (x, w, b, y), rows, columns)
-    context.launch(kernel, grid, (x, w, b, y, window, np.float32(0 if relu else -np.inf)))
+    _convolve(context, shape, (x, w, b, y), rows, columns, relu=relu)
     return y
 
 
@@ -81,8 +80,7 @@ def conv2d_dgrad(
     check_shape("dy", dy, (x_shape[0], shape.vertical.out, shape.horizontal.out, shape.c))
     check_shape("out", dx, x_shape)
     rows, columns = _backward(shape.vertical), _backward(shape.horizontal)
-    kernel, grid, window = _strips(context, "depthwise_dgrad", shape, (dy, w, dx), rows, columns)
-    context.launch(kernel, grid, (dy, w, dx, window))
+    _convolve(context, shape, (dy, w, None, dx), rows, columns, turned=True)
     return dx
 
 
@@ -109,11 +107,17 @@ def conv2d_wgrad(
     partials = floats(scratch, sums.blocks * row)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
     window = _window(rows, columns, shape.c, len(x), sums.strip_rows, sums.slab_vectors)
-    kernel = find("depthwise_wgrad", dtype, vector=vector, **_axes(shape))
-    context.launch(kernel, (sums.blocks, sums.slabs, 1), (x, dy, partials, window))
-    reduce = find("depthwise_wgrad_reduce", dtype, vector=vector, **_axes(shape))
+    taps, down = shape.vertical.taps, shape.vertical.stride
+    if vector > 1:
+        kernel, grid = find(f"depthwise_wgrad_s{down}", dtype, FILTER=taps), (sums.blocks, sums.slabs, 1)
+        context.launch(kernel, grid, (x, dy, partials, window))
+    else:
+        kernel, grid = find("depthwise_wgrad_each", dtype), (sums.blocks, sums.slabs, shape.taps + (db is not None))
+        context.launch(kernel, grid, (x, dy, partials, window, np.int32(taps), np.int32(down)))
+    reduce = find("depthwise_wgrad_reduce", dtype)
     grid = (-(-shape.c // REDUCE_CHANNELS), shape.taps + (db is not None), 1)
-    context.launch(reduce, grid, (partials, dw, db, np.int32(sums.blocks), np.int32(shape.c)))
+    numbers = (np.int32(number) for number in (sums.blocks, shape.c, shape.taps))
+    context.launch(reduce, grid, (partials, dw, db, *numbers))
     return dw
 
 
@@ -180,12 +184,24 @@ def _vector(context: Context, shape: ConvShape, *arrays: Any) -> int:
     return vector if whole else 1
 
 
-def _strips(
-    context: Context, operation: str, shape: ConvShape, arrays: tuple[Any, ...], rows: _Axis, columns: _Axis
-) -> tuple[Kernel, Grid, np.void]:
-    """Choose variant, grid and strips of a pass that writes each of its outputs."""
-    x, vector = arrays[0], _vector(context, shape, *arrays)
-    kernel = find(operation, dtype_of(x), vector=vector, **_axes(shape))
+def _convolve(
+    context: Context, shape: ConvShape, arrays: tuple[Any, ...], rows: _Axis, columns: _Axis, *,
+    relu: bool = False, turned: bool = False,
+) -> None:  # fmt: skip
+    """
+    Launch a pass that writes each of its outputs: choose variant, grid and strips.
+
+    Args:
+        context: Where it runs.
+        shape: Of the convolution.
+        arrays: Input, filter, bias or None, and output.
+        rows: The vertical axis.
+        columns: The horizontal axis.
+        relu: Clamp the output at zero.
+        turned: Whether the taps are turned around, as in the gradient by the input.
+    """
+    x, w, bias, y = arrays
+    vector = _vector(context, shape, *arrays)
     vectors = shape.c // vector
     slabs = -(-vectors // _SLAB_VECTORS)
     slab_vectors = -(-vectors // slabs)
@@ -194,11 +210,20 @@ def _strips(
     threads = int(window["num_items"]) * slab_vectors
     if threads >= LIMIT:
         raise InvalidArgument("x", x.shape, f"of fewer samples: {threads} threads are more than a launch can number")
-    return kernel, (-(-threads // DEPTHWISE_THREADS), slabs, 1), window
-
-
-def _axes(shape: ConvShape) -> dict[str, int]:
-    return {"FILTER": shape.vertical.taps, "STRIDE": shape.vertical.stride}
+    grid = (-(-threads // DEPTHWISE_THREADS), slabs, 1)
+    filter_, stride = shape.vertical.taps, shape.vertical.stride
+    floor, turn = np.float32(0 if relu else -np.inf), np.int32(turned)
+    if vector == 1:
+        steps = (np.int32(number) for number in (filter_, rows.up, stride // rows.up))
+        context.launch(find("depthwise_each", dtype_of(x)), grid, (x, w, bias, y, window, floor, turn, *steps))
+    elif stride == 1:
+        kernel = find("depthwise_s1", dtype_of(x), FILTER=filter_)
+        context.launch(kernel, grid, (x, w, bias, y, window, floor, turn))
+    elif turned:
+        context.launch(find("depthwise_dgrad_s2", dtype_of(x), FILTER=filter_), grid, (x, w, y, window))
+    else:
+        kernel = find("depthwise_fprop_s2", dtype_of(x), FILTER=filter_)
+        context.launch(kernel, grid, (x, w, bias, y, window, floor))
 
 
 def _window(rows: _Axis, columns: _Axis, c: int, samples: int, strip_rows: int, slab_vectors: int) -> np.void:

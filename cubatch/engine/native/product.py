@@ -21,7 +21,7 @@ from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernel import Kernel
 from cubatch.product_scratch import product_workspace, vectors
-from cubatch.variants import Problem, ranked, slices, tiles
+from cubatch.variants import Problem, ranked, slices, tiles, transposed_bytes
 from cubatch.windows import ConvShape
 
 PIECE = 4
@@ -54,6 +54,7 @@ _CONV = np.dtype(
     align=True,
 )
 _NO_CONV = np.zeros((), dtype=_CONV)[()]
+_WIDEST = 1 << 30  # pixels of a row of an image: positions further on are counted in 32 bits too
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -146,6 +147,16 @@ def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int
     return np.array(extents + steps + phase + divisors, dtype=_CONV)[()]
 
 
+def _as_convolution(problem: Problem) -> Any:
+    """Describe a product as a 1x1 convolution: rows are images of one pixel (nt), or pixels of wide images (tn)."""
+    if problem.operation == "gemm_nt":
+        pixels, c, k = 1, max(1, problem.k), problem.n
+    else:
+        pixels, c, k = min(max(1, problem.k), _WIDEST), problem.n, problem.m
+    extents, steps, phase = (1, pixels, c, 1, pixels, k, 1, 1), (1, 1, 1, 1, 0, 0, c, k), (1, 1, 1, 1)
+    return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=_CONV)[()]
+
+
 def launch(
     context: Context, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
     rows: int, columns: int, fused: Fused = PLAIN, conv: Any = _NO_CONV, batch: int = 0, workspace: Any = None,
@@ -210,10 +221,12 @@ def _launch(
         raise InvalidArgument("problem", problem, "fewer than 2^31 tiles and 65536 groups")
     if fused.statistics is not None:
         check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)
-    partials = None
-    if count > 1:
-        workspace = take_workspace(workspace, out, product_workspace(problem, context.device))
-        partials = floats(workspace, count * rows * columns)
+    transposed = transposed_bytes(problem, chosen) // 4
+    summed = count * rows * columns if count > 1 else 0
+    if transposed or summed:  # a variant that was forced may take more than those that are planned for
+        needed = max(product_workspace(problem, context.device), 4 * (transposed + summed))
+        workspace = take_workspace(workspace, out, needed)
+    partials = floats(workspace, summed, start=transposed) if summed else None
     stored = (out, bias, fused.residual, fused.mask)
     wide = columns % PIECE == problem.n % PIECE == 0 and all(
         context.aligned(array, PIECE * size)
@@ -226,8 +239,11 @@ def _launch(
     product, output = np.array(extents, dtype=_PRODUCT)[()], np.array(numbers, dtype=_OUTPUT)[()]
     ends = (out, bias, fused.scale, fused.shift, fused.residual, fused.mask)
     if chosen.family == "hopper":
+        b = hopper.transpose(context, b, out=floats(workspace, b.size)) if transposed else b
         hopper.launch(context, chosen, problem, a, b, ends, partials, output, conv=conv, batch=batch)
     else:
+        if chosen.entry != chosen.operation:
+            conv = _as_convolution(problem)
         grid = (grid_x, 1, problem.groups * count)
         context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
     if count > 1:

@@ -1,0 +1,68 @@
+"""Products of rows that are no whole vectors, two of which the code of 1x1 convolutions computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cubatch import kernel
+from cubatch.engine.native import gemm, product
+from cubatch.hardware import Device
+from tests.checks import assert_within
+from tests.cpusim.simulator import Simulator
+from tests.kernels import cases
+from tests.kernels.test_simt import context, operand
+
+
+def test_the_operation_that_stands_in_has_the_code():
+    """A row of gemm_nt is an image, of gemm_tn a pixel; gemm_nn, whose filter would be counted in 32 bits, stays."""
+    entries = {
+        name: kernel.find(name, "float32", family="simt", vector=1).entry for name in ("gemm_nt", "gemm_tn", "gemm_nn")
+    }
+    assert entries == {"gemm_nt": "conv2d_fprop", "gemm_tn": "conv2d_wgrad", "gemm_nn": "gemm_nn"}
+
+
+@pytest.mark.parametrize("widest", [1, 7, 22])
+def test_a_sum_over_more_rows_than_an_image_has_pixels_goes_on_in_the_next(launcher, monkeypatch, widest):
+    """Whole images and a residue; with 2^30 pixels in an image, a sum over any number of rows."""
+    monkeypatch.setattr(product, "_WIDEST", widest)
+    random = np.random.default_rng(widest)
+    a, b = (operand(random, 23, extent, "float32", turned=False) for extent in (5, 3))
+    out = launcher.unwritten((5, 3), np.float32)
+    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), layout="tn", out=out)
+    a, b = np.float64(a), np.float64(b)
+    assert_within(launcher.get(out), a.T @ b, cases.bound(23, abs(a).T @ abs(b), a.T @ b))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_a_sum_over_nothing_is_the_bias(launcher, layout):
+    """In every layout, though an image of no pixels or channels is none."""
+
+    def choose(problem, *_):
+        return kernel.find(problem.operation, "float32", family="simt", vector=1)
+
+    a, b = (np.zeros(shape, np.float32) for shape in {"nn": ((5, 0), (0, 3)), "nt": ((5, 0), (3, 0))}.get(
+        layout, ((0, 5), (0, 3))
+    ))  # fmt: skip
+    out = launcher.unwritten((5, 3), np.float32)
+    bias = np.float32([1, 2, 3])
+    arrays = (launcher.put(array) for array in (a, b, bias))
+    gemm.gemm(launcher.context(chooser=choose), *arrays, layout=layout, out=out)
+    assert launcher.get(out).tolist() == [[1, 2, 3]] * 5
+
+
+def test_the_last_rows_of_more_than_2_to_the_31_elements_are_reached():
+    """The last tile of a product whose left operand and result are that large."""
+    last = Simulator(80, blocks=lambda grid: [(grid[0] - 1, 0, 0)])
+    where = gemm.Context(
+        Device(name="big", compute_capability=(8, 0), num_sms=4),
+        last,
+        lambda problem, *_: kernel.find(problem.operation, "float32", family="simt", vector=1),
+    )
+    rows = 2**31 // 3 + 5
+    a, out = (cases.reserved((rows, 3), np.float32) for _ in range(2))
+    random = np.random.default_rng(0)
+    a[-2:], b = cases.drawn(random, (2, 3)), cases.drawn(random, (3, 3))
+    gemm.gemm(where, a, b, out=out)
+    want = np.float64(a[-2:]) @ np.float64(b).T
+    assert_within(out[-2:], want, cases.bound(3, np.abs(a[-2:]) @ np.abs(b).T, want))
