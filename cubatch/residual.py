@@ -1,0 +1,135 @@
+"""
+What the analytic model gets wrong, learned: an ensemble of regression trees as plain arrays.
+
+The trees see ratios only, never a GPU's clock, bandwidth or number of SMs by itself, from which they would draw
+conclusions about GPUs that they have never seen.  Outside what was seen the correction fades to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.algorithms import Algorithm, Array, Places, Work
+
+SHOWN = (
+    "128x128",
+    "128x64",
+    "64x128",
+    "64x64",
+    "128x32",
+    "32x128",
+    "winograd 2x2",
+    "winograd 4x4 64x64",
+    "winograd 4x4 32x128",
+)
+"""Algorithms whose grids are features, usable or not."""
+
+_EXTENTS = ("n", "c", "k", "h", "w", "p", "q", "r", "s", "m", "columns", "depth")
+_REMAINDERS = {"c": (2, 4, 8, 32), "k": (4, 8, 32, 64), "p": (2, 4, 8), "q": (2, 4, 8), "n": (2, 4, 8), "w": (4,)}
+_FAR = 3.0  # an algorithm that would take e^3 times as long has no say
+_MANY_WAVES = 64.0
+_FADE = np.log(4.0)
+_CHUNK = 1024
+
+
+@attrs.frozen(eq=False)
+class Trees:
+    """
+    An ensemble of regression trees, all nodes of all trees side by side.
+
+    Attributes:
+        features: Names of the features, by number.
+        roots: First node of each tree.
+        feature: Feature that a node compares; 0 of a leaf.
+        threshold: A case goes left if its feature is at most this; infinite of a leaf.
+        left, right: Next nodes; a leaf's are itself.
+        value: What a leaf adds.
+        depth: Steps from a root to the deepest leaf.
+        low, high: Range of each feature that was seen; infinite where leaving it is harmless.
+    """
+
+    features: tuple[str, ...]
+    roots: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+    value: NDArray[np.float32]
+    depth: int
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+    def __call__(self, columns: Mapping[str, Array]) -> Array:
+        """
+        Give the correction of each case, to be added to the logarithm of its time.
+
+        Args:
+            columns: `features` of the cases.
+        """
+        table = np.stack([np.asarray(columns[name], np.float32) for name in self.features], axis=1)
+        parts = [self._sum(table[i : i + _CHUNK]) for i in range(0, len(table), _CHUNK)]
+        return np.concatenate(parts) * self.trust(table) if parts else np.zeros(0)
+
+    def trust(self, table: NDArray[np.float32]) -> Array:
+        """Give 1 for cases inside what was seen, less outside, and 0 from a factor of four beyond it."""
+        beyond = np.maximum(self.low - table, table - self.high).max(axis=1)
+        faded: Array = np.clip(1 - beyond / _FADE, 0.0, 1.0).astype(float)
+        return faded
+
+    def _sum(self, table: NDArray[np.float32]) -> Array:
+        node = np.broadcast_to(self.roots, (len(table), len(self.roots)))
+        rows = np.arange(len(table))[:, None]
+        for _ in range(self.depth):
+            node = np.where(table[rows, self.feature[node]] <= self.threshold[node], self.left[node], self.right[node])
+        total: Array = self.value[node].sum(axis=1, dtype=float)
+        return total
+
+
+def features(
+    work: Work, places: Places, found: Sequence[Algorithm], times: Array, extra: Mapping[str, Array]
+) -> dict[str, Array]:
+    """
+    Describe each case to the trees, by ratios.
+
+    Args:
+        work: The cases.
+        places: Their GPUs.
+        found: `algorithms` of the work.
+        times: `seconds` of them.
+        extra: Further columns that a source of measurements has.
+
+    Returns:
+        dict: Columns by name.
+    """
+    best = times.min(axis=0)
+    groups: dict[str, Array] = {}
+    for one, time in zip(found, times, strict=True):
+        groups[one.group] = np.minimum(groups.get(one.group, np.inf), time)
+    columns = {f"ratio {name}": np.minimum(np.log(time / best), _FAR) for name, time in groups.items()}
+    columns["best"] = np.argmin(np.array(list(groups.values())), axis=0)
+    ordered = np.sort(times, axis=0)
+    columns["margin"] = np.minimum(np.log(ordered[1] / best), 1.0)
+    for one in found:
+        if one.name in SHOWN:
+            share = one.blocks / places.num_sms
+            columns[f"waves {one.name}"] = np.log(share)
+            columns[f"rounding {one.name}"] = np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
+            columns[f"waste {one.name}"] = 2 * one.blocks * one.tile * one.depth / work.flops
+    columns |= {name: np.log(getattr(work, name)) for name in _EXTENTS}
+    columns |= {"stride_h": work.stride_h, "stride_w": work.stride_w, "pass": work.pass_.astype(float)}
+    for name, moduli in _REMAINDERS.items():
+        columns |= {f"{name} mod {modulus}": getattr(work, name) % modulus for modulus in moduli}
+    sizes = {part: getattr(work, f"{part}_elements") * places.element_bytes for part in ("input", "output", "filter")}
+    columns["intensity"] = np.log(work.flops / sum(sizes.values()) / (places.peak / places.bandwidth))
+    columns |= {f"{part} in L2": np.log(size / places.l2_bytes) for part, size in sizes.items()}
+    return columns | {"launches": np.log(best / 1e-5), "lanes": places.lanes, **extra}
+
+
+def logarithmic(names: Sequence[str]) -> NDArray[np.bool_]:
+    """Tell which features are logarithms of sizes, outside whose range nothing was learned."""
+    kept = {*_EXTENTS, "intensity"} - {"n"}
+    return np.array([name in kept for name in names])
