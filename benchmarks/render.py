@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import render_gpu
+from benchmarks import render_gpu, render_predictor
 from benchmarks.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -162,6 +162,9 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "training": training,
     "imports": imports,
     "mixed_precision": mixed_precision,
+    "predictor": render_predictor.scores,
+    "predictor_goals": render_predictor.goals,
+    "predict_speed": render_predictor.speed,
     **render_gpu.KINDS,
 }
 

@@ -1,0 +1,184 @@
+"""Fitting the model of time: constants by least squares, each GPU's factors with them, then the residual trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import lightgbm
+import numpy as np
+from scipy.optimize import least_squares
+
+from benchmarks import published
+from benchmarks.published import Rows
+from cubatch import residual
+from cubatch.algorithms import FAMILIES, Array, algorithms, seconds
+from cubatch.fitted import Fitted
+
+# Where the search starts, and what it is drawn to: data sheets' rates, published tiles, bytes moved once.
+START = {
+    "dgrad": 1.1, "wgrad": 1.1, "phases": 1.5, "partial": 1.0, "alone": 1.0,
+    "cost 128x128": 1.15, "cost 128x64": 1.2, "cost 128x32": 1.3, "cost 64x64": 1.3, "cost 32x32": 1.8,
+    "cost direct": 4.0, "cost fused": 1.2, "cost winograd 64x64": 1.2, "cost winograd 32x128": 1.2, "cost fft": 1.3,
+}  # fmt: skip
+# Launches in microseconds, depth added to every block's, and how often input, output and filter are moved.
+_MOVES = (
+    (8, 30, 1, 1, 1),
+    (10, 30, 1, 1, 1),
+    (8, 0.01, 1, 1, 1),
+    (8, 30, 1, 1, 4),
+    (15, 30, 8, 4, 25),
+    (30, 10, 2, 2, 2),
+)
+for _family, _values in zip(FAMILIES, _MOVES, strict=True):
+    for _name, _value in zip(("launch", "extra", "x", "y", "w"), _values, strict=True):
+        START[f"{_name} {_family}"] = float(_value)
+    START[f"tail {_family}"] = 0.55
+# What TensorFlow adds to a convolution, as bytes of its output.
+NUISANCES = {"activation": 2.0, "bias": 2.0}
+
+_WEIGHT = 0.15  # of the pull towards START: about the spread of what the constants leave
+_SD, _SCALE_SD = 0.7, 0.2
+_ROBUST = 0.15
+_MOST_ROWS = 8000
+
+_MANY = {"num_iterations": 600, "num_leaves": 48, "learning_rate": 0.05, "min_data_in_leaf": 10}
+_FEW = {"num_iterations": 400, "num_leaves": 16, "learning_rate": 0.04, "min_data_in_leaf": 5}
+TREES: Mapping[str, Mapping[str, object]] = {
+    published.NEUSIGHT: _MANY,
+    published.JUSTUS: _MANY,
+    published.CONV: {**_FEW, "extra_trees": True},
+    published.GEMM: _FEW,
+}
+_SAMPLING = {"bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.5}
+
+
+def nuisance(rows: Rows, constants: Mapping[str, float]) -> Array:
+    """Seconds that a harness's own operations take, by their bytes."""
+    places = rows.places({})
+    unit = rows.work.output_elements * places.element_bytes / places.bandwidth
+    return sum(
+        (constants[name] * rows.extra[name] * unit for name in NUISANCES if name in rows.extra), np.zeros(len(rows))
+    )
+
+
+def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
+    """Fit the constants and each GPU's factors to rows, without the trees."""
+    if len(rows) > _MOST_ROWS:
+        rows = rows.take(np.random.default_rng(seed).permutation(len(rows)) < _MOST_ROWS)
+    start = START | {name: value for name, value in NUISANCES.items() if name in rows.extra}
+    names, slugs = list(start), sorted(rows.devices)
+    index = np.searchsorted(slugs, rows.gpu)
+    places = rows.places({})
+    found = [one for one in algorithms(rows.work, places.num_sms, transforms=not rows.tensor) if one.usable.any()]
+    measured = np.log(rows.seconds)
+    first = np.r_[np.log([start[name] for name in names]), np.zeros(2 * len(slugs))]
+    spread = np.r_[np.full(len(names), _SD), np.full(2 * len(slugs), _SCALE_SD)]
+
+    def unpack(x: Array) -> tuple[dict[str, float], Array]:
+        constants = {name: float(value) for name, value in zip(names, np.exp(x), strict=False)}
+        constants |= {name: min(value, 1.0) for name, value in constants.items() if name.startswith("tail")}
+        return constants, np.exp(x[len(names) :]).reshape(-1, 2)
+
+    def gaps(x: Array) -> Array:
+        constants, scales = unpack(x)
+        placed = attrs.evolve(places, compute=scales[index, 0], memory=scales[index, 1])
+        predicted = seconds(rows.work, placed, constants, found).min(axis=0) + nuisance(rows, constants)
+        gap = np.log(predicted) - measured
+        return np.r_[gap / np.sqrt(1 + np.abs(gap) / _ROBUST), _WEIGHT * (x - first) / spread]
+
+    constants, scales = unpack(least_squares(gaps, first, max_nfev=evaluations).x)
+    by_gpu = {slug: (float(pair[0]), float(pair[1])) for slug, pair in zip(slugs, scales, strict=True)}
+    return Fitted(rows.name, constants, by_gpu, None, 0.0, 0.0, not rows.tensor)
+
+
+def analytic(model: Fitted, rows: Rows) -> Array:
+    """Predict rows without the trees."""
+    return attrs.evolve(model, trees=None).predict(rows.work, rows.places(model.scales), rows.extra)[0] + nuisance(
+        rows, model.constants
+    )
+
+
+def columns(model: Fitted, rows: Rows) -> dict[str, Array]:
+    """Describe rows to the trees."""
+    places = rows.places(model.scales)
+    found = algorithms(rows.work, places.num_sms, transforms=model.transforms)
+    return residual.features(rows.work, places, found, seconds(rows.work, places, model.constants, found), rows.extra)
+
+
+def fit_trees(model: Fitted, rows: Rows, *, seed: int) -> Fitted:
+    """Fit the residual to what the constants leave."""
+    described = columns(model, rows)
+    # Where every batch is a power of two, its remainders would tell batches apart that they know nothing of.
+    doubled = np.all(np.log2(rows.work.n) % 1 == 0)
+    names = tuple(name for name in described if not (doubled and name.startswith("n mod")))
+    table = np.stack([np.asarray(described[name], np.float32) for name in names], axis=1)
+    settings = {"objective": "l2", "seed": seed, "deterministic": True, "force_col_wise": True, "verbose": -1}
+    gaps = np.log(rows.seconds / analytic(model, rows))
+    learned = lightgbm.train({**TREES[rows.source], **_SAMPLING, **settings}, lightgbm.Dataset(table, gaps))
+    sizes = residual.logarithmic(names)
+    low = np.where(sizes, table.min(axis=0), -np.inf)
+    high = np.where(sizes, table.max(axis=0), np.inf)
+    return attrs.evolve(model, trees=flatten(learned.dump_model()["tree_info"], names, low, high))
+
+
+def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: Array, high: Array) -> residual.Trees:
+    """Lay the nodes of all trees side by side in arrays."""
+    nodes, deepest = [], 0
+
+    def lay(node: Mapping[str, object], depth: int) -> int:
+        nonlocal deepest
+        place = len(nodes)
+        nodes.append([0, np.inf, place, place, float(node.get("leaf_value", 0.0))])
+        if "split_feature" in node:
+            left, right = lay(node["left_child"], depth + 1), lay(node["right_child"], depth + 1)
+            nodes[place] = [node["split_feature"], node["threshold"], left, right, 0.0]
+        deepest = max(deepest, depth)
+        return place
+
+    roots = [lay(tree["tree_structure"], 0) for tree in trees]
+    feature, threshold, left, right, value = zip(*nodes, strict=True)
+    return residual.Trees(
+        features=names, roots=np.array(roots, np.int32), feature=np.array(feature, np.int32),
+        threshold=np.array(threshold, np.float32), left=np.array(left, np.int32), right=np.array(right, np.int32),
+        value=np.array(value, np.float32), depth=deepest, low=low.astype(np.float32), high=high.astype(np.float32),
+    )  # fmt: skip
+
+
+def predict(model: Fitted, rows: Rows) -> Array:
+    """Predict rows, harness included, by a model whose factors know every GPU of them or its kin."""
+    scales = {slug: model.scale(device)[:2] for slug, device in rows.devices.items()}
+    return model.predict(rows.work, rows.places(scales), rows.extra)[0] + nuisance(rows, model.constants)
+
+
+def fit(rows: Rows, *, seed: int) -> Fitted:
+    """Fit constants, factors and, where enough was published, the trees."""
+    model = fit_constants(rows, seed=seed)
+    return model if rows.tensor else fit_trees(model, rows, seed=seed)
+
+
+def cross_validated(rows: Rows, *, seed: int, folds: int = 5) -> tuple[Array, Array]:
+    """Predict every row by models that saw no row of its shape: with the trees, and by arithmetic alone."""
+    fold = rows.folds(folds)
+    whole, plain = np.zeros(len(rows)), np.zeros(len(rows))
+    for number in range(folds):
+        model, left = fit(rows.take(fold != number), seed=seed), rows.take(fold == number)
+        whole[fold == number] = predict(model, left)
+        plain[fold == number] = analytic(model, left)
+    return whole, plain
+
+
+def kin(rows: Rows) -> np.ndarray:
+    """Give each row's group of sibling boards, which are left out together."""
+    return np.array([published.KIN.get(str(slug), str(slug)) for slug in rows.gpu])
+
+
+def gpu_left_out(rows: Rows, *, seed: int) -> Array:
+    """Predict every row by models that saw no GPU of its group; a group that is alone stays nan."""
+    groups = kin(rows)
+    out = np.full(len(rows), np.nan)
+    for group in np.unique(groups):
+        alone = groups == group
+        if group != "Kepler" and not alone.all():
+            out[alone] = predict(fit(rows.take(~alone), seed=seed), rows.take(alone))
+    return out

@@ -1,0 +1,274 @@
+"""
+Measurements that others published, from CSV files, as cases of the model.
+
+What a harness adds to a kernel's time is taken off here and kept beside it: `overhead` is no property of a layer.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from cubatch import catalogue
+from cubatch.algorithms import Array, Mask, Places, Work
+from cubatch.fitted import lanes
+from cubatch.hardware import Device
+from cubatch.predictor import l2_of
+
+NEUSIGHT, JUSTUS, CONV, GEMM = "neusight", "justus", "deepbench conv", "deepbench gemm"
+SOURCES = (NEUSIGHT, JUSTUS, CONV, GEMM)
+
+# Boards that the sources do not tell apart: guessed from their best GEMM (predictor.md, 0).
+_BOARDS = {"tesla v100": "v100-sxm2-16gb", "tesla p100": "p100-pcie-16gb", "a100": "a100-pcie-80gb"}
+# Kepler, which cubatch does not run on: NVIDIA's board specifications of K40 (BD-06902-001) and K80 (BD-07317-001).
+_KEPLER = {
+    "tesla k40": Device(name="Tesla K40", slug="k40", compute_capability=(3, 5), num_sms=15, l2_bytes=3 << 19,
+                        peak_flops_per_second={"float32": 4.29e12}, peak_bytes_per_second=288e9),
+    "tesla k80": Device(name="Tesla K80", slug="k80", compute_capability=(3, 7), num_sms=13, l2_bytes=3 << 19,
+                        peak_flops_per_second={"float32": 4.11e12}, peak_bytes_per_second=240e9),
+}  # fmt: skip
+KIN = {
+    "titan-x-pascal": "GP102", "titan-xp": "GP102", "gtx-1080-ti": "GP102", "titan-x-maxwell": "GM200",
+    "m40-12gb": "GM200", "k40": "Kepler", "k80": "Kepler",
+}  # fmt: skip
+"""Sibling boards, which are left out together."""
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """
+    Measurements of one source.
+
+    Attributes:
+        source: One of SOURCES.
+        work: What ran.
+        devices: GPUs by the catalogue's name.
+        gpu: The GPU of each row, by that name.
+        seconds: Time of the layer alone.
+        overhead: What the harness added, in seconds.
+        shape: Fold key: equal for rows that differ only in batch and GPU.
+        extra: Columns that only this source has.
+        dtype: "float32", or "float16" in storage.
+        tensor: Whether Tensor Cores did it.
+    """
+
+    source: str
+    work: Work
+    devices: Mapping[str, Device]
+    gpu: np.ndarray
+    seconds: Array
+    overhead: Array
+    shape: np.ndarray
+    extra: Mapping[str, Array]
+    dtype: str = "float32"
+    tensor: bool = False
+
+    @property
+    def name(self) -> str:
+        """The source, and the arithmetic where it is not that of float32."""
+        return f"{self.source} tensor" if self.tensor else self.source
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, mask: Mask) -> Rows:
+        """Give the rows of a mask."""
+        gpu = self.gpu[mask]
+        return attrs.evolve(
+            self, work=self.work.take(mask), devices={slug: one for slug, one in self.devices.items() if slug in gpu},
+            gpu=gpu, seconds=self.seconds[mask], overhead=self.overhead[mask], shape=self.shape[mask],
+            extra={name: column[mask] for name, column in self.extra.items()},
+        )  # fmt: skip
+
+    def folds(self, count: int = 5) -> np.ndarray:
+        """Give each row's fold, by a checksum of its shape."""
+        numbers = {shape: zlib.crc32(str(shape).encode()) % count for shape in np.unique(self.shape)}
+        return np.array([numbers[shape] for shape in self.shape])
+
+    def places(self, scales: Mapping[str, tuple[float, float]]) -> Places:
+        """Give each row's GPU, with its factors."""
+        names = list(self.devices)
+        index = np.searchsorted(np.array(sorted(names)), self.gpu)
+        found = [self.devices[name] for name in sorted(names)]
+
+        def column(values: Sequence[float | None]) -> Array:
+            return np.array(values, float)[index]
+
+        kind = self.dtype if self.tensor else "float32"
+        return Places(
+            peak=column([one.peak_flops_per_second.get(kind) for one in found]),
+            bandwidth=column([one.peak_bytes_per_second for one in found]),
+            num_sms=column([one.num_sms for one in found]),
+            l2_bytes=column([l2_of(one) for one in found]),
+            lanes=column([lanes(one) for one in found]),
+            element_bytes=np.full(len(self), 4.0 if self.dtype == "float32" else 2.0),
+            compute=column([scales.get(one.slug, (1.0, 1.0))[0] for one in found]),
+            memory=column([scales.get(one.slug, (1.0, 1.0))[1] for one in found]),
+        )
+
+
+def find_device(name: str) -> Device:
+    """Find the GPU of a source's name."""
+    key = name.lower()
+    return _KEPLER[key] if key in _KEPLER else catalogue.find(_BOARDS.get(key, name))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _numbers(rows: Sequence[Mapping[str, str]], name: str) -> Array:
+    return np.array([float(row[name] or "nan") for row in rows])
+
+
+def _texts(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
+    return np.array([row[name] for row in rows])
+
+
+def _gpus(rows: Sequence[Mapping[str, str]]) -> tuple[dict[str, Device], np.ndarray]:
+    found = {name: find_device(name) for name in sorted({row["gpu"] for row in rows})}
+    return {one.slug: one for one in found.values()}, np.array([found[row["gpu"]].slug for row in rows])
+
+
+def _shapes(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> np.ndarray:
+    return np.array(["_".join(row[name] for name in names) for row in rows])
+
+
+def load(folder: Path, source: str) -> list[Rows]:
+    """
+    Read a source from a folder; empty where the folder has none of its files.
+
+    The filters are those of predictor.md, 8: rows of at least twice the overhead (neusight), three times the floor
+    (justus), 0.02 ms (deepbench).
+    """
+    readers = {NEUSIGHT: _neusight, JUSTUS: _justus, CONV: _deepbench_conv, GEMM: _deepbench_gemm}
+    return readers[source](folder)
+
+
+def _neusight(folder: Path) -> list[Rows]:
+    rows = [row for path in sorted(folder.glob("neusight_conv_*.csv")) for row in _read(path)]
+    if not rows:
+        return []
+    devices, gpu = _gpus(rows)
+    latency, position = _numbers(rows, "latency_ms") / 1e3, _numbers(rows, "position")
+    overhead = np.zeros(len(rows))
+    for slug in devices:
+        of = gpu == slug
+        overhead[of] = _drifting_floor(latency[of], position[of], _numbers(rows, "gflop")[of])
+    found = Rows(
+        NEUSIGHT, _square(rows), devices, gpu, latency - overhead, overhead,
+        _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride")), {},
+    )  # fmt: skip
+    return [found.take(latency >= 2 * overhead)]
+
+
+def _drifting_floor(latency: Array, position: Array, gflop: Array) -> Array:
+    """
+    Fit what the harness adds, which grows with the row's place in its file (predictor.md, 0).
+
+    The 5 % quantile of the rows with least work (a fifth), as a parabola of the position: by asymmetric weights, since
+    a quantile is where 5 of 100 rows lie below.
+    """
+    small = gflop <= np.quantile(gflop, 0.2)
+    x = np.stack([np.ones(small.sum()), position[small], position[small] ** 2], axis=1)
+    y, weights = latency[small], np.ones(small.sum())
+    for _ in range(200):
+        scaled = x * weights[:, None]
+        coefficients = np.linalg.lstsq(scaled.T @ x, scaled.T @ y, rcond=None)[0]
+        gap = y - x @ coefficients
+        weights = np.where(gap > 0, 0.05, 0.95) / np.maximum(np.abs(gap), 1e-6)
+    everywhere = np.stack([np.ones(len(position)), position, position**2], axis=1)
+    return np.maximum(everywhere @ coefficients, 0.0)
+
+
+def _square(rows: Sequence[Mapping[str, str]]) -> Work:
+    side, out, taps, stride = (_numbers(rows, name) for name in ("in_hw", "out_hw", "kernel", "stride"))
+    return Work.of(
+        np.zeros(len(rows), int), n=_numbers(rows, "batch"), h=side, w=side, c=_numbers(rows, "c_in"),
+        k=_numbers(rows, "c_out"), r=taps, s=taps, p=out, q=out, stride_h=stride, stride_w=stride, dilation=1.0,
+        groups=1.0,
+    )  # fmt: skip
+
+
+def _justus(folder: Path) -> list[Rows]:
+    rows = [row for path in sorted(folder.glob("justus_conv_*.csv")) for row in _read(path) if row["mode"] == "fwd"]
+    if not rows:
+        return []
+    devices, gpu = _gpus(rows)
+    time = _numbers(rows, "time_ms_median") / 1e3
+    floor = np.zeros(len(rows))
+    for slug in devices:
+        floor[gpu == slug] = np.quantile(time[gpu == slug], 0.01)
+    activation = _texts(rows, "activation")
+    extra = {
+        "activation": (activation != "none").astype(float),
+        "bias": _numbers(rows, "bias"),
+        "same": (_texts(rows, "padding") == "SAME").astype(float),
+    }
+    shape = _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride"))
+    found = Rows(JUSTUS, _square(rows), devices, gpu, time - floor, floor, shape, extra)
+    return [found.take(time >= 3 * floor)]
+
+
+def _deepbench(folder: Path, name: str) -> list[tuple[list[dict[str, str]], str, bool]]:
+    path = folder / name
+    if not path.exists():
+        return []
+    rows = [row for row in _read(path) if row["suite"] == "train"]
+    kinds = (("fp32", "float32", False), ("fp16_storage", "float16", False), ("fp16_mixed_tensorop", "float16", True))
+    found = [
+        ([row for row in rows if row["precision"].startswith(kind)], dtype, tensor) for kind, dtype, tensor in kinds
+    ]
+    return [item for item in found if item[0]]
+
+
+def _multiple(row: Mapping[str, str], *names: str) -> bool:
+    """Tell whether Tensor Cores take these extents as they are; others run ten times slower, on other units."""
+    return all(int(row[name]) % 8 == 0 for name in names)
+
+
+def _deepbench_conv(folder: Path) -> list[Rows]:
+    names = {"n": "n", "h": "h", "w": "w", "c": "c", "k": "k", "r": "r_filter_h", "s": "s_filter_w", "p": "out_h",
+             "q": "out_w", "stride_h": "stride_h", "stride_w": "stride_w"}  # fmt: skip
+    shape = ("c", "h", "w", "k", "r_filter_h", "s_filter_w", "stride_h", "stride_w")
+    out = []
+    for rows, dtype, tensor in _deepbench(folder, "deepbench_conv.csv"):
+        cases = [
+            (row, pass_) for pass_, column in enumerate(("fwd_ms", "bwd_inputs_ms", "bwd_params_ms"))
+            for row in rows
+            if row[column] and float(row[column]) >= 0.02 and (not tensor or _multiple(row, "c", "k"))
+        ]  # fmt: skip
+        kept = [row for row, _ in cases]
+        columns = ("fwd_ms", "bwd_inputs_ms", "bwd_params_ms")
+        time = np.array([float(row[columns[pass_]]) for row, pass_ in cases]) / 1e3
+        work = Work.of(
+            np.array([pass_ for _, pass_ in cases]), groups=1.0, dilation=1.0,
+            **{name: _numbers(kept, column) for name, column in names.items()},
+        )  # fmt: skip
+        out.append(Rows(CONV, work, *_gpus(kept), time, np.zeros(len(kept)), _shapes(kept, shape), {}, dtype, tensor))
+    return out
+
+
+def _deepbench_gemm(folder: Path) -> list[Rows]:
+    out = []
+    for every, dtype, tensor in _deepbench(folder, "deepbench_gemm.csv"):
+        rows = [row for row in every if float(row["time_ms"]) >= 0.02 and (not tensor or _multiple(row, "m", "n", "k"))]
+        # As a linear layer's passes are launched: the output T N, its input's gradient N N, its filter's N T.
+        passes = np.array([0 if row["a_t"] == "T" else 2 if row["b_t"] == "T" else 1 for row in rows])
+        m, n, k = (_numbers(rows, name) for name in "mnk")
+        work = Work.of(
+            passes, n=np.where(passes == 2, k, n), c=np.select([passes == 0], [k], m),
+            k=np.select([passes == 0, passes == 1], [m, k], n),
+            h=1.0, w=1.0, r=1.0, s=1.0, p=1.0, q=1.0, stride_h=1.0, stride_w=1.0, groups=1.0, dilation=1.0,
+        )  # fmt: skip
+        time = _numbers(rows, "time_ms") / 1e3
+        out.append(
+            Rows(GEMM, work, *_gpus(rows), time, np.zeros(len(rows)), _shapes(rows, ("k", "m")), {}, dtype, tensor)
+        )
+    return out

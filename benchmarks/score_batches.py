@@ -1,0 +1,97 @@
+"""Whether a prediction finds the right batch size: the knee of a ladder, and the cliffs of a dense sweep."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.published import Rows
+from cubatch.algorithms import Array
+from cubatch.kinds import Conv2d
+from cubatch.layer import Pass
+from cubatch.tiling import num_blocks
+from cubatch.waves import busiest_sm_blocks
+
+NEAR = 0.95
+"""Share of the best throughput that the knee reaches."""
+DROP = 0.1
+"""Share of the throughput that is lost at a cliff."""
+_NEXT_TO = 2
+
+
+def ladders(rows: Rows) -> Iterator[np.ndarray]:
+    """Give the rows of each layer, pass and GPU that was measured at two batch sizes or more, smallest first."""
+    found: dict[tuple[object, ...], dict[float, int]] = {}
+    names = zip(rows.gpu, rows.shape, rows.work.pass_, rows.work.n, strict=True)
+    for index, (gpu, shape, pass_, n) in enumerate(names):
+        found.setdefault((gpu, shape, pass_), {}).setdefault(n, index)
+    for sizes in found.values():
+        if len(sizes) > 1:
+            yield np.array([sizes[n] for n in sorted(sizes)])
+
+
+def knee(sizes: Array, seconds: Array) -> float:
+    """Give the smallest batch size whose throughput is near the best of the ladder."""
+    throughput = sizes / seconds
+    return float(sizes[np.argmax(throughput >= NEAR * throughput.max())])
+
+
+def knees(rows: Rows, predicted: Array, *, seed: int) -> dict[str, object]:
+    """Say how often the predicted knee is the measured one, beside always taking the largest batch."""
+    exact, largest, scaling = [], [], []
+    for index in ladders(rows):
+        sizes = rows.work.n[index]
+        right = knee(sizes, rows.seconds[index])
+        exact.append(knee(sizes, predicted[index]) == right)
+        largest.append(sizes[-1] == right)
+        grown = np.diff(np.log(predicted[index])) - np.diff(np.log(rows.seconds[index]))
+        scaling.extend(np.abs(grown))
+    if not exact:
+        return {"sweeps": 0}
+    hits, rng = np.array(exact, float), np.random.default_rng(seed)
+    draws = [rng.choice(hits, len(hits)).mean() for _ in range(200)]
+    return {
+        "sweeps": len(hits), "exact": round(100 * float(hits.mean()), 1),
+        "exact_interval": [round(100 * float(value), 1) for value in np.quantile(draws, (0.05, 0.95))],
+        "exact_of_largest": round(100 * float(np.mean(largest)), 1), "scaling_error": round(float(np.mean(scaling)), 3),
+    }  # fmt: skip
+
+
+def cliffs(folder: Path) -> dict[str, object]:
+    """
+    Say which cliffs between neighbouring batch sizes of published sweeps the law of waves names, and which it invents.
+
+    The law alone: tiles of 128 x 128 and the blocks of the busiest SM, no constant of any model.
+    """
+    path = folder / "batch_sweeps_game_nets.csv"
+    if not path.exists():
+        return {}
+    sweeps: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["channels_c"] and row["sm_count"] and float(row["batch"]).is_integer():
+                sweeps.setdefault(tuple(row[name] for name in ("gpu", "net", "backend", "precision")), []).append(row)
+    both, only_measured, only_named, pairs = [], [], [], 0
+    for key, rows in sweeps.items():
+        side, channels = round(float(rows[0]["board_points_hw"]) ** 0.5), int(float(rows[0]["channels_c"]))
+        board = Conv2d(h=side, w=side, c=channels, k=channels, r=3, s=3, pad=1)
+        blocks = functools.partial(num_blocks, board, Pass.FPROP)
+        ordered = sorted(rows, key=lambda row: float(row["batch"]))
+        for before, after in itertools.pairwise(ordered):
+            low, high = int(float(before["batch"])), int(float(after["batch"]))
+            if high - low > _NEXT_TO:
+                continue
+            pairs += 1
+            sms = int(float(rows[0]["sm_count"]))
+            busiest = [busiest_sm_blocks(blocks(n), sms) for n in (low, high)]
+            named = 1 - high / low * busiest[0] / busiest[1] > DROP
+            measured = 1 - float(after["throughput"]) / float(before["throughput"]) > DROP
+            where = f"{key[0]}, {low} to {high}"
+            if named or measured:
+                (both if named and measured else only_measured if measured else only_named).append(where)
+    return {"pairs": pairs, "named_and_measured": both, "only_measured": only_measured, "only_named": only_named}

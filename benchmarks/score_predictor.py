@@ -1,0 +1,265 @@
+"""
+Score the model of time against published measurements, beside the rivals that need no model.
+
+    python -m benchmarks.score_predictor --data DIR [--out FILE]
+
+DIR holds CSV files as benchmarks/published.py reads them.  Rows that the model was fitted to are predicted by models
+fitted anew without their shape, and without their GPU; all others by the model as it is shipped.  Errors are
+|predicted / measured - 1|, of the published time: what the harness added (published.py) is in both; without it they are
+"mean_without_overhead".  Intervals hold 90 of 100 bootstrap draws of whole shapes, or of rows where almost every row is
+a shape of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import fitting, published
+from benchmarks.fit_predictor import RESULTS, fingerprints, path_of
+from benchmarks.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows
+from benchmarks.score_batches import cliffs, knees
+from benchmarks.score_networks import networks
+from cubatch.algorithms import Array, Mask
+from cubatch.fitted import Fitted
+
+ANCHORS = 10
+ANCHOR_SD = 0.2
+"""Of a GPU's factor beforehand: predictor.md's prior."""
+DRAWS = 30
+GOALS = {
+    f"{NEUSIGHT}, unseen shapes": (5.0, 3.5),
+    f"{JUSTUS}, unseen shapes": (8.0, 4.5),
+    f"{CONV}, unseen shapes, forward": (8.0, None),
+    f"{CONV}, unseen shapes": (12.0, None),
+    f"{GEMM}, unseen shapes": (6.0, 2.5),
+    f"{NEUSIGHT}, unseen GPU": (11.0, None),
+    f"{NEUSIGHT}, unseen GPU, {ANCHORS} anchors": (8.5, None),
+    f"{CONV}, unseen GPU": (20.0, None),
+    f"{CONV}, unseen GPU, {ANCHORS} anchors": (16.0, None),
+}
+"""Mean and median, in per cent, of predictor.md, 8."""
+
+
+def errors(rows: Rows, predicted: Array) -> Array:
+    """Give each row's error in per cent of the published time."""
+    return 100 * np.abs((predicted + rows.overhead) / (rows.seconds + rows.overhead) - 1)
+
+
+def summary(rows: Rows, predicted: Array, *, seed: int) -> dict[str, object]:
+    """Sum up errors, with bootstrap intervals over shapes."""
+    found, rng = errors(rows, predicted), np.random.default_rng(seed)
+    _, shape = np.unique(rows.shape, return_inverse=True)
+    count = int(shape.max()) + 1
+    by_shape = [found[shape == index] for index in range(count)] if count < 5000 else None
+    means, medians = [], []
+    for _ in range(200):
+        drawn = rng.integers(count, size=count)
+        values = np.concatenate([by_shape[i] for i in drawn]) if by_shape else rng.choice(found, len(found))
+        means.append(values.mean())
+        medians.append(np.median(values))
+    kernel = 100 * np.abs(predicted / rows.seconds - 1)
+    return {
+        "rows": len(rows), "shapes": count, "gpus": sorted({str(slug) for slug in rows.gpu}),
+        "mean": round(float(found.mean()), 2), "mean_interval": _ends(means),
+        "median": round(float(np.median(found)), 2), "median_interval": _ends(medians),
+        "mean_without_overhead": round(float(kernel.mean()), 2),
+        "bias": round(float(100 * (np.exp(np.mean(np.log(predicted / rows.seconds))) - 1)), 1),
+    }  # fmt: skip
+
+
+def _ends(values: list[float]) -> list[float]:
+    return [round(float(value), 2) for value in np.quantile(values, (0.05, 0.95))]
+
+
+def anchored(rows: Rows, predicted: Array, *, sd: float, seed: int) -> dict[str, object]:
+    """
+    Sum up errors with ten rows of each GPU known, which move all others of it by one factor.
+
+    The factor is the median of theirs, drawn to one by a prior of ANCHOR_SD; `cubatch predict --anchors` does the same
+    with two factors and whole networks (cubatch/kriging.py).
+    """
+    rng, found, weights = np.random.default_rng(seed), [], []
+    for slug in np.unique(rows.gpu):
+        of = np.flatnonzero(rows.gpu == slug)
+        if len(of) <= ANCHORS:
+            continue
+        gap = np.log(predicted[of] / rows.seconds[of])
+        weight = ANCHORS / (ANCHORS + (sd / ANCHOR_SD) ** 2)
+        for _ in range(DRAWS):
+            known = rng.permutation(len(of)) < ANCHORS
+            factor = np.exp(-weight * np.median(gap[known]))
+            left = rows.take(np.isin(np.arange(len(rows)), of[~known]))
+            found.append(errors(left, predicted[of[~known]] * factor).mean())
+            weights.append(len(left))
+    if not found:
+        return {"rows": 0}
+    return {
+        "rows": len(rows), "shapes": len(np.unique(rows.shape)), "draws": DRAWS,
+        "mean": round(float(np.average(found, weights=weights)), 2), "mean_interval": _ends(found),
+    }  # fmt: skip
+
+
+def roofline(rows: Rows) -> Array:
+    """Predict by the data sheet: the larger of arithmetic and bytes."""
+    places, work = rows.places({}), rows.work
+    moved = (work.input_elements + work.output_elements + work.filter_elements) * places.element_bytes
+    return np.maximum(work.flops / places.peak, moved / places.bandwidth)
+
+
+def owned(rows: Rows) -> dict[str, tuple[str, float, float, int]]:
+    """
+    Give the error of "time on another GPU times the ratio of rooflines", by target GPU: best source and median source.
+
+    Flattered: the best source is chosen by its error on the target, which nobody knows beforehand.
+    """
+    floor, case = (
+        roofline(rows),
+        np.array([f"{s}|{n}|{p}" for s, n, p in zip(rows.shape, rows.work.n, rows.work.pass_, strict=True)]),
+    )
+    tables = {str(slug): {case[i]: i for i in np.flatnonzero(rows.gpu == slug)} for slug in np.unique(rows.gpu)}
+    found = {}
+    for target, mine in tables.items():
+        means, counts = {}, {}
+        for source, theirs in tables.items():
+            if published.KIN.get(source, source) == published.KIN.get(target, target):
+                continue
+            both = [(mine[key], theirs[key]) for key in mine.keys() & theirs.keys()]
+            if both:
+                here, there = np.array(both).T
+                guess = rows.seconds[there] * floor[here] / floor[there]
+                counts[source] = len(both)
+                means[source] = float(np.mean(100 * np.abs(guess / rows.seconds[here] - 1)))
+        if means:
+            best = min(means, key=lambda source: means[source])
+            found[target] = (
+                best,
+                round(means[best], 2),
+                round(float(np.median(list(means.values()))), 2),
+                counts[best],
+            )
+    return found
+
+
+def score_source(rows: Rows, model: Fitted, fitted_rows: Mask, *, seed: int) -> dict[str, object]:
+    """Score one source: rows that were fitted by models that did not see them, the others by the model as it is."""
+    out: dict[str, object] = {}
+    old, new = rows.take(fitted_rows), rows.take(~fitted_rows)
+    if len(old):
+        whole, plain = fitting.cross_validated(old, seed=seed)
+        _unseen_shapes(out, old, whole, "unseen shapes", seed=seed)
+        out[f"{old.name}, unseen shapes, arithmetic alone"] = summary(old, plain, seed=seed)
+        left = fitting.gpu_left_out(old, seed=seed)
+        tested = np.isfinite(left)
+        _unseen_gpus(out, old.take(tested), left[tested], model, "unseen GPU", seed=seed)
+    if len(new):
+        predicted = fitting.predict(model, new)
+        known = np.isin(new.gpu, list(model.scales))
+        _unseen_shapes(out, new.take(known), predicted[known], "unseen shapes, held out", seed=seed)
+        _unseen_gpus(out, new.take(~known), predicted[~known], model, "unseen GPU, held out", seed=seed)
+    out[f"{rows.name}, owned GPU times roofline ratio"] = {
+        target: {"best_source": best, "mean_of_best": low, "mean_of_median": middle, "rows": count}
+        for target, (best, low, middle, count) in owned(rows).items()
+    }
+    return out
+
+
+def _unseen_shapes(out: dict[str, object], rows: Rows, predicted: Array, name: str, *, seed: int) -> None:
+    if not len(rows):
+        return
+    out[f"{rows.name}, {name}"] = summary(rows, predicted, seed=seed)
+    for number, pass_ in enumerate(("forward", "input gradient", "filter gradient")):
+        of = rows.work.pass_ == number
+        if of.any() and not of.all():
+            out[f"{rows.name}, {name}, {pass_}"] = summary(rows.take(of), predicted[of], seed=seed)
+    out[f"{rows.name}, {name}, roofline"] = summary(rows, _fitted_roofline(rows), seed=seed)
+    if rows.source in (CONV, GEMM):
+        out[f"{rows.name}, {name}, knee"] = knees(rows, predicted, seed=seed)
+
+
+def _fitted_roofline(rows: Rows) -> Array:
+    """Give the roofline times one factor a GPU, fitted to the rows themselves, which flatters it."""
+    floor = roofline(rows)
+    for slug in np.unique(rows.gpu):
+        of = rows.gpu == slug
+        floor[of] *= np.exp(np.median(np.log(rows.seconds[of] / floor[of])))
+    return floor
+
+
+def _unseen_gpus(out: dict[str, object], rows: Rows, predicted: Array, model: Fitted, name: str, *, seed: int) -> None:
+    if not len(rows):
+        return
+    out[f"{rows.name}, {name}"] = summary(rows, predicted, seed=seed)
+    for slug in np.unique(rows.gpu):
+        of = rows.gpu == slug
+        out[f"{rows.name}, {name}, {slug}"] = summary(rows.take(of), predicted[of], seed=seed)
+    anchors = anchored(rows, predicted, sd=model.sd, seed=seed)
+    out[f"{rows.name}, {name}, {ANCHORS} anchors"] = anchors
+    if rows.source in (CONV, GEMM):
+        out[f"{rows.name}, {name}, knee"] = knees(rows, predicted, seed=seed)
+
+
+def table(scores: Mapping[str, Mapping[str, object]]) -> str:
+    """Write the scores as lines of text."""
+    return "\n".join(f"{name}: {_line(found, GOALS.get(name))}" for name, found in scores.items())
+
+
+def _line(found: Mapping[str, object], goal: tuple[float, float | None] | None) -> str:
+    if "mean" not in found:
+        return json.dumps(found)
+    interval = " [{}, {}]".format(*found["mean_interval"]) if "mean_interval" in found else ""
+    middle = f" / {found['median']}" if "median" in found else ""
+    bias = f", bias {found['bias']:+}" if "bias" in found else ""
+    wanted = "" if goal is None else "   goal " + " / ".join(str(value) for value in goal if value)
+    return f"{found['mean']}{interval}{middle} % ({found['rows']} rows, {found['shapes']} shapes{bias}){wanted}"
+
+
+def main() -> None:
+    """Score every source that the folder has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the CSV files")
+    parser.add_argument(
+        "--out", type=Path, help="write the scores there as JSON; with --only those of other sources stay"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=published.SOURCES, help="score these sources only")
+    arguments = parser.parse_args()
+    with np.load(RESULTS / "rows.npz") as file:
+        known = file["fitted"]
+    scores: dict[str, object] = {}
+    if arguments.only and arguments.out and arguments.out.exists():
+        scores = json.loads(arguments.out.read_text())["scores"]
+    for source in published.SOURCES:
+        if arguments.only and source not in arguments.only:
+            continue
+        for rows in published.load(arguments.data, source):
+            if rows.dtype == "float16" and not rows.tensor:
+                continue
+            model = Fitted.load(path_of(rows.name))
+            found = score_source(rows, model, np.isin(fingerprints(rows), known), seed=arguments.seed)
+            print(table(found), flush=True)
+            scores |= found
+    sweeps = cliffs(arguments.data)
+    if sweeps:
+        print(table({"cliffs": sweeps}))
+        scores["cliffs"] = sweeps
+    whole = networks(arguments.data)
+    print(table(whole))
+    scores |= whole
+    if arguments.out:
+        from benchmarks.provenance import provenance
+
+        arguments.out.write_text(
+            json.dumps(
+                {"schema": 1, "benchmark": "predictor", **provenance(), "goals": GOALS, "scores": scores}, indent=1
+            )
+            + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
