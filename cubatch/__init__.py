@@ -35,6 +35,8 @@ _HOMES = {
     "memory": ("footprint", "max_batch_size", "rules_of_thumb"),
     "results": ("Candidate", "Measurement", "TuningResult"),
     "ladder": ("candidates",),
+    "forecast_record": ("Forecast",),
+    "forecast": ("predict",),
     "tuning": ("autotune", "autotune_callable"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -44,6 +46,8 @@ __all__ = ["__version__", "models", *sorted(_HOME_OF)]  # noqa: PLE0604 - the na
 if TYPE_CHECKING:
     from cubatch import models as models
     from cubatch.errors import *  # noqa: F403
+    from cubatch.forecast import predict as predict
+    from cubatch.forecast_record import Forecast as Forecast
     from cubatch.hardware import Device as Device
     from cubatch.kinds import *  # noqa: F403
     from cubatch.ladder import candidates as candidates

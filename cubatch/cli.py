@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperGroup
 
-from cubatch import __version__, cli_bench, cli_kernels, cli_occupancy, cli_store, console
+from cubatch import __version__, cli_bench, cli_forecast, cli_kernels, cli_occupancy, cli_store, console
 from cubatch.errors import CubatchError
 from cubatch.options import (
     ClassesOption,
@@ -72,6 +72,7 @@ app.add_typer(cli_store.app, name="store")
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_kernels.kernels)
 app.command()(cli_occupancy.occupancy)
+app.command()(cli_forecast.predict)
 
 
 def _say_version(wanted: bool) -> None:

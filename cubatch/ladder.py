@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from cubatch import memory, models, probe, timing
+from cubatch import memory, models, outlook, probe, timing
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
 from cubatch.kinds import Conv2d, Linear
@@ -28,6 +28,7 @@ from cubatch.spec import Node, Spec
 from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, on_sms, slowest
 
 MOST = 40
+ASKED = ("asked for",)
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
 
 
@@ -73,11 +74,11 @@ def candidates(
         memory_limit: Bytes, "8GiB" or "80%" (of what is free); no candidate's plan is above it. None is
             what the device has to give.
         batch_sizes: Give exactly these, those whose plan is above the memory limit marked `over_limit`.
-        optimizer, library, recompute: As for `footprint`; they decide what fits.
+        optimizer, library, recompute: As for `footprint`; they decide what fits, the last two also what a step takes.
 
     Returns:
-        list[Candidate]: Ascending; `reasons`, the memory plan's `predicted_peak_bytes`, and the
-        roofline's `predicted_seconds` (None where the device's peaks are not known).
+        list[Candidate]: Ascending; `reasons`, the memory plan's `predicted_peak_bytes`, and `predicted_seconds`:
+        by the model of `predict` on a GPU of known facts, else the roofline (None where not even its peaks are known).
 
     Raises:
         DoesNotFit: If not even one sample fits (also a MemoryError).
@@ -102,7 +103,7 @@ def candidates(
         library=library,
         recompute=recompute,
     )
-    return steps
+    return timed(steps, resolved, found, mode=mode, dtype=dtype, library=library, recompute=recompute)
 
 
 def within(
@@ -117,18 +118,20 @@ def within(
     optimizer: str,
     library: str,
     recompute: bool,
+    crests_of: str | None = None,
 ) -> tuple[list[Candidate], int]:
     """
     List the candidates as `candidates` does, for so many bytes of memory; also give the largest batch that fits.
 
-    Free memory changes from one look to the next, so whoever needs both must look once.
+    Free memory changes from one look to the next, so whoever needs both must look once.  What a step takes is not
+    said yet: see `timed`.  `crests_of` is the library whose tiles make the crests, where it is not the one planned for.
     """
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "device": found}
     top = None if max_batch_size is None else memory.check_batch_size(max_batch_size, "max_batch_size")
     library = memory.resolve_library(library, found, dtype)
     largest = memory.max_batch_size(resolved, max(1, room), recompute=recompute, library=library, **options)
     if batch_sizes is None:
-        kept = _ladder(_proposals(resolved, found, mode, dtype, library, largest, top))
+        kept = _ladder(_proposals(resolved, found, mode, dtype, crests_of or library, largest, top))
     else:
         kept = asked_for(batch_sizes, top)
 
@@ -139,12 +142,28 @@ def within(
         attrs.evolve(
             candidate,
             predicted_peak_bytes=planned(candidate.batch_size),
-            predicted_seconds=timing.roofline_seconds(resolved, candidate.batch_size, found, mode, dtype),
             over_limit=candidate.batch_size > largest,
         )
         for candidate in kept
     ]
     return steps, largest
+
+
+def timed(
+    steps: Sequence[Candidate],
+    resolved: Spec,
+    found: Device,
+    *,
+    mode: str,
+    dtype: str,
+    library: str,
+    recompute: bool,
+) -> list[Candidate]:
+    """Write what one step should take into candidates: see `outlook.step_seconds`."""
+    library, sizes = memory.resolve_library(library, found, dtype), [step.batch_size for step in steps]
+    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "library": library, "recompute": recompute}
+    expected = outlook.step_seconds(resolved, sizes, found, **options)
+    return [attrs.evolve(step, predicted_seconds=seconds) for step, seconds in zip(steps, expected, strict=True)]
 
 
 def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None = None) -> list[Candidate]:
@@ -281,7 +300,7 @@ def asked_for(batch_sizes: Iterable[int], top: int | None) -> list[Candidate]:
         raise InvalidArgument("batch_sizes", [], "a list of at least one batch size, or None")
     if top is not None and sizes[-1] > top:
         raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
-    return [Candidate(size, ("asked for",)) for size in sizes]
+    return [Candidate(size, ASKED) for size in sizes]
 
 
 def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:

@@ -52,8 +52,8 @@ def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
         for candidate in found
     ]
     known = any(row[1] is not None for row in rows)
-    notes = ["“time at best” is the roofline: no step can be faster; how far above it one lies, tuning measures."]
-    columns = ["batch", "time at best", "memory plan", "status", "reasons"]
+    notes = ["“predicted time” is the model's where the GPU's facts allow it, else the roofline; tuning measures."]
+    columns = ["batch", "predicted time", "memory plan", "status", "reasons"]
     return {"title": title, "columns": columns, "rows": rows, "notes": notes if known else []}
 
 

@@ -125,6 +125,7 @@ class _Size:
 
     batch_size: int
     rule: StopRule
+    predicted_seconds: float | None
     rounds: dict[int, Timing] = attrs.field(factory=dict)
 
     def add(self, timing: Timing, goal: Goal) -> None:
@@ -159,8 +160,10 @@ class _Run:
         self.stopwatch: Stopwatch | None = None
         self.round = 0
         self.sizes: dict[int, _Size] = {}
-        for batch_size in sorted({candidate.batch_size for candidate in ladder}):
-            self.sizes[batch_size] = _Size(batch_size, StopRule(stopping.target_width(goal)))
+        predicted = {candidate.batch_size: candidate.predicted_seconds for candidate in ladder}
+        for batch_size in sorted(predicted):
+            rule = StopRule(stopping.target_width(goal))
+            self.sizes[batch_size] = _Size(batch_size, rule, predicted[batch_size])
         for timing in kept.timings:
             if timing.batch_size in self.sizes:
                 self.sizes[timing.batch_size].add(timing, goal)
@@ -247,7 +250,8 @@ class _Run:
         if (reason := self.why_not(size, stopwatch)) is not None:
             self.end_for_budget(size, reason)
             return
-        likely = extrapolate_seconds(size.batch_size, self.known())
+        # What is predicted tells a hang from a long step while no smaller size has run.
+        likely = extrapolate_seconds(size.batch_size, self.known()) or size.predicted_seconds
         try:
             timing = stopwatch.time(
                 size.batch_size, round_number=self.round, step_seconds=size.step_seconds(), likely=likely

@@ -68,7 +68,7 @@ class Stopwatch:
             batch_size: The size.
             round_number: Written into the timing.
             step_seconds: Seconds of a step by earlier timings; None for a size without any.
-            likely: The same, extrapolated, to tell a hang from a long step; None where nothing is known.
+            likely: The same, extrapolated or predicted, to tell a hang from a long step; None where nothing is known.
 
         Raises:
             OutOfBudget: If the budget does not hold the next step.
@@ -76,9 +76,9 @@ class Stopwatch:
             Exception: Whatever the runner raises.
         """
         self._prepare(batch_size)
-        if not self._is_warm:
-            self._warm_clocks()
         expected = step_seconds or likely
+        if not self._is_warm:
+            self._warm_clocks(expected)
         for _ in range(LATER_WARMUPS if self.has_visited(batch_size) else FIRST_WARMUPS):
             self.budget.check()
             expected = self._read(1, expected).seconds
@@ -130,15 +130,15 @@ class Stopwatch:
         self.prepare_seconds[batch_size] = self.runner.clock.now() - before
         self._prepared = batch_size
 
-    def _warm_clocks(self) -> None:
+    def _warm_clocks(self, expected: float | None) -> None:
         """Work until the clocks have risen and the readings no longer trend; nothing of it is kept."""
-        self._read(1, None)  # may compile or load: says nothing of the clocks
+        self._read(1, None)  # may compile or load: says nothing of the clocks, and only the budget bounds it
         began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
         history: list[tuple[float, float]] = []
         repeats, worked = 1, 0.0
         while worked < most:
             self.budget.check()
-            seconds = self._read(repeats, None).seconds
+            seconds = self._read(repeats, expected).seconds
             worked = max(worked + repeats * seconds, self.runner.clock.now() - began)
             history.append((worked, seconds))
             if worked >= WARM_SECONDS and _is_settled(history, max(WARM_SECONDS / 2, repeats * seconds)):

@@ -141,6 +141,7 @@ def autotune(
             steps, largest = ladder.within(
                 spec, found, room=limit.bytes, max_batch_size=max_batch_size, batch_sizes=asked, **shape
             )
+            steps = ladder.timed(steps, spec, found, mode=mode, dtype=dtype, library=library, recompute=recompute)
             run.save_ladder(steps, {"memory_bytes": limit.bytes, "largest_batch_size": largest, "note": limit.note})
             memory_bytes = limit.bytes
         else:

@@ -19,6 +19,8 @@ CASES = {
     "titan-x-test-batch": (
         "cubatch tune --mode --memory-limit",
         "cubatch occupancy --device --model --sweep",
+        "cubatch predict --device --mode --explain",
+        "tests/unit/test_forecast.py::test_the_answer_is_the_smallest_size_within_tolerance_of_the_best",
         "tests/unit/test_tuning.py::test_the_smallest_size_within_tolerance_is_the_answer",
         "tests/unit/test_memory.py::test_the_largest_batch_is_the_largest",
         "tests/unit/test_choose.py::test_the_answer_is_the_contracts_sentence",
@@ -45,10 +47,12 @@ CASES = {
         "later: `cubatch study` of powers of two against their neighbours",
     ),
     "mobilenet-v100": (
+        "cubatch predict --device --dtype --batch-sizes",
         "tests/unit/test_models.py::",
         "later: half precision and the engine's hard swish and squeeze, then `cubatch study` of the published sizes",
     ),
     "titan-or-tensor": (
+        "cubatch predict --devices --dtype",
         "later: tf32, float16 and attention in the engine, then `cubatch study` over dtypes and cards",
     ),
     "numpy-mnist": (

@@ -58,11 +58,12 @@ def test_importing_cubatch_loads_no_heavy_library():
         "cubatch.models.build('resnet50').parameters",
         "cubatch.footprint('mlp', batch_size=1, device='v100-sxm2-16gb')",
         "cubatch.candidates('mnist-cnn', device='v100-sxm2-16gb')",
+        "cubatch.predict('mnist-cnn', device='v100-sxm2-16gb')",
         "cubatch.autotune_callable(lambda n: int, max_batch_size=1, device='cpu', budget=1.0)",
     ],
 )
 def test_using_cubatch_without_gpu_plot_or_command_line_loads_none(use):
-    """Specs, memory, candidates and tuning on the CPU need none of those libraries either."""
+    """Specs, memory, candidates, predictions and tuning on the CPU need none of those libraries either."""
     loaded = fresh(f"import sys, cubatch; {use}; print([n for n in {HEAVY} if n in sys.modules])")
     assert loaded[-1] == "[]"
 
@@ -100,14 +101,13 @@ CONTRACT = """
     Conv2d Linear MaxPool2d AvgPool2d GlobalAvgPool BatchNorm2d LayerNorm ReLU ReLU6 HardSwish HardSigmoid Sigmoid SiLU
     GELU Softmax Dropout Flatten Add Scale Concat Attention Network load_spec models autotune autotune_callable
     TuningResult Measurement Candidate Device device devices coulom_batch_size candidates footprint max_batch_size
-    rules_of_thumb occupancy count_waves CubatchError
+    rules_of_thumb occupancy count_waves predict CubatchError
 """
 
 
 def test_what_is_promised_is_there():
-    """Every name of the public contract that this version has; prediction is still to come."""
+    """Every name of the public contract."""
     assert set(CONTRACT.split()) <= set(cubatch.__all__)
-    assert not hasattr(cubatch, "predict")
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, UnknownNam
 from cubatch.hardware import Device
 from cubatch.kinds import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.layer import Pass
+from cubatch.predictor import predict_step
 from cubatch.results import Candidate
 from cubatch.spec import Network
 from cubatch.teeth import first_tile
@@ -154,9 +156,25 @@ def test_a_size_with_several_reasons_is_one_candidate_with_all() -> None:
     assert {"coulom n=2", "tensor-core multiple of 8", "max_batch_size"} <= set(reasons(found, 56))
 
 
-def test_predicted_seconds_are_the_rooflines() -> None:
-    """28 boards of 2 x 361 x 9 x 128 x 128 FLOP at 15.67 TFLOP/s (compute-bound)."""
-    found = ladder.candidates(GO, device=V100, batch_sizes=[28])
+@pytest.mark.parametrize(("library", "model"), [("auto", "cubatch"), ("im2col", "vendor")])
+def test_predicted_seconds_are_those_of_the_model_for_the_library(library: str, model: str) -> None:
+    """On a GPU of known facts: our kernels where they would run, else the vendor's."""
+    found = ladder.candidates(GO, device=V100, batch_sizes=[28, 56], mode="training", library=library)
+    step = predict_step(GO, [28, 56], probe.device(V100), mode="training", library=model)
+    assert [c.predicted_seconds for c in found] == pytest.approx(list(step.seconds), rel=1e-12)
+
+
+def test_predicted_seconds_of_a_recomputed_step_are_longer() -> None:
+    """The forward passes that the backward pass repeats are predicted too."""
+    options: dict[str, Any] = {"device": V100, "batch_sizes": [28], "mode": "training"}
+    plain, again = (ladder.candidates("go-net", **options, recompute=recompute) for recompute in (False, True))
+    assert (again[0].predicted_seconds or 0) > 1.1 * (plain[0].predicted_seconds or 0) > 0
+
+
+def test_predicted_seconds_are_the_rooflines_where_a_fact_is_missing() -> None:
+    """28 boards of 2 x 361 x 9 x 128 x 128 FLOP at 15.67 TFLOP/s (compute-bound), on a GPU of unknown SMs."""
+    bare = attrs.evolve(probe.device(V100), num_sms=None)
+    found = ladder.candidates(GO, device=bare, batch_sizes=[28])
     assert found[0].predicted_seconds == pytest.approx(28 * 2 * 361 * 9 * 128**2 / 15.67e12, rel=1e-6)
 
 

@@ -262,6 +262,44 @@ def test_a_hang_is_a_timeout_and_leaves_budget_for_the_others() -> None:
     assert measured.seconds_spent < HANG_SECONDS + 20
 
 
+@attrs.define
+class HangsLater(Hangs):
+    """Hangs from the second step of a session on."""
+
+    _steps: int = 0
+
+    def step(self, batch_size: int) -> None:
+        """Let the first step through."""
+        self._steps += 1
+        if self._steps > 1:
+            super().step(batch_size)
+
+
+def test_what_is_predicted_bounds_a_hang_while_clocks_are_warmed() -> None:
+    """The smallest size hangs: without a prediction that takes the whole budget, with one a hang's limit."""
+    device = FakeDevice(affine(1e-3, 1e-4), behaviours=(HangsLater({1}),), gives_up=True)
+    blind = go(device, ladder(1, 2, 4))
+    assert statuses(blind) == {1: "timeout", 2: "not_run", 4: "not_run"}
+    foreseen = go(device, [Candidate(n, predicted_seconds=1e-3) for n in (1, 2, 4)])
+    assert statuses(foreseen)[1] == "timeout"
+    assert statuses(foreseen)[4] == "ok"
+    assert foreseen.seconds_spent < HANG_SECONDS + 20
+
+
+def test_only_the_budget_bounds_the_first_step_which_may_compile() -> None:
+    """100 s of compiling before a step of 20 ms, where a hang's limit would be 30 s."""
+    device = FakeDevice(FLAT, behaviours=(ColdStart(slower=0.0, first_step=5000.0),), gives_up=True)
+    measured = go(device, [Candidate(1, predicted_seconds=0.02)], budget=300.0)
+    assert statuses(measured) == {1: "ok"}
+    assert measured.seconds_spent > 100
+
+
+def test_a_step_of_ten_times_its_prediction_is_no_hang() -> None:
+    """A prediction may be wrong by far more than its interval before a long step counts as hung."""
+    measured = go(FakeDevice(affine(40.0, 0.0)), [Candidate(1, predicted_seconds=4.0)], budget=10_000.0)
+    assert statuses(measured) == {1: "ok"}
+
+
 def test_a_hang_that_came_back_is_a_timeout_too() -> None:
     """Without a limit the step returns after a million seconds: a timeout, and the budget is gone."""
     measured = go(FakeDevice(FLAT, behaviours=(Hangs({16}),)), ladder())

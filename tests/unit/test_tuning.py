@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import clocks, errors, host, models, probe, remote, runners, tuning
+from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, tuning
 from cubatch.kinds import Conv2d, Linear
 from cubatch.memory import footprint, max_batch_size
 from cubatch.results import Outcome, Timing, TuningResult
@@ -99,6 +99,15 @@ def statuses(result):
 
 
 # --- an answer -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_should_take_stands_beside_what_it_took(monkeypatch, tmp_path):
+    """The model's seconds of each candidate, also in a result that is answered from the store."""
+    expected = {4: 0.5, 32: 2.0}
+    monkeypatch.setattr(outlook, "step_seconds", lambda spec, sizes, *_, **__: [expected[n] for n in sizes])
+    for _ in range(2):
+        result = tune(store=tmp_path / "store.sqlite3")
+        assert {m.batch_size: m.predicted_seconds for m in result.measurements} == expected
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])

@@ -1,0 +1,128 @@
+"""`cubatch predict`: the table of `tune` for a GPU that is not here, or several GPUs side by side."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cubatch import console
+from cubatch.options import (
+    ClassesOption,
+    DtypeOption,
+    JsonOption,
+    MaxOption,
+    MemoryOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    RecomputeOption,
+    ShapeOption,
+    read_spec,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cubatch.forecast_record import Forecast
+    from cubatch.hardware import Device
+
+
+def predict(
+    model: Model,
+    *,
+    device: Annotated[str | None, typer.Option("--device", help="A GPU's name: any of `cubatch devices`.")] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", metavar="A,B,...", help="Compare these GPUs instead: t4,v100-sxm2-16gb.")
+    ] = None,
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    objective: Annotated[
+        Literal["throughput", "latency"], typer.Option("--objective", help="What is to be as good as possible.")
+    ] = "throughput",
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")
+    ] = 0.01,
+    batch_sizes: Annotated[
+        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Predict exactly these: 32,64.")
+    ] = None,
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    latency_limit: Annotated[
+        float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
+    ] = None,
+    optimizer: OptimizerOption = "sgd",
+    library: Annotated[
+        Literal["vendor", "cubatch"], typer.Option("--library", help="vendor: cuDNN and cuBLAS; cubatch: our kernels.")
+    ] = "vendor",
+    recompute: RecomputeOption = False,
+    anchors: Annotated[
+        list[str] | None,
+        typer.Option("--anchors", metavar="FILE", help="JSON of a `tune` on that or another GPU; again for more."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where the time of the answer goes: passes, what runs, blocks, fill.")
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")
+    ] = None,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Predict times, intervals and the best batch size on a GPU that is not here; nothing is measured.
+
+    Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
+    """
+    from cubatch import figure_forecast, forecast, listings_forecast, probe
+    from cubatch import plot as plots
+
+    if (device is None) == (devices is None):
+        raise typer.BadParameter("give either --device NAME or --devices NAME,NAME,...")
+    if explain and devices is not None:
+        raise typer.BadParameter("--explain is about one GPU: give it with --device")
+    sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
+    console.check_writable(json=json, plot=plot)
+    if plot is not None:
+        plots.check(plot)
+    ask = partial(
+        forecast.predict, read_spec(model, input_shape, classes), mode=mode, dtype=dtype, batch_sizes=sizes,
+        library=library, anchors=anchors, objective=objective, tolerance=tolerance, max_batch_size=max_batch_size,
+        memory_limit=memory_limit, latency_limit=latency_limit, optimizer=optimizer, recompute=recompute,
+    )  # fmt: skip
+    width = console.line_width()
+    found: list[Mapping[str, Any]]
+    payload: Mapping[str, Any]
+    if devices is None:
+        payload = ask(device=device).to_mapping()
+        found = [payload]
+        tables = [listings_forecast.fitted(payload, width=width)]
+        tables += [listings_forecast.layers(payload, width=width)] if explain else []
+    else:
+        gpus = [probe.resolve(name.strip(), live=False) for name in devices.split(",")]
+        forecasts, failed = _each(ask, gpus)
+        found = listings_forecast.fastest_first([one.to_mapping() for one in forecasts])
+        tables = [listings_forecast.compared(found, failed, width=width)]
+        payload = {"schema": 1, "predicted": True, "forecasts": found, "failed": failed}
+    console.emit(tables, payload, json)
+    if plot is not None:
+        figure_forecast.curves(found, plot)
+        console.say(f"wrote {plot}")
+
+
+def _each(ask: Callable[..., Forecast], gpus: Sequence[Device]) -> tuple[list[Forecast], dict[str, str]]:
+    """Ask for every GPU; one that cannot do it is no reason to keep silent about the others."""
+    from cubatch.errors import CubatchError
+
+    found, errors = [], {}
+    for gpu in gpus:
+        try:
+            found.append(ask(device=gpu))
+        except CubatchError as error:
+            errors[gpu.slug or str(gpu)] = error
+    if not found:
+        raise next(iter(errors.values()))
+    return found, {name: str(error) for name, error in errors.items()}
