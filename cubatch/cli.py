@@ -21,6 +21,7 @@ from cubatch.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    LatencyOption,
     LibraryOption,
     MaxOption,
     MemoryOption,
@@ -31,6 +32,7 @@ from cubatch.options import (
     SeedOption,
     ShapeOption,
     StoreOption,
+    ToleranceOption,
     read_spec,
     whole_numbers,
 )
@@ -112,17 +114,13 @@ def tune(
     objective: Annotated[
         Literal["throughput", "latency", "energy"], typer.Option("--objective", help="energy: samples per joule.")
     ] = "throughput",
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")
-    ] = 0.01,
+    tolerance: ToleranceOption = 0.01,
     batch_sizes: Annotated[
         str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
     ] = None,
     max_batch_size: MaxOption = None,
     memory_limit: MemoryOption = None,
-    latency_limit: Annotated[
-        float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
-    ] = None,
+    latency_limit: LatencyOption = None,
     optimizer: OptimizerOption = "sgd",
     library: LibraryOption = "auto",
     recompute: RecomputeOption = False,

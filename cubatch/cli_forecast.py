@@ -12,6 +12,7 @@ from cubatch.options import (
     ClassesOption,
     DtypeOption,
     JsonOption,
+    LatencyOption,
     MaxOption,
     MemoryOption,
     Model,
@@ -19,6 +20,7 @@ from cubatch.options import (
     OptimizerOption,
     RecomputeOption,
     ShapeOption,
+    ToleranceOption,
     read_spec,
     whole_numbers,
 )
@@ -42,17 +44,13 @@ def predict(
     objective: Annotated[
         Literal["throughput", "latency"], typer.Option("--objective", help="What is to be as good as possible.")
     ] = "throughput",
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")
-    ] = 0.01,
+    tolerance: ToleranceOption = 0.01,
     batch_sizes: Annotated[
         str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Predict exactly these: 32,64.")
     ] = None,
     max_batch_size: MaxOption = None,
     memory_limit: MemoryOption = None,
-    latency_limit: Annotated[
-        float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
-    ] = None,
+    latency_limit: LatencyOption = None,
     optimizer: OptimizerOption = "sgd",
     library: Annotated[
         Literal["vendor", "cubatch"], typer.Option("--library", help="vendor: cuDNN and cuBLAS; cubatch: our kernels.")

@@ -16,10 +16,9 @@ import numpy as np
 
 from cubatch import catalogue, residual
 from cubatch.algorithms import Algorithm, Array, Index, Places, Work, algorithms, seconds
-from cubatch.hardware import Device
+from cubatch.hardware import HALF_RATE, Device
 
 _DATA = Path(__file__).parent / "data"
-_HALF = frozenset({(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)})  # 64 float32 lanes in an SM; all others have 128
 _WATTS_PER_TFLOPS = 15.0
 _POWER_LIMITED = (6, 7)
 _ARRAYS = ("roots", "feature", "threshold", "left", "right", "value", "low", "high")
@@ -121,7 +120,7 @@ def shipped(name: str) -> Fitted:
 
 def lanes(device: Device) -> int:
     """Give the float32 lanes of an SM, by compute capability."""
-    return 64 if device.compute_capability in _HALF else 128
+    return 64 if device.compute_capability in HALF_RATE else 128
 
 
 def sustained(device: Device) -> float:
@@ -151,4 +150,4 @@ def _kin(device: Device) -> str:
         return "P100"
     if capability < (7, 0):
         return "Maxwell and Pascal"
-    return "Volta, Turing, A100" if capability in _HALF else "later"
+    return "Volta, Turing, A100" if capability in HALF_RATE else "later"

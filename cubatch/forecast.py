@@ -20,11 +20,11 @@ from cubatch.anchors import Question
 from cubatch.errors import InvalidArgument
 from cubatch.forecast_record import Forecast, PassShare
 from cubatch.hardware import Device
-from cubatch.kriging import Sharpened, Z, sharpen
+from cubatch.kriging import Sharpened, sharpen
 from cubatch.layer import check_mode
 from cubatch.models import SpecLike
 from cubatch.outlook import missing_facts
-from cubatch.predictor import StepPrediction
+from cubatch.predictor import Z90, StepPrediction
 from cubatch.results import Goal, TuningResult
 from cubatch.spec import Spec, as_network
 from cubatch.units import format_seconds
@@ -183,7 +183,7 @@ def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sha
     for n in allowed:
         own = place[n]
         variance = covariance[own, own] + covariance[best, best] - 2 * covariance[own, best]
-        if n != fastest and abs(np.log(values[n] / values[fastest])) <= Z * np.sqrt(max(variance, 0.0)):
+        if n != fastest and abs(np.log(values[n] / values[fastest])) <= Z90 * np.sqrt(max(variance, 0.0)):
             tied.append(n)
     return tuple(tied)
 

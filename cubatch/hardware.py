@@ -19,6 +19,8 @@ from attrs import field, validators
 from cubatch.errors import UnknownName
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
+HALF_RATE = frozenset({(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)})
+"""Compute capabilities of 64 float32 lanes in an SM; all others from 5.0 on have 128."""
 BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 _positive = validators.optional(validators.gt(0))

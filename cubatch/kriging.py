@@ -32,13 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.anchors import Anchor, Question
-from cubatch.predictor import StepPrediction
+from cubatch.predictor import Z90, StepPrediction
 
 Array = NDArray[np.float64]
 Case = tuple[Question, Sequence[int]]
-
-Z = 1.6448536269514722
-"""Standard deviations to either side of the median that hold 90 of 100."""
 
 TOGETHER = 0.8
 GPU_SHARE, SOURCE_SHARE, PAIR_SHARE = 0.5, 0.25, 0.25
@@ -106,7 +103,7 @@ def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
         logs = (scales @ slopes[known].T @ weights).reshape(-1, 2)
         steps = [_at(case, log) for case, log in zip(cases, logs, strict=True)]
     covariance = total[own, own] - total[own, known] @ np.linalg.solve(noisy, total[known, own])
-    pull, spread = np.exp(others[own, known] @ weights), np.exp(Z * np.sqrt(np.diag(covariance)))
+    pull, spread = np.exp(others[own, known] @ weights), np.exp(Z90 * np.sqrt(np.diag(covariance)))
     seconds = steps[0].seconds * pull
     step = attrs.evolve(
         steps[0],
@@ -144,7 +141,7 @@ def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
 
 def _own_sd(step: StepPrediction) -> Array:
     """Give the part of the interval that is not the scales': the network's error."""
-    whole = np.log(step.high / step.low) / (2 * Z)
+    whole = np.log(step.high / step.low) / (2 * Z90)
     return np.sqrt(np.maximum(whole**2 - step.scale_sd**2, _LEAST_SD**2))
 
 

@@ -31,6 +31,10 @@ LibraryOption = Annotated[
 ]
 OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]
 RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]
+ToleranceOption = Annotated[float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")]
+LatencyOption = Annotated[
+    float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
+]
 MaxOption = Annotated[int | None, typer.Option("--max-batch-size", metavar="N", help="Look no further than this.")]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory.')

@@ -15,7 +15,7 @@ import attrs
 
 from cubatch import kernel
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import BYTES_PER_ELEMENT, Device
+from cubatch.hardware import BYTES_PER_ELEMENT, HALF_RATE, Device
 from cubatch.kernel import Kernel, Tile
 
 LEAST_SLICE = 32
@@ -63,7 +63,6 @@ _L2_BYTES_PER_CLOCK = 32.0
 _WGMMA_RATES = (2048, 1024)
 _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 
-_HALF_RATE = frozenset({(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)})  # 64 float32 lanes in an SM; all others have 128
 _WARP = 32
 _MOST_SLICES = 64
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
@@ -319,7 +318,7 @@ def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None) 
         return _hopper_step_clocks(found, tile, tile.cluster)
     if tile.warp_m is not None and tile.warp_n is not None:
         return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, capability)
-    lanes = 64 if capability in _HALF_RATE else 128
+    lanes = 64 if capability in HALF_RATE else 128
     efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
     if found.vector == 1:
         efficiency *= _SCALAR_EFFICIENCY
