@@ -26,11 +26,11 @@ TILES = {
         "conv2d_fprop": "128x32x8", "conv2d_dgrad": "64x64x16", "conv2d_wgrad": "128x128x8",
     },
     80: {
-        "gemm_nt": "256x128x8", "gemm_nn": "128x64x8", "gemm_tn": "128x128x8_s4",
+        "gemm_nt": "256x128x8", "gemm_nn": "128x64x8", "gemm_tn": "256x128x8_s3",
         "conv2d_fprop": "128x64x8", "conv2d_dgrad": "128x128x8", "conv2d_wgrad": "256x128x8_s3",
     },
 }  # fmt: skip
-HALF_TILES = {"float16": "64x64x16", "bfloat16": "128x64x8"}
+HALF_TILES = {"float16": "128x64x8", "bfloat16": "64x64x16"}
 SCALAR_TILE = "128x64x8_w8"
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -1,13 +1,16 @@
-"""Products of rows that are no whole vectors, two of which the code of 1x1 convolutions computes."""
+"""Products of rows that are no whole vectors, which the code of 1x1 convolutions computes."""
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
 from cubatch import kernel
 from cubatch.engine.native import gemm, product
+from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
+from cubatch.variants import Problem
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -15,11 +18,11 @@ from tests.kernels.test_simt import context, operand
 
 
 def test_the_operation_that_stands_in_has_the_code():
-    """A row of gemm_nt is an image, of gemm_tn a pixel; gemm_nn, whose filter would be counted in 32 bits, stays."""
+    """A row of gemm_nt and gemm_nn is an image, of gemm_tn a pixel."""
     entries = {
         name: kernel.find(name, "float32", family="simt", vector=1).entry for name in ("gemm_nt", "gemm_tn", "gemm_nn")
     }
-    assert entries == {"gemm_nt": "conv2d_fprop", "gemm_tn": "conv2d_wgrad", "gemm_nn": "gemm_nn"}
+    assert entries == {"gemm_nt": "conv2d_fprop", "gemm_tn": "conv2d_wgrad", "gemm_nn": "conv2d_dgrad"}
 
 
 @pytest.mark.parametrize("widest", [1, 7, 22])
@@ -66,3 +69,12 @@ def test_the_last_rows_of_more_than_2_to_the_31_elements_are_reached():
     gemm.gemm(where, a, b, out=out)
     want = np.float64(a[-2:]) @ np.float64(b).T
     assert_within(out[-2:], want, cases.bound(3, np.abs(a[-2:]) @ np.abs(b).T, want))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 46341, 46341), (2**31, 1, 1)])
+def test_a_product_by_an_operand_beyond_32_bits_is_refused_with_the_remedy(rows, depth, columns):
+    """A filter, and the images of a gradient, are counted in 32 bits; the last number below is accepted."""
+    problem = Problem("gemm_nn", "float32", rows, columns, depth)
+    with pytest.raises(InvalidArgument, match="multiples of 4"):
+        product._as_convolution(problem)
+    product._as_convolution(attrs.evolve(problem, n=columns - 1) if rows == 3 else attrs.evolve(problem, m=rows - 1))

@@ -147,14 +147,27 @@ def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int
     return np.array(extents + steps + phase + divisors, dtype=_CONV)[()]
 
 
-def _as_convolution(problem: Problem) -> Any:
-    """Describe a product as a 1x1 convolution: rows are images of one pixel (nt), or pixels of wide images (tn)."""
+def _as_convolution(problem: Problem) -> tuple[Any, int]:
+    """
+    Describe a product as a 1x1 convolution, and count its images.
+
+    Rows are images of one pixel (nt; nn, the gradient of an input), or pixels of wide images (tn).
+
+    Raises:
+        InvalidArgument: If rows of nn, or elements of its right operand, are not counted in 32 bits.
+    """
+    images, pixels, taps, depth = 0, 1, 1, max(1, problem.k)
     if problem.operation == "gemm_nt":
-        pixels, c, k = 1, max(1, problem.k), problem.n
+        c, k = depth, problem.n
+    elif problem.operation == "gemm_tn":
+        pixels, c, k = min(depth, _WIDEST), problem.n, problem.m
+    elif max(problem.m, problem.n * problem.k) < _LIMIT:
+        images, taps, c, k = problem.m, min(problem.k, 1), problem.n, depth
     else:
-        pixels, c, k = min(max(1, problem.k), _WIDEST), problem.n, problem.m
-    extents, steps, phase = (1, pixels, c, 1, pixels, k, 1, 1), (1, 1, 1, 1, 0, 0, c, k), (1, 1, 1, 1)
-    return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=_CONV)[()]
+        wanted = "rows and a right operand below 2^31, or float32 in columns and depth that are multiples of 4"
+        raise InvalidArgument("problem", problem, wanted)
+    extents, steps, phase = (1, pixels, c, 1, pixels, k, taps, 1), (1, 1, 1, 1, 0, 0, c, k), (1, 1, 1, 1)
+    return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=_CONV)[()], images
 
 
 def launch(
@@ -234,6 +247,8 @@ def _launch(
         for array in arrays
     )
     band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
+    if chosen.entry != chosen.operation:
+        conv, batch = _as_convolution(problem)
     extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
     numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
     product, output = np.array(extents, dtype=_PRODUCT)[()], np.array(numbers, dtype=_OUTPUT)[()]
@@ -242,8 +257,6 @@ def _launch(
         b = hopper.transpose(context, b, out=floats(workspace, b.size)) if transposed else b
         hopper.launch(context, chosen, problem, a, b, ends, partials, output, conv=conv, batch=batch)
     else:
-        if chosen.entry != chosen.operation:
-            conv = _as_convolution(problem)
         grid = (grid_x, 1, problem.groups * count)
         context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
     if count > 1:
