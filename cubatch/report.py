@@ -150,12 +150,14 @@ def answer(result: Mapping[str, Any]) -> str:
     within = f"within {100 * float(result.get('tolerance') or 0):g} % of"
     best = {"latency": "the lowest latency", "energy": "the best samples per joule"}.get(objective, "the fastest")
     extreme = "largest" if objective == "latency" else "smallest"
+    decided_by = str(result.get("decided_by") or "")
+    if len(by_size) == 1 and decided_by == "batch_sizes":
+        return f"{first} No other size was asked for."
     if size == fastest:
         second = f"It is {best.replace('the fastest', 'the fastest size')}, no {extreme[:-3]}er size comes {within} it"
     else:
         second = f"It is the {extreme} size {within} {best}, which is that of batch {fastest}"
         second = second.replace("the fastest, which is that of batch", "the fastest, batch")
-    decided_by = str(result.get("decided_by") or "")
     rising = objective == "latency" and decided_by in ("peak", "plateau")
     why = "larger batches take longer" if rising else _WHY.get(decided_by)
     return f"{first} {second}{f', and {why}' if why else ''}."

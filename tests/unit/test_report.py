@@ -58,6 +58,14 @@ def test_the_answer_is_two_sentences_with_the_rule_and_the_deciding_limit():
     )
 
 
+def test_a_sole_size_is_called_the_fastest_of_none():
+    """Nothing was compared: the sentence says what was asked for; one that the budget ended at says that."""
+    alone = {"measurements": [measurement(64, 64 / 3000)], "batch_size": 64, "fastest_batch_size": 64}
+
+    assert report.answer(tuned(**alone, decided_by="batch_sizes")).endswith("per batch. No other size was asked for.")
+    assert "the budget was spent" in report.answer(tuned(**alone, decided_by="budget"))
+
+
 @pytest.mark.parametrize(
     "decided_by", ["peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget"]
 )
