@@ -74,6 +74,7 @@ class Tile:
         warp_m, warp_n: Extents of a warp's tile; None on CUDA cores.
         dynamic_shared_bytes: Of the ring, where it is asked for at the launch.
         cluster: Neighbouring blocks that share their operands; None where kernels know no clusters.
+        swapped: 1 where columns and rows change places in wgmma; None elsewhere.
     """
 
     name: str
@@ -91,12 +92,13 @@ class Tile:
     warp_n: int | None = None
     dynamic_shared_bytes: int = 0
     cluster: int | None = None
+    swapped: int | None = None
 
 
 _TILE_MACROS = {
     "m": "TILE_M", "n": "TILE_N", "k": "TILE_K", "thread_m": "THREAD_M", "thread_n": "THREAD_N", "warp_m": "WARP_M",
     "warp_n": "WARP_N", "stages": "NUM_STAGES", "min_blocks": "MIN_BLOCKS",
-    "dynamic_shared_bytes": "DYNAMIC_SHARED_BYTES", "cluster": "CLUSTER",
+    "dynamic_shared_bytes": "DYNAMIC_SHARED_BYTES", "cluster": "CLUSTER", "swapped": "SWAPPED",
 }  # fmt: skip
 
 

@@ -328,10 +328,10 @@ def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None) 
 
 
 def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
-    """Give the same of wgmma, whose two warpgroups read half the rows and all the columns each, as they lie."""
+    """Give the same of wgmma, whose warpgroups read half the rows and all the columns each; swapped, one reads all."""
     row = tile.k * BYTES_PER_ELEMENT[found.dtype]
     products = tile.m * tile.n * tile.k / _WGMMA_RATES[found.dtype == "tf32"]
-    shared = (2 * tile.m + 3 * tile.n) * row / _SHARED_BYTES_PER_CLOCK
+    shared = (2 * tile.m + (2 if tile.swapped else 3) * tile.n) * row / _SHARED_BYTES_PER_CLOCK
     return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
 
 

@@ -25,6 +25,16 @@
 //        |    |     | consumer 1  |  64 rows
 //        +----+     +-------------+  --> store.cuh, through 4 KiB a warp --> common/epilogue.cuh
 //
+// SWAPPED, for outputs of 64 columns: those are wgmma's 64 rows, and 256 rows its columns, so that shared memory is
+// read less than for 64 x 64.  Consumers take turns, a whole tile each:
+//
+//                     TILE_M = 256              a stage: A 32 KiB, B 8 KiB; 4 stages, 160 KiB
+//                   +-------------+
+//          B        |      A      |
+//        +----+     +-------------+
+//        |    |     |  consumer   |  64 columns --> store.cuh, which transposes them
+//        +----+     +-------------+
+//
 // CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.  The GPU's alone.
 //
 //   grid      x: at most as many blocks as SMs, a multiple of CLUSTER; tiles are dealt out round robin
@@ -44,6 +54,9 @@
 #define NUM_STAGES 4
 #define CLUSTER 1
 #define DYNAMIC_SHARED_BYTES 230464
+#endif
+#ifndef SWAPPED
+#define SWAPPED 0
 #endif
 
 #include "common/epilogue.cuh"
@@ -69,7 +82,10 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
   if (cb_thread() == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
       cb_barrier_init(shared.full(stage), 1);
-      cb_barrier_init(shared.empty(stage), NUM_CONSUMERS * CLUSTER);
+      cb_barrier_init(shared.empty(stage), READERS * CLUSTER);
+    }
+    for (int consumer = 0; SWAPPED && consumer < NUM_CONSUMERS; ++consumer) {
+      cb_barrier_init(shared.turn(consumer), WARPGROUP);
     }
     cb_barrier_init_fence();
     cb_tma_prefetch(&a_map);
@@ -96,13 +112,22 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
   } else {
     cb_registers_request<CONSUMER_REGISTERS>();
     const Epilogue epilogue{whole, out, bias, scale, shift, residual, mask, nullptr, partials};
-    const int warp = cb_warp() - 4;
-    float sum[TILE_N / 2];
+    const int warp = cb_warp() - 4, consumer = warp / 4;
+    int tile = 0;  // of the block
+    float sum[SUMS];
     u32 turn = 0;
     CB_NO_UNROLL
     for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
       const Task task(walk, whole.slices, number, rank);
-      consume(task.count, warp / 4, shared, ring, sum);
+      if constexpr (SWAPPED) {
+        const int round = tile / NUM_CONSUMERS;
+        if (tile++ % NUM_CONSUMERS != consumer) {
+          ring.skip(task.count);
+          continue;
+        }
+        wait_turn(shared, consumer, round);
+      }
+      consume(task.count, consumer, shared, ring, sum);
       store(epilogue, &out_map, walk, task, shared, warp, turn, sum);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block

@@ -9,6 +9,10 @@
 //
 // `full` counts one arrival and the bytes, `empty` one arrival of each consumer of each block of the cluster, since the
 // copies of B go to all of them.
+//
+// SWAPPED: consumers take turns, a tile each, so that one multiplies while the other stores.  A stage's barriers tell
+// two of its uses apart and no more, so that a consumer has to know that the other's tile is through before it waits
+// for `full`: `turn` of a consumer counts the threads of the other that have seen the last stage of their tile.
 #pragma once
 
 #include "hopper/operands.cuh"
@@ -44,19 +48,28 @@ CB_DEVICE void produce(Loader loader, int count, const Shared& shared, Ring& rin
   }
 }
 
-CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[TILE_N / 2]) {
+// Wait until the other consumer is through with its tile; in the first round the first one waits for nobody.
+CB_DEVICE void wait_turn(const Shared& shared, int consumer, int round) {
+  cb_barrier_wait(shared.turn(consumer), (u32)((round + consumer + 1) & 1));
+}
+
+CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[SUMS]) {
   CB_UNROLL
-  for (int i = 0; i < TILE_N / 2; ++i) sum[i] = 0.0f;
+  for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
   cb_wgmma_hold(sum);
   int before = 0;
   CB_NO_UNROLL
   for (int step = 0; step < count; ++step) {
     cb_barrier_wait(shared.full(ring.stage), ring.parity);
-    const u64 a = describe_a(shared.a(ring.stage), consumer), b = describe_b(shared.b(ring.stage));
+    const u64 a = describe_a(shared.a(ring.stage), SWAPPED ? 0 : consumer), b = describe_b(shared.b(ring.stage));
     cb_wgmma_fence();
     CB_UNROLL
     for (int k = 0; k < PRODUCTS; ++k) {
-      cb_wgmma<CB_ELEMENT, TILE_N, A_TURNED, B_TURNED>(sum, a + k * A_AHEAD, b + k * B_AHEAD);
+      if constexpr (SWAPPED) {
+        cb_wgmma<CB_ELEMENT, WGMMA_N, B_TURNED, A_TURNED>(sum, b + k * B_AHEAD, a + k * A_AHEAD);
+      } else {
+        cb_wgmma<CB_ELEMENT, WGMMA_N, A_TURNED, B_TURNED>(sum, a + k * A_AHEAD, b + k * B_AHEAD);
+      }
     }
     cb_wgmma_commit();
     cb_wgmma_wait<1>();
@@ -64,6 +77,7 @@ CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring
     before = ring.stage;
     ring.advance();
   }
+  if constexpr (SWAPPED) cb_barrier_arrive(shared.turn(1 - consumer));
   cb_wgmma_wait<0>();
   cb_wgmma_hold(sum);
   if (count > 0) release(shared, before);

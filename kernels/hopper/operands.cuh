@@ -37,6 +37,8 @@ constexpr bool A_TURNED = true, B_TURNED = true;
 constexpr int BOX = 64;  // outer places of a turned box
 constexpr u32 BOX_BYTES = TILE_K * SWIZZLE_ROW;
 
+static_assert(!SWAPPED || !A_TURNED, "filters are rows already: swapping would put taps and channels there");
+
 // Each block of a cluster loads its share of B for all of them.
 constexpr int B_SHARE = TILE_N / CLUSTER;
 static_assert(B_SHARE % BOX == 0, "the share of a cluster's block is whole boxes");

@@ -9,28 +9,40 @@
 //
 // Where rows follow each other and all that happens to a sum is a bias and a ReLU, sums are finished in registers
 // instead, and the copy engine stores them while the warp goes on (store_tile).
+//
+// SWAPPED: the warp has 16 columns of 256 rows, a strip of 64 rows at a time, which shared memory transposes:
+//
+//   registers        lane holds 2 rows of columns lane / 4 and 8 + lane / 4, 8 times
+//   shared memory    [32 pairs of rows][2 x 16 floats], groups of 4 floats of pair p swapped by p % 4: as above
+//   finished         lane % 4 has 4 columns, lane / 4 says which of eight rows at a time: whole sectors of 32 bytes
+//
+// It leaves nothing to the copy engine, whose rows of 128 bytes belong to four warps.
 #pragma once
 
 #include "common/epilogue.cuh"
 #include "hopper/walk.cuh"
 
-constexpr int COLUMNS = 64;
-constexpr int WARP_ROWS = 16;
-constexpr int AT_ONCE = 4;  // rows that a lane finishes together
+constexpr int STRIP = WARP_ROWS * COLUMNS / 32;         // sums of a lane
+constexpr int LANES = COLUMNS / 4, APART = 32 / LANES;  // that finish a row; rows from one of a lane's to the next
+constexpr int AT_ONCE = 4;                              // rows that a lane finishes together
 
 // What a copy stores: 16 rows of 128 bytes.  A strip is one or two of them; two fit into what a warp stores through.
 constexpr u32 PART_BYTES = WARP_ROWS * SWIZZLE_ROW;
-constexpr int PARTS = COLUMNS / ROW_ELEMENTS, TURNS = 2 / PARTS;
-static_assert(Shared::STAGING_BYTES == 2 * PART_BYTES, "two parts fit");
+constexpr int PARTS = SWAPPED ? 1 : COLUMNS / ROW_ELEMENTS, TURNS = 2 / PARTS;
+static_assert(SWAPPED || Shared::STAGING_BYTES == 2 * PART_BYTES, "two parts fit");
 
 CB_DEVICE float* staged(float* staging, int row, int column) {
-  return staging + row * COLUMNS + ((column / 8) ^ (row & 3)) * 8 + column % 8;
+  if constexpr (SWAPPED) {
+    return staging + row / 2 * 32 + ((row % 2 * 4 + column / 4) ^ (row / 2 & 3) * 2) * 4 + column % 4;
+  } else {
+    return staging + row * COLUMNS + ((column / 8) ^ (row & 3)) * 8 + column % 8;
+  }
 }
 
-// Take the sums of one strip of 64 columns.  Sums are registers, which cannot be indexed: a tree of uniform branches
-// ends at copies, so that what follows is there once.
+// Take the sums of one strip.  Sums are registers, which cannot be indexed: a tree of uniform branches ends at copies,
+// so that what follows is there once.
 template <int LOW, int HIGH>
-CB_DEVICE void take_strip(const float (&sum)[TILE_N / 2], int wanted, float (&strip)[COLUMNS / 2]) {
+CB_DEVICE void take_strip(const float (&sum)[SUMS], int wanted, float (&strip)[STRIP]) {
   if constexpr (HIGH - LOW > 1) {
     constexpr int MIDDLE = (LOW + HIGH) / 2;
     if (wanted < MIDDLE) {
@@ -40,25 +52,30 @@ CB_DEVICE void take_strip(const float (&sum)[TILE_N / 2], int wanted, float (&st
     }
   } else {
     CB_UNROLL
-    for (int i = 0; i < COLUMNS / 2; ++i) strip[i] = sum[LOW * (COLUMNS / 2) + i];
+    for (int i = 0; i < STRIP; ++i) strip[i] = sum[LOW * STRIP + i];
   }
 }
 
-CB_DEVICE void stage_strip(const float (&strip)[COLUMNS / 2], float* staging) {
-  const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
+CB_DEVICE void stage_strip(const float (&strip)[STRIP], float* staging) {
+  const int single = cb_lane() / 4, pair = cb_lane() % 4 * 2;
   CB_UNROLL
-  for (int i = 0; i < COLUMNS / 8; ++i) {
+  for (int i = 0; i < STRIP / 4; ++i) {
     CB_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const Vec<float, 2> both{{strip[4 * i + 2 * half], strip[4 * i + 2 * half + 1]}};
-      cb_write<float, 2>(staged(staging, row + 8 * half, 8 * i + pair), both);
+      const float first = strip[4 * i + 2 * half], second = strip[4 * i + 2 * half + 1];
+      if constexpr (SWAPPED) {
+        *staged(staging, 8 * i + pair, single + 8 * half) = first;
+        *staged(staging, 8 * i + pair + 1, single + 8 * half) = second;
+      } else {
+        cb_write<float, 2>(staged(staging, single + 8 * half, 8 * i + pair), Vec<float, 2>{{first, second}});
+      }
     }
   }
 }
 
 // Finish a strip in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
 // two tiles one after the other.
-CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[COLUMNS / 2], int first, int columns,
+CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[STRIP], int first, int columns,
                            unsigned char* tile) {
   const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
   const bool rectifies = epilogue.activation == ACTIVATION_RELU;
@@ -113,18 +130,18 @@ CB_DEVICE void finish_strip(const Epilogue& epilogue, const Task& task, const i6
     }
     return;
   }
-  const int column = cb_lane() % 16 * 4;
+  const int column = cb_lane() % LANES * 4;
   if (column >= columns) return;
   CB_NO_UNROLL
-  for (int row = cb_lane() / 16; row < WARP_ROWS; row += 2 * AT_ONCE) {
+  for (int row = cb_lane() / LANES; row < WARP_ROWS; row += APART * AT_ONCE) {
     float sum[AT_ONCE][4];
     i64 place[AT_ONCE];
     CB_UNROLL
     for (int i = 0; i < AT_ONCE; ++i) {
-      const Vec<float, 4> part = cb_read<float, 4>(staged(staging, row + 2 * i, column));
+      const Vec<float, 4> part = cb_read<float, 4>(staged(staging, row + APART * i, column));
       CB_UNROLL
       for (int j = 0; j < 4; ++j) sum[i][j] = part.v[j];
-      place[i] = places[row + 2 * i];
+      place[i] = places[row + APART * i];
       if (place[i] >= 0) place[i] += first + column;
     }
     if (partials) {
@@ -141,8 +158,8 @@ CB_DEVICE void finish_strip(const Epilogue& epilogue, const Task& task, const i6
 
 // Store a strip by the copy engine, which leaves out what lies outside of the output.  Where a strip is one part, two
 // take turns, so that one is filled while the other is read.
-CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[COLUMNS / 2],
-                          int row, int first, int columns, float* staging, u32& turn) {
+CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[STRIP], int row,
+                          int first, int columns, float* staging, u32& turn) {
   unsigned char* tile = reinterpret_cast<unsigned char*>(staging) + turn % TURNS * PART_BYTES;
   ++turn;
   if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();
@@ -159,30 +176,30 @@ CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, co
   }
 }
 
-// Store a warp's 16 rows.
+// Store a warp's sums.
 CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Task& task,
-                     const Shared& shared, int warp, u32& turn, const float (&sum)[TILE_N / 2]) {
+                     const Shared& shared, int warp, u32& turn, const float (&sum)[SUMS]) {
   float* staging = shared.staging(warp);
   i64* places = shared.places(warp);
-  const int row = task.m + warp * WARP_ROWS;
-  if (row >= walk.m) return;
-  if (!walk.stores_tiles && cb_lane() < WARP_ROWS) {
-    places[cb_lane()] = place_of(walk, epilogue.columns, row + cb_lane());
-  }
   CB_NO_UNROLL
-  for (int number = 0; number < TILE_N / COLUMNS; ++number) {
-    int first = task.n + number * COLUMNS, columns = walk.n - first;
+  for (int number = 0; number < SUMS / STRIP; ++number) {
+    const int row = task.m + (SWAPPED ? number : warp) * WARP_ROWS;
+    int first = task.n + (SWAPPED ? warp % 4 : number) * COLUMNS, columns = walk.n - first;
 #if defined(OPERATION_CONV2D_WGRAD)
     const int place = first / COLUMNS, tap = place / walk.depth, channel = (place - tap * walk.depth) * COLUMNS;
     columns = tap < walk.taps ? walk.n - channel : 0;
     first = tap * walk.n + channel;
 #endif
-    if (columns <= 0) break;
-    float strip[COLUMNS / 2];
-    take_strip<0, TILE_N / COLUMNS>(sum, number, strip);
-    if (walk.stores_tiles) {
+    if (row >= walk.m || columns <= 0) break;
+    float strip[STRIP];
+    take_strip<0, SUMS / STRIP>(sum, number, strip);
+    if (!SWAPPED && walk.stores_tiles) {
       store_tile(epilogue, out_map, strip, row, first, columns, staging, turn);
     } else {
+      CB_NO_UNROLL
+      for (int i = cb_lane(); (SWAPPED || number == 0) && i < WARP_ROWS; i += 32) {
+        places[i] = place_of(walk, epilogue.columns, row + i);
+      }
       stage_strip(strip, staging);
       cb_sync_warp();
       finish_strip(epilogue, task, places, staging, first, columns);

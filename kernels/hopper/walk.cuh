@@ -9,10 +9,14 @@
 
 constexpr int ROW_ELEMENTS = SWIZZLE_ROW / sizeof(CB_ELEMENT);
 constexpr int NUM_CONSUMERS = 2, NUM_THREADS = (1 + NUM_CONSUMERS) * WARPGROUP, NUM_WARPS = NUM_CONSUMERS * 4;
-constexpr int ROWS = TILE_M / NUM_CONSUMERS;  // of the tile, of one consumer
+constexpr int READERS = SWAPPED ? 1 : NUM_CONSUMERS;  // consumers of a stage
+constexpr int ROWS = TILE_M / READERS;                // of the tile, of one of them
+constexpr int WGMMA_M = SWAPPED ? TILE_N : ROWS, WGMMA_N = SWAPPED ? ROWS : TILE_N;
+constexpr int SUMS = WGMMA_N / 2;  // of a thread
 constexpr u32 A_BYTES = TILE_M * SWIZZLE_ROW, B_BYTES = TILE_N * SWIZZLE_ROW, STAGE_BYTES = A_BYTES + B_BYTES;
 
-static_assert(ROWS == 64, "a wgmma has 64 rows");
+static_assert(WGMMA_M == 64, "a wgmma has 64 rows, of the output or, swapped, of its transpose");
+static_assert(WGMMA_N <= 256, "and at most 256 columns");
 static_assert(TILE_K == ROW_ELEMENTS, "a step along gemm_k is one swizzled row of 128 bytes");
 
 // Extents of a launch.  Mirrored by cubatch/engine/native/hopper.py: integers only, no padding.
@@ -66,24 +70,33 @@ struct Ring {
       parity ^= 1;
     }
   }
+  CB_DEVICE void skip(int steps) {
+    const u32 to = (u32)(stage + steps);
+    stage = (int)(to % NUM_STAGES);
+    parity ^= to / NUM_STAGES & 1;
+  }
 };
 
-// Dynamic shared memory: the stages' tiles, what each consuming warp stores through, barriers.
+// What a warp stores at a time: columns of its 16 rows or, swapped, rows of its 16 columns.
+constexpr int WARP_ROWS = SWAPPED ? 64 : 16, COLUMNS = SWAPPED ? 16 : 64;
+
+// Dynamic shared memory: the stages' tiles, what each consuming warp stores through, barriers of stages and of turns.
 struct Shared {
   static constexpr u32 STAGING = NUM_STAGES * STAGE_BYTES;
-  static constexpr u32 STAGING_BYTES = 16 * 64 * sizeof(float);  // of a warp: 16 rows of 64 sums
+  static constexpr u32 STAGING_BYTES = WARP_ROWS * COLUMNS * sizeof(float);  // of a warp
   static constexpr u32 PLACES = STAGING + NUM_WARPS * STAGING_BYTES;
-  static constexpr u32 BARRIERS = PLACES + NUM_WARPS * 16 * sizeof(i64);
-  static constexpr u32 BYTES = BARRIERS + 2 * NUM_STAGES * sizeof(u64);
+  static constexpr u32 BARRIERS = PLACES + NUM_WARPS * WARP_ROWS * sizeof(i64);
+  static constexpr u32 BYTES = BARRIERS + (2 * NUM_STAGES + (SWAPPED ? NUM_CONSUMERS : 0)) * sizeof(u64);
 
   unsigned char* base;
 
   CB_DEVICE unsigned char* a(int stage) const { return base + stage * STAGE_BYTES; }
   CB_DEVICE unsigned char* b(int stage) const { return base + stage * STAGE_BYTES + A_BYTES; }
   CB_DEVICE float* staging(int warp) const { return reinterpret_cast<float*>(base + STAGING + warp * STAGING_BYTES); }
-  CB_DEVICE i64* places(int warp) const { return reinterpret_cast<i64*>(base + PLACES) + 16 * warp; }
+  CB_DEVICE i64* places(int warp) const { return reinterpret_cast<i64*>(base + PLACES) + WARP_ROWS * warp; }
   CB_DEVICE u64* full(int stage) const { return reinterpret_cast<u64*>(base + BARRIERS) + stage; }
   CB_DEVICE u64* empty(int stage) const { return full(NUM_STAGES + stage); }
+  CB_DEVICE u64* turn(int consumer) const { return full(2 * NUM_STAGES + consumer); }
 };
 static_assert(Shared::BYTES == DYNAMIC_SHARED_BYTES, "what a block is launched with");
 static_assert(Shared::BYTES <= 232448, "what a block may have");

@@ -105,6 +105,7 @@ CB_DEVICE void multiply(const unsigned char* a, const unsigned char* b, float* y
 CB_MULTIPLY(multiply_f16_nt, half_t, 128, false, false)
 CB_MULTIPLY(multiply_f16_nn, half_t, 128, false, true)
 CB_MULTIPLY(multiply_f16_tn, half_t, 256, true, true)
+CB_MULTIPLY(multiply_f16_tt, half_t, 256, true, false)
 CB_MULTIPLY(multiply_bf16_nt, bfloat16_t, 256, false, false)
 CB_MULTIPLY(multiply_tf32_nt, float, 128, false, false)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
@@ -23,6 +24,8 @@ TILES = {"float16": "128x128x64", "bfloat16": "128x256x64"}
 TF32_TILES = {
     "gemm_nn": "128x256x32", "gemm_nt": "128x128x32_h", "conv2d_fprop": "128x256x32", "conv2d_dgrad": "128x128x32_h",
 }  # fmt: skip
+SWAPPED = {"float16": "256x64x64", "bfloat16": "256x64x64", "tf32": "256x64x32"}
+"""The tiles that are computed as their transpose; a filter's gradient has none."""
 
 
 @pytest.fixture(scope="session", params=["cpusim-90", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -40,15 +43,19 @@ def launcher(request):
     return Target(H200, Simulator(90, BUILD))
 
 
-def chooser(problem: Any, device: Any, prepare: Any = None, *, tile: str | None = None) -> kernel.Kernel:
-    """Choose the tile that a type is tested with, or another."""
+def chooser(
+    problem: Any, device: Any, prepare: Any = None, *, tile: str | None = None, swapped: bool = False
+) -> kernel.Kernel:
+    """Choose the tile that a type is tested with, the swapped one, or another."""
     usual = TF32_TILES[problem.operation] if problem.dtype == "tf32" else TILES[problem.dtype]
+    if swapped:
+        usual = SWAPPED[problem.dtype]
     return kernel.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
 
 
-def context(launcher: Target) -> Context:
+def context(launcher: Target, *, swapped: bool = False) -> Context:
     """Give the context in which products of every type are by kernels/hopper."""
-    return launcher.context(chooser=chooser, tf32=True)
+    return launcher.context(chooser=functools.partial(chooser, swapped=swapped), tf32=True)
 
 
 def element(dtype: str) -> np.dtype[Any]:

@@ -24,19 +24,25 @@ from tests.kernels.hopper_cases import H200, TILES, bound, context, element
 launcher = hopper_cases.launcher
 
 SEEDS = st.integers(0, 2**32 - 1)
-FEW = settings(max_examples=12 if BUILD == "plain" else 4, deadline=None)
+FEW = settings(max_examples=16 if BUILD == "plain" else 4, deadline=None)
 
 
 @st.composite
 def products(draw):
-    """Draw type, layout and extents (m, n, k): rows of whole 16 bytes, all else odd; k goes around the ring."""
+    """
+    Draw type, layout, extents (m, n, k) and whether tiles are swapped.
+
+    Rows of whole 16 bytes, all else odd; k goes around the ring, and m beyond two tiles.
+    """
     dtype, layout = draw(st.sampled_from([
         *itertools.product(("float16", "bfloat16"), ("nn", "nt", "tn")), ("float32", "nn"), ("float32", "nt"),
     ]))  # fmt: skip
+    swapped = layout != "tn" and draw(st.booleans())
     rows = {"m": layout[0] == "t", "n": layout[1] == "n", "k": "n" in layout[0] or "t" in layout[1]}
-    extents = {"m": 300, "n": 290, "k": 600}
+    extents = {"m": 1100, "n": 150, "k": 400} if swapped else {"m": 300, "n": 290, "k": 600}
     units = {name: (4 if dtype == "float32" else 8) if rows[name] else 1 for name in extents}
-    return dtype, layout, *(units[name] * draw(st.integers(1, most // units[name])) for name, most in extents.items())
+    drawn = (units[name] * draw(st.integers(1, most // units[name])) for name, most in extents.items())
+    return dtype, layout, *drawn, swapped
 
 
 def operand(random, rows, columns, dtype, *, turned):
@@ -47,15 +53,14 @@ def operand(random, rows, columns, dtype, *, turned):
 @FEW
 def test_products_stay_within_the_rounding_of_their_sums(launcher, product, activation, seed):
     """Each output is a dot product of length k and a bias, in every layout, residues on every axis."""
-    (dtype, layout, m, n, k), random = product, np.random.default_rng(seed)
+    (dtype, layout, m, n, k, swapped), random = product, np.random.default_rng(seed)
     a = operand(random, m, k, dtype, turned=layout[0] == "t")
     b = operand(random, k, n, dtype, turned=layout[1] == "t")
     bias = cases.drawn(random, (n,), dtype)
     out = launcher.unwritten((m, n), element(dtype))
     fused = Fused(activation=activation)
-    gemm.gemm(
-        context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out, fused=fused
-    )
+    where = context(launcher, swapped=swapped)
+    gemm.gemm(where, launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out, fused=fused)
     left = cases.decoded(a).T if layout[0] == "t" else cases.decoded(a)
     right = cases.decoded(b).T if layout[1] == "t" else cases.decoded(b)
     want = left @ right + cases.decoded(bias)
@@ -70,41 +75,40 @@ def test_products_stay_within_the_rounding_of_their_sums(launcher, product, acti
 
 
 @st.composite
-def convolutions(draw, *dtypes):
+def convolutions(draw, *dtypes, most_n=3):
     """Draw a type and a convolution without groups, of channels in 16-byte rows: less than a box, a box, and more."""
     dtype = draw(st.sampled_from(dtypes))
-    drawn = draw(cases.convolutions(most_extent=12).filter(lambda conv: conv.groups == 1))
+    drawn = draw(cases.convolutions(most_n=most_n, most_extent=12).filter(lambda conv: conv.groups == 1))
     channels = st.sampled_from([8, 24, 64, 72, 136, *([100] if dtype == "float32" else [])])
     return dtype, attrs.evolve(drawn, c=draw(channels), k=draw(channels))
 
 
-@given(convolutions(*cases.DTYPES), SEEDS)
+@given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), SEEDS)
 @FEW
-def test_fprop_stays_within_the_rounding_of_its_sums(launcher, convolution, seed):
+def test_fprop_stays_within_the_rounding_of_its_sums(launcher, convolution, swapped, seed):
     """Any stride, one-sided pad and dilation, images that differ in height and width, with bias and ReLU."""
     (dtype, drawn), random = convolution, np.random.default_rng(seed)
     x, w, b = (cases.drawn(random, shape, dtype) for shape in (drawn.x_shape, drawn.w_shape, (drawn.k,)))
     y = launcher.unwritten(drawn.y_shape, element(dtype))
     fused = Fused(activation="relu")
-    conv.conv2d(
-        context(launcher), launcher.put(x), launcher.put(w), launcher.put(b), out=y, fused=fused, **drawn.options
-    )
+    where = context(launcher, swapped=swapped)
+    conv.conv2d(where, launcher.put(x), launcher.put(w), launcher.put(b), out=y, fused=fused, **drawn.options)
     x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b)
     want, magnitude = cases.conv2d(drawn, x, w, b), cases.conv2d(drawn, abs(x), abs(w), abs(b))
     tolerance = bound(w[0].size + 1, magnitude, want, dtype)
     assert_within(cases.decoded(launcher.get(y)), np.maximum(want, 0), tolerance, axes="npqk", label=str(drawn))
 
 
-@given(convolutions(*cases.DTYPES), SEEDS)
+@given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), SEEDS)
 @FEW
-def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, seed):
+def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapped, seed):
     """Every phase of the stride writes its pixels, those without a tap too: the residual, where the mask lets it."""
     (dtype, drawn), random = convolution, np.random.default_rng(seed)
     dy, w = cases.drawn(random, drawn.y_shape, dtype), cases.drawn(random, drawn.w_shape, dtype)
     residual, mask = cases.drawn(random, drawn.x_shape, dtype), cases.drawn(random, drawn.x_shape, dtype)
     dx = launcher.put(residual)
     conv.conv2d_dgrad(
-        context(launcher), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx,
+        context(launcher, swapped=swapped), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx,
         fused=Fused(residual=dx, mask=launcher.put(mask)), **drawn.options,
     )  # fmt: skip
     dy, w, residual = cases.decoded(dy), cases.decoded(w), cases.decoded(residual)
@@ -129,7 +133,8 @@ def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, convolution, seed
     assert_within(cases.decoded(launcher.get(dw)), want, tolerance, axes="krsc", label=str(drawn))
 
 
-def test_scale_and_shift_are_of_columns(launcher):
+@pytest.mark.parametrize("swapped", [False, True])
+def test_scale_and_shift_are_of_columns(launcher, swapped):
     """A folded batch norm, bias and residual at once, where rows are stored 4 at a time and where not."""
     for n in (72, 70):
         random = np.random.default_rng(n)
@@ -137,7 +142,8 @@ def test_scale_and_shift_are_of_columns(launcher):
         bias, residual = cases.drawn(random, (n,), "float16"), cases.drawn(random, (130, n), "float16")
         scale, shift = cases.drawn(random, (n,)), cases.drawn(random, (n,))
         fused = Fused(scale=launcher.put(scale), shift=launcher.put(shift), residual=launcher.put(residual))
-        out = gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), fused=fused)
+        where = context(launcher, swapped=swapped)
+        out = gemm.gemm(where, launcher.put(a), launcher.put(b), launcher.put(bias), fused=fused)
         a, b, bias, residual = map(cases.decoded, (a, b, bias, residual))
         want = scale * (a @ b.T) + shift + bias + residual
         magnitude = abs(scale) * (abs(a) @ abs(b).T) + abs(shift) + abs(bias) + abs(residual)

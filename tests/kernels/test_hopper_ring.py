@@ -21,10 +21,11 @@ from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, hopper_cases
 from tests.kernels.conftest import BUILD, Target
-from tests.kernels.hopper_cases import H200, TILES, bound, chooser, context, element
+from tests.kernels.hopper_cases import H200, SWAPPED, TILES, bound, chooser, context, element
 
 launcher = hopper_cases.launcher
 
+SWAPS = pytest.mark.parametrize("swapped", [False, True])
 CHANNELS = cases.Conv(n=2, h=5, w=7, c=512, k=40, r=3, s=3, stride=(2, 1), pad=(1, 1, 0, 1))
 
 
@@ -32,22 +33,25 @@ def rng(seed):
     return np.random.default_rng(seed)
 
 
+@SWAPS
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_512_channels_go_around_the_ring_for_every_tap(launcher, dtype):
+def test_512_channels_go_around_the_ring_for_every_tap(launcher, dtype, swapped):
     """72 steps along gemm_k or more through 4 or 6 stages, of a strided and padded filter."""
     x, w = (cases.drawn(rng(0), shape, dtype) for shape in (CHANNELS.x_shape, CHANNELS.w_shape))
-    y = conv.conv2d(context(launcher), launcher.put(x), launcher.put(w), **CHANNELS.options)
+    y = conv.conv2d(context(launcher, swapped=swapped), launcher.put(x), launcher.put(w), **CHANNELS.options)
     x, w = cases.decoded(x), cases.decoded(w)
     want, magnitude = cases.conv2d(CHANNELS, x, w), cases.conv2d(CHANNELS, abs(x), abs(w))
     assert_within(cases.decoded(launcher.get(y)), want, bound(512 * 9, magnitude, want, dtype), axes="npqk")
 
 
+@SWAPS
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_the_gradient_of_512_filters_goes_around_the_ring_for_every_tap(launcher, dtype):
+def test_the_gradient_of_512_filters_goes_around_the_ring_for_every_tap(launcher, dtype, swapped):
     """Phases of 3 and 6 taps of 8 or 16 steps each."""
     drawn = attrs.evolve(CHANNELS, c=CHANNELS.k, k=CHANNELS.c)
     dy, w = (cases.drawn(rng(1), shape, dtype) for shape in (drawn.y_shape, drawn.w_shape))
-    dx = conv.conv2d_dgrad(context(launcher), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, **drawn.options)
+    where = context(launcher, swapped=swapped)
+    dx = conv.conv2d_dgrad(where, launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, **drawn.options)
     dy, w = cases.decoded(dy), cases.decoded(w)
     want, magnitude = cases.conv2d_dgrad(drawn, dy, w), cases.conv2d_dgrad(drawn, abs(dy), abs(w))
     assert_within(cases.decoded(launcher.get(dx)), want, bound(512 * 9, magnitude, want, dtype), axes="nhwc")
@@ -70,14 +74,14 @@ def integers(random, dtype, *shape):
 
 
 SCHEDULED = [("float16", "128x64x64"), ("float16", "128x128x64"), ("float16", "128x256x64"), ("bfloat16", "128x256x64"),
-             ("float32", None)]  # fmt: skip
+             ("float32", None), ("float16", "256x64x64"), ("float32", "256x64x32")]  # fmt: skip
 
 
 @pytest.mark.skipif(BUILD == "thread", reason="the same lines as above, in more orders")
 @pytest.mark.parametrize("mode", list(itertools.product(SCHEDULES, ("late", "early"))), ids="-".join)
 @pytest.mark.parametrize(("dtype", "tile"), SCHEDULED)
 def test_results_are_exact_in_every_schedule(dtype, tile, mode):
-    """Three tiles a block, five times around the ring and a residue, in every order of threads and copies."""
+    """Two tiles a block or more, four times around the ring and a residue, in every order of threads and copies."""
     if reason := building.reason_to_skip():
         pytest.skip(reason)
     random, simulator = rng(5), Simulator(90, BUILD, schedule=mode[0], copies=mode[1], seed=11)
@@ -87,16 +91,18 @@ def test_results_are_exact_in_every_schedule(dtype, tile, mode):
         stored = [integers(random, dtype, *shape) for shape in shapes]
         return stored + [cases.decoded(array) for array in stored]
 
-    a, b, wide_a, wide_b = drawn_as((264, 520), (264, 520))
+    swapped = tile in SWAPPED.values()  # whose tiles are taller
+    a, b, wide_a, wide_b = drawn_as((600 if swapped else 264, 520), (264, 520))
     exact(gemm.gemm(where, a, b), wide_a @ wide_b.T, dtype)
-    if dtype == "float32":
+    if dtype == "float32" or swapped:
         exact(gemm.gemm(where, a, b.reshape(520, 264), layout="nn"), wide_a @ wide_b.reshape(520, 264), dtype)
     drawn = cases.Conv(n=3, h=7, w=10, c=72, k=136, r=3, s=2, stride=(2, 1), dilation=(1, 2), pad=(2, 1, 0, 3))
+    drawn = attrs.evolve(drawn, n=8) if swapped else drawn
     x, w, dy, *wide = drawn_as(drawn.x_shape, drawn.w_shape, drawn.y_shape)
     exact(conv.conv2d(where, x, w, **drawn.options), cases.conv2d(drawn, wide[0], wide[1]), dtype)
     dx = conv.conv2d_dgrad(where, dy, w, x_shape=x.shape, **drawn.options)
     exact(dx, cases.conv2d_dgrad(drawn, wide[2], wide[1]), dtype)
-    if dtype != "float32":
+    if dtype != "float32" and not swapped:
         dw = np.zeros_like(w)
         conv.conv2d_wgrad(where, x, dy, dw=dw, **drawn.options)
         exact(dw, cases.conv2d_wgrad(drawn, wide[0], wide[2])[0], dtype)
@@ -108,11 +114,11 @@ def exact(got, want, dtype):
     assert np.array_equal(got, cases.encoded(want, dtype))
 
 
-def split(launcher, seen):
+def split(launcher, seen, *, swapped=False):
     """Give the context of 100 SMs, for which few tiles are split, and note the slices of each product."""
 
     def watch(problem, device, prepare=None):
-        chosen = chooser(problem, device)
+        chosen = chooser(problem, device, swapped=swapped)
         seen.append(variants.slices(problem, chosen, device))
         return chosen
 
@@ -137,10 +143,11 @@ def test_a_split_product_repeats_itself_to_the_bit(launcher, dtype):
     assert_within(cases.decoded(results[0]), want, bound(dy[..., 0].size + seen[0], magnitude, want, dtype))
 
 
-def test_slices_and_a_transposed_operand_share_the_workspace_that_is_planned(launcher):
+@SWAPS
+def test_slices_and_a_transposed_operand_share_the_workspace_that_is_planned(launcher, swapped):
     """Of tf32: b is laid along gemm_k first, its slices' sums behind it, in as many bytes as the plan has."""
     seen = []
-    where = split(launcher, seen)
+    where = split(launcher, seen, swapped=swapped)
     a, b = cases.drawn(rng(3), (40, 2052)), cases.drawn(rng(4), (2052, 24))
     held = [launcher.put(array) for array in (a, b)]
     planned = product_workspace(gemm.gemm_problem(where, *held, layout="nn"), where.device)
@@ -184,19 +191,20 @@ def test_clusters_share_their_operands(launcher, dtype, monkeypatch):
 BIG = cases.Conv(n=2**16 + 3, h=8, w=8, c=512, k=8, r=3, s=3, pad=(1, 1, 1, 1))
 
 
-def last_blocks():
+def last_blocks(*, swapped=False):
     """Give the context of a device with an SM for every tile, on which the last block of each launch runs alone."""
     if reason := building.reason_to_skip():
         pytest.skip(reason)
     simulator = Simulator(90, BUILD, blocks=lambda grid: [tuple(extent - 1 for extent in grid)])
-    return Target(attrs.evolve(H200, num_sms=1 << 24), simulator).context(chooser=chooser)
+    return context(Target(attrs.evolve(H200, num_sms=1 << 24), simulator), swapped=swapped)
 
 
 @pytest.mark.heavy
+@SWAPS
 @pytest.mark.parametrize("stride", [(1, 1), (1, 2)])
-def test_offsets_beyond_2_to_the_31_reach_the_last_images(stride):
+def test_offsets_beyond_2_to_the_31_reach_the_last_images(stride, swapped):
     """A batch of more than 2^31 elements: the last tile forward, and of the gradient by tiles and by places."""
-    where, few = last_blocks(), attrs.evolve(BIG, n=1, stride=stride)
+    where, few = last_blocks(swapped=swapped), attrs.evolve(BIG, n=1, stride=stride)
     big = attrs.evolve(BIG, stride=stride)
     x, y = (cases.reserved(shape, np.float16) for shape in (big.x_shape, big.y_shape))
     w, tail, dy = (cases.drawn(rng(7), shape, "float16") for shape in (few.w_shape, few.x_shape, few.y_shape))
@@ -210,7 +218,8 @@ def test_offsets_beyond_2_to_the_31_reach_the_last_images(stride):
     y[-1:], x[-1:] = dy, 0
     conv.conv2d_dgrad(where, y, w, x_shape=x.shape, out=x, **big.options)
     want, magnitude = (cases.conv2d_dgrad(few, f(wide[2]), f(wide[0])) for f in (np.asarray, abs))
-    every = (slice(None), slice(None), slice(stride[1] - 1, None, stride[1]), slice(-128, None))  # of the last phase
+    tile = slice(-64 if swapped else -128, None)
+    every = (slice(None), slice(None), slice(stride[1] - 1, None, stride[1]), tile)  # of the last phase
     assert_within(x[-1:][every], want[every], bound(72, magnitude, want, "float16")[every], axes="nhwc")
 
 

@@ -204,6 +204,48 @@ def test_the_tensor_cores_of_hopper_are_fed_by_tensor_copies_where_those_fill_th
     assert ("hopper" in {kernel.family for kernel in found}) == (family == "hopper")
 
 
+def first_stage(operation, c, k, taps, samples, dtype):
+    """Give the problem of a layer of ResNet-50's first stage, 56x56."""
+    shape = conv_shape((56, 56, c), (k, taps, taps, c), (1, 1), (taps // 2,) * 4, (1, 1), 1)
+    return conv2d_problem(operation, shape, samples, dtype, 4 if dtype == "tf32" else 8)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "tf32"])
+@pytest.mark.parametrize(
+    ("operation", "c", "k", "taps"),
+    [
+        ("conv2d_fprop", 64, 64, 3),
+        ("conv2d_dgrad", 64, 64, 3),
+        ("conv2d_fprop", 256, 64, 1),
+        ("conv2d_dgrad", 64, 256, 1),
+    ],
+)
+def test_64_columns_are_the_rows_of_wgmma_where_tiles_fill_the_device(operation, c, k, taps, dtype):
+    """Shared memory is read less for it: from batch 16 on, but neither for one sample nor for 256 columns."""
+    for samples in (16, 32, 256):
+        assert ranked(first_stage(operation, c, k, taps, samples, dtype), H200)[0].tile.swapped, samples
+    assert not ranked(first_stage(operation, c, k, taps, 1, dtype), H200)[0].tile.swapped
+    assert not ranked(attrs.evolve(first_stage(operation, c, k, taps, 32, dtype), n=256), H200)[0].tile.swapped
+
+
+@pytest.mark.parametrize(("tile", "share"), [("128x64x64", 57), ("256x64x64", 80), ("128x256x64", 100)])
+def test_shared_memory_bounds_narrow_tiles_less_where_they_are_swapped(tile, share, monkeypatch):
+    """Percent of wgmma's rate where the L2 keeps up, as kernels/configs.toml says them."""
+    monkeypatch.setattr(variants, "_HOPPER_L2_BYTES_PER_CLOCK", float("inf"))
+    found = kernel.find("conv2d_fprop", "float16", family="hopper", tile=tile)
+    clocks = variants._step_clocks(found, found.tile, (9, 0))
+    assert int(100 * found.tile.m * found.tile.n * found.tile.k / 2048 / clocks) == share
+
+
+def test_rows_that_are_no_whole_16_bytes_have_no_swapped_tile():
+    """100 channels of float16 are copied by no tensor map; of tf32 they are."""
+    problem = first_stage("conv2d_fprop", 64, 64, 3, 32, "float16")
+    assert [found for found in ranked(problem, H200) if found.tile.swapped]
+    assert not [found for found in ranked(attrs.evolve(problem, n=100, vector=4), H200) if found.tile.swapped]
+    tf32 = attrs.evolve(problem, dtype="tf32", n=100, vector=4)
+    assert [found for found in ranked(tf32, H200) if found.tile.swapped]
+
+
 @pytest.mark.parametrize("extents", [(0, 64, 64), (64, 64, 0), (2**31, 64, 64), (64, 64, 2**31)])
 def test_extents_that_kernels_of_hopper_do_not_count_go_elsewhere(extents):
     """An empty product has no tensor map, and they count in 32 bits."""

@@ -22,7 +22,7 @@ from cubatch.variants import BOX_CHANNELS, Problem, tiles
 from cubatch.windows import Axis, ConvShape, Phase, phases
 
 _FEW_COLUMNS, _BAND = 4, 16
-_STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/store.cuh
+_STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
 _ROW_ALIGNMENT = 16
 _RELU = activation_code("relu")  # before it is no activation at all
 
