@@ -116,6 +116,7 @@ def _products() -> Iterator[Probe]:
             ("multiply_f16_nt", "float16", 128, (False, False)),
             ("multiply_f16_nn", "float16", 128, (False, True)),
             ("multiply_f16_tn", "float16", 256, (True, True)),
+            ("multiply_f16_tt", "float16", 256, (True, False)),
             ("multiply_bf16_nt", "bfloat16", 256, (False, False)),
             ("multiply_tf32_nt", "tf32", 128, (False, False)),
         ),
