@@ -123,25 +123,21 @@ def fit_trees(model: Fitted, rows: Rows, *, seed: int) -> Fitted:
 
 
 def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: Array, high: Array) -> residual.Trees:
-    """Lay the nodes of all trees side by side in arrays."""
-    nodes, deepest = [], 0
+    """Lay the nodes of all trees level by level in arrays, those of the deepest tree first."""
 
-    def lay(node: Mapping[str, object], depth: int) -> int:
-        nonlocal deepest
-        place = len(nodes)
-        nodes.append([0, np.inf, place, place, float(node.get("leaf_value", 0.0))])
-        if "split_feature" in node:
-            left, right = lay(node["left_child"], depth + 1), lay(node["right_child"], depth + 1)
-            nodes[place] = [node["split_feature"], node["threshold"], left, right, 0.0]
-        deepest = max(deepest, depth)
-        return place
+    def depth(node: Mapping[str, object]) -> int:
+        return 1 + max(depth(node["left_child"]), depth(node["right_child"])) if "split_feature" in node else 0
 
-    roots = [lay(tree["tree_structure"], 0) for tree in trees]
-    feature, threshold, left, right, value = zip(*nodes, strict=True)
+    level = sorted((tree["tree_structure"] for tree in trees), key=depth, reverse=True)
+    depths, nodes = [depth(root) for root in level], []
+    while level:
+        nodes += level
+        level = [node[side] for node in level if "split_feature" in node for side in ("left_child", "right_child")]
     return residual.Trees(
-        features=names, roots=np.array(roots, np.int32), feature=np.array(feature, np.int32),
-        threshold=np.array(threshold, np.float32), left=np.array(left, np.int32), right=np.array(right, np.int32),
-        value=np.array(value, np.float32), depth=deepest, low=low.astype(np.float32), high=high.astype(np.float32),
+        features=names, depths=np.array(depths, np.int16),
+        feature=np.array([node.get("split_feature", -1) for node in nodes], np.int16),
+        number=np.array([node.get("threshold", node.get("leaf_value")) for node in nodes], np.float32),
+        low=low.astype(np.float32), high=high.astype(np.float32),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from cubatch.hardware import HALF_RATE, Device
 _DATA = Path(__file__).parent / "data"
 _WATTS_PER_TFLOPS = 15.0
 _POWER_LIMITED = (6, 7)
-_ARRAYS = ("roots", "feature", "threshold", "left", "right", "value", "low", "high")
+_ARRAYS = ("depths", "feature", "number", "low", "high")
 
 
 @attrs.frozen(eq=False)
@@ -94,7 +94,6 @@ class Fitted:
             "sd": round(self.sd, 4), "unseen_sd": round(self.unseen_sd, 4),
             "transforms": self.transforms,
             "features": None if self.trees is None else self.trees.features,
-            "depth": None if self.trees is None else self.trees.depth,
         }  # fmt: skip
         arrays = {} if self.trees is None else {name: getattr(self.trees, name) for name in _ARRAYS}
         np.savez_compressed(path, facts=np.array(json.dumps(facts)), **arrays)
@@ -105,7 +104,7 @@ class Fitted:
         with np.load(path) as file:
             facts = json.loads(str(file["facts"]))
             arrays = {name: file[name] for name in _ARRAYS if name in file}
-        trees = residual.Trees(tuple(facts["features"]), depth=facts["depth"], **arrays) if arrays else None
+        trees = residual.Trees(tuple(facts["features"]), **arrays) if arrays else None
         scales = {slug: (pair[0], pair[1]) for slug, pair in facts["scales"].items()}
         return cls(
             facts["name"], facts["constants"], scales, trees, facts["sd"], facts["unseen_sd"], facts["transforms"]

@@ -233,8 +233,8 @@ def _vendors(
     unseen, strange = [_KNOWN_SD], list[str]()
     rate = (device.peak_bytes_per_second or 0) * kernel_seconds.MOVED_SHARE / BYTES_PER_ELEMENT[dtype] / scales.memory
     for i, (layer, pass_) in enumerate(work):
-        elements = np.array([layer.traffic(pass_, int(n)) for n in sizes], float)
         if models[i] is None:
+            elements = np.array([layer.traffic(pass_, int(n)) for n in sizes], float)
             seconds[i] = np.where(elements > 0, elements / rate + kernel_seconds.LAUNCH_SECONDS, 0.0)
     for name in (_NEUSIGHT, _CONV, _GEMM):
         chosen = [i for i, of in enumerate(models) if of == name]

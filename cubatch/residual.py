@@ -33,33 +33,29 @@ _REMAINDERS = {"c": (2, 4, 8, 32), "k": (4, 8, 32, 64), "p": (2, 4, 8), "q": (2,
 _FAR = 3.0  # an algorithm that would take e^3 times as long has no say
 _MANY_WAVES = 64.0
 _FADE = np.log(4.0)
-_CHUNK = 1024
+_CHUNK = 128  # cases whose features, and whose places in all trees, a CPU's caches hold
 
 
 @attrs.frozen(eq=False)
 class Trees:
     """
-    An ensemble of regression trees, all nodes of all trees side by side.
+    An ensemble of regression trees, the nodes of all of them level by level.
+
+    First come the roots, the deepest tree's first; then, level by level, the two nodes that follow each question.
 
     Attributes:
         features: Names of the features, by number.
-        roots: First node of each tree.
-        feature: Feature that a node compares; 0 of a leaf.
-        threshold: A case goes left if its feature is at most this; infinite of a leaf.
-        left, right: Next nodes; a leaf's are itself.
-        value: What a leaf adds.
-        depth: Steps from a root to the deepest leaf.
+        depths: Questions from a root to the deepest leaf, by tree: in no tree more than in the one before.
+        feature: Feature that a node asks for; -1 of a leaf.
+        number: A question sends a case to the first of its two nodes if its feature is at most this; of a leaf, what
+            it adds.
         low, high: Range of each feature that was seen; infinite where leaving it is harmless.
     """
 
     features: tuple[str, ...]
-    roots: NDArray[np.int32]
-    feature: NDArray[np.int32]
-    threshold: NDArray[np.float32]
-    left: NDArray[np.int32]
-    right: NDArray[np.int32]
-    value: NDArray[np.float32]
-    depth: int
+    depths: NDArray[np.int16]
+    feature: NDArray[np.int16]
+    number: NDArray[np.float32]
     low: NDArray[np.float32]
     high: NDArray[np.float32]
 
@@ -71,8 +67,7 @@ class Trees:
             columns: `features` of the cases.
         """
         table = np.stack([np.asarray(columns[name], np.float32) for name in self.features], axis=1)
-        parts = [self._sum(table[i : i + _CHUNK]) for i in range(0, len(table), _CHUNK)]
-        return np.concatenate(parts) * self.trust(table) if parts else np.zeros(0)
+        return self._sums(table) * self.trust(table)
 
     def trust(self, table: NDArray[np.float32]) -> Array:
         """Give 1 for cases inside what was seen, less outside, and 0 from a factor of four beyond it."""
@@ -80,13 +75,24 @@ class Trees:
         faded: Array = np.clip(1 - beyond / _FADE, 0.0, 1.0).astype(float)
         return faded
 
-    def _sum(self, table: NDArray[np.float32]) -> Array:
-        node = np.broadcast_to(self.roots, (len(table), len(self.roots)))
-        rows = np.arange(len(table))[:, None]
-        for _ in range(self.depth):
-            node = np.where(table[rows, self.feature[node]] <= self.threshold[node], self.left[node], self.right[node])
-        total: Array = self.value[node].sum(axis=1, dtype=float)
-        return total
+    def _sums(self, table: NDArray[np.float32]) -> Array:
+        asks = self.feature >= 0
+        # A leaf follows itself, whatever the case.
+        after = np.where(asks, len(self.depths) + 2 * np.cumsum(asks) - 2, np.arange(len(asks)))
+        threshold = np.where(asks, self.number, np.float32(np.inf))
+        asking = [int((self.depths > level).sum()) for level in range(max(self.depths, default=0))]
+        out = np.zeros(len(table))
+        for begun in range(0, len(table), _CHUNK):
+            part = np.ascontiguousarray(table[begun : begun + _CHUNK].T)
+            cases = np.arange(part.shape[1])
+            first = np.where(asks, self.feature, 0) * len(cases)
+            node = np.repeat(np.arange(len(self.depths))[:, None], len(cases), axis=1)
+            for count in asking:
+                deep = node[:count]
+                second = part.take(first.take(deep) + cases) > threshold.take(deep)
+                node[:count] = after.take(deep) + second
+            out[begun : begun + _CHUNK] = self.number.take(node).sum(axis=0, dtype=float)
+        return out
 
 
 def features(

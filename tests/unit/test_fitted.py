@@ -23,13 +23,9 @@ def stump(feature, threshold, below, above):
     """A tree of one question, trusted everywhere."""
     return Trees(
         features=(feature,),
-        roots=np.array([0], np.int32),
-        feature=np.zeros(3, np.int32),
-        threshold=np.array([threshold, np.inf, np.inf], np.float32),
-        left=np.array([1, 1, 2], np.int32),
-        right=np.array([2, 1, 2], np.int32),
-        value=np.array([0, below, above], np.float32),
-        depth=1,
+        depths=np.array([1], np.int16),
+        feature=np.array([0, -1, -1], np.int16),
+        number=np.array([threshold, below, above], np.float32),
         low=np.array([-np.inf], np.float32),
         high=np.array([np.inf], np.float32),
     )

@@ -24,18 +24,14 @@ def two_trees(low=(-INFINITE, -INFINITE), high=(INFINITE, INFINITE)):
     """
     An ensemble of two trees over (a, b), as `by_hand` computes it.
 
-    Nodes: 0 asks a <= 1.5, its left is the leaf 1, its right 2 asks b <= -2 (leaves 3, 4); 5 asks b <= 4 (leaves 6, 7).
+    Nodes: 0 asks a <= 1.5, 1 asks b <= 4; after 0 come the leaf 2 and 3, which asks b <= -2; after 1 the leaves 4 and
+    5; after 3 the leaves 6 and 7.
     """
-    leaf = INFINITE
     return Trees(
         features=("a", "b"),
-        roots=np.array([0, 5], np.int32),
-        feature=np.array([0, 0, 1, 0, 0, 1, 0, 0], np.int32),
-        threshold=np.array([1.5, leaf, -2, leaf, leaf, 4, leaf, leaf], np.float32),
-        left=np.array([1, 1, 3, 3, 4, 6, 6, 7], np.int32),
-        right=np.array([2, 1, 4, 3, 4, 7, 6, 7], np.int32),
-        value=np.array([0, 0.5, 0, -0.25, 2, 0, 0.125, -1], np.float32),
-        depth=2,
+        depths=np.array([2, 1], np.int16),
+        feature=np.array([0, 1, -1, 1, -1, -1, -1, -1], np.int16),
+        number=np.array([1.5, 4, 0.5, -2, 0.125, -1, -0.25, 2], np.float32),
         low=np.array(low, np.float32),
         high=np.array(high, np.float32),
     )
@@ -58,7 +54,7 @@ def test_trees_are_ifs(cases):
 
 
 def test_a_long_table_is_as_its_rows():
-    """Rows are taken a thousand at a time, and none is lost between two thousands."""
+    """Rows are taken some hundred at a time, and none is lost between two hundreds."""
     a, b = np.random.default_rng(1).uniform(-10, 10, (2, 2500)).astype(np.float32)
     assert two_trees()({"a": a, "b": b}).tolist() == [by_hand(*case) for case in zip(a, b, strict=True)]
 
@@ -171,11 +167,10 @@ def test_flattened_trees_say_what_the_learner_says():
     )
     nowhere = np.full(3, INFINITE)
     trees = flatten(learner.dump_model()["tree_info"], ("a", "b", "c"), -nowhere, nowhere)
-    largest = [
-        np.abs(trees.value[root:end]).max() for root, end in zip(trees.roots, [*trees.roots[1:], None], strict=True)
-    ]
-    assert len(largest) == 40
-    bound = HALF * sum(largest) + 2 * gamma(40, 2.0**-53) * sum(largest)
+    assert sorted(trees.depths, reverse=True) == trees.depths.tolist()
+    assert (len(trees.depths), len(trees.number)) == (40, 40 + 2 * (trees.feature >= 0).sum())
+    largest = 40 * np.abs(trees.number[trees.feature < 0]).max()
+    bound = HALF * largest + 2 * gamma(40, 2.0**-53) * largest
     for table in (learned, others):
         got = trees(dict(zip("abc", table.T, strict=True)))
         assert_within(got, learner.predict(table), bound, axes="n")
