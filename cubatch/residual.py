@@ -13,7 +13,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from cubatch.algorithms import Algorithm, Array, Places, Work
+from cubatch.algorithms import DGRAD, Algorithm, Array, Places, Work
+from cubatch.tiling import FUSED_FILTERS, FUSED_PIXELS
 
 SHOWN = (
     "128x128",
@@ -28,6 +29,7 @@ SHOWN = (
 )
 """Algorithms whose grids are features, usable or not."""
 
+_BLOCKS = tuple(dict.fromkeys(one for i, r, s in FUSED_PIXELS for one in ((i, r, s), (i, s, r))))
 _EXTENTS = ("n", "c", "k", "h", "w", "p", "q", "r", "s", "m", "columns", "depth")
 _REMAINDERS = {"c": (2, 4, 8, 32), "k": (4, 8, 32, 64), "p": (2, 4, 8), "q": (2, 4, 8), "n": (2, 4, 8), "w": (4,)}
 _FAR = 3.0  # an algorithm that would take e^3 times as long has no say
@@ -123,8 +125,10 @@ def features(
         if one.name in SHOWN:
             share = one.blocks / places.num_sms
             columns[f"waves {one.name}"] = np.log(share)
-            columns[f"rounding {one.name}"] = np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
+            columns[f"rounding {one.name}"] = _rounding(share)
             columns[f"waste {one.name}"] = 2 * one.blocks * one.tile * one.depth / work.flops
+        if one.family == "fused":
+            columns |= {name: np.where(one.usable, column, 0.0) for name, column in _fused(work, places).items()}
     columns |= {name: np.log(getattr(work, name)) for name in _EXTENTS}
     columns |= {"stride_h": work.stride_h, "stride_w": work.stride_w, "pass": work.pass_.astype(float)}
     for name, moduli in _REMAINDERS.items():
@@ -133,6 +137,24 @@ def features(
     columns["intensity"] = np.log(work.flops / sum(sizes.values()) / (places.peak / places.bandwidth))
     columns |= {f"{part} in L2": np.log(size / places.l2_bytes) for part, size in sizes.items()}
     return columns | {"launches": np.log(best / 1e-5), "lanes": places.lanes, **extra}
+
+
+def _rounding(share: Array) -> Array:
+    """Give the blocks of the busiest SM over its fair share."""
+    return np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
+
+
+def _fused(work: Work, places: Places) -> dict[str, Array]:
+    """Describe each of the blocks that the vendor has of fused F(2x2, 3x3): no GPU's library has all of them."""
+    backward, columns = work.pass_ == DGRAD, {}
+    high, wide = np.where(backward, work.h, work.p), np.where(backward, work.w, work.q)
+    filters = np.ceil(np.where(backward, work.c, work.k) / FUSED_FILTERS)
+    for block in _BLOCKS:
+        images, r, s = block
+        pieces, name = np.ceil(work.n / images) * np.ceil(high / r) * np.ceil(wide / s), "{}x{}x{}".format(*block)
+        columns[f"waste {name}"] = pieces * np.prod(block) / (work.n * high * wide)
+        columns[f"rounding {name}"] = _rounding(pieces * filters / places.num_sms)
+    return columns
 
 
 def logarithmic(names: Sequence[str]) -> NDArray[np.bool_]:

@@ -115,6 +115,26 @@ def test_what_the_harness_computes_itself_is_a_constant_times_its_bytes():
     assert fitting.nuisance(rows_of(layers=LAYERS[:1], batches=(16,)), {}).tolist() == [0, 0]
 
 
+def test_a_copied_input_is_counted_by_its_own_bytes():
+    """Padding is copied with the input, which has another size than the output."""
+    rows = rows_of(layers=[Conv2d(h=8, w=8, c=16, k=512, r=3, s=3)], batches=(2,), copied=1.0)
+    want = [5.0 * 2 * 8 * 8 * 16 * 4 / catalogue.find(slug).peak_bytes_per_second for slug in (V100, P100)]
+    assert fitting.nuisance(rows, {"copied": 5.0}).tolist() == pytest.approx(want)
+
+
+def test_the_trees_know_the_harness_and_correct_both(quick):
+    """They are told its share of the time, and what they add is added to the whole that they were fitted to."""
+    rows = rows_of(source=JUSTUS, layers=LAYERS[:8], factors=ONES, activation=1.0)
+    model = model_of(constants=START | {"activation": 50.0}, name=JUSTUS)
+    share = fitting.columns(model, rows)["share"]
+    added = fitting.nuisance(rows, model.constants)
+    assert share == pytest.approx(added / (added + rows.seconds), rel=1e-9)
+    whole = fitting.analytic(model, rows)
+    fitted = fitting.fit_trees(model, attrs.evolve(rows, seconds=whole * np.exp(0.3)), seed=0)
+    assert fitting.predict(fitted, rows) == pytest.approx(whole * np.exp(0.3), rel=1e-6)
+    assert "share" not in fitting.columns(model_of(), rows_of(factors=ONES))
+
+
 def test_sources_with_a_harness_have_their_columns_in_the_model(quick):
     """Each of its own operations has a constant, and no other column has."""
     found = fitting.fit_constants(rows_of(source=JUSTUS, activation=1.0, bias=1.0, same=1.0), seed=0)

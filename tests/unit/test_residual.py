@@ -131,6 +131,8 @@ def test_the_features_of_one_layer_are_as_by_pocket_calculator():
     board, flop = 97 * 64 * 128, 2 * 97 * 64 * 128 * 1152
     want = {
         "waves 128x128": np.log(49 / 48), "rounding 128x128": 2 / (49 / 48), "waste 128x128": 49 / 48.5,
+        # Fused, 388 and 196 blocks of 32 filters at 128 pixels: half of 8 x 16 lies outside, of 2 x 8 x 8 one board.
+        "waste 1x8x16": 2, "rounding 1x8x16": 9 * 48 / 388, "waste 2x8x8": 98 / 97, "rounding 2x8x8": 5 * 48 / 196,
         "n": np.log(97), "c": np.log(128), "depth": np.log(1152), "m": np.log(97 * 64), "columns": np.log(128),
         "n mod 8": 1, "c mod 32": 0, "p mod 4": 0, "stride_h": 1, "pass": 0, "lanes": 64, "activation": 1,
         "intensity": np.log(flop / (4 * (2 * board + 9 * 128**2)) / (11.0592e12 / 500e9)),
@@ -144,6 +146,17 @@ def test_the_features_of_one_layer_are_as_by_pocket_calculator():
     for group in {one.group for one in found}:
         shortest = min(time[0] for one, time in zip(found, times, strict=True) if one.group == group)
         assert got[f"ratio {group}"] == pytest.approx(min(np.log(shortest / usable[0]), 3.0))
+
+
+def test_blocks_of_fused_winograd_cover_what_the_pass_computes():
+    """An input gradient's lie on the input and its channels; of what the algorithm cannot compute there are none."""
+    wide, narrow = Conv2d(h=10, w=8, c=32, k=320, r=3, s=3), Conv2d(h=10, w=8, c=32, k=320, r=3, s=1)
+    work = work_of((wide, Pass.FPROP, 1), (wide, Pass.DGRAD, 1), (wide, Pass.WGRAD, 1), (narrow, Pass.FPROP, 1))
+    columns, _, _ = described(work, places_of(4))
+    # 8 x 6 outputs of 320 filters on 48 SMs: one piece of 16 x 8, ten blocks; 10 x 8 inputs of 32 channels: one.
+    assert columns["waste 1x16x8"] == pytest.approx([128 / 48, 128 / 80, 0, 0], rel=1e-12)
+    assert columns["rounding 1x16x8"] == pytest.approx([4.8, 48, 0, 0], rel=1e-12)
+    assert columns["waste 2x8x8"] == pytest.approx([128 / 48, 2 * 128 / 80, 0, 0], rel=1e-12)
 
 
 def test_leaving_the_range_matters_for_sizes_but_not_for_the_batch():
