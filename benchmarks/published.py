@@ -205,14 +205,16 @@ def _justus(folder: Path) -> list[Rows]:
     floor = np.zeros(len(rows))
     for slug in devices:
         floor[gpu == slug] = np.quantile(time[gpu == slug], 0.01)
-    activation = _texts(rows, "activation")
+    work, activation, same = _square(rows), _texts(rows, "activation"), _texts(rows, "padding") == "SAME"
+    padding = np.maximum((work.p - 1) * work.stride_h + work.r - work.h, 0)
     extra = {
         "activation": (activation != "none").astype(float),
         "bias": _numbers(rows, "bias"),
-        "same": (_texts(rows, "padding") == "SAME").astype(float),
+        "same": same.astype(float),
+        "copied": (same & (padding % 2 == 1)).astype(float),
     }
     shape = _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride"))
-    found = Rows(JUSTUS, _square(rows), devices, gpu, time - floor, floor, shape, extra)
+    found = Rows(JUSTUS, work, devices, gpu, time - floor, floor, shape, extra)
     return [found.take(time >= 3 * floor)]
 
 

@@ -152,9 +152,22 @@ def test_justus_forward_passes_are_read_without_the_sessions_floor(tmp_path):
     assert rows.seconds == pytest.approx([4.01e-4, 48e-4, 34.65e-4])
     assert rows.gpu.tolist() == [find_device("Tesla V100").slug] * 2 + ["k80"]
     assert {name: column.tolist() for name, column in rows.extra.items()} == {
-        "activation": [1, 0, 1], "bias": [1, 0, 1], "same": [1, 0, 1],
+        "activation": [1, 0, 1], "bias": [1, 0, 1], "same": [1, 0, 1], "copied": [0, 0, 0],
     }  # fmt: skip
     assert (rows.work.h[0], rows.work.p[0], rows.work.r[0], rows.work.stride_w[0]) == (9, 3, 2, 3)
+
+
+def test_an_odd_padding_is_copied_to_the_input(tmp_path):
+    """Two sides that are padded alike are left to cuDNN; where one gets a pixel more, TensorFlow pads it itself."""
+    cases = [
+        {"in_hw": 9, "kernel": 2, "stride": 1, "out_hw": 9},  # 9 - 1 + 2 - 9 = 1
+        {"in_hw": 9, "kernel": 2, "stride": 1, "out_hw": 8, "padding": "VALID"},
+        {"in_hw": 9, "kernel": 3, "stride": 1, "out_hw": 9},  # 2
+        {"in_hw": 8, "kernel": 3, "stride": 2, "out_hw": 4},  # 2 x 3 + 3 - 8 = 1
+        {"in_hw": 10, "kernel": 1, "stride": 4, "out_hw": 3},  # nothing is padded: 2 x 4 + 1 - 10 is less than nothing
+    ]
+    (rows,) = read(tmp_path, JUSTUS, *[{"time_ms_median": 0.2}] * 20, *cases)
+    assert rows.extra["copied"].tolist() == [1, 0, 0, 1, 0]
 
 
 # --- deepbench -----------------------------------------------------------------------------------------------
