@@ -52,12 +52,12 @@ def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
         for candidate in found
     ]
     known = any(row[1] is not None for row in rows)
-    notes = [
+    note = (
         "“predicted time” is of cubatch's own engine, by the model where the GPU's facts allow it, else the roofline; "
         "tuning measures. `cubatch predict` says the same of cuDNN."
-    ]
+    )
     columns = ["batch", "predicted time", "memory plan", "status", "reasons"]
-    return {"title": title, "columns": columns, "rows": rows, "notes": notes if known else []}
+    return {"title": title, "columns": columns, "rows": rows, "notes": [note] if known else []}
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:

@@ -325,11 +325,11 @@ def max_batch_size(
             library=library,
         )
 
-    def total(size: int) -> int:
-        return planned(size).total
+    def fits(size: int) -> bool:
+        return bound(size) <= limit and planned(size).total <= limit
 
-    if total(1) > limit:
-        raise DoesNotFit(str(spec), str(found), total(1), limit)
+    if not fits(1):
+        raise DoesNotFit(str(spec), str(found), planned(1).total, limit)
     # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
     size = _bisect(bound, limit, 1)
     low = 1
@@ -339,7 +339,7 @@ def max_batch_size(
             break
         fixed = laid_out.fixed_bytes
         size = max(low, min(size - 1, int(size * (limit - fixed) / (laid_out.total - fixed))))
-    return size if size == MAX_BATCH_SIZE else _climb(total, limit, size)
+    return size if size == MAX_BATCH_SIZE else _climb(fits, size)
 
 
 def limit_bytes(memory: int | str, device: Device) -> int:
@@ -365,17 +365,17 @@ def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
     return low
 
 
-def _climb(total: Callable[[int], int], limit: int, size: int) -> int:
+def _climb(fits: Callable[[int], bool], size: int) -> int:
     """
     Step up from a size that fits: the proportional step down may have passed a few that fit too.
 
     Placement is greedy, so a size may fit where one a little smaller does not: some are tried beyond the first.
     """
-    while size + _REACH <= MAX_BATCH_SIZE and total(size + _REACH) <= limit:
+    while size + _REACH <= MAX_BATCH_SIZE and fits(size + _REACH):
         size += _REACH
     following = size + 1
     while following <= min(size + _REACH, MAX_BATCH_SIZE):
-        if total(following) <= limit:
+        if fits(following):
             size = following
         following += 1
     return size
