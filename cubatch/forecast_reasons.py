@@ -15,9 +15,8 @@ from cubatch.curve import format_objective
 from cubatch.forecast_record import Forecast, PassShare
 from cubatch.kinds import Conv2d
 from cubatch.kriging import Sharpened
-from cubatch.layer import MAX_EXTENT, Layer, Pass
+from cubatch.layer import MAX_EXTENT, Layer, Pass, extents
 from cubatch.spec import Network
-from cubatch.teeth import extents
 from cubatch.tiling import (
     FUSED_PIXELS,
     Blocks,

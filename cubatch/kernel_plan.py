@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import attrs
-
 from cubatch import depthwise_scratch, kernel_scratch, product_scratch
 from cubatch.hardware import Device
 from cubatch.kinds import BatchNorm2d, Conv2d, Linear
-from cubatch.layer import Layer, Pass
+from cubatch.layer import Layer, Pass, extents
 from cubatch.schedule import LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.variants import Problem
 from cubatch.windows import ConvShape, conv_shape
@@ -33,7 +31,7 @@ def workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device:
     """
     if op.node is not None:
         size = device.compute_capability, device.num_sms, str(device)
-        return _layer_bytes(_nameless(op.node.layer), op.kind, samples, dtype, size)
+        return _layer_bytes(extents(op.node.layer), op.kind, samples, dtype, size)
     if op.kind == "update":
         is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own is not stepped
         return kernel_scratch.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0
@@ -68,12 +66,6 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
         vector = product_scratch.widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
         return Problem(operation, dtype, product.m, product.n, product.k, vector=vector)
     return None
-
-
-@lru_cache(maxsize=4096)
-def _nameless(layer: Layer) -> Layer:
-    """Give what equal layers have in common."""
-    return attrs.evolve(layer, name=None, inputs=None)
 
 
 @lru_cache(maxsize=1 << 16)

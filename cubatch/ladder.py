@@ -19,13 +19,13 @@ from cubatch import memory, models, outlook, probe, timing
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
 from cubatch.kinds import Conv2d, Linear
-from cubatch.layer import Layer, Pass
+from cubatch.layer import Layer, Pass, extents
 from cubatch.models import SpecLike
 from cubatch.plan import plan
 from cubatch.residency import recorded_figures
 from cubatch.results import Candidate
 from cubatch.spec import Node, Spec
-from cubatch.teeth import Proposal, by_turns, coulom, crests, extents, on_sms, slowest
+from cubatch.teeth import Proposal, by_turns, coulom, crests, on_sms, slowest
 
 MOST = 40
 ASKED = ("asked for",)

@@ -10,6 +10,7 @@ a multiply-add is two, and only the products of convolutions, linear layers and 
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -286,6 +287,12 @@ class Layer:
             f"{key}={value}" for key, value in self.to_mapping().items() if key not in {"type", "name", "inputs"}
         )
         return f"{type(self).__name__}({facts})"
+
+
+@functools.lru_cache(maxsize=4096)
+def extents(layer: Layer) -> Layer:
+    """The layer without its name and place: equal for layers that do equal work."""
+    return attrs.evolve(layer, name=None, inputs=None)
 
 
 def plain(value: tuple[int, ...]) -> object:

@@ -18,7 +18,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.fitted import Fitted, lanes, shipped
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kinds import Attention, Conv2d
-from cubatch.layer import Gemm, Layer, Pass
+from cubatch.layer import Gemm, Layer, Pass, extents
 from cubatch.spec import Spec
 from cubatch.timing import has_tensor_cores, layer_passes, peak_flops_per_second
 from cubatch.waves import check_whole
@@ -164,7 +164,7 @@ def predict_step(
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
     scales, passes = scales or Scales(), layer_passes(spec, mode)
     distinct: dict[tuple[Layer, Pass], int] = {}
-    places = [distinct.setdefault((attrs.evolve(n.layer, name=None, inputs=None), p), len(distinct)) for n, p in passes]
+    places = [distinct.setdefault((extents(n.layer), p), len(distinct)) for n, p in passes]
     work, notes = list(distinct), list[str]()
     if library == "cubatch":
         found, scale_sd = _ours(work, batch_sizes, device, dtype, scales, notes), OURS_SCALE_SD

@@ -20,7 +20,7 @@ from cubatch.kernel import Kernel
 from cubatch.kernel_budget import Budget
 from cubatch.kernel_plan import problem_of
 from cubatch.kinds import Conv2d
-from cubatch.layer import MAX_EXTENT, Layer, Pass
+from cubatch.layer import MAX_EXTENT, Layer, Pass, extents
 from cubatch.residency import recorded
 from cubatch.spec import Node, Spec, as_network
 from cubatch.tiling import TILE, Blocks, largest_batch, num_blocks, products, tiles
@@ -204,8 +204,3 @@ def by_turns(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:
 
 def _flops(layer: Layer) -> int:
     return layer.flops("inference")
-
-
-def extents(layer: Layer) -> Layer:
-    """The layer without its name and place: equal for layers that do equal work."""
-    return attrs.evolve(layer, name=None, inputs=None)

@@ -8,10 +8,13 @@ orders batch sizes before anything was measured; it is a lower bound, not a fore
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kinds import Dropout
-from cubatch.layer import Layer, Pass, check_mode
+from cubatch.layer import Layer, Pass, check_mode, extents
 from cubatch.spec import Node, Spec, as_network
 
 _BFLOAT16_SINCE = (8, 0)
@@ -167,12 +170,18 @@ def roofline_seconds(
         float | None: Seconds; None where a rate that counts is not known, as on a CPU.
     """
     total = 0.0
-    for node, pass_ in layer_passes(spec, mode):
-        seconds = layer_seconds(node.layer, pass_, batch_size, device, dtype)
+    for (layer, pass_), count in _distinct_passes(spec, mode).items():
+        seconds = layer_seconds(layer, pass_, batch_size, device, dtype)
         if seconds is None:
             return None
-        total += seconds
+        total += count * seconds
     return total
+
+
+@functools.lru_cache(maxsize=64)
+def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer, Pass]]:
+    """Count the passes that are equal; rooflines of many batch sizes ask for the same."""
+    return Counter((extents(node.layer), pass_) for node, pass_ in layer_passes(spec, mode))
 
 
 def _roofs(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> tuple[float, float] | None:

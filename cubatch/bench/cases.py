@@ -18,7 +18,7 @@ from cubatch.bench.passes import BUILDERS, Operand
 from cubatch.engine.layers import check
 from cubatch.errors import InvalidArgument, UnknownName, UnsupportedLayer
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
-from cubatch.layer import Layer, Pass
+from cubatch.layer import Layer, Pass, extents
 from cubatch.spec import Network
 from cubatch.timing import layer_passes, peak_flops_per_second
 
@@ -205,7 +205,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         raise InvalidArgument(
             "layer", f"{layer.type}, {pass_.value}", "a layer and pass that the engine has a kernel for"
         )
-    plain = attrs.evolve(layer, name=None, inputs=None)
+    plain = extents(layer)
     if isinstance(plain, kinds.Conv2d | kinds.Linear):
         plain = attrs.evolve(plain, bias=plain.bias and with_bias)
     facts = build(plain, batch_size)
