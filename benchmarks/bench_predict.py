@@ -1,5 +1,8 @@
 """
-Seconds of predicting resnet50 at 40 batch sizes, the model's arrays loaded before.
+Seconds of predicting resnet50 at 40 batch sizes: its steps by the model, and the whole answer of `cubatch.predict`.
+
+The answer also has memory plans, rooflines and what the scales of the GPU would change.  Modules and the model's arrays
+are loaded before.
 
     python -m benchmarks.bench_predict --json benchmarks/results/<device>/predict.json
 """
@@ -28,25 +31,33 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     network = models.build("resnet50")
-    cases = [(gpu, dtype, mode) for gpu, dtype in _CASES for mode in ("inference", "training")]
-    seconds: dict[tuple[str, str, str], list[float]] = {case: [] for case in cases}
+    cases = [
+        (gpu, dtype, mode, what)
+        for gpu, dtype in _CASES
+        for mode in ("inference", "training")
+        for what in ("steps", "answer")
+    ]
+    seconds: dict[tuple[str, str, str, str], list[float]] = {case: [] for case in cases}
     for number in range(arguments.rounds + 1):
         for case in cases:
-            gpu, dtype, mode = case
+            gpu, dtype, mode, what = case
             begun = time.perf_counter()
-            predict_step(network, SIZES, cb.device(gpu), mode=mode, dtype=dtype)
+            if what == "steps":
+                predict_step(network, SIZES, cb.device(gpu), mode=mode, dtype=dtype)
+            else:
+                cb.predict(network, device=gpu, batch_sizes=SIZES, mode=mode, dtype=dtype)
             if number:
                 seconds[case].append(time.perf_counter() - begun)
     rows = [
         {
-            "gpu": gpu, "dtype": dtype, "mode": mode, "seconds": statistics.median(taken), "least": min(taken),
-            "most": max(taken),
+            "gpu": gpu, "dtype": dtype, "mode": mode, "what": what, "seconds": statistics.median(taken),
+            "least": min(taken), "most": max(taken),
         }
-        for (gpu, dtype, mode), taken in seconds.items()
+        for (gpu, dtype, mode, what), taken in seconds.items()
     ]  # fmt: skip
     for row in rows:
         print(
-            f"{row['gpu']:16} {row['dtype']} {row['mode']:9}  {row['seconds']:.3f} s "
+            f"{row['gpu']:16} {row['dtype']} {row['mode']:9} {row['what']:6}  {row['seconds']:.3f} s "
             f"({row['least']:.3f} to {row['most']:.3f})"
         )
     if arguments.json:

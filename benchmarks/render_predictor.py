@@ -135,7 +135,7 @@ def speed(result: dict[str, Any]) -> str:
     """Time to predict a network."""
     rows = [
         [
-            row["gpu"], row["dtype"], row["mode"], format_seconds(row["seconds"]),
+            row["gpu"], row["dtype"], row["mode"], row["what"], format_seconds(row["seconds"]),
             f"{format_seconds(row['least'])} to {format_seconds(row['most'])}",
         ]
         for row in result["rows"]
@@ -146,4 +146,4 @@ def speed(result: dict[str, Any]) -> str:
         f"{result['network']} at {result['sizes']} batch sizes, medians of {result['rounds']} interleaved rounds; the "
         f"goal is about {format_seconds(result['goal'])}."
     )
-    return f"{caption}\n\n{table(['GPU', 'dtype', 'mode', 'time', 'least and most'], rows)}"
+    return f"{caption}\n\n{table(['GPU', 'dtype', 'mode', 'what', 'time', 'least and most'], rows)}"

@@ -224,7 +224,7 @@ def footprint(
         held = whole.members * whole.copies * shard_bytes
         parts[buffer.part] += held
         by_node[buffer.node][buffer.part] += held
-    alive = bytes_alive(list(whole.sizes), program.lifetimes(), len(program.ops))
+    alive = bytes_alive(list(whole.sizes), program.lifetimes, len(program.ops))
     peak = max(range(len(alive)), key=alive.__getitem__, default=0)
     node = program.ops[peak].node if program.ops else None
     itemsize = BYTES_PER_ELEMENT[dtype]
@@ -305,7 +305,7 @@ def max_batch_size(
     spec, found, library = _checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
     limit = limit_bytes(memory, found)
     program = schedule_of(spec, mode, recompute)
-    spans = program.lifetimes()
+    spans = program.lifetimes
 
     def bound(size: int) -> int:
         members, shard = shards(size, found)

@@ -180,7 +180,7 @@ def plan(
     program = schedule_of(spec, mode, recompute)
     members, shard = shards(batch_size, device)
     sizes = buffer_sizes(program, shard, dtype, device, library)
-    offsets, arena = _place(sizes, program.lifetimes())
+    offsets, arena = _place(sizes, program.lifetimes)
     return Plan(
         schedule=program,
         batch_size=batch_size,

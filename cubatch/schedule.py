@@ -15,6 +15,7 @@ would have read need not be kept.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -107,6 +108,7 @@ class Schedule:
     outputs: dict[str, int]
     single: bool
 
+    @functools.cached_property
     def lifetimes(self) -> list[tuple[int, int]]:
         """First and last operation of every buffer, both included."""
         spans = [[len(self.ops), -1] for _ in self.buffers]

@@ -7,6 +7,7 @@ input shape down, and every error names the place: `layers[3] (conv2d).stride`.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import tomllib
@@ -107,7 +108,7 @@ class Network:
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "_trained", _trained(nodes))
 
-    @property
+    @functools.cached_property
     def parameters(self) -> int:
         """Number of trainable parameters."""
         return sum(node.layer.parameters for node in self.nodes)

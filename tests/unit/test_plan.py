@@ -80,7 +80,7 @@ def networks(draw):
 def test_no_two_buffers_alive_together_overlap(network, n, mode, recompute, device):
     """Any two buffers whose lifetimes meet lie apart, all lie inside the arena, on whole units of alignment."""
     whole = plan(network, batch_size=n, device=device, **OPTIONS | {"mode": mode, "recompute": recompute})
-    spans = whole.schedule.lifetimes()
+    spans = whole.schedule.lifetimes
     places = list(zip(whole.offsets, whole.sizes, spans, strict=True))
     for i, (start, size, (first, last)) in enumerate(places):
         assert start % plan_module.ALIGNMENT == 0
@@ -113,7 +113,7 @@ def test_placement_is_near_the_bytes_alive(name):
     """No placement can be below the bytes alive at once; ours is within a fifth of that on every named model."""
     for mode in ("training", "inference"):
         whole = plan(models.build(name), batch_size=8, device=V100, **OPTIONS | {"mode": mode})
-        alive = plan_module.bytes_alive(list(whole.sizes), whole.schedule.lifetimes(), len(whole.schedule.ops))
+        alive = plan_module.bytes_alive(list(whole.sizes), whole.schedule.lifetimes, len(whole.schedule.ops))
         assert max(alive) <= whole.arena_bytes <= 1.2 * max(alive)
 
 

@@ -116,7 +116,7 @@ def test_recompute_keeps_less_alive() -> None:
 
 def peak_elements(program: Schedule) -> int:
     """Most elements per sample alive at once, counted operation by operation."""
-    spans = program.lifetimes()
+    spans = program.lifetimes
     return max(
         sum(
             b.elements
