@@ -12,12 +12,12 @@ from scipy.optimize import least_squares
 from benchmarks import published
 from benchmarks.published import Rows
 from cubatch import residual
-from cubatch.algorithms import FAMILIES, Array, algorithms, seconds
+from cubatch.algorithms import FAMILIES, SLICED, Array, algorithms, seconds
 from cubatch.fitted import Fitted
 
 # Where the search starts, and what it is drawn to: data sheets' rates, published tiles, bytes moved once.
 START = {
-    "dgrad": 1.1, "wgrad": 1.1, "phases": 1.5, "partial": 1.0, "alone": 1.0,
+    "dgrad": 1.1, "wgrad": 1.1, "wgrad winograd": 1.1, "scattered": 4.0, "partial": 1.0, "alone": 1.0,
     "cost 128x128": 1.15, "cost 128x64": 1.2, "cost 128x32": 1.3, "cost 64x64": 1.3, "cost 32x32": 1.8,
     "cost direct": 4.0, "cost fused": 1.2, "cost winograd 64x64": 1.2, "cost winograd 32x128": 1.2, "cost fft": 1.3,
 }  # fmt: skip
@@ -34,6 +34,8 @@ for _family, _values in zip(FAMILIES, _MOVES, strict=True):
     for _name, _value in zip(("launch", "extra", "x", "y", "w"), _values, strict=True):
         START[f"{_name} {_family}"] = float(_value)
     START[f"tail {_family}"] = 0.55
+for _family, _name in SLICED.items():
+    START |= {f"{kind} {_name}": START[f"{kind} {_family}"] for kind in ("launch", "extra", "x", "y", "w", "tail")}
 # What TensorFlow adds to a convolution, as bytes of its output or input: cuDNN pads both sides alike, so that an odd
 # padding is copied to the input first (tensorflow/core/kernels/conv_ops.cc).
 NUISANCES = {"activation": 2.0, "bias": 2.0, "copied": 2.0}

@@ -2,7 +2,8 @@
 What a vendor's library could run for a pass of a layer, and how long by arithmetic alone: the analytic model.
 
 Each pass is a matrix product, and a library has several ways to compute it: tiles of several sizes, with the depth
-split or not; a strided gradient by its phases; one output at a time; Winograd's two forms; transforms of Fourier.
+split or not; an input gradient whose products are scattered, each added to the pixel that it belongs to; one output at
+a time; Winograd's two forms; transforms of Fourier.
 The time of each is a launch, plus the busiest SM's blocks times what a tile costs, plus the bytes moved; the library
 is taken to choose the shortest.
 
@@ -34,7 +35,12 @@ TILES = ((128, 128), (128, 64), (64, 128), (128, 32), (32, 128), (64, 64), (32, 
 WINOGRAD_TILES = ((64, 64), (32, 128))
 """Tiles of the 36 products of Winograd's algorithms in several launches, read off the names of the vendor's kernels."""
 
-FAMILIES = ("tiles", "phases", "direct", "fused", "winograd", "fft")
+FAMILIES = ("tiles", "scattered", "direct", "fused", "winograd", "fft")
+SLICED = {"tiles": "sliced", "winograd": "winograd sliced"}
+"""
+What tiles and Winograd's products are in the filter gradient of a convolution, whose depth is the outputs: slices of it
+are added into the filter, which costs otherwise than a forward pass of the same extents.
+"""
 
 MOST_SLICES = 32
 LEAST_SLICE = 64
@@ -160,12 +166,12 @@ class Algorithm:
         name: "128x128", "winograd 2x2", ...
         group: What it is in the features of the residual: "128x128", "split", "winograd 4x4", ...
         cost: Which constant of arithmetic it has.
-        family: Which constants of bytes and launches it has: one of FAMILIES.
+        family: Which constants of bytes and launches it has: one of FAMILIES; see SLICED.
         blocks: Blocks of the grid.
         tile: Multiply-adds of a block for each step of its depth.
         depth: Steps that a block makes.
         usable: Which cases it can compute.
-        partial_elements: Elements of partial sums, written and read.
+        partial_elements: Elements of partial sums, written and read; of a scattered gradient, those added to pixels.
         input_factor, filter_factor: How many elements it makes of one of the input and of the filter.
     """
 
@@ -199,7 +205,7 @@ def algorithms(work: Work, num_sms: Array, *, transforms: bool = True) -> list[A
 
 
 def _tiled(work: Work, num_sms: Array) -> list[Algorithm]:
-    found, phases = [], work.stride_h * work.stride_w
+    found, outputs, channels = [], work.n * work.p * work.q, work.c / work.groups
     splits = (work.pass_ == WGRAD) | ~work.convolution
     for rows, columns in TILES:
         name, tile = f"{rows}x{columns}", float(rows * columns)
@@ -216,11 +222,13 @@ def _tiled(work: Work, num_sms: Array) -> list[Algorithm]:
                 (slices > 1) & splits, partial,
             )
         )  # fmt: skip
-        by_phase = across * phases * _ceil(work.m / phases, rows)
-        strided = (work.pass_ == DGRAD) & (phases > 1)
+        scattered = work.groups * _ceil(outputs, rows) * _ceil(channels * work.r * work.s, columns)
         found.append(
-            Algorithm(f"{name} by phases", "phases", cost, "phases", by_phase, tile, work.depth / phases, strided)
-        )
+            Algorithm(
+                f"{name} scattered", "scattered", cost, "scattered", scattered, tile, work.k / work.groups,
+                (work.pass_ == DGRAD) & work.convolution, outputs * work.c * work.r * work.s,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -305,24 +313,31 @@ def seconds(work: Work, places: Places, constants: Mapping[str, float], found: S
         elements * places.element_bytes / places.bandwidth
         for elements in (work.input_elements, work.output_elements, work.filter_elements)
     )
+    sliced = work.convolution & (work.pass_ == WGRAD)
     slower = np.select([work.pass_ == FPROP, work.pass_ == DGRAD], [1.0, constants["dgrad"]], constants["wgrad"])
     times = []
     for one in found:
+
+        def of(kind: str, family: str = one.family) -> Array | float:
+            value = constants[f"{kind} {family}"]
+            own = SLICED.get(family)
+            return value if own is None else np.where(sliced, constants[f"{kind} {own}"], value)
+
         share = one.blocks / places.num_sms
-        whole = np.floor(share)
-        tail = constants[f"tail {one.family}"]
+        whole, tail = np.floor(share), of("tail")
         last = np.where(share > whole, tail + (1 - tail) * (share - whole), 0.0)
         waves = np.maximum(whole + last, constants["alone"])
-        steps = waves * one.tile * (one.depth + constants[f"extra {one.family}"])
-        family = constants["phases"] if one.family == "phases" else 1.0
-        arithmetic = constants[f"cost {one.cost}"] * family * slower * steps / per_sm
+        steps = waves * one.tile * (one.depth + of("extra"))
+        slow = np.where(sliced, constants["wgrad winograd"], slower) if one.family == "winograd" else slower
+        arithmetic = constants[f"cost {one.cost}"] * slow * steps / per_sm
+        partial = constants["scattered" if one.family == "scattered" else "partial"]
         moved = (
-            constants[f"x {one.family}"] * one.input_factor * x
-            + constants[f"y {one.family}"] * y
-            + constants[f"w {one.family}"] * one.filter_factor * w
-            + constants["partial"] * one.partial_elements * 4 / places.bandwidth
+            of("x") * one.input_factor * x
+            + of("y") * y
+            + of("w") * one.filter_factor * w
+            + partial * one.partial_elements * 4 / places.bandwidth
         )
-        time = constants[f"launch {one.family}"] * 1e-6 + places.compute * arithmetic + places.memory * moved
+        time = of("launch") * 1e-6 + places.compute * arithmetic + places.memory * moved
         times.append(np.where(one.usable, time, np.inf))
     return np.array(times)
 

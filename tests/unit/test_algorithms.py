@@ -7,10 +7,10 @@ import math
 import attrs
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.algorithms import FAMILIES, PASSES, TILES, WINOGRAD_TILES, Places, Work, algorithms, seconds
+from cubatch.algorithms import FAMILIES, PASSES, SLICED, TILES, WINOGRAD_TILES, Places, Work, algorithms, seconds
 from cubatch.kinds import Conv2d, Linear
 from cubatch.layer import Pass
 from cubatch.tiling import FUSED_PIXELS, fused_winograd_blocks, num_blocks, winograd_blocks
@@ -43,9 +43,9 @@ def places_of(size, **changes):
 
 def constants_of(**changes):
     """Constants of a model without launches, bytes and waiting: all time is whole waves of arithmetic."""
-    found = {"dgrad": 1.0, "wgrad": 1.0, "phases": 1.0, "partial": 0.0, "alone": 0.0}
+    found = {"dgrad": 1.0, "wgrad": 1.0, "wgrad winograd": 1.0, "scattered": 0.0, "partial": 0.0, "alone": 0.0}
     found |= {f"cost {name}": 1.0 for name in COSTS}
-    for family in FAMILIES:
+    for family in (*FAMILIES, *SLICED.values()):
         found |= {f"{name} {family}": 0.0 for name in ("launch", "extra", "x", "y", "w")} | {f"tail {family}": 1.0}
     return found | {name.replace("_", " "): float(value) for name, value in changes.items()}
 
@@ -140,23 +140,19 @@ def test_tiles_of_a_product_are_counted_as_everywhere_in_cubatch(layer, pass_, n
 
 
 @FEW
-@given(
-    p=st.integers(1, 12), q=st.integers(1, 12), c=st.integers(1, 200), k=st.integers(1, 200), n=st.integers(1, 100),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-)  # fmt: skip
-def test_phases_of_a_strided_gradient_are_counted_as_everywhere_in_cubatch(p, q, c, k, n, stride):
-    """Where the stride divides the input and the filter reaches every pixel, all phases have as many pixels."""
-    assume(stride != (1, 1))
-    layer = Conv2d(h=p * stride[0], w=q * stride[1], c=c, k=k, r=3, s=3, pad=1, stride=stride)
+@given(layer=convolutions(), n=st.integers(1, 100))
+def test_a_scattered_gradient_is_the_product_of_outputs_and_filters(layer, n):
+    """Outputs times filters, for each tap of each channel one: every product is added to the pixel it belongs to."""
     found = by_name(algorithms(work_of((layer, Pass.DGRAD, n)), np.array([48.0])))
-    phases = layer.gemms(Pass.DGRAD, n)
-    assume(len(phases) == math.prod(stride))
+    p, q, k = layer.output_shape
+    taps = layer.c // layer.groups * layer.r * layer.s
+    # As if each output were the only pixel of an image, and each tap a channel of its own.
+    alone = Conv2d(h=1, w=1, c=k, k=layer.groups * taps, r=1, s=1, groups=layer.groups)
     for tile in TILES:
-        one = found["{}x{} by phases".format(*tile)]
-        assert one.usable.all()
-        assert one.blocks.tolist() == [num_blocks(layer, Pass.DGRAD, n, tile)]
-        mean_depth = sum(gemm.k for gemm in phases) / len(phases)
-        assert one.depth.tolist() == pytest.approx([mean_depth], rel=1e-12)
+        one = found["{}x{} scattered".format(*tile)]
+        assert one.blocks.tolist() == [num_blocks(alone, Pass.FPROP, n * p * q, tile)]
+        assert one.depth.tolist() == [k // layer.groups]
+        assert one.partial_elements.tolist() == [n * p * q * layer.groups * taps]
 
 
 @FEW
@@ -246,7 +242,7 @@ def test_an_algorithm_is_offered_only_for_what_it_computes(cases):
                     "winograd 2x2": plain and layer.r == 3 and pass_ is not Pass.WGRAD,
                     "winograd 4x4": plain and layer.r == 3,
                     "winograd 2x2 of 5x5": plain and layer.r == 5,
-                    "phases": pass_ is Pass.DGRAD and layer.stride != (1, 1),
+                    "scattered": pass_ is Pass.DGRAD and convolution,
                     "direct": convolution,
                     # How many slices is a test of its own.
                     "split": bool(one.usable[i]) and (pass_ is Pass.WGRAD or not convolution),
@@ -262,7 +258,7 @@ def test_a_dilated_filter_has_no_transforms(taps, dilation):
     work = work_of(*((layer, pass_, 8) for pass_ in PASSES))
     for table in (work, work.take(np.arange(3))):
         found = algorithms(table, np.full(3, 48.0))
-        assert {one.family for one in found if one.usable.any()} == {"tiles", "direct"}
+        assert {one.family for one in found if one.usable.any()} == {"tiles", "scattered", "direct"}
 
 
 def test_without_transforms_only_tiles_are_left():
@@ -270,7 +266,7 @@ def test_without_transforms_only_tiles_are_left():
     conv = Conv2d(h=28, w=28, c=64, k=64, r=3, s=3, pad=1)
     work, num_sms = work_of((conv, Pass.FPROP, 8)), np.array([48.0])
     families = {one.family for one in algorithms(work, num_sms, transforms=False)}
-    assert families == {"tiles", "phases"}
+    assert families == {"tiles", "scattered"}
     assert {one.family for one in algorithms(work, num_sms)} == set(FAMILIES)
 
 
@@ -318,7 +314,7 @@ def test_the_time_of_a_split_filter_gradient_is_as_by_pocket_calculator():
 
     So 72 blocks on 48 SMs, of 1600 steps each, and 8 partial sums of the whole gradient, written and read.
     """
-    constants = constants_of(wgrad=1.3, tail_tiles=0.6, partial=1.5)
+    constants = constants_of(wgrad=1.3, tail_sliced=0.6, partial=1.5)
     work, places = work_of((CHESS, Pass.WGRAD, 200)), places_of(1, element_bytes=2)
     (one,) = (one for one in algorithms(work, places.num_sms) if one.name == "128x128 split")
     arithmetic = 1.3 * (1 + 0.6 + 0.4 * 0.5) * 16384 * 1600 / 115.2e9
@@ -327,15 +323,36 @@ def test_the_time_of_a_split_filter_gradient_is_as_by_pocket_calculator():
     assert_within(seconds(work, places, constants, [one]), np.array([[want]]), ROUNDING * want, axes="ai")
 
 
-def test_the_time_of_a_gradient_by_phases_has_both_of_its_factors():
-    """A stride of 2 halves both sides of the outputs: 4 phases of 32 x 64 pixels (16 tiles each), of 288 steps."""
+def test_the_time_of_a_scattered_gradient_is_as_by_pocket_calculator():
+    """64 outputs of 32 images are 16 tiles of 128 rows, 9 taps of 128 channels as many of 128 columns: 144 blocks."""
     layer = Conv2d(h=16, w=16, c=128, k=128, r=3, s=3, pad=1, stride=2)
     work, places = work_of((layer, Pass.DGRAD, 32)), places_of(1)
-    (one,) = (one for one in algorithms(work, places.num_sms) if one.name == "128x128 by phases")
-    constants = constants_of(dgrad=1.2, phases=1.5, cost_128x128=1.1)
-    # 64 blocks on 48 SMs are two waves where a tail counts whole.
-    want = 1.2 * 1.5 * 1.1 * 2 * 16384 * 288 / 115.2e9
+    (one,) = (one for one in algorithms(work, places.num_sms) if one.name == "128x128 scattered")
+    constants = constants_of(dgrad=1.2, cost_128x128=1.1, scattered=1.5, partial=100)
+    arithmetic = 1.2 * 1.1 * 3 * 16384 * 128 / 115.2e9
+    want = arithmetic + 1.5 * (2048 * 9 * 128) * 4 / 500e9
     assert_within(seconds(work, places, constants, [one]), np.array([[want]]), ROUNDING * want, axes="ai")
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "own", "factor"),
+    [("128x128", "tiles", "sliced", 2), ("winograd 4x4 64x64", "winograd", "winograd sliced", 3)],
+)
+def test_the_filter_gradient_of_a_convolution_has_constants_of_its_own(name, family, own, factor):
+    """Launch, bytes and factor of tiles and of Winograd's products are others there; of a linear layer as forward."""
+    linear = Linear(c=128, k=128)
+    cases = [(CHESS, pass_, 32) for pass_ in PASSES] + [(linear, Pass.WGRAD, 32)]
+    work, places = work_of(*cases), places_of(len(cases))
+    constants = constants_of(wgrad=2, wgrad_winograd=3) | {
+        f"launch {family}": 1e6,
+        f"launch {own}": 5e6,
+        f"w {own}": 7.0,
+    }
+    (one,) = (one for one in algorithms(work, places.num_sms) if one.name == name)
+    (got,), (bare,) = (seconds(work, places, of, [one]) for of in (constants, constants_of()))
+    filters = 7 * 9 * 128 * 128 * 4 / 500e9
+    want = [1 + bare[0], 1 + bare[1], 5 + factor * bare[2] + filters, 1 + 2 * bare[3]]
+    assert got.tolist() == pytest.approx(want, rel=1e-12)
 
 
 def test_fouriers_bytes_are_those_of_what_it_makes():

@@ -191,6 +191,6 @@ def test_a_model_without_transforms_never_names_one():
     """Tensor Cores multiply tiles."""
     work, places = work_of((CHESS, Pass.FPROP, 97)), places_of(1)
     _, found, _ = model_of(transforms=False).predict(work, places)
-    assert {one.family for one in found} <= {"tiles", "phases"}
+    assert {one.family for one in found} <= {"tiles", "scattered"}
     _, found, best = model_of().predict(work, places)
-    assert found[best[0]].family not in {"tiles", "phases"}
+    assert found[best[0]].family not in {"tiles", "scattered"}

@@ -39,7 +39,7 @@ SUM = gamma(100, 2.0**-53)
 def tiles_alone():
     """Constants that leave one algorithm, whole tiles of 128 x 128 one wave after the other, and no bytes."""
     found = constants_of(partial=1e9) | {f"cost {name}": 1e9 for name in COSTS[1:]}
-    return found | {f"cost {COSTS[0]}": 1.0, "phases": 1e9} | {f"tail {family}": 1.0 for family in FAMILIES}
+    return found | {f"cost {COSTS[0]}": 1.0, "scattered": 1e9} | {f"tail {family}": 1.0 for family in FAMILIES}
 
 
 def model_of(name, sd, **changes):
