@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks import published
+from benchmarks.fitting_process import fit_process
 from benchmarks.published import Rows
 from cubatch import residual
 from cubatch.algorithms import FAMILIES, SLICED, Array, algorithms, seconds
@@ -51,13 +52,12 @@ _MANY = {
     "objective": "huber", "alpha": 0.05, "num_iterations": 1200, "num_leaves": 48, "learning_rate": 0.05,
     "min_data_in_leaf": 10,
 }  # fmt: skip
-_FEW = {"num_iterations": 400, "num_leaves": 16, "learning_rate": 0.04, "min_data_in_leaf": 5}
 TREES: Mapping[str, Mapping[str, object]] = {
     published.NEUSIGHT: _MANY,
     published.JUSTUS: _MANY,
-    published.CONV: {**_FEW, "extra_trees": True},
-    published.GEMM: _FEW,
 }
+SHARED: Mapping[str, Sequence[str]] = {published.CONV: ("all", "kin"), published.GEMM: ("all", "kin", "gpu")}
+"""What GPUs share in the residual of sources of few shapes, which is a process, not trees."""
 _SAMPLING = {"bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.5}
 
 
@@ -101,12 +101,12 @@ def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
 
 
 def arithmetic(model: Fitted, rows: Rows) -> Array:
-    """Predict the layers of rows, without the trees and the harness."""
-    return attrs.evolve(model, trees=None).predict(rows.work, rows.places(model.scales))[0]
+    """Predict the layers of rows, without the residual and the harness."""
+    return attrs.evolve(model, trees=None, process=None).predict(rows.work, rows.places(model.scales))[0]
 
 
 def analytic(model: Fitted, rows: Rows) -> Array:
-    """Predict rows without the trees."""
+    """Predict rows without the residual."""
     return arithmetic(model, rows) + nuisance(rows, model.constants)
 
 
@@ -166,13 +166,18 @@ def predict(model: Fitted, rows: Rows) -> Array:
 
 
 def fit(rows: Rows, *, seed: int) -> Fitted:
-    """Fit constants, factors and, where enough was published, the trees."""
+    """Fit constants, factors and, where enough was published, the residual."""
     model = fit_constants(rows, seed=seed)
-    return model if rows.tensor else fit_trees(model, rows, seed=seed)
+    if rows.tensor:
+        return model
+    if rows.source in SHARED:
+        gaps, places = np.log(rows.seconds / analytic(model, rows)), rows.places(model.scales)
+        return attrs.evolve(model, process=fit_process(columns(model, rows), rows, places, gaps, SHARED[rows.source]))
+    return fit_trees(model, rows, seed=seed)
 
 
 def cross_validated(rows: Rows, *, seed: int, folds: int = 5) -> tuple[Array, Array]:
-    """Predict every row by models that saw no row of its shape: with the trees, and by arithmetic alone."""
+    """Predict every row by models that saw no row of its shape: with the residual, and by arithmetic alone."""
     fold = rows.folds(folds)
     whole, plain = np.zeros(len(rows)), np.zeros(len(rows))
     for number in range(folds):

@@ -16,7 +16,7 @@ import numpy as np
 
 from cubatch import catalogue
 from cubatch.algorithms import Array, Mask, Places, Work
-from cubatch.fitted import lanes
+from cubatch.fitted import kin_of, lanes
 from cubatch.hardware import Device
 from cubatch.predictor import l2_of
 
@@ -109,6 +109,8 @@ class Rows:
             element_bytes=np.full(len(self), 4.0 if self.dtype == "float32" else 2.0),
             compute=column([scales.get(one.slug, (1.0, 1.0))[0] for one in found]),
             memory=column([scales.get(one.slug, (1.0, 1.0))[1] for one in found]),
+            gpu=np.array([one.slug for one in found])[index],
+            kin=np.array([kin_of(one) for one in found])[index],
         )
 
 

@@ -141,6 +141,7 @@ class Places:
         lanes: Lanes of float32 in an SM.
         element_bytes: Bytes of a stored element.
         compute, memory: Factors on the time of arithmetic and of bytes: see `predictor.Scales`.
+        gpu, kin: The catalogue's name of the GPU, empty if it has none, and of those alike: see `fitted.kin_of`.
     """
 
     peak: Array
@@ -151,6 +152,8 @@ class Places:
     element_bytes: Array
     compute: Array
     memory: Array
+    gpu: NDArray[np.str_]
+    kin: NDArray[np.str_]
 
     def take(self, index: Index | Mask) -> Places:
         """Give the places of an index or a mask."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from cubatch import catalogue, residual
+from cubatch import catalogue, process, residual
 from cubatch.algorithms import Algorithm, Array, Index, Places, Work, algorithms, seconds
 from cubatch.hardware import HALF_RATE, Device
 
@@ -22,6 +22,7 @@ _DATA = Path(__file__).parent / "data"
 _WATTS_PER_TFLOPS = 15.0
 _POWER_LIMITED = (6, 7)
 _ARRAYS = ("depths", "feature", "number", "low", "high")
+_POINTS = ("lengths", "points", "weights", "gpu", "kin", "shares")
 
 
 @attrs.frozen(eq=False)
@@ -37,6 +38,7 @@ class Fitted:
         sd: Standard deviation of the logarithm of measured over predicted time, of shapes not fitted.
         unseen_sd: What a GPU that was not measured adds to it.
         transforms: Whether there are other algorithms than tiles: see `algorithms.algorithms`.
+        process: The residual of sources of few shapes, which have no trees.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Fitted:
     sd: float
     unseen_sd: float
     transforms: bool = True
+    process: process.Process | None = None
 
     def scale(self, device: Device) -> tuple[float, float, bool]:
         """
@@ -60,7 +63,7 @@ class Fitted:
             return *known, True
         devices = {one.slug: one for one in catalogue.all_devices()}
         rows = [(devices[slug], scale) for slug, scale in self.scales.items() if slug in devices]
-        kin = [row for row in rows if _kin(row[0]) == _kin(device)] or rows
+        kin = [row for row in rows if kin_of(row[0]) == kin_of(device)] or rows
         compute = [np.log(scale[0] * sustained(one)) for one, scale in kin]
         memory = [np.log(scale[1]) for _, scale in kin]
         return float(np.exp(np.mean(compute)) / sustained(device)), float(np.exp(np.mean(memory))), False
@@ -82,8 +85,12 @@ class Fitted:
         found = algorithms(work, places.num_sms, transforms=self.transforms)
         times = seconds(work, places, self.constants, found)
         predicted = times.min(axis=0)
-        if self.trees is not None:
-            predicted = predicted * np.exp(self.trees(residual.features(work, places, found, times, extra or {})))
+        if self.trees is not None or self.process is not None:
+            described = residual.features(work, places, found, times, extra or {})
+            if self.trees is not None:
+                predicted = predicted * np.exp(self.trees(described))
+            if self.process is not None:
+                predicted = predicted * np.exp(self.process(described, places))
         return predicted, found, np.argmin(times, axis=0)
 
     def save(self, path: Path) -> None:
@@ -96,6 +103,7 @@ class Fitted:
             "features": None if self.trees is None else self.trees.features,
         }  # fmt: skip
         arrays = {} if self.trees is None else {name: getattr(self.trees, name) for name in _ARRAYS}
+        arrays |= {} if self.process is None else {name: getattr(self.process, name) for name in _POINTS}
         np.savez_compressed(path, facts=np.array(json.dumps(facts)), **arrays)
 
     @classmethod
@@ -104,11 +112,13 @@ class Fitted:
         with np.load(path) as file:
             facts = json.loads(str(file["facts"]))
             arrays = {name: file[name] for name in _ARRAYS if name in file}
+            points = {name: file[name] for name in _POINTS if name in file}
         trees = residual.Trees(tuple(facts["features"]), **arrays) if arrays else None
         scales = {slug: (pair[0], pair[1]) for slug, pair in facts["scales"].items()}
         return cls(
-            facts["name"], facts["constants"], scales, trees, facts["sd"], facts["unseen_sd"], facts["transforms"]
-        )
+            facts["name"], facts["constants"], scales, trees, facts["sd"], facts["unseen_sd"], facts["transforms"],
+            process.Process(**points) if points else None,
+        )  # fmt: skip
 
 
 @cache
@@ -143,7 +153,8 @@ def sustained(device: Device) -> float:
     return min(1.0, float(np.sqrt(watts / (peak / 1e12) / _WATTS_PER_TFLOPS)))
 
 
-def _kin(device: Device) -> str:
+def kin_of(device: Device) -> str:
+    """Name the GPUs whose SMs issue instructions as this one's do, for which libraries have the same kernels."""
     capability = device.compute_capability or (0, 0)
     if capability == (6, 0):
         return "P100"

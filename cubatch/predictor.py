@@ -15,7 +15,7 @@ import numpy as np
 from cubatch import catalogue, kernel_seconds
 from cubatch.algorithms import PASSES, Array, Places, Work
 from cubatch.errors import InvalidArgument
-from cubatch.fitted import Fitted, lanes, shipped
+from cubatch.fitted import Fitted, kin_of, lanes, shipped
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kinds import Attention, Conv2d
 from cubatch.layer import Gemm, Layer, Pass, extents
@@ -371,4 +371,5 @@ def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales
         "lanes": lanes(device), "element_bytes": BYTES_PER_ELEMENT[dtype], "compute": compute * scales.compute,
         "memory": memory * scales.memory,
     }  # fmt: skip
-    return Places(**{name: np.full(size, float(value or 0)) for name, value in columns.items()}), known
+    names = {"gpu": np.full(size, device.slug or ""), "kin": np.full(size, kin_of(device))}
+    return Places(**names, **{name: np.full(size, float(value or 0)) for name, value in columns.items()}), known

@@ -38,7 +38,8 @@ def places_of(size, **changes):
         "peak": 48 * 64 * 2 * 1.8e9, "bandwidth": 500e9, "num_sms": 48, "l2_bytes": 2**22, "lanes": 64,
         "element_bytes": 4, "compute": 1, "memory": 1,
     }  # fmt: skip
-    return Places(**{name: np.full(size, float(value)) for name, value in (facts | changes).items()})
+    names = {name: np.full(size, changes.pop(name, "")) for name in ("gpu", "kin")}
+    return Places(**names, **{name: np.full(size, float(value)) for name, value in (facts | changes).items()})
 
 
 def constants_of(**changes):

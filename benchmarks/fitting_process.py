@@ -1,0 +1,94 @@
+"""
+Fitting the Gaussian process of what the constants leave: see `cubatch.process`.
+
+Beside what the process knows there are errors that it cannot tell: of a shape and pass, alike on all GPUs, on kin and
+on one GPU, and more alike the nearer the batches; and of each measurement.  Without them, twenty measurements of a
+shape would count as twenty shapes.  All variances and lengths are those under which the errors are most probable
+(Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, 5.4), each drawn to where the search starts: a
+few dozen shapes say little about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky
+from scipy.optimize import minimize
+
+from benchmarks.published import Rows
+from cubatch.algorithms import Array, Places
+from cubatch.process import Process, near, table
+
+LENGTH = 3.0
+"""Where the search for a length starts, in logarithms of extents."""
+SHARED = {"all": 0.15, "kin": 0.1, "gpu": 0.1}
+"""Standard deviations of what the process knows, where the search starts."""
+_SHAPE = (0.12, 0.05, 0.05)  # of a shape's own error on all GPUs, on kin, on one
+_NOISE = 0.08
+_BATCHES = 1.5  # logarithm of the batch over which a shape's own error changes
+_PRIOR_SD = 0.5  # of the logarithm of a length or standard deviation, around where the search starts
+_FAR = np.log(10.0)
+_ROUNDS = 40
+
+
+def fit_process(columns: dict[str, Array], rows: Rows, places: Places, gaps: Array, shared: Sequence[str]) -> Process:
+    """
+    Fit a process to the logarithms of measured over predicted time.
+
+    Args:
+        columns: `residual.features` of the rows.
+        rows: What was measured.
+        places: The GPUs of the rows.
+        gaps: The logarithms.
+        shared: What of SHARED the source has.
+    """
+    x, alike = table(columns), _alike(rows, places)
+    first = np.log([LENGTH] * x.shape[1] + [*SHARED.values(), *_SHAPE, _NOISE])
+    on = np.array([name in shared for name in SHARED] + [True] * 4, float)
+    within = [(log - _FAR, log + _FAR) for log in first]
+    options = {"maxiter": _ROUNDS}
+    found = minimize(
+        _improbable, first, (first, on, x, alike, gaps), "L-BFGS-B", jac=True, bounds=within, options=options
+    ).x
+    lengths, variances = np.exp(found[: x.shape[1]]), np.exp(2 * found[x.shape[1] :]) * on
+    covariance, _ = _covariance(x / lengths, alike, variances)
+    return Process(
+        lengths=lengths.astype(np.float32), points=(x / lengths).astype(np.float32),
+        weights=np.linalg.solve(covariance, gaps).astype(np.float32), gpu=places.gpu, kin=places.kin,
+        shares=variances[:3].astype(np.float32),
+    )  # fmt: skip
+
+
+def _alike(rows: Rows, places: Places) -> Array:
+    """Tell which rows share all, kin and GPU, and how far also their shape: (6, rows, rows)."""
+    kin, gpu, shape, pass_ = (
+        names[:, None] == names for names in (places.kin, places.gpu, rows.shape, rows.work.pass_)
+    )
+    batch = np.log(rows.work.n)
+    own = shape * pass_ * np.exp(-(((batch[:, None] - batch) / _BATCHES) ** 2) / 2)
+    return np.stack([np.ones(kin.shape), kin, gpu, own, own * kin, own * gpu])
+
+
+def _covariance(z: Array, alike: Array, variances: Array) -> tuple[Array, Array]:
+    """Give the covariance of the errors, and the part of it that the process knows."""
+    known = near(z, z) * np.tensordot(variances[:3], alike[:3], 1)
+    return known + np.tensordot(variances[3:6], alike[3:], 1) + variances[6] * np.eye(len(z)), known
+
+
+def _improbable(logs: Array, first: Array, on: Array, x: Array, alike: Array, gaps: Array) -> tuple[float, Array]:
+    """Give minus the logarithm of the probability of the errors, less a constant, and its slopes."""
+    count = x.shape[1]
+    z, variances = x / np.exp(logs[:count]), np.exp(2 * logs[count:]) * on
+    covariance, known = _covariance(z, alike, variances)
+    root = cholesky(covariance, lower=True)
+    inverse = cho_solve((root, True), np.eye(len(gaps)))
+    weights = inverse @ gaps
+    pull = inverse - np.outer(weights, weights)
+    by_point = pull * known
+    by_length = (z**2 * by_point.sum(axis=1)[:, None]).sum(axis=0) - (z * (by_point @ z)).sum(axis=0)
+    spread = pull * near(z, z)
+    by_share = [variances[i] * np.vdot(spread if i < 3 else pull, alike[i]) for i in range(6)]
+    away = (logs - first) / _PRIOR_SD
+    value = gaps @ weights / 2 + np.log(np.diag(root)).sum() + away @ away / 2
+    return float(value), np.r_[by_length, by_share, variances[6] * np.trace(pull)] + away / _PRIOR_SD
