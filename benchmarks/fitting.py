@@ -37,6 +37,9 @@ for _family, _values in zip(FAMILIES, _MOVES, strict=True):
     START[f"tail {_family}"] = 0.55
 for _family, _name in SLICED.items():
     START |= {f"{kind} {_name}": START[f"{kind} {_family}"] for kind in ("launch", "extra", "x", "y", "w", "tail")}
+# Winograd transforms input and output there as it does the input of a forward pass; the products, 36 for 9 taps, are
+# written and read, and the filter is written.
+START |= {"y winograd sliced": START["x winograd"], "w winograd sliced": 2 * 36 / 9 + 1}
 # What TensorFlow adds to a convolution, as bytes of its output or input: cuDNN pads both sides alike, so that an odd
 # padding is copied to the input first (tensorflow/core/kernels/conv_ops.cc).
 NUISANCES = {"activation": 2.0, "bias": 2.0, "copied": 2.0}
