@@ -28,8 +28,6 @@ from cubatch.algorithms import Array, Mask
 from cubatch.fitted import Fitted
 
 ANCHORS = 10
-ANCHOR_SD = 0.2
-"""Of a GPU's factor beforehand: predictor.md's prior."""
 DRAWS = 30
 GOALS = {
     f"{NEUSIGHT}, unseen shapes": (5.0, 3.5),
@@ -76,12 +74,13 @@ def _ends(values: list[float]) -> list[float]:
     return [round(float(value), 2) for value in np.quantile(values, (0.05, 0.95))]
 
 
-def anchored(rows: Rows, predicted: Array, *, sd: float, seed: int) -> dict[str, object]:
+def anchored(rows: Rows, predicted: Array, *, sd: float, unseen_sd: float, seed: int) -> dict[str, object]:
     """
     Sum up errors with ten rows of each GPU known, which move all others of it by one factor.
 
-    The factor is the median of theirs, drawn to one by a prior of ANCHOR_SD; `cubatch predict --anchors` does the same
-    with two factors and whole networks (cubatch/kriging.py).
+    The factor is the median of theirs, drawn to one by how unsure the model is of a GPU that it has not seen, and a
+    median of normal draws varies pi / 2 times as much as their mean; `cubatch predict --anchors` does the same with two
+    factors and whole networks (cubatch/kriging.py).
     """
     rng, found, weights = np.random.default_rng(seed), [], []
     for slug in np.unique(rows.gpu):
@@ -89,7 +88,7 @@ def anchored(rows: Rows, predicted: Array, *, sd: float, seed: int) -> dict[str,
         if len(of) <= ANCHORS:
             continue
         gap = np.log(predicted[of] / rows.seconds[of])
-        weight = ANCHORS / (ANCHORS + (sd / ANCHOR_SD) ** 2)
+        weight = ANCHORS / (ANCHORS + np.pi / 2 * (sd / unseen_sd) ** 2)
         for _ in range(DRAWS):
             known = rng.permutation(len(of)) < ANCHORS
             factor = np.exp(-weight * np.median(gap[known]))
@@ -197,7 +196,7 @@ def _unseen_gpus(out: dict[str, object], rows: Rows, predicted: Array, model: Fi
     for slug in np.unique(rows.gpu):
         of = rows.gpu == slug
         out[f"{rows.name}, {name}, {slug}"] = summary(rows.take(of), predicted[of], seed=seed)
-    anchors = anchored(rows, predicted, sd=model.sd, seed=seed)
+    anchors = anchored(rows, predicted, sd=model.sd, unseen_sd=model.unseen_sd, seed=seed)
     out[f"{rows.name}, {name}, {ANCHORS} anchors"] = anchors
     if rows.source in (CONV, GEMM):
         out[f"{rows.name}, {name}, knee"] = knees(rows, predicted, seed=seed)
