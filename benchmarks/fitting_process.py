@@ -20,7 +20,7 @@ from benchmarks.published import Rows
 from cubatch.algorithms import Array, Places
 from cubatch.process import Process, near, table
 
-LENGTH = 3.0
+LENGTH = 2.0
 """Where the search for a length starts, in logarithms of extents."""
 SHARED = {"all": 0.15, "kin": 0.1, "gpu": 0.1}
 """Standard deviations of what the process knows, where the search starts."""
