@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks import published
-from benchmarks.fitting_process import fit_process
+from benchmarks.fitting_gaussian_process import fit_gaussian_process
 from benchmarks.published import Rows
 from cubatch import residual
 from cubatch.algorithms import FAMILIES, SLICED, Array, algorithms, seconds
@@ -175,7 +175,9 @@ def fit(rows: Rows, *, seed: int) -> Fitted:
         return model
     if rows.source in SHARED:
         gaps, places = np.log(rows.seconds / analytic(model, rows)), rows.places(model.scales)
-        return attrs.evolve(model, process=fit_process(columns(model, rows), rows, places, gaps, SHARED[rows.source]))
+        return attrs.evolve(
+            model, process=fit_gaussian_process(columns(model, rows), rows, places, gaps, SHARED[rows.source])
+        )
     return fit_trees(model, rows, seed=seed)
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from cubatch import catalogue, process, residual
+from cubatch import catalogue, residual
 from cubatch.algorithms import Algorithm, Array, Index, Places, Work, algorithms, seconds
+from cubatch.gaussian_process import GaussianProcess
 from cubatch.hardware import HALF_RATE, Device
 
 _DATA = Path(__file__).parent / "data"
@@ -48,7 +49,7 @@ class Fitted:
     sd: float
     unseen_sd: float
     transforms: bool = True
-    process: process.Process | None = None
+    process: GaussianProcess | None = None
 
     def scale(self, device: Device) -> tuple[float, float, bool]:
         """
@@ -117,7 +118,7 @@ class Fitted:
         scales = {slug: (pair[0], pair[1]) for slug, pair in facts["scales"].items()}
         return cls(
             facts["name"], facts["constants"], scales, trees, facts["sd"], facts["unseen_sd"], facts["transforms"],
-            process.Process(**points) if points else None,
+            GaussianProcess(**points) if points else None,
         )  # fmt: skip
 
 

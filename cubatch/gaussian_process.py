@@ -27,7 +27,7 @@ _CHUNK = 512
 
 
 @attrs.frozen(eq=False)
-class Process:
+class GaussianProcess:
     """
     A weighted sum over measurements that are near.
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from benchmarks import fitting, fitting_process
-from benchmarks.fitting_process import fit_process
+from benchmarks import fitting, fitting_gaussian_process
+from benchmarks.fitting_gaussian_process import fit_gaussian_process
 from benchmarks.published import GEMM
 from cubatch import residual
 from cubatch.algorithms import algorithms, seconds
 from cubatch.fitted import Fitted
+from cubatch.gaussian_process import FEATURES, GaussianProcess, table
 from cubatch.kinds import Conv2d, Linear
 from cubatch.layer import Pass
-from cubatch.process import FEATURES, Process, table
 from tests.unit.test_algorithms import constants_of, places_of, work_of
 from tests.unit.test_fitting import model_of, rows_of
 
@@ -33,7 +33,9 @@ def process_of(work, places, weights, shares=(0.5, 0.25, 0.125), length=2.0):
     """A process over some measurements, all lengths alike."""
     lengths = np.full(len(FEATURES), length, np.float32)
     points = (table(described(work, places)) / lengths).astype(np.float32)
-    return Process(lengths, points, np.array(weights, np.float32), places.gpu, places.kin, np.array(shares, np.float32))
+    return GaussianProcess(
+        lengths, points, np.array(weights, np.float32), places.gpu, places.kin, np.array(shares, np.float32)
+    )
 
 
 def on(gpus):
@@ -82,7 +84,7 @@ def test_a_model_with_a_process_is_read_as_it_was_written(tmp_path):
     model = Fitted("deepbench conv", constants_of(), {}, None, 0.125, 0.25, process=process)
     model.save(tmp_path / "model.npz")
     got = Fitted.load(tmp_path / "model.npz")
-    for field in attrs.fields(Process):
+    for field in attrs.fields(GaussianProcess):
         want, found = getattr(process, field.name), getattr(got.process, field.name)
         assert np.array_equal(found, want), field.name
         assert found.dtype == want.dtype, field.name
@@ -104,7 +106,7 @@ def fitted_to(rows, shared):
     """The process of what `model_of` leaves of the rows."""
     places = rows.places({})
     gaps = np.log(rows.seconds / fitting.analytic(model_of(), rows))
-    return fit_process(fitting.columns(model_of(), rows), rows, places, gaps, shared), gaps
+    return fit_gaussian_process(fitting.columns(model_of(), rows), rows, places, gaps, shared), gaps
 
 
 def test_the_slopes_of_the_search_are_those_of_its_value():
@@ -112,15 +114,15 @@ def test_the_slopes_of_the_search_are_those_of_its_value():
     rows = rows_with(lambda rows: 0.3 * np.sin(np.log(rows.work.m)))
     rows = rows.take(np.arange(len(rows)) % 3 == 0)
     places = rows.places({})
-    x, alike = table(fitting.columns(model_of(), rows)), fitting_process._alike(rows, places)
+    x, alike = table(fitting.columns(model_of(), rows)), fitting_gaussian_process._alike(rows, places)
     first = np.log([3.0] * len(FEATURES) + [0.15, 0.1, 0.1, 0.12, 0.05, 0.05, 0.08])
     gaps = np.log(rows.seconds / fitting.analytic(model_of(), rows))
     arguments = (first, np.ones(7), x, alike, gaps)
     logs = first + np.random.default_rng(0).normal(0, 0.3, len(first))
-    value, slopes = fitting_process._improbable(logs, *arguments)
+    value, slopes = fitting_gaussian_process._improbable(logs, *arguments)
     wrong = check_grad(
-        lambda at: fitting_process._improbable(at, *arguments)[0],
-        lambda at: fitting_process._improbable(at, *arguments)[1], logs, epsilon=1e-6,
+        lambda at: fitting_gaussian_process._improbable(at, *arguments)[0],
+        lambda at: fitting_gaussian_process._improbable(at, *arguments)[1], logs, epsilon=1e-6,
     )  # fmt: skip
     assert np.isfinite(value)
     assert wrong < 1e-4 * np.linalg.norm(slopes)

@@ -1,5 +1,5 @@
 """
-Fitting the Gaussian process of what the constants leave: see `cubatch.process`.
+Fitting the Gaussian process of what the constants leave: see `cubatch.gaussian_process`.
 
 Beside what the process knows there are errors that it cannot tell: of a shape and pass, alike on all GPUs, on kin and
 on one GPU, and more alike the nearer the batches; and of each measurement.  Without them, twenty measurements of a
@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 
 from benchmarks.published import Rows
 from cubatch.algorithms import Array, Places
-from cubatch.process import Process, near, table
+from cubatch.gaussian_process import GaussianProcess, near, table
 
 LENGTH = 2.0
 """Where the search for a length starts, in logarithms of extents."""
@@ -32,7 +32,9 @@ _FAR = np.log(10.0)
 _ROUNDS = 40
 
 
-def fit_process(columns: dict[str, Array], rows: Rows, places: Places, gaps: Array, shared: Sequence[str]) -> Process:
+def fit_gaussian_process(
+    columns: dict[str, Array], rows: Rows, places: Places, gaps: Array, shared: Sequence[str]
+) -> GaussianProcess:
     """
     Fit a process to the logarithms of measured over predicted time.
 
@@ -53,7 +55,7 @@ def fit_process(columns: dict[str, Array], rows: Rows, places: Places, gaps: Arr
     ).x
     lengths, variances = np.exp(found[: x.shape[1]]), np.exp(2 * found[x.shape[1] :]) * on
     covariance, _ = _covariance(x / lengths, alike, variances)
-    return Process(
+    return GaussianProcess(
         lengths=lengths.astype(np.float32), points=(x / lengths).astype(np.float32),
         weights=np.linalg.solve(covariance, gaps).astype(np.float32), gpu=places.gpu, kin=places.kin,
         shares=variances[:3].astype(np.float32),
