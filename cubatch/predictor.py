@@ -34,7 +34,7 @@ _OURS_SD = 0.3
 OURS_SCALE_SD = 0.5
 """Of our kernels, which no GPU has timed: more than of any published one."""
 _KNOWN_SD = 0.05  # of a GPU that was measured: other boards, drivers and temperatures
-FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.14, 0.4
+FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.17, 0.43
 """
 What a framework loses between kernels and adds to them: chosen so that about 90 of 100 published whole networks lie
 inside (benchmarks/score_networks.py). Those in 16 bits are of frameworks that still kept channels first.
