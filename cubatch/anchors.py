@@ -102,9 +102,6 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
     if result.spec is None or result.mode is None or result.dtype is None:
         raise refused("results of a layer or network", "Of a callable the model knows nothing.")
     spec = resolve(result.spec)
-    if result.library == "im2col" and any(isinstance(node.layer, Conv2d) for node in as_network(spec).nodes):
-        remedy = 'It gathers operands in memory, which no library does; tune with library="cubatch".'
-        raise refused('results of another library than "im2col" where there are convolutions', remedy)
     question = Question(
         spec=spec,
         device=_device(result.device, asked.device, refused),
@@ -113,6 +110,9 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
         library="cubatch" if result.library == "cubatch" else "vendor",
         recompute=bool(result.recompute),
     )
+    if result.library == "im2col" and any(isinstance(node.layer, Conv2d) for node in as_network(spec).nodes):
+        remedy = 'It gathers operands in memory, which no library does; tune with library="cubatch".'
+        raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(question.device, question.dtype, question.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
     seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.status == "ok" and m.latency_seconds}

@@ -15,7 +15,7 @@ from cubatch.curve import format_objective
 from cubatch.forecast_record import Forecast, PassShare
 from cubatch.kinds import Conv2d
 from cubatch.kriging import Sharpened
-from cubatch.layer import MAX_EXTENT, Layer, Pass, extents
+from cubatch.layer import MAX_EXTENT, Layer, Pass
 from cubatch.spec import Network
 from cubatch.tiling import (
     FUSED_PIXELS,
@@ -42,7 +42,7 @@ def sentences(found: Forecast, network: Network, sharpened: Sharpened) -> tuple[
         network: What was predicted.
         sharpened: What the anchors did to it.
     """
-    heaviest = _heaviest(found, network)
+    heaviest = _heaviest(found)
     return (
         *_why(found),
         *_ties(found),
@@ -137,12 +137,12 @@ def _weights(found: Forecast, heaviest: Sequence[Sequence[PassShare]]) -> Iterat
         yield f"{bound} of the predicted time goes to passes bound by arithmetic, the rest to passes bound by memory."
 
 
-def _heaviest(found: Forecast, network: Network) -> list[list[PassShare]]:
-    """Put equal passes of equal layers together, those that take longest first."""
-    layers = {node.name: extents(node.layer) for node in network.nodes}
-    alike: dict[tuple[Layer, str], list[PassShare]] = {}
+def _heaviest(found: Forecast) -> list[list[PassShare]]:
+    """Put passes together that are predicted alike, as `listings_forecast.layers` does; longest first."""
+    alike: dict[tuple[object, ...], list[PassShare]] = {}
     for share in found.passes:
-        alike.setdefault((layers[share.layer], share.pass_), []).append(share)
+        kind = share.pass_, share.algorithm, share.blocks, share.bound, share.seconds
+        alike.setdefault(kind, []).append(share)
     return sorted(alike.values(), key=lambda group: -sum(share.share for share in group))
 
 
@@ -160,7 +160,7 @@ def _wave(found: Forecast, network: Network, heaviest: Sequence[Sequence[PassSha
     layer = next(node.layer for node in network.nodes if node.name == share.layer)
     grid = _grid(layer, Pass(share.pass_), share.algorithm, n, share.blocks)
     if grid is not None and grid(1) < grid(MAX_EXTENT):
-        text += f"; up to batch {crest_batch_size(busiest, blocks=grid, num_sms=num_sms)} it stays at {busiest}"
+        text += f"; beyond batch {crest_batch_size(busiest, blocks=grid, num_sms=num_sms)} it has more"
     yield text + "."
 
 

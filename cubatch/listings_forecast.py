@@ -37,7 +37,8 @@ _COMPARED_NOTE = (
 )
 _LAYERS_NOTE = (
     "“+2” is two more layers with an equal pass, whose times are added. “bytes” only moves them; of a product, "
-    "predicted time follows the blocks of the busiest SM, and “fill” is the share of SM time at work."
+    "predicted time goes by the blocks of the busiest SM and by what was learned of its extents, the batch among them; "
+    "“fill” is the share of SM time at work."
 )
 
 

@@ -131,7 +131,7 @@ def predict_step(
     Predict the time of a step at each batch size.
 
     The step is the sum of its passes; the loss and the optimiser are left out, which are small unless the batch is.
-    Convolutions of 3x3 and stride 1 in float32 go by what NeuSight measured with cuDNN 8.9, others and their
+    Convolutions of 3x3 and stride 1 computed in float32 go by what NeuSight measured with cuDNN 8.9, others and their
     gradients by DeepBench (cuDNN 5 to 7), products by DeepBench's.  Of Tensor Cores only DeepBench's V100 is known,
     of bfloat16 and tf32 nothing: their intervals are wider, and a note says so.
 
@@ -227,7 +227,7 @@ def _vendors(
 ) -> tuple[_Part, float]:
     """Predict by what was published of the vendor's libraries, and give what is unknown of the GPU alike for all."""
     tensor = bool(has_tensor_cores(device, dtype))
-    models = [_model(layer, pass_, dtype) for layer, pass_ in work]
+    models = [_model(layer, pass_, tensor=tensor) for layer, pass_ in work]
     seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.full(len(work), _BYTES_SD)
     names: list[tuple[str, ...]] = [("bytes",) * len(sizes)] * len(work)
     unseen, strange = [_KNOWN_SD], list[str]()
@@ -272,14 +272,14 @@ def _vendors(
 _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "convolutions", _GEMM: "matrix products"}
 
 
-def _model(layer: Layer, pass_: Pass, dtype: str) -> str | None:
+def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
     """Name the model that answers for a pass; None for one that only moves bytes."""
     if not layer.gemms(pass_, 1):
         return None
     if not isinstance(layer, Conv2d):
         return _GEMM
     plain = (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (3, 3, (1, 1), (1, 1), 1)
-    return _NEUSIGHT if plain and pass_ is Pass.FPROP and dtype == "float32" else _CONV
+    return _NEUSIGHT if plain and pass_ is Pass.FPROP and not tensor else _CONV
 
 
 def _never_seen(layer: Layer, notes: list[str]) -> float | None:

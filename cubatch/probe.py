@@ -224,7 +224,7 @@ def _named(name: str | None) -> Device:
 def _present(wanted: Device) -> Device:
     if wanted.kind == "cpu":
         return wanted if wanted.live else _cpu()
-    remedy = "cubatch candidates and cubatch memory work for a GPU that is not here."
+    remedy = "cubatch predict, candidates and memory work for a GPU that is not here."
     try:
         gpus = _gpus()
     except DeviceNotAvailable as error:

@@ -305,7 +305,7 @@ def test_the_wave_of_the_longest_product_is_worked_out(planted):
     planted({28: 1.0})
     found = ask(batch_sizes=[28])
     assert any("in 79 blocks: 1 on the busiest of 80 SMs" in reason for reason in found.reasons)
-    assert any("98.8 % filled; up to batch 28 it stays at 1" in reason for reason in found.reasons)
+    assert any("98.8 % filled; beyond batch 28 it has more" in reason for reason in found.reasons)
 
 
 def test_computing_again_costs_the_forward_passes_that_are_repeated():

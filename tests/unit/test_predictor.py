@@ -189,10 +189,12 @@ PLAIN = attrs.evolve(CARD, tensor_cores=False, peak_flops_per_second={"float32":
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("layer", "name", "sd"), [(CONV, "conv", 0.8), (SMALL, "conv", 0.8), (LINEAR, "gemm", 0.4)])
+@pytest.mark.parametrize(
+    ("layer", "name", "sd"), [(CONV, "neusight", 0.8), (SMALL, "deepbench conv", 0.8), (LINEAR, "deepbench gemm", 0.4)]
+)
 def test_16_bits_without_tensor_cores_are_computed_in_float32(shipped, layer, name, sd, dtype):
-    """Both dtypes go by DeepBench's float32 at its rate, with half the bytes; storage of convolutions is less sure."""
-    model = shipped[f"deepbench {name}"]
+    """Both dtypes go by the models of float32 at its rate and half the bytes; storage of convolutions is less sure."""
+    model = shipped[name]
     bytes_too = {**model.constants, "x tiles": 1.0}
     shipped[model.name] = attrs.evolve(model, constants=bytes_too)
     step = predict_step(layer, [64], PLAIN, dtype=dtype)

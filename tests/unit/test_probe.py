@@ -221,14 +221,14 @@ def test_a_catalogue_name_means_the_gpu_of_that_kind_here(gpus, wanted):
 @pytest.mark.parametrize("wanted", ["h200-sxm", catalogue.find("h200-sxm")])
 @pytest.mark.parametrize("here", [(V100,), (DeviceNotAvailable("cuda", "no driver"),)])
 def test_a_gpu_that_is_elsewhere_cannot_be_measured_on(gpus, wanted, here):
-    """The error points at what does work: candidates and memory."""
+    """The error points at what does work: predict, candidates and memory."""
     gpus(*here)
 
     with pytest.raises(DeviceNotAvailable) as caught:
         probe.resolve(wanted)
 
     assert caught.value.device == "h200-sxm"
-    assert "cubatch candidates" in caught.value.remedy
+    assert "cubatch predict, candidates and memory" in caught.value.remedy
 
 
 def test_a_live_gpu_is_known_again_by_its_uuid(gpus):
