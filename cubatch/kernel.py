@@ -149,10 +149,12 @@ class Kernel:
 
     @property
     def where(self) -> str:
-        """The architectures it is compiled for: "sm_80+", "sm_70 to sm_75", "any"."""
+        """The architectures it is compiled for: "sm_80+", "sm_70 to sm_75", "sm_90", "any"."""
         low = "" if self.min_arch is None else f"sm_{self.min_arch}"
         if self.max_arch is None:
             return f"{low}+" if low else "any"
+        if self.max_arch == self.min_arch:
+            return low
         return f"{low} to sm_{self.max_arch}".strip()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cubatch import kernel as module
@@ -111,6 +112,7 @@ def test_a_tile_without_a_name_of_its_own_has_that_of_its_table():
 
     assert found.name == "gemm_nn_f32_simt_small_v1"
     assert (found.min_arch, found.max_arch, found.where) == (60, 89, "sm_60 to sm_89")
+    assert attrs.evolve(found, min_arch=89).where == "sm_89"
     assert [found.runs_on(arch) for arch in (52, 60, 89, 90)] == [False, True, True, False]
 
 
