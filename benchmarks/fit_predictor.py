@@ -56,7 +56,7 @@ def fitted(rows: Rows, seed: int) -> Fitted:
     if rows.tensor:
         predicted, _ = fitting.cross_validated(rows, seed=seed, folds=FOLDS)
         return attrs.evolve(model, sd=spread(predicted, rows.seconds), unseen_sd=ONE_GPU_SD)
-    groups, gaps = fitting.kin(rows), []
+    groups, gaps = fitting.siblings(rows), []
     for group in np.unique(groups[groups != "Kepler"]):
         out = groups == group
         alone = fitting.fit_constants(rows.take(~out), seed=seed)

@@ -1,4 +1,4 @@
-"""Fitting the model of time: constants by least squares, each GPU's factors with them, then the residual trees."""
+"""Fitting the model of time: constants by least squares, each GPU's factors with them, then the residual."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def extra(model: Fitted, rows: Rows) -> dict[str, Array]:
 
 
 def columns(model: Fitted, rows: Rows) -> dict[str, Array]:
-    """Describe rows to the trees."""
+    """Describe rows to the residual."""
     places, added = rows.places(model.scales), extra(model, rows)
     found = algorithms(rows.work, places.num_sms, transforms=model.transforms)
     return residual.features(rows.work, places, found, seconds(rows.work, places, model.constants, found), added)
@@ -162,7 +162,7 @@ def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: 
 
 
 def predict(model: Fitted, rows: Rows) -> Array:
-    """Predict rows, harness included, by a model whose factors know every GPU of them or its kin."""
+    """Predict rows, harness included, by a model whose factors know every GPU of them or one alike."""
     model = attrs.evolve(model, scales={slug: model.scale(device)[:2] for slug, device in rows.devices.items()})
     learned = model.predict(rows.work, rows.places(model.scales), extra(model, rows))[0]
     return learned * (analytic(model, rows) / arithmetic(model, rows))
@@ -192,14 +192,14 @@ def cross_validated(rows: Rows, *, seed: int, folds: int = 5) -> tuple[Array, Ar
     return whole, plain
 
 
-def kin(rows: Rows) -> np.ndarray:
+def siblings(rows: Rows) -> np.ndarray:
     """Give each row's group of sibling boards, which are left out together."""
-    return np.array([published.KIN.get(str(slug), str(slug)) for slug in rows.gpu])
+    return np.array([published.SIBLINGS.get(str(slug), str(slug)) for slug in rows.gpu])
 
 
 def gpu_left_out(rows: Rows, *, seed: int) -> Array:
     """Predict every row by models that saw no GPU of its group; a group that is alone stays nan."""
-    groups = kin(rows)
+    groups = siblings(rows)
     out = np.full(len(rows), np.nan)
     for group in np.unique(groups):
         alone = groups == group

@@ -22,7 +22,7 @@ from cubatch.gaussian_process import GaussianProcess, near, table
 
 LENGTH = 2.0
 """Where the search for a length starts, in logarithms of extents."""
-SHARED = {"all": 0.15, "kin": 0.1, "gpu": 0.1}
+SHARED_SD = {"all": 0.15, "kin": 0.1, "gpu": 0.1}
 """Standard deviations of what the process knows, where the search starts."""
 _SHAPE = (0.12, 0.05, 0.05)  # of a shape's own error on all GPUs, on kin, on one
 _NOISE = 0.08
@@ -46,8 +46,8 @@ def fit_gaussian_process(
         shared: What of SHARED the source has.
     """
     x, alike = table(columns), _alike(rows, places)
-    first = np.log([LENGTH] * x.shape[1] + [*SHARED.values(), *_SHAPE, _NOISE])
-    on = np.array([name in shared for name in SHARED] + [True] * 4, float)
+    first = np.log([LENGTH] * x.shape[1] + [*SHARED_SD.values(), *_SHAPE, _NOISE])
+    on = np.array([name in shared for name in SHARED_SD] + [True] * 4, float)
     within = [(log - _FAR, log + _FAR) for log in first]
     options = {"maxiter": _ROUNDS}
     found = minimize(

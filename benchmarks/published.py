@@ -32,7 +32,7 @@ _KEPLER = {
     "tesla k80": Device(name="Tesla K80", slug="k80", compute_capability=(3, 7), num_sms=13, l2_bytes=3 << 19,
                         peak_flops_per_second={"float32": 4.11e12}, peak_bytes_per_second=240e9),
 }  # fmt: skip
-KIN = {
+SIBLINGS = {
     "titan-x-pascal": "GP102", "titan-xp": "GP102", "gtx-1080-ti": "GP102", "titan-x-maxwell": "GM200",
     "m40-12gb": "GM200", "k40": "Kepler", "k80": "Kepler",
 }  # fmt: skip

@@ -125,7 +125,7 @@ def owned(rows: Rows) -> dict[str, tuple[str, float, float, int]]:
     for target, mine in tables.items():
         means, counts = {}, {}
         for source, theirs in tables.items():
-            if published.KIN.get(source, source) == published.KIN.get(target, target):
+            if published.SIBLINGS.get(source, source) == published.SIBLINGS.get(target, target):
                 continue
             both = [(mine[key], theirs[key]) for key in mine.keys() & theirs.keys()]
             if both:

@@ -241,7 +241,7 @@ def _direct(work: Work, num_sms: Array) -> Algorithm:
     )  # fmt: skip
 
 
-def _image(work: Work) -> tuple[Array, Array, Array, Array, Mask]:
+def image(work: Work) -> tuple[Array, Array, Array, Array, Mask]:
     """Give rows, columns, channels summed over and filters of what is computed, and where it is a plain one."""
     backward = work.pass_ == DGRAD
     unit = work.convolution & (work.groups == 1) & (work.dilation == 1)
@@ -251,9 +251,8 @@ def _image(work: Work) -> tuple[Array, Array, Array, Array, Mask]:
 
 
 def _fused(work: Work) -> Algorithm:
-    rows, columns, channels, filters, unit = _image(work)
-    shapes = dict.fromkeys(shape for i, r, s in FUSED_PIXELS for shape in ((i, r, s), (i, s, r)))
-    pieces = np.min([_ceil(work.n, i) * _ceil(rows, r) * _ceil(columns, s) for i, r, s in shapes], axis=0)
+    rows, columns, channels, filters, unit = image(work)
+    pieces = np.min([_ceil(work.n, i) * _ceil(rows, r) * _ceil(columns, s) for i, r, s in FUSED_PIXELS], axis=0)
     usable = unit & (work.r == 3) & (work.s == 3) & (work.pass_ != WGRAD)  # noqa: PLR2004
     tile = FUSED_FILTERS * _FUSED_PIXELS * _FUSED_STEPS
     blocks = pieces * _ceil(filters, FUSED_FILTERS)
@@ -261,7 +260,7 @@ def _fused(work: Work) -> Algorithm:
 
 
 def _winograd(work: Work) -> list[Algorithm]:
-    rows, columns, channels, filters, unit = _image(work)
+    rows, columns, channels, filters, unit = image(work)
     found = []
     for outputs, taps, name in _WINOGRAD:
         pieces = work.n * _ceil(rows, outputs) * _ceil(columns, outputs)
@@ -275,7 +274,7 @@ def _winograd(work: Work) -> list[Algorithm]:
 
 
 def _fft(work: Work) -> list[Algorithm]:
-    rows, columns, channels, filters, unit = _image(work)
+    rows, columns, channels, filters, unit = image(work)
     found = []
     for size in _FFT_SIZES:
         inside = [np.maximum(size - taps + 1, 1) for taps in (work.r, work.s)]

@@ -175,11 +175,7 @@ def _grid(layer: Layer, pass_: Pass, algorithm: str, batch_size: int, blocks: in
     elif algorithm.startswith("winograd 4x4") and tile is not None:
         counts.append(partial(winograd_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
     elif algorithm == "winograd 2x2":
-        counts += [
-            partial(fused_winograd_blocks, layer, pass_, pixels=shape)
-            for images, rows, columns in FUSED_PIXELS
-            for shape in ((images, rows, columns), (images, columns, rows))
-        ]
+        counts += [partial(fused_winograd_blocks, layer, pass_, pixels=pixels) for pixels in FUSED_PIXELS]
     return next((count for count in counts if count(batch_size) == blocks), None)
 
 

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from cubatch.algorithms import DGRAD, Algorithm, Array, Places, Work
+from cubatch.algorithms import Algorithm, Array, Places, Work, image
 from cubatch.tiling import FUSED_FILTERS, FUSED_PIXELS
 
 SHOWN = (
@@ -29,7 +29,6 @@ SHOWN = (
 )
 """Algorithms whose grids are features, usable or not."""
 
-_BLOCKS = tuple(dict.fromkeys(one for i, r, s in FUSED_PIXELS for one in ((i, r, s), (i, s, r))))
 _EXTENTS = ("n", "c", "k", "h", "w", "p", "q", "r", "s", "m", "columns", "depth")
 _REMAINDERS = {"c": (2, 4, 8, 32), "k": (4, 8, 32, 64), "p": (2, 4, 8), "q": (2, 4, 8), "n": (2, 4, 8), "w": (4,)}
 _FAR = 3.0  # an algorithm that would take e^3 times as long has no say
@@ -87,7 +86,7 @@ class Trees:
         for begun in range(0, len(table), _CHUNK):
             part = np.ascontiguousarray(table[begun : begun + _CHUNK].T)
             cases = np.arange(part.shape[1])
-            first = np.where(asks, self.feature, 0) * len(cases)
+            first = np.where(asks, self.feature, 0).astype(np.intp) * len(cases)
             node = np.repeat(np.arange(len(self.depths))[:, None], len(cases), axis=1)
             for count in asking:
                 deep = node[:count]
@@ -101,7 +100,7 @@ def features(
     work: Work, places: Places, found: Sequence[Algorithm], times: Array, extra: Mapping[str, Array]
 ) -> dict[str, Array]:
     """
-    Describe each case to the trees, by ratios.
+    Describe each case to the trees or the Gaussian process, by ratios.
 
     Args:
         work: The cases.
@@ -146,10 +145,9 @@ def _rounding(share: Array) -> Array:
 
 def _fused(work: Work, places: Places) -> dict[str, Array]:
     """Describe each of the blocks that the vendor has of fused F(2x2, 3x3): no GPU's library has all of them."""
-    backward, columns = work.pass_ == DGRAD, {}
-    high, wide = np.where(backward, work.h, work.p), np.where(backward, work.w, work.q)
-    filters = np.ceil(np.where(backward, work.c, work.k) / FUSED_FILTERS)
-    for block in _BLOCKS:
+    high, wide, _, outputs, _ = image(work)
+    filters, columns = np.ceil(outputs / FUSED_FILTERS), {}
+    for block in FUSED_PIXELS:
         images, r, s = block
         pieces, name = np.ceil(work.n / images) * np.ceil(high / r) * np.ceil(wide / s), "{}x{}x{}".format(*block)
         columns[f"waste {name}"] = pieces * np.prod(block) / (work.n * high * wide)

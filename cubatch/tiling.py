@@ -22,9 +22,9 @@ WINOGRAD_OUTPUTS = 4
 """F(4x4, 3x3) makes 4 x 4 outputs at a time, from 36 products."""
 
 FUSED_FILTERS = 32
-FUSED_PIXELS = ((1, 8, 16), (2, 8, 8), (2, 4, 16), (4, 2, 16))
+FUSED_PIXELS = ((1, 8, 16), (1, 16, 8), (2, 8, 8), (2, 4, 16), (2, 16, 4), (4, 2, 16), (4, 16, 2))
 """
-What a block of fused F(2x2, 3x3) computes: 32 filters at 128 pixels, as images x rows x columns or transposed.
+What a block of fused F(2x2, 3x3) computes: 32 filters at 128 pixels, as images x rows x columns.
 
 Read off the grids of the vendor's kernels in published measurements (NeuSight, all of 2217 launches).
 """
@@ -93,7 +93,7 @@ def fused_winograd_blocks(
         layer: A convolution 3 x 3 of stride 1.
         pass_: Its forward pass or the gradient of its input.
         batch_size: Samples.
-        pixels: Images, rows and columns of a block: one of FUSED_PIXELS, or with rows and columns exchanged.
+        pixels: Images, rows and columns of a block: one of FUSED_PIXELS.
 
     Raises:
         InvalidArgument: If the algorithm does not compute that, or there is no such block.
@@ -102,9 +102,8 @@ def fused_winograd_blocks(
         >>> fused_winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 1)
         24
     """
-    transposed = (pixels[0], *reversed(pixels[1:]))
-    if pixels not in FUSED_PIXELS and transposed not in FUSED_PIXELS:
-        raise InvalidArgument("pixels", pixels, f"one of {FUSED_PIXELS}, or with rows and columns exchanged")
+    if pixels not in FUSED_PIXELS:
+        raise InvalidArgument("pixels", pixels, f"one of {FUSED_PIXELS}")
     extents = (batch_size, *_outputs(layer, pass_))
     images, rows, columns, filters = map(tiles, extents, (*pixels, FUSED_FILTERS))
     return images * rows * columns * filters

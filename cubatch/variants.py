@@ -66,6 +66,7 @@ _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 _WARP = 32
 _MOST_SLICES = 64
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
+_LIMIT = 1 << 31
 _MOST_Z = 65535
 _FLOAT_BYTES = 4
 _MOST_TRANSPOSED_ROWS = 32 * 65535  # blocks of kernels/misc/layout.cu take 32 each
@@ -136,14 +137,15 @@ def best_clocks(problem: Problem, device: Device) -> tuple[float, int, Kernel]:
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
     """List the variants that can run a problem on a device, in no order; else as `ranked`."""
     return _fitting(
-        problem.operation, problem.dtype, problem.vector, _family_without(problem),
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem),
         device.num_sms, device.compute_capability, str(device),
     )  # fmt: skip
 
 
 def can_run(problem: Problem, found: Kernel) -> bool:
     """Tell whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
-    return problem.vector % found.vector == 0 and found.family != _family_without(problem)
+    stands_in = found.entry == found.operation or _is_convolution(problem)
+    return problem.vector % found.vector == 0 and found.family != _family_without(problem) and stands_in
 
 
 def _family_without(problem: Problem) -> str:
@@ -155,9 +157,14 @@ def _family_without(problem: Problem) -> str:
     return "" if problem.tensor_copies and problem.groups == 1 and counted and fits else "hopper"
 
 
+def _is_convolution(problem: Problem) -> bool:
+    """Tell whether a product can run by the code of a convolution, which counts images and filters in 32 bits."""
+    return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
+
+
 @functools.lru_cache(maxsize=4096)
 def _fitting(
-    operation: str, dtype: str, vector: int, without: str, num_sms: int | None,
+    operation: str, dtype: str, vector: int, without: str, is_convolution: bool, num_sms: int | None,  # noqa: FBT001
     capability: tuple[int, int] | None, name: str,
 ) -> tuple[Kernel, ...]:  # fmt: skip
     if num_sms is None or capability is None:
@@ -166,11 +173,18 @@ def _fitting(
     stored = (dtype, "float32") if dtype == "tf32" else (dtype,)
     known = (found for name in stored for found in kernel.variants(operation, name, arch))
     tiled = [found for found in known if found.tile is not None]
-    allowed = [variant for variant in tiled if vector % variant.vector == 0 and variant.family != without]
+    allowed = [
+        variant for variant in tiled
+        if vector % variant.vector == 0 and variant.family != without
+        and (is_convolution or variant.entry == variant.operation)
+    ]  # fmt: skip
     widest: dict[tuple[str, str, Tile | None], Kernel] = {}  # of the same tile
     for variant in sorted(allowed, key=lambda variant: variant.vector):
         widest[variant.family, variant.dtype, variant.tile] = variant
     found = tuple(variant for variant in allowed if variant in widest.values())
+    if not found and not is_convolution:
+        wanted = "one below 2^31 elements, as its rows, where columns or depth are no whole vectors"
+        raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
     if not found:
         wanted = f"one that a tiled kernel of {operation} in {dtype} is compiled for"
         raise InvalidArgument("device", f"{name} (sm_{arch})", wanted)
@@ -182,7 +196,7 @@ def _ranked(
     problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, name: str
 ) -> tuple[tuple[float, int, Kernel], ...]:
     found = _fitting(
-        problem.operation, problem.dtype, problem.vector, _family_without(problem), num_sms,
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem), num_sms,
         capability, name,
     )  # fmt: skip
     costs = [(*_split(problem, variant, num_sms or 1, capability), variant) for variant in found]

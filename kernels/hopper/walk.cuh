@@ -52,7 +52,8 @@ struct Task {
     n = tile.n * TILE_N;
     const int length = (walk.steps + slices - 1) / slices;
     first = slice * length;
-    count = walk.steps - first < length ? walk.steps - first : length;
+    const int left = walk.steps - first;  // below 0 in a phase of fewer steps than most
+    count = left < 0 ? 0 : left < length ? left : length;
   }
   CB_DEVICE static u32 number(const Walk& walk, int slices) {
     return (u32)((walk.tiles_m + CLUSTER - 1) / CLUSTER) * (u32)walk.tiles_n * (u32)slices;

@@ -10,7 +10,7 @@ from cubatch import kernel
 from cubatch.engine.native import gemm, product
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
-from cubatch.variants import Problem
+from cubatch.variants import Problem, can_run, ranked
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -72,9 +72,13 @@ def test_the_last_rows_of_more_than_2_to_the_31_elements_are_reached():
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 46341, 46341), (2**31, 1, 1)])
-def test_a_product_by_an_operand_beyond_32_bits_is_refused_with_the_remedy(rows, depth, columns):
-    """A filter, and the images of a gradient, are counted in 32 bits; the last number below is accepted."""
-    problem = Problem("gemm_nn", "float32", rows, columns, depth)
-    with pytest.raises(InvalidArgument, match="multiples of 4"):
-        product._as_convolution(problem)
-    product._as_convolution(attrs.evolve(problem, n=columns - 1) if rows == 3 else attrs.evolve(problem, m=rows - 1))
+def test_a_product_by_an_operand_beyond_32_bits_runs_on_what_counts_further(rows, depth, columns):
+    """A gradient's filter and images are counted in 32 bits: one less, and the code of a convolution may run it."""
+    volta = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+    large = Problem("gemm_nn", "float16", rows, columns, depth, vector=8)
+    small = attrs.evolve(large, n=columns - 1) if rows == 3 else attrs.evolve(large, m=rows - 1)
+    assert {one.family for one in ranked(small, volta)} == {"mma", "simt"}
+    assert {one.family for one in ranked(large, volta)} == {"mma"}
+    assert not any(can_run(large, one) for one in ranked(small, volta) if one.family == "simt")
+    with pytest.raises(InvalidArgument, match=r"below 2\^31 elements"):
+        ranked(attrs.evolve(large, vector=1), volta)

@@ -165,8 +165,7 @@ def test_winograds_grids_are_counted_as_everywhere_in_cubatch(h, w, c, k, n, pas
     """Fused takes the fewest blocks of the vendor's shapes; the 36 products have tiles of their own."""
     layer = Conv2d(h=h, w=w, c=c, k=k, r=3, s=3, pad=pad)
     found = by_name(algorithms(work_of((layer, pass_, n)), np.array([48.0])))
-    shapes = [*FUSED_PIXELS, *((images, columns, rows) for images, rows, columns in FUSED_PIXELS)]
-    fewest = min(fused_winograd_blocks(layer, pass_, n, shape) for shape in shapes)
+    fewest = min(fused_winograd_blocks(layer, pass_, n, pixels) for pixels in FUSED_PIXELS)
     assert found["winograd 2x2"].blocks.tolist() == [fewest]
     for tile in WINOGRAD_TILES:
         one = found["winograd 4x4 {}x{}".format(*tile)]

@@ -148,5 +148,7 @@ def test_what_one_gpu_does_is_not_passed_on_to_another_kind(shared):
     slow = gaps > 0.2
     assert process(columns, places)[slow] == pytest.approx(gaps[slow], abs=0.1)
     strange = attrs.evolve(places, gpu=np.full(len(rows), ""), kin=np.full(len(rows), "later"))
-    assert process(columns, strange)[slow].mean() < 0.2
+    other = attrs.evolve(places, gpu=np.full(len(rows), "p100-pcie-16gb"), kin=np.full(len(rows), "P100"))
+    assert process(columns, other)[slow] == pytest.approx(0, abs=0.1)
+    assert process(columns, strange)[slow].mean() < 0.1
     assert (process.shares[2] == 0) == ("gpu" not in shared)

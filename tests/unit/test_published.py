@@ -335,10 +335,10 @@ def test_taking_rows_takes_all_of_them(tmp_path):
 
 
 def test_sibling_boards_are_known_by_the_names_of_the_sources():
-    """Every name of KIN is a board of the catalogue or Kepler's, so that none is left out by a misspelling."""
+    """Every name of SIBLINGS is a board of the catalogue or Kepler's, so that none is left out by a misspelling."""
     known = {*catalogue.names(), *(find_device(name).slug for name in ("Tesla K40", "Tesla K80"))}
-    assert published.KIN.keys() <= known
+    assert published.SIBLINGS.keys() <= known
     chips = {"GP102": (6, 1), "GM200": (5, 2)}
-    for slug, chip in published.KIN.items():
+    for slug, chip in published.SIBLINGS.items():
         if chip in chips:
             assert catalogue.find(slug).compute_capability == chips[chip]

@@ -188,3 +188,15 @@ def test_flattened_trees_say_what_the_learner_says():
         got = trees(dict(zip("abc", table.T, strict=True)))
         assert_within(got, learner.predict(table), bound, axes="n")
         assert got.std() > 0.5  # five or so in the mean: a constant would not be within
+
+
+def test_the_last_of_many_features_is_asked_for():
+    """300 columns times the cases of a chunk are more than 16 bits hold."""
+    names = tuple(map(str, range(300)))
+    unbounded = np.full(300, np.inf, np.float32)
+    stump = Trees(
+        names, np.array([1], np.int16), np.array([299, -1, -1], np.int16), np.array([0.5, -1, 1], np.float32),
+        low=-unbounded, high=unbounded,
+    )  # fmt: skip
+    cases = dict.fromkeys(names, np.zeros(200)) | {"299": np.ones(200)}
+    assert stump(cases).tolist() == [1.0] * 200

@@ -69,14 +69,14 @@ def test_winograd_has_36_products_of_pieces_by_filters(h, w, c, k, n, pad, tile)
 
 
 @given(h=st.integers(1, 40), w=st.integers(1, 40), k=st.integers(1, 200), n=st.integers(1, 20),
-       pixels=st.sampled_from(FUSED_PIXELS), turned=st.booleans())  # fmt: skip
-def test_fused_winograd_blocks_are_128_pixels_by_32_filters(h, w, k, n, pixels, turned):
+       pixels=st.sampled_from(FUSED_PIXELS))  # fmt: skip
+def test_fused_winograd_blocks_are_128_pixels_by_32_filters(h, w, k, n, pixels):
     """Boxes of images, rows and columns, laid over the outputs one by one."""
-    images, rows, columns = pixels if not turned else (pixels[0], pixels[2], pixels[1])
+    images, rows, columns = pixels
     assert images * rows * columns == 128
     layer = Conv2d(h=h, w=w, c=5, k=k, r=3, s=3, pad=1)
     corners = itertools.product(range(0, n, images), range(0, h, rows), range(0, w, columns), range(0, k, 32))
-    assert fused_winograd_blocks(layer, Pass.FPROP, n, (images, rows, columns)) == len(list(corners))
+    assert fused_winograd_blocks(layer, Pass.FPROP, n, pixels) == len(list(corners))
 
 
 @pytest.mark.parametrize("count", [winograd_blocks, fused_winograd_blocks])

@@ -152,20 +152,14 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
     Describe a product as a 1x1 convolution, and count its images.
 
     Rows are images of one pixel (nt; nn, the gradient of an input), or pixels of wide images (tn).
-
-    Raises:
-        InvalidArgument: If rows of nn, or elements of its right operand, are not counted in 32 bits.
     """
     images, pixels, taps, depth = 0, 1, 1, max(1, problem.k)
     if problem.operation == "gemm_nt":
         c, k = depth, problem.n
     elif problem.operation == "gemm_tn":
         pixels, c, k = min(depth, _WIDEST), problem.n, problem.m
-    elif max(problem.m, problem.n * problem.k) < _LIMIT:
-        images, taps, c, k = problem.m, min(problem.k, 1), problem.n, depth
     else:
-        wanted = "rows and a right operand below 2^31, or float32 in columns and depth that are multiples of 4"
-        raise InvalidArgument("problem", problem, wanted)
+        images, taps, c, k = problem.m, min(problem.k, 1), problem.n, depth
     extents, steps, phase = (1, pixels, c, 1, pixels, k, taps, 1), (1, 1, 1, 1, 0, 0, c, k), (1, 1, 1, 1)
     return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=_CONV)[()], images
 
