@@ -12,6 +12,8 @@ Grid = dict[str, Any]
 
 _NOTES = {
     "wrong": "A kernel marked wrong gave results outside of its rounding bound and was not timed.",
+    "planned": "Nothing was timed. Kernels stand in the order of the cost model, which expects most of the first; "
+    "“at best” is the roofline of the case, whichever runs it. Blocks of hopper stay and take tiles in turn.",
     "ratio": "“ratio” is the vendor's time over ours, from rounds in turns, with its 90 % interval: above 1 is faster.",
 }
 
@@ -110,6 +112,8 @@ def _totals(results: Sequence[Result]) -> list[str]:
 def _notes(results: Sequence[Result]) -> list[str]:
     said = []
     found = [entry for result in results for entry in result.entries]
+    if found and all(entry.status == "planned" for entry in found):
+        said.append(_NOTES["planned"])
     if any(entry.ratio is not None for entry in found):
         said.append(_NOTES["ratio"])
     if any(entry.seconds is not None for entry in found):

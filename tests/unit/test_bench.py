@@ -597,6 +597,7 @@ def test_the_table_of_one_case_has_a_line_for_each_way(world):
     assert "bench: gemm nt 70 x 50 x 30" in text
     assert "0.50 (0.50 to 0.50)" in text
     assert "wrong:" in text
+    assert "cost model" not in text
     assert "numpy.matmul" in text
     assert "100 %" in text  # 30 blocks on 10 SMs
 
@@ -652,13 +653,14 @@ GEMM_OPTIONS = ("gemm", "--m", 70, "--n", 50, "--k", 30)
 
 @pytest.mark.usefixtures("world")
 def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
-    """Variants, blocks, fill and the roofline; nothing that only measuring gives."""
+    """Variants, blocks, fill and the roofline, in the model's order, and that it is no more; nothing from measuring."""
     code, out, err = run(*GEMM_OPTIONS, "--dry-run", "--device", "v100-sxm2-16gb", "--variants", "all")
     assert (code, err) == (0, "")
     assert "planned for" in out
     assert "V100" in out
     assert out.count("fake 64x64x16") == 0
     assert out.count("fake") == 2
+    assert "order of the cost model" in " ".join(out.split())
     assert "ratio" not in out
 
 
