@@ -100,7 +100,8 @@ def predict(
         tables = [listings_forecast.fitted(payload, width=width)]
         tables += [listings_forecast.layers(payload, width=width)] if explain else []
     else:
-        gpus = [probe.resolve(name.strip(), live=False) for name in devices.split(",")]
+        named = [probe.resolve(name.strip(), live=False) for name in devices.split(",")]
+        gpus = [gpu for place, gpu in enumerate(named) if gpu not in named[:place]]
         forecasts, failed = _each(ask, gpus)
         found = listings_forecast.fastest_first([one.to_mapping() for one in forecasts])
         tables = [listings_forecast.compared(found, failed, width=width)]

@@ -108,7 +108,7 @@ def footprint(plan: Mapping[str, Any], *, title: str, forward_elements: int) -> 
     peak = format_bytes(plan["total"])
     count = f"{format_count(forward_elements)} elements per sample forward{backward}"
     notes = [
-        f"Peak {peak}, in {plan['peak_layer']}; buffers that do not live at the same time share memory.",
+        f"Peak {peak}, in {plan['peak_layer']}; parts are sums over all layers, of which many share memory in turn.",
         f"Textbook count: {count}; times {size} is {format_count(each * size)} elements.",
     ]
     total = [["peak", peak]]

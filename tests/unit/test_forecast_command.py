@@ -275,6 +275,12 @@ def test_extrapolation_is_said_of_gpus_side_by_side_too(run):
     assert "v100-sxm2-16gb: No measurement" not in " ".join(out.split())
 
 
+def test_a_gpu_that_is_named_twice_has_one_line(run):
+    """By whichever of its names."""
+    _, out, _ = run("mlp", "--devices", "t4,p4,Tesla T4", "--json", "-", *FEW)
+    assert sorted(one["device"]["name"] for one in json.loads(out)["forecasts"]) == ["Tesla P4", "Tesla T4"]
+
+
 def test_gpus_that_cannot_are_named_with_the_reason(run):
     """tf32 needs sm_80, and one GPU's bandwidth is not known: the third is answered for all the same."""
     code, out, _ = run("lenet5", "--devices", "v100-sxm2-16gb,a40,rtx-2080-super", "--dtype", "tf32", "--json", "-")
