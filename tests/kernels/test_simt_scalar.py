@@ -82,3 +82,15 @@ def test_a_product_by_an_operand_beyond_32_bits_runs_on_what_counts_further(rows
     assert not any(can_run(large, one) for one in ranked(small, volta) if one.family == "simt")
     with pytest.raises(InvalidArgument, match=r"below 2\^31 elements"):
         ranked(attrs.evolve(large, vector=1), volta)
+
+
+def test_a_variant_that_cannot_count_so_far_is_refused_even_if_forced():
+    """2^31 rows of one element, none of which is touched."""
+    where = gemm.Context(
+        Device(name="big", compute_capability=(8, 0), num_sms=4),
+        Simulator(80),
+        lambda problem, *_: kernel.find(problem.operation, "float32", family="simt", vector=1),
+    )
+    a, out = (cases.reserved((2**31, 1), np.float32) for _ in range(2))
+    with pytest.raises(InvalidArgument, match="right operand"):
+        gemm.gemm(where, a, np.ones((1, 1), np.float32), layout="nn", out=out)

@@ -21,7 +21,7 @@ from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernel import Kernel
 from cubatch.product_scratch import product_workspace, vectors
-from cubatch.variants import Problem, ranked, slices, tiles, transposed_bytes
+from cubatch.variants import Problem, can_run, ranked, slices, tiles, transposed_bytes
 from cubatch.windows import ConvShape
 
 PIECE = 4
@@ -242,6 +242,8 @@ def _launch(
     )
     band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
     if chosen.entry != chosen.operation:
+        if not can_run(problem, chosen):
+            raise InvalidArgument("kernel", chosen.name, "one that can count the rows and the right operand")
         conv, batch = _as_convolution(problem)
     extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
     numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
