@@ -129,8 +129,10 @@ def depthwise_sums(shape: ConvShape, samples: int, vector: int, device: Device) 
 def _even_slab(vectors: int) -> tuple[int, int]:
     """Cut channel vectors into slabs that leave the fewest threads of a block, and vectors of a slab, idle."""
     best = (0.0, 0, 0)
-    for slabs in range(-(-vectors // _WIDEST_SLAB), max(1, vectors // _NARROWEST_SLAB) + 1):
+    for slabs in range(-(-vectors // _WIDEST_SLAB), -(-vectors // _NARROWEST_SLAB) + 1):
         wide = -(-vectors // slabs)
+        if slabs > 1 and wide < _NARROWEST_SLAB:
+            continue
         used = vectors / (slabs * wide) * (DEPTHWISE_THREADS // wide * wide)
         best = max(best, (used, wide, slabs))
     return best[2], best[1]

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cubatch import depthwise_scratch
@@ -288,6 +288,7 @@ def test_a_single_sample_is_cut_into_short_strips():
 
 
 @given(st.integers(1, 2000))
+@example(37)  # five slabs of eight, the narrowest
 def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
     """Slabs hold every vector once, a block has room for them, and above 8 vectors at most 1 thread in 8 idles."""
     shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 4 * vectors)
