@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -85,14 +86,23 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 
 def _blas() -> str:
-    """Name the BLAS that NumPy has loaded: "openblas 0.3.30 SkylakeX"."""
-    import numpy as np  # noqa: F401 - its BLAS is listed once it is loaded
+    """Name the BLAS that NumPy calls, though SciPy may have loaded one of its own: "openblas 0.3.30 SkylakeX"."""
+    import numpy as np
 
-    for library in threadpoolctl.threadpool_info():
-        if library.get("user_api") == "blas":
-            parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
-            return " ".join(str(part) for part in parts if part)
-    return "unknown"
+    package = Path(np.__file__).resolve().parent
+    own = (package, package.with_name("numpy.libs"))  # where wheels keep theirs
+
+    def rank(library: Mapping[str, Any]) -> tuple[bool, bool, str]:
+        folder = Path(library["filepath"]).parent
+        mine = any(folder.is_relative_to(place) for place in own)
+        return not mine, folder.suffix == ".libs", str(folder)
+
+    loaded = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+    if not loaded:
+        return "unknown"
+    library = min(loaded, key=rank)
+    parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
+    return " ".join(str(part) for part in parts if part)
 
 
 def _driver(device: Device) -> str | None:

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 
 import cubatch
@@ -32,6 +33,19 @@ def test_the_environment_of_a_cpu_names_what_counts_there():
     assert (facts["cupy"], facts["nvrtc"], facts["driver"]) == (None, None, None)
     assert len(facts["engine_sha256"]) == len(facts["kernels_sha256"]) == 64
     assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_blas_is_numpys_whatever_else_is_loaded(monkeypatch, order):
+    """SciPy brings an OpenBLAS of another version, and libraries are listed in no fixed order."""
+    numpys = {"user_api": "blas", "internal_api": "openblas", "version": "1.0", "architecture": "Haswell"}
+    folder = Path(np.__file__).resolve().parent.with_name("numpy.libs")
+    others = {"filepath": str(folder.with_name("scipy.libs") / "b.so"), "version": "2.0"}
+    openmp = {"user_api": "openmp", "filepath": "/lib/libgomp.so.1", "version": None}
+    for place in (folder, folder.with_name("numpy"), Path("/usr/lib")):
+        loaded = [numpys | {"filepath": str(place / "a.so")}, numpys | others, openmp][::order]
+        monkeypatch.setattr(module.threadpoolctl, "threadpool_info", lambda loaded=loaded: loaded)
+        assert environment(CPU)["blas"] == "openblas 1.0 Haswell"
 
 
 def test_a_gpu_adds_driver_and_libraries(monkeypatch):
