@@ -25,7 +25,7 @@ from cubatch.kernel import kernels_path
 _PACKAGE = Path(cubatch.__file__).parent
 # What decides which calls a step makes, and how they are timed.
 _ENGINE = (
-    "engine/**/*.py", "schedule.py", "plan.py", "scratch.py", "windows.py", "kinds.py", "layer.py", "hardware.py",
+    "engine/**/*.py", "schedule.py", "plan.py", "scratch.py", "windows.py", "kinds/*.py", "layer.py", "hardware.py",
     "clocks.py", "runner.py", "runners.py", "stopwatch.py",
     "kernel.py", "compile.py", "launch.py", "tensor_map.py", "variants.py", "product_scratch.py",
     "depthwise_scratch.py", "kernel_scratch.py", "kernel_plan.py",

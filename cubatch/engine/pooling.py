@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.errors import InvalidArgument
-from cubatch.kinds import MOST_TAPS
+from cubatch.kinds.pooling import MOST_TAPS
 from cubatch.scratch import Pool
 from cubatch.windows import pool_axes
 

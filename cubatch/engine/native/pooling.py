@@ -13,7 +13,7 @@ from cubatch.engine.native.context import Context, Grid
 from cubatch.engine.native.scaling import sample_sums_grid, sample_walk_grid
 from cubatch.errors import InvalidArgument
 from cubatch.kernel_scratch import THREADS
-from cubatch.kinds import MOST_TAPS
+from cubatch.kinds.pooling import MOST_TAPS
 from cubatch.windows import Pad, Pair, pool_axes
 
 _NO_PAD = (0, 0, 0, 0)
