@@ -86,7 +86,7 @@ def test_no_module_has_the_name_of_a_public_function_or_class():
 
 
 def test_all_is_sorted_and_is_the_table_of_homes():
-    """`__all__` is what the table says, in order; each name lives where the table says."""
+    """`__all__` is what the table says, in order; each name lives in the module or package it says."""
     table = [name for names in cubatch._HOMES.values() for name in names]
     assert len(table) == len(set(table))
     assert cubatch.__all__ == ["__version__", "models", *sorted(table)]
@@ -94,7 +94,7 @@ def test_all_is_sorted_and_is_the_table_of_homes():
     for home, names in cubatch._HOMES.items():
         module = importlib.import_module(f"cubatch.{home}")
         for name in names:
-            assert getattr(module, name).__module__ == module.__name__, name
+            assert f"{getattr(module, name).__module__}.".startswith(f"{module.__name__}."), name
 
 
 CONTRACT = """
