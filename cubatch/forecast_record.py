@@ -170,6 +170,10 @@ class Forecast:
         """Write the forecast as JSON: `to_mapping`."""
         return json.dumps(self.to_mapping(), ensure_ascii=False, indent=indent)
 
+    def __str__(self) -> str:
+        """Give the table, so that print shows what a person wants to know."""
+        return self.table()
+
     def table(self) -> str:
         """Give the forecast as a table for a terminal, with the answer and why beneath."""
         from cubatch import listings_forecast

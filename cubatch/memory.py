@@ -93,6 +93,10 @@ class Footprint:
         """Give the footprint as a plain mapping, for JSON."""
         return attrs.asdict(self) | {"layers": [dict(layer) for layer in self.layers]}
 
+    def __str__(self) -> str:
+        """Give the table, so that print shows what a person wants to know."""
+        return self.table()
+
     def table(self) -> str:
         """Write the footprint by part and by layer as text."""
         parts = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")

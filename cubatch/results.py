@@ -372,6 +372,10 @@ class TuningResult:
             data = data | {"measurements": measurements}
         return _read(cls, data, source, "")
 
+    def __str__(self) -> str:
+        """Give the table, so that print shows what a person wants to know."""
+        return self.table()
+
     def table(self) -> str:
         """Give the result as a table for a terminal, with the answer and why beneath."""
         from cubatch import report

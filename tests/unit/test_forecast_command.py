@@ -179,10 +179,9 @@ def test_json_is_the_forecast_that_python_gives(run, tmp_path):
 
 
 def test_python_prints_the_same_table(run):
-    """`Forecast.table()` and the command are one text."""
-    assert run("lenet5", *V100, *FEW)[1] == (
-        PREDICT("lenet5", device="v100-sxm2-16gb", batch_sizes=[1, 8, 64]).table() + "\n"
-    )  # fmt: skip
+    """A printed forecast, its `table()` and the command are one text."""
+    forecast = PREDICT("lenet5", device="v100-sxm2-16gb", batch_sizes=[1, 8, 64])
+    assert run("lenet5", *V100, *FEW)[1] == forecast.table() + "\n" == f"{forecast}\n"
 
 
 def test_every_line_with_a_figure_says_predicted(run):

@@ -150,9 +150,10 @@ def test_recompute_lowers_the_plan():
 
 
 def test_tables_and_mappings_hold_the_numbers():
-    """The text names every part and layer; the mapping is plain."""
+    """The text, which is also what print shows, names every part and layer; the mapping is plain."""
     whole = footprint("mlp", batch_size=256, mode="training", device=ONE)
     text = whole.table()
+    assert str(whole) == text
     for word in ("weights", "gradients", "workspace", "1 820", "465 920", *(str(row["name"]) for row in whole.layers)):
         assert word in text.replace(",", " "), word
     assert whole.to_mapping()["elements_per_sample"] == 1820

@@ -161,6 +161,11 @@ def test_unknown_keys_are_passed_over() -> None:
     assert TuningResult.from_json(json.dumps(data)) == a_result()
 
 
+def test_print_shows_the_table() -> None:
+    """Whoever prints a result reads the answer, not the record."""
+    assert str(a_result()) == a_result().table()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"text"', "null", b"\xff\xfe", "[" * 100_000, "{}"])
 def test_what_is_no_result_is_invalid_data(text: str | bytes) -> None:
     """Broken JSON, JSON of another kind, and an object without a schema are all InvalidData that names the file."""
