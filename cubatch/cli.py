@@ -261,9 +261,8 @@ def memory(
     forward = planner.footprint(spec, batch_size=batch_size, **{**options, "mode": "inference"})
     found = probe.resolve(device, live=False)
     limit = planner.limit_bytes(memory, found) if memory else probe.memory_limit(found).bytes
-    del options["library"], options["recompute"]
     rules = planner.rules_of_thumb(spec, batch_size=batch_size, memory=limit, **options)
-    largest = planner.max_batch_size(spec, limit, recompute=recompute, library=library, **options)
+    largest = planner.max_batch_size(spec, limit, **options)
     facts, listed = plan.to_mapping(), [listings.plain(rule.to_mapping()) for rule in rules]
     payload = {"schema": 1, "footprint": facts, "rules_of_thumb": listed, "max_batch_size": largest, "memory": limit}
     title = f"{model}, {mode}, {dtype}, batch {batch_size}: memory of a step"
@@ -317,7 +316,9 @@ def train(
     from cubatch.engine import train as engine
     from cubatch.spec import as_network
 
-    size = 0 if batch_size == "auto" else whole_numbers("--batch-size", batch_size, count=1)[0]
+    if batch_size != "auto" and not batch_size.isdecimal():
+        raise typer.BadParameter(f"--batch-size takes a whole number or auto, got {batch_size!r}")
+    size = 0 if batch_size == "auto" else int(batch_size)
     console.check_writable(json=json)
     network = as_network(read_spec(model, input_shape, classes))
     found = probe.resolve(device)

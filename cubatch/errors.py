@@ -206,19 +206,20 @@ class OutOfMemory(CubatchError, MemoryError):
 class DoesNotFit(OutOfMemory):
     """Not even one sample fits in the memory the device has to give."""
 
-    def __init__(self, spec: str, device: str, needed_bytes: int, available_bytes: int) -> None:
-        CubatchError.__init__(self, spec, device, needed_bytes, available_bytes)
-        self.spec, self.device = spec, device
+    def __init__(self, spec: str, device: str, needed_bytes: int, available_bytes: int, mode: str) -> None:
+        CubatchError.__init__(self, spec, device, needed_bytes, available_bytes, mode)
+        self.spec, self.device, self.mode = spec, device, mode
         self.what, self.tensor, self.largest_batch_size = spec, "", 0
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
     def __str__(self) -> str:
+        training = 'pass mode="inference" if you do not train, ' if self.mode == "training" else ""
         return (
             f"{self.spec} does not fit on {self.device} even at batch size 1: "
             f"it needs {format_bytes(self.needed_bytes or 0)}, {format_bytes(self.available_bytes or 0)} may be used "
             f"(short by {format_bytes((self.needed_bytes or 0) - (self.available_bytes or 0))}). "
-            'Raise memory_limit if you set one, pass mode="inference" if you do not train, '
-            "use a smaller dtype, or free memory held by other processes."
+            f"Raise the memory limit if you set one, {training}use a smaller dtype, or free memory held by other "
+            "processes."
         )
 
 

@@ -7,7 +7,6 @@ All of it is read off the plan that the engine follows.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from cubatch.models import SpecLike
 from cubatch.plan import STATE_COPIES, Plan, buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
 from cubatch.spec import INPUT, Spec
 from cubatch.units import format_bytes, format_count, parse_bytes
+from cubatch.waves import check_whole
 
 LIBRARIES = ("auto", "cubatch", "im2col")
 MAX_BATCH_SIZE = 2**31 - 1
@@ -170,21 +170,16 @@ def _checked(
     return models.resolve(spec), found, library
 
 
-def check_batch_size(value: object, name: str = "batch_size") -> int:
+def check_batch_size(value: int, name: str = "batch_size") -> int:
     """Return a batch size, or raise InvalidArgument."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InvalidArgument(name, value, "a whole number, at least 1")
-    number = operator.index(value)
-    if not 1 <= number <= MAX_BATCH_SIZE:
-        raise InvalidArgument(name, value, f"from 1 to {MAX_BATCH_SIZE}")
-    return number
+    return check_whole(name, value, most=MAX_BATCH_SIZE)
 
 
 def footprint(
     spec: SpecLike,
     *,
-    batch_size: int,
-    mode: str = "inference",
+    batch_size: int = 256,
+    mode: str = "training",
     dtype: str = "float32",
     optimizer: str = "sgd",
     recompute: bool = False,
@@ -277,7 +272,7 @@ def max_batch_size(
     spec: SpecLike,
     memory: int | str,
     *,
-    mode: str = "inference",
+    mode: str = "training",
     dtype: str = "float32",
     optimizer: str = "sgd",
     recompute: bool = False,
@@ -333,7 +328,7 @@ def max_batch_size(
         return bound(size) <= limit and planned(size).total <= limit
 
     if not fits(1):
-        raise DoesNotFit(str(spec), str(found), planned(1).total, limit)
+        raise DoesNotFit(str(spec), str(found), planned(1).total, limit, mode)
     # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
     size = _bisect(bound, limit, 1)
     low = 1
@@ -393,7 +388,9 @@ def rules_of_thumb(
     mode: str = "training",
     dtype: str = "float32",
     optimizer: str = "sgd",
+    recompute: bool = False,
     device: Device | str | None = None,
+    library: str = "auto",
 ) -> list[Rule]:
     """
     Give the rules that people go by, beside what the plan computes.
@@ -402,17 +399,25 @@ def rules_of_thumb(
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         batch_size: For the rules about a given batch.
         memory: For the rule about the largest batch; left out without it.
-        mode, dtype, optimizer, device: As for `footprint`.
+        mode, dtype, optimizer, recompute, device, library: As for `footprint`.
 
     Returns:
         list[Rule]: Name, formula, value, the plan's value, and the error.
+
+    Raises:
+        InvalidArgument: If a word or a number makes no sense.
+        DoesNotFit: If not even one sample fits into `memory`.
 
     Example:
         >>> rules_of_thumb("mlp", batch_size=256, device="cpu")[0].value
         465920
     """
     resolved = models.resolve(spec)
-    whole = footprint(resolved, batch_size=batch_size, mode=mode, dtype=dtype, optimizer=optimizer, device=device)
+    options: dict[str, Any] = {
+        "mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device,
+        "library": library,
+    }  # fmt: skip
+    whole = footprint(resolved, batch_size=batch_size, **options)
     itemsize = BYTES_PER_ELEMENT[dtype]
     elements = textbook_elements(resolved, mode)
     buffers = whole.activations + whole.activation_gradients
@@ -435,7 +440,7 @@ def rules_of_thumb(
         )
     ]
     if memory is not None:
-        most = max_batch_size(resolved, memory, mode=mode, dtype=dtype, optimizer=optimizer, device=device)
+        most = max_batch_size(resolved, memory, **options)
         limit = limit_bytes(memory, probe.resolve(device, live=False))
         rules.append(
             Rule(

@@ -314,6 +314,17 @@ def test_memory_shows_the_textbook_numbers_of_the_mlp(run):
     )
 
 
+@pytest.mark.parametrize("options", [["--recompute"], ["--library", "im2col"]])
+def test_memory_gives_one_plan_whatever_is_asked(run, options):
+    """The rules of thumb stand beside the very plan and the largest batch that are shown above them."""
+    _, out, _ = run(
+        "memory", "vgg16", "--batch-size", "8", "--device", "t4", "--memory", "8GiB", *options, "--json", "-"
+    )
+    found = json.loads(out)
+    computed = {rule["unit"]: rule["computed"] for rule in found["rules_of_thumb"]}
+    assert (computed["bytes"], computed["samples"]) == (found["footprint"]["total"], found["max_batch_size"])
+
+
 def test_memory_json_agrees_with_the_library(run):
     """A program gets the same numbers."""
     code, out, _ = run("memory", "mlp", "--batch-size", "8", "--device", "cpu", "--memory", "1GiB", "--json", "-")

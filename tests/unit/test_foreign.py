@@ -28,7 +28,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, module: str, name: str, cls: type) 
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), OutOfMemory("x"), DoesNotFit("s", "d", 2, 1), type("OutOfMemoryError", (MemoryError,), {})()],
+    [
+        MemoryError(),
+        OutOfMemory("x"),
+        DoesNotFit("s", "d", 2, 1, "inference"),
+        type("OutOfMemoryError", (MemoryError,), {})(),
+    ],
 )
 def test_every_memory_error_is_out_of_memory(error: BaseException) -> None:
     """Python's, NumPy's, CuPy's and our own all derive from MemoryError."""

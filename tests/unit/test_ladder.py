@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cubatch import ladder, memory, probe
@@ -36,7 +36,7 @@ def reasons(found: list[Candidate], size: int) -> tuple[str, ...]:
 
 def largest(spec: Any, limit: int | str, **options: Any) -> int:
     """Find the largest batch that fits by trying: doubling, then one by one from below."""
-    return memory.max_batch_size(spec, limit, device=V100, **options)
+    return memory.max_batch_size(spec, limit, device=V100, **{"mode": "inference"} | options)
 
 
 # --- the rules on a GPU --------------------------------------------------------------------------------------
@@ -349,6 +349,7 @@ def test_every_ladder_keeps_its_bounds(
     if device == "cpu":  # whose free memory changes from one look to the next
         memory_limit = min(memory_limit, 2**29)
     room = probe.memory_limit(probe.resolve(device, live=False), memory_limit).bytes
+    assume(memory.footprint(net, batch_size=1, **options).total <= room)
     fits = memory.max_batch_size(net, room, **options)
     try:
         before, ladder.MOST = ladder.MOST, 10**6

@@ -145,11 +145,11 @@ def test_the_smallest_size_within_tolerance_is_the_answer(virtual):
 
 def test_candidates_come_from_the_plan_and_the_largest_ignores_max_batch_size(virtual):
     """Without a list: powers of two, 1.5 times them, and the maximum; `largest_batch_size` is the plan's alone."""
-    limit = footprint("mlp", batch_size=1000, device="cpu").total
+    limit = footprint("mlp", batch_size=1000, device="cpu", mode="inference").total
     result = tune(batch_sizes=None, max_batch_size=10, memory_limit=limit)
     assert [m.batch_size for m in result.measurements] == [1, 2, 3, 4, 6, 8, 10]
     assert result.measurements[-1].reasons == ("max_batch_size",)
-    assert result.largest_batch_size == max_batch_size("mlp", limit, device="cpu")
+    assert result.largest_batch_size == max_batch_size("mlp", limit, device="cpu", mode="inference")
     assert result.largest_batch_size >= 1000 > result.largest_measured == 10
     assert result.limits == {"max_batch_size": 10, "memory_bytes": limit, "latency_seconds": None}
 
@@ -165,7 +165,7 @@ def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
         assert result.measurements[1].predicted_peak_bytes > 2**22
         assert (result.batch_size, result.decided_by) == (16, "memory")
         assert result.limits["memory_bytes"] == 2**22
-        assert result.largest_batch_size == max_batch_size("mlp", 2**22, device="cpu")
+        assert result.largest_batch_size == max_batch_size("mlp", 2**22, device="cpu", mode="inference")
 
 
 def test_a_latency_limit_rules_out_slow_sizes_with_their_timings(virtual):
@@ -374,7 +374,7 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
 
     with pytest.raises(KeyboardInterrupt):
         tune(batch_sizes=[4, 2000], progress=interrupt, **options)
-    room = footprint("mlp", batch_size=500, device="cpu").total
+    room = footprint("mlp", batch_size=500, device="cpu", mode="inference").total
     monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
     monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
     result = tune(batch_sizes=[4, 2000], **options)
@@ -502,7 +502,7 @@ def test_isolation_is_decided_by_the_largest_plan(monkeypatch, virtual, limit, i
         return local(factory, *arguments, **options)
 
     monkeypatch.setattr(tuning.worker, "measure", in_worker)
-    total = footprint("mlp", batch_size=32, device="cpu").total
+    total = footprint("mlp", batch_size=32, device="cpu", mode="inference").total
     tune(isolate="auto", memory_limit=limit * total)
     assert bool(asked) == isolated
 
