@@ -218,6 +218,8 @@ def _ours(
     ]
     notes.append("No time of our kernels was measured yet: theirs are clocks counted in the compiled code.")
     seconds, blocks = (np.array([row[i] for row in rows]) for i in (0, 2))
+    if any("bytes" in names and times.any() for times, names, _ in rows):
+        notes.append(_MOVED)
     sd = [_BYTES_SD if not layer.gemms(pass_, 1) else _never_seen(layer, notes) or _OURS_SD for layer, pass_ in work]
     return _Part(seconds, [row[1] for row in rows], blocks, np.array(sd))
 
@@ -236,6 +238,8 @@ def _vendors(
         if models[i] is None:
             elements = np.array([layer.traffic(pass_, int(n)) for n in sizes], float)
             seconds[i] = np.where(elements > 0, elements / rate + kernel_seconds.LAUNCH_SECONDS, 0.0)
+    if seconds.any():
+        notes.append(_MOVED)
     for name in (_NEUSIGHT, _CONV, _GEMM):
         chosen = [i for i, of in enumerate(models) if of == name]
         if not chosen:
@@ -269,6 +273,10 @@ def _vendors(
     return _Part(seconds, names, blocks, sd), float(np.hypot(max(unseen), framework))
 
 
+_MOVED = (
+    "Of layers that only move bytes, such as norms and activations, no time was published to us: theirs are predicted "
+    f"from {100 * kernel_seconds.MOVED_SHARE:g} % of the data sheet's bandwidth."
+)
 _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "convolutions", _GEMM: "matrix products"}
 
 
