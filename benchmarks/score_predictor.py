@@ -230,8 +230,9 @@ def main() -> None:
     with np.load(RESULTS / "rows.npz") as file:
         known = file["fitted"]
     scores: dict[str, object] = {}
+    kept: dict[str, object] = {}
     if arguments.only and arguments.out and arguments.out.exists():
-        scores = json.loads(arguments.out.read_text())["scores"]
+        kept = json.loads(arguments.out.read_text())["scores"]
     for source in published.SOURCES:
         if arguments.only and source not in arguments.only:
             continue
@@ -249,15 +250,13 @@ def main() -> None:
     whole = networks(arguments.data)
     print(table(whole))
     scores |= whole
+    if not scores:
+        parser.error(f"{arguments.data} holds none of the files of {', '.join(published.SOURCES)}")
     if arguments.out:
         from benchmarks.provenance import provenance
 
-        arguments.out.write_text(
-            json.dumps(
-                {"schema": 1, "benchmark": "predictor", **provenance(), "goals": GOALS, "scores": scores}, indent=1
-            )
-            + "\n"
-        )
+        facts = {"schema": 1, "benchmark": "predictor", **provenance(), "goals": GOALS, "scores": kept | scores}
+        arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -358,23 +358,31 @@ def products(folder, results):
 
 
 def test_the_command_scores_what_the_folder_has(tmp_path, monkeypatch, capsys, refitted):
-    """Fitted rows are known by their numbers; without files it prints nothing; scores of other sources stay."""
+    """Fitted rows are known by their numbers; scores of other sources stay."""
     monkeypatch.setattr(score_predictor, "RESULTS", tmp_path)
     monkeypatch.setattr(score_predictor, "path_of", lambda name: tmp_path / f"{name.replace(' ', '_')}.npz")
-    empty, out = tmp_path / "empty", tmp_path / "scores.json"
-    empty.mkdir()
+    out = tmp_path / "scores.json"
+    out.write_text(json.dumps({"scores": {"neusight, unseen shapes": {"mean": 1.0}}}))
     products(tmp_path, tmp_path)
-    for folder in (empty, tmp_path):
-        monkeypatch.setattr(sys, "argv", ["score", "--data", str(folder), "--out", str(out), "--only", GEMM])
-        score_predictor.main()
-        found = json.loads(out.read_text())
-        assert found["benchmark"] == "predictor"
-        if folder is empty:
-            assert (found["scores"], capsys.readouterr().out.strip()) == ({}, "")
-            out.write_text(json.dumps({"scores": {"neusight, unseen shapes": {"mean": 1.0}}}))
+    monkeypatch.setattr(sys, "argv", ["score", "--data", str(tmp_path), "--out", str(out), "--only", GEMM])
+    score_predictor.main()
+    found = json.loads(out.read_text())
+    assert found["benchmark"] == "predictor"
     assert found["scores"]["neusight, unseen shapes"] == {"mean": 1.0}  # of a source that was not asked for
     assert set(refitted["shapes"].gpu) == {find_device("Tesla V100").slug}
     assert found["scores"]["deepbench gemm, unseen shapes"]["rows"] == 12
     assert found["scores"]["deepbench gemm, unseen GPU, held out"]["rows"] == 12
     assert "deepbench gemm, unseen shapes, held out" not in found["scores"]
     assert "deepbench gemm, unseen shapes: 10.0" in capsys.readouterr().out
+
+
+def test_a_folder_without_files_is_refused(tmp_path, monkeypatch, capsys):
+    """A mistyped folder is said to hold nothing, and earlier scores stay."""
+    out = tmp_path / "scores.json"
+    out.write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["score", "--data", str(tmp_path / "typo"), "--out", str(out)])
+    with pytest.raises(SystemExit) as caught:
+        score_predictor.main()
+    assert caught.value.code == 2
+    assert "holds none of the files" in capsys.readouterr().err
+    assert out.read_text() == "{}"
