@@ -85,10 +85,10 @@ def cubatch_search(runner: FakeRunner, case: Case) -> int | None:
     Search as autotune() does: the candidates, the profiler's rounds, the choice.
 
     The memory plan is that of the case, and reaches the candidates as the maximum; the one of the
-    engine is tested elsewhere.
+    engine is tested elsewhere.  The candidates are those for a library whose tiles are not known, 128 x 128.
     """
     limit = min(case.planned_limit, case.task.max_batch_size)
-    ladder = cb.candidates(case.spec, device=case.gpu, max_batch_size=limit)
+    ladder = cb.candidates(case.spec, device=case.gpu, max_batch_size=limit, library="im2col")
     goal = Goal(tolerance=TOLERANCE)
     measured = profiler.measure(lambda: runner, ladder, goal=goal, budget=BUDGET_SECONDS, seed=case.device.seed)
     try:

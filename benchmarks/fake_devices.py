@@ -21,7 +21,7 @@ from cubatch.spec import Spec, as_network
 from tests.fakes import Behaviour, ColdStart, Curve, Drift, FakeDevice, Throttling, affine, cliff
 
 TOLERANCE = 0.01  # what a finder may give up for a smaller batch, here and in what ours is asked
-KNOWN_TILE = (128, 128)  # the tile that the candidate generator assumes
+KNOWN_TILE = (128, 128)  # the tile that the candidate generator assumes of a library that is not ours
 OTHER_TILES = ((256, 128), (128, 64), (64, 64), (128, 96), (192, 128))
 GPUS = (
     "titan-x-maxwell", "titan-x-pascal", "v100-sxm2-16gb", "t4", "rtx-2080", "rtx-2080-ti",
