@@ -48,7 +48,7 @@ def kernels(
     budget = kernel_budget.read(path)
     if update_budget:
         kernel_survey.require_compiler(budget)
-    archs = arch or (kernel_survey.ARCHS if check or update_budget else _here())
+    archs = _known(arch or []) or (kernel_survey.ARCHS if check or update_budget else _here())
     if archs:
         with console.progress_bar("compiling kernels") as show:
             rows = kernel_survey.survey(chosen, archs, may_spill=budget.may_spill, progress=show)
@@ -89,6 +89,18 @@ def _chosen(family: str | None, operation: str | None) -> Sequence[Kernel]:
         families = ", ".join(sorted({one.family for one in known if one.operation == operation}))
         raise InvalidArgument("family", family, f"one that has {operation}: {families}")
     return chosen
+
+
+def _known(archs: Sequence[str]) -> Sequence[str]:
+    from cubatch.errors import UnknownName
+    from cubatch.hardware import SM_LIMITS
+    from cubatch.kernel import arch_number
+
+    known = [10 * major + minor for major, minor in SM_LIMITS]
+    for arch in archs:
+        if arch_number(arch) not in known:
+            raise UnknownName("arch", arch, [f"sm_{number}" for number in known])
+    return archs
 
 
 def _here() -> Sequence[str]:

@@ -86,10 +86,9 @@ def mapping(rows: Iterable[Row], leftovers: Sequence[str] = ()) -> dict[str, Any
     """Give a survey as the contract's JSON."""
     listed = []
     order = sorted(rows, key=_identity)  # stable: variants stay in their order
-    for (operation, source, dtype, family), found in groupby(order, key=_identity):
-        algorithm = source.rpartition("/")[2].removesuffix(".cu")
-        name = f"{operation}_{algorithm}_{dtype}_{family}"
+    for (operation, _, dtype, family), found in groupby(order, key=_identity):
         variants = [_variant(row) for row in found]
+        name = variants[0]["name"].partition(f"_{family}")[0] + f"_{family}"  # what `occupancy` takes for all of them
         listed.append({"name": name, "family": family, "operation": operation, "dtype": dtype, "variants": variants})
     return {"schema": 1, "kernels": listed, "stale_budget": list(leftovers)}
 

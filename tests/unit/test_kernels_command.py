@@ -288,7 +288,7 @@ def test_a_line_of_the_budget_that_is_no_variant_fails_the_check(run, tree):
     [
         (["--update-budget", "--arch", "sm_80"], 2, "not a selection"),
         (["--arch", "80"], 1, "such as 'sm_70'"),
-        (["--arch", "sm_30"], 1, "3.0"),
+        (["--arch", "sm_30"], 1, "unknown arch 'sm_30'"),
         (["--family", "smit"], 1, "unknown family"),
     ],
     ids=["update of a selection", "spelling", "no limits", "family"],
