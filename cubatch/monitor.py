@@ -158,11 +158,6 @@ class Monitor:
         version = self._read(self._nvml.nvmlSystemGetDriverVersion)
         return None if version is None else str(version)
 
-    def board_name(self) -> str | None:
-        """Give the name of the board; for a MIG device it ends in the profile: "... MIG 1g.10gb"."""
-        name = self._read(self._nvml.nvmlDeviceGetName, self._handle)
-        return None if name is None else str(name)
-
     def _throttle_reasons(self) -> tuple[str, ...] | None:
         mask = self._read(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
         if mask is None:  # drivers before 535 know the older name only

@@ -255,15 +255,26 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
 
 
 def load_spec(path: str | Path) -> Spec:
-    """
+    r"""
     Read a layer or network from a .toml or .json file.
 
     Args:
         path: The file; its form is shown in the README under "Spec files".
 
+    Returns:
+        Layer or Network: What the file describes; a network without a name has the file's.
+
     Raises:
         InvalidSpec: If the file is missing, is no TOML or JSON, or what it says makes no sense.
         UnknownName: If it names a layer type, key or input that is not known.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     place = Path(folder) / "fc.toml"
+        ...     _ = place.write_text('type = "linear"\nc = 1000\nk = 100\n')
+        ...     load_spec(place).parameters
+        100100
     """
     path = Path(path)
     readers = {".toml": tomllib.loads, ".json": json.loads}

@@ -49,11 +49,11 @@ CASES = {
     "mobilenet-v100": (
         "cubatch predict --device --dtype --batch-sizes",
         "tests/unit/test_models.py::",
-        "later: half precision and the engine's hard swish and squeeze, then `cubatch study` of the published sizes",
+        "later: `cubatch study` of the published sizes",
     ),
     "titan-or-tensor": (
         "cubatch predict --devices --dtype",
-        "later: tf32, float16 and attention in the engine, then `cubatch study` over dtypes and cards",
+        "later: attention in the engine, then `cubatch study` over dtypes and cards",
     ),
     "numpy-mnist": (
         "cubatch train --data --batch-size",

@@ -289,8 +289,8 @@ def test_a_recorder_remembers_and_passes_on() -> None:
     assert heard == [second, Outcome(8, "ok"), 4.0]
 
 
-def test_a_null_keeper_keeps_nothing() -> None:
-    """It answers all three calls."""
+def test_a_null_keeper_answers_every_call_of_a_keeper() -> None:
+    """Whoever keeps nothing need not be asked first."""
     keeper: Keeper = NullKeeper()
     keeper.timing(Timing(batch_size=1, round=0, seconds=1.0))
     keeper.outcome(Outcome(1, "ok"))
