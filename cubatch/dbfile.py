@@ -34,6 +34,14 @@ _MAGIC = b"SQLite format 3\0"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
+def place(path: Path | str) -> Path:
+    """Say which file a path leads to (OSError)."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # a user without a home
+        raise OSError(str(error)) from error
+
+
 def connect(
     path: Path, schema: str, version: int, *, on_damage: Callable[[Path], None] | None = None
 ) -> sqlite3.Connection:

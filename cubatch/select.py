@@ -88,8 +88,9 @@ class Winners:
         if self._path is None:
             return []
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(dbfile.connect(self._path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+            path = dbfile.place(self._path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(dbfile.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
                 return database.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError, StoreError) as error:
             _log.warning("kernel choices are not kept: %s: %s", self._path, error)

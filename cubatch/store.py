@@ -138,6 +138,8 @@ class Run:
         self, path: Path, *, identity: str, conditions: str, budget: float, refresh: bool, wait_seconds: float
     ) -> None:
         """Take the run's lock, open the file, find the run or begin it."""
+        if path.is_dir():
+            raise StoreError(str(path), "it is a directory", "Name a file in it.")
         digest = hashlib.sha256(identity.encode()).hexdigest()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -193,7 +195,11 @@ class Run:
 
 def default_path() -> Path:
     """Say where the store is when no path is given: in the user's cache directory."""
-    return Path(platformdirs.user_cache_dir("cubatch")) / "store.sqlite3"
+    try:
+        folder = platformdirs.user_cache_dir("cubatch")
+    except RuntimeError:  # nobody's home: whoever opens it says so
+        folder = "~/.cache/cubatch"
+    return Path(folder) / "store.sqlite3"
 
 
 def open_run(
@@ -243,15 +249,13 @@ def open_run(
     """
     if path is None:
         return Run(None)
-    path = Path(path).expanduser().absolute()
     if "\0" in str(path):
         raise StoreError(repr(str(path)), "a path cannot hold a zero byte", "Name a file.")
-    if path.is_dir():
-        raise StoreError(str(path), "it is a directory", "Name a file in it.")
-    run = Run(path)
+    run = Run(Path(path))
     try:
+        run.path = dbfile.place(path)
         run._begin(  # noqa: SLF001 - the other half of this function
-            path,
+            run.path,
             identity=tables.to_json(identity),
             conditions=tables.to_json(conditions),
             budget=budget,
@@ -319,11 +323,11 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
 @contextlib.contextmanager
 def _opened(path: Path | str) -> Iterator[sqlite3.Connection | None]:
     """Open a store to look at it; None where there is none."""
-    path = Path(path).expanduser()
-    if not path.exists():
-        yield None
-        return
     try:
+        path = dbfile.place(path)
+        if not path.exists():
+            yield None
+            return
         with contextlib.closing(dbfile.connect(path, tables.SCHEMA, tables.VERSION)) as database:
             yield database
     except (sqlite3.DatabaseError, OSError) as error:

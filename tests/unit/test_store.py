@@ -26,6 +26,7 @@ import cubatch
 from cubatch import store, tables
 from cubatch.errors import StoreError
 from cubatch.results import Candidate, Measured, Outcome, Timing
+from cubatch.select import Winners, path_beside
 from cubatch.store import open_run
 
 ROOT = Path(cubatch.__file__).parents[1]
@@ -464,6 +465,43 @@ def test_a_read_only_place_is_said_once_and_measuring_goes_on():
         file.chmod(0o644)
         with begin(file) as run:
             assert run.kept.timings == (timing(),)
+
+
+def test_a_home_that_may_not_be_entered_stops_nothing():
+    """As in a container whose user is not the image's: measuring goes on unkept, and looking at the store says why."""
+    with tempfile.TemporaryDirectory() as home:
+        file, user = Path(home) / "store.sqlite3", os.geteuid()
+        Path(home).chmod(0)
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            with pytest.warns(UserWarning, match="Permission denied"), begin(file) as run:
+                run.timing(timing())
+            assert not run.is_kept
+            with pytest.raises(StoreError, match="Permission denied"):
+                store.list_runs(file)
+        finally:
+            os.seteuid(user)
+            Path(home).chmod(0o755)
+
+
+def test_a_user_without_a_home_measures_unkept(monkeypatch, tmp_path):
+    """Neither HOME nor an entry among the users: nothing is kept, a note says so, and no folder `~` is made."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.warns(UserWarning, match="home directory"), begin(store.default_path()) as run:
+        run.timing(timing())
+    assert not run.is_kept
+    with pytest.raises(StoreError, match="home directory"):
+        store.list_runs(store.default_path())
+    Winners(path_beside(store.default_path()), gpu="a", sources="b").put("p", "k", {"k": 1.0})
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_kept_without_a_path():
