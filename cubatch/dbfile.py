@@ -35,10 +35,10 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def place(path: Path | str) -> Path:
-    """Say which file a path leads to (OSError)."""
+    """Say which file a path leads to, through links too, since locks lie beside the file (OSError)."""
     try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:  # a user without a home
+        return Path(path).expanduser().resolve()
+    except RuntimeError as error:  # a user without a home, links in a circle
         raise OSError(str(error)) from error
 
 

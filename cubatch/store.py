@@ -311,13 +311,14 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
     with _opened(path) as database, contextlib.ExitStack() as locks:
         if database is None:
             return 0
-        chosen = "" if run_id is None else f" WHERE id = {int(run_id)}"
-        for row in database.execute(f"SELECT DISTINCT identity_sha256 FROM runs{chosen}").fetchall():  # noqa: S608 - an int
+        rows = database.execute("SELECT id, identity_sha256 FROM runs").fetchall()
+        chosen = [row for row in rows if run_id in {None, row["id"]}]  # a run that begins from now on stays
+        for digest in sorted({row["identity_sha256"] for row in chosen}):
             try:
-                locks.enter_context(dbfile.locked(Path(path), row["identity_sha256"], 0.0))
+                locks.enter_context(dbfile.locked(dbfile.place(path), digest, 0.0))
             except TimeoutError:
                 raise StoreError(str(path), "a run in it is being measured", "Wait for it to end, or end it.") from None
-        return database.execute(f"DELETE FROM runs{chosen}").rowcount  # noqa: S608 - an int
+        return database.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in chosen]).rowcount
 
 
 @contextlib.contextmanager

@@ -601,6 +601,42 @@ def test_a_run_that_is_being_measured_is_not_cleared(path):
     assert len(store.list_runs(path)) == 2
 
 
+def test_one_file_under_two_names_is_one_store(path, tmp_path, monkeypatch):
+    """Through a link or from the home folder: whoever measures the run is noticed, so nothing is measured twice."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    link = tmp_path / "link.sqlite3"
+    with begin(path) as run:
+        link.symlink_to(path)
+        for name in (link, f"~/{link.name}"):
+            with pytest.warns(UserWarning, match="still measures"), begin(name, wait_seconds=0.1) as second:
+                assert not second.is_kept
+            with pytest.raises(StoreError, match="is being measured"):
+                store.clear(name)
+        run.timing(timing())
+    assert store.clear(f"~/{link.name}") == 1
+
+
+def test_a_run_that_begins_while_others_are_cleared_stays(path, monkeypatch):
+    """It is none of those that were asked about, and has its lock already."""
+    with begin(path):
+        pass
+    begun, locked = [], store.dbfile.locked
+
+    def lock(place, name, seconds):
+        if seconds == 0 and not begun:
+            begun.append("now")
+            begun[:] = [begin(path, identity={"spec": "other"})]
+        return locked(place, name, seconds)
+
+    monkeypatch.setattr(store.dbfile, "locked", lock)
+    assert store.clear(path) == 1
+    with begun[0] as other:
+        other.timing(timing())
+        assert other.is_kept
+    (left,) = store.list_runs(path)
+    assert left.num_timings == 1
+
+
 def test_the_store_is_in_the_users_cache(monkeypatch, tmp_path):
     """The default place follows the platform's convention, which on Linux is XDG_CACHE_HOME."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
