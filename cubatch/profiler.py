@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import attrs
-import numpy as np
+from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 
 from cubatch import stopping
 from cubatch.budget import Budget, OutOfBudget, extrapolate_seconds, rounds_seconds, why_not_first
@@ -208,7 +208,7 @@ class _Run:
         sizes = list(self.sizes.values())
         if self.round == 0:
             return sizes
-        return [sizes[place] for place in np.random.default_rng((self.seed, self.round)).permutation(len(sizes))]
+        return [sizes[place] for place in default_rng((self.seed, self.round)).permutation(len(sizes))]
 
     def close_what_is_known(self) -> None:
         """Close the candidates that the rules have heard enough of."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
+import cubatch
 from cubatch import choose, profiler
 from cubatch.budget import FIRST_WARMUPS, LATER_WARMUPS
 from cubatch.errors import EnergyNotAvailable, TimedOut, WorkerFailed
@@ -30,6 +35,7 @@ from tests.fakes import (
     affine,
 )
 
+ROOT = Path(cubatch.__file__).parents[1]
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 FLAT = affine(0.02, 0.0)  # every step 20 ms: one step is one timing
 
@@ -555,6 +561,24 @@ def test_each_timing_is_kept_as_it_is_taken() -> None:
 
     go(FakeDevice(FLAT), ladder(), keep=book, progress=progress)
     assert all(done == kept for done, kept in counts)
+
+
+def test_nothing_is_imported_while_measuring() -> None:
+    """Some modules swallow a Ctrl-C that comes while they are imported, as numpy.random does: measuring would go on."""
+    script = """
+        import sys
+        from cubatch.profiler import Candidate, Goal, measure
+        from tests.fakes import FakeDevice, affine
+
+        before = set(sys.modules)
+        measured = measure(
+            FakeDevice(affine(1e-3, 1e-5)), [Candidate(1), Candidate(2)], goal=Goal(), budget=60.0, seed=0
+        )
+        print(len(measured.timings) > 2, sorted(set(sys.modules) - before))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True []\n"
 
 
 def test_is_out_of_memory_and_goal_are_at_hand_for_workers() -> None:
