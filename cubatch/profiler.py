@@ -136,6 +136,11 @@ class _Size:
     def step_seconds(self) -> float | None:
         return stopping.median([timing.seconds for timing in self.rounds.values()]) if self.rounds else None
 
+    def counting_seconds(self) -> list[float]:
+        """Seconds of the timings that the result rests on: throttled ones only where there are no others."""
+        clear = [timing.seconds for timing in self.rounds.values() if not timing.throttled]
+        return clear or [timing.seconds for timing in self.rounds.values()]
+
 
 class _Run:
     """One call of `measure`: which candidates are still open, and the walk over them."""
@@ -228,10 +233,10 @@ class _Run:
         limit = self.goal.latency_limit
         if limit is None:
             return False
+        seconds = size.counting_seconds()
         if size.rule.is_finished():
-            return (size.step_seconds() or 0.0) > limit
-        enough = len(size.rounds) >= stopping.MIN_ROUNDS_TO_DROP
-        return enough and min(timing.seconds for timing in size.rounds.values()) > limit
+            return stopping.median(seconds) > limit
+        return len(seconds) >= stopping.MIN_ROUNDS_TO_DROP and min(seconds) > limit
 
     def leader(self) -> _Size | None:
         """Give the best size so far of those that surely keep the latency limit."""
@@ -239,7 +244,7 @@ class _Run:
         able = [
             size
             for size in (*self.open, *self.good)
-            if size.rule.costs and max(timing.seconds for timing in size.rounds.values()) <= limit
+            if size.rule.costs and max(size.counting_seconds()) <= limit
         ]
         return min(able, key=lambda size: size.rule.median or math.inf, default=None)
 
@@ -314,14 +319,14 @@ class _Run:
         limit = self.goal.latency_limit
         if not size.rounds:
             self.end(size, "not_run", reason)
-        elif limit is not None and (size.step_seconds() or 0.0) > limit:
+        elif limit is not None and stopping.median(size.counting_seconds()) > limit:
             self.end_over_latency_limit(size)
         else:
             self.end(size, "ok", f"{reason}; {size.rule.reason}", limit="budget")
 
     def end_over_latency_limit(self, size: _Size) -> None:
-        median, limit = format_seconds(size.step_seconds() or 0.0), format_seconds(self.goal.latency_limit or 0.0)
-        reason = f"its median of {median} is above the latency limit of {limit}"
+        median = format_seconds(stopping.median(size.counting_seconds()))
+        reason = f"its median of {median} is above the latency limit of {format_seconds(self.goal.latency_limit or 0.0)}"
         self.end(size, "over_limit", reason, limit="latency")
 
     def fail(self, size: _Size, error: Exception, stopwatch: Stopwatch) -> None:

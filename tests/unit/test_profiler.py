@@ -358,6 +358,21 @@ def test_no_size_is_dropped_for_one_that_may_yet_break_the_latency_limit() -> No
     assert statuses(measured) == {4: "ok", 128: "over_limit"}
 
 
+@pytest.mark.parametrize("budget", [60.0, 0.08])
+def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -> None:
+    """Most timings were throttled and took 12 ms: those that count took 9 of the 10 ms allowed."""
+    goal = Goal(latency_limit=0.01)
+    kept = Measured(
+        timings=tuple(
+            Timing(batch_size=8, round=n, seconds=0.012 if n % 3 else 0.009, throttled=n % 3 > 0) for n in range(11)
+        )
+    )
+    measured = go(FakeDevice(lambda _: 0.009), ladder(8), goal=goal, kept=kept, budget=budget)
+    result = choose.answer(ladder(8), measured, goal=goal, setting={})
+    assert result.measurements[0].latency_seconds == pytest.approx(0.009)
+    assert (statuses(measured), result.batch_size) == ({8: "ok"}, 8)
+
+
 # --- throttling ----------------------------------------------------------------------------------------------
 
 
