@@ -241,11 +241,7 @@ class _Run:
     def leader(self) -> _Size | None:
         """Give the best size so far of those that surely keep the latency limit."""
         limit = self.goal.latency_limit or math.inf
-        able = [
-            size
-            for size in (*self.open, *self.good)
-            if size.rule.costs and max(size.counting_seconds()) <= limit
-        ]
+        able = [size for size in (*self.open, *self.good) if size.rule.costs and max(size.counting_seconds()) <= limit]
         return min(able, key=lambda size: size.rule.median or math.inf, default=None)
 
     # --- one visit ---
@@ -320,14 +316,14 @@ class _Run:
         if not size.rounds:
             self.end(size, "not_run", reason)
         elif limit is not None and stopping.median(size.counting_seconds()) > limit:
-            self.end_over_latency_limit(size)
+            self.end_over_latency_limit(size, cut_short=True)
         else:
             self.end(size, "ok", f"{reason}; {size.rule.reason}", limit="budget")
 
-    def end_over_latency_limit(self, size: _Size) -> None:
-        median = format_seconds(stopping.median(size.counting_seconds()))
-        reason = f"its median of {median} is above the latency limit of {format_seconds(self.goal.latency_limit or 0.0)}"
-        self.end(size, "over_limit", reason, limit="latency")
+    def end_over_latency_limit(self, size: _Size, **facts: object) -> None:
+        median, limit = stopping.median(size.counting_seconds()), self.goal.latency_limit or 0.0
+        reason = f"its median of {format_seconds(median)} is above the latency limit of {format_seconds(limit)}"
+        self.end(size, "over_limit", reason, limit="latency", **facts)
 
     def fail(self, size: _Size, error: Exception, stopwatch: Stopwatch) -> None:
         """Keep what a candidate raised as its outcome, and clear up for the next one."""

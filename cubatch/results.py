@@ -87,7 +87,7 @@ class Outcome:
         status: One of STATUSES.
         stop_reason: Why measuring it ended, as a sentence.
         facts: What is known beyond that, for programs: {"needed_bytes": ...} of an out-of-memory error,
-            {"limit": "memory" | "latency"} of over_limit.
+            {"limit": "memory" | "latency"} of over_limit, with "cut_short" where the budget allowed no more timings.
     """
 
     batch_size: int

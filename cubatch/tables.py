@@ -106,12 +106,13 @@ def reopen(database: sqlite3.Connection, run: int, budget: float) -> None:
     """
     before, state = database.execute("SELECT budget, state FROM runs WHERE id = ?", (run,)).fetchone()
     rows = database.execute("SELECT batch_size, status, facts FROM outcomes WHERE run = ?", (run,)).fetchall()
-    dropped = [
-        (run, batch_size)
-        for batch_size, status, facts in rows
-        if status == "interrupted"
-        or (budget > before and (status == "not_run" or json.loads(facts).get("limit") == "budget"))
-    ]
+
+    def is_final(status: str, facts: dict[str, Any]) -> bool:
+        if status == "interrupted":
+            return False
+        return budget <= before or not (status == "not_run" or facts.get("limit") == "budget" or "cut_short" in facts)
+
+    dropped = [(run, batch_size) for batch_size, status, facts in rows if not is_final(status, json.loads(facts))]
     database.executemany("DELETE FROM outcomes WHERE run = ? AND batch_size = ?", dropped)
     if dropped or state == "open":
         database.execute("UPDATE runs SET budget = ?, state = 'open' WHERE id = ?", (budget, run))

@@ -22,6 +22,7 @@ from cubatch.profiler import Event, measure
 from cubatch.results import Candidate, Goal, Measured, Outcome, Recorder, Timing
 from cubatch.stopping import MAX_ROUNDS, MIN_ROUNDS, MIN_ROUNDS_TO_DROP
 from cubatch.stopwatch import HANG_SECONDS, MIN_SPAN_SECONDS
+from cubatch.store import open_run
 from tests.fakes import (
     Behaviour,
     ColdStart,
@@ -371,6 +372,20 @@ def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -
     result = choose.answer(ladder(8), measured, goal=goal, setting={})
     assert result.measurements[0].latency_seconds == pytest.approx(0.009)
     assert (statuses(measured), result.batch_size) == ({8: "ok"}, 8)
+
+
+def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_limit(tmp_path: Path) -> None:
+    """A first timing of 12 ms was all that the budget held; the size takes 9 of the 10 ms allowed."""
+    goal = Goal(latency_limit=0.01)
+    asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {}, "conditions": {}}
+    slow = Timing(batch_size=8, round=0, seconds=0.012)
+    for budget, status in ((1e-3, "over_limit"), (60.0, "ok")):
+        with open_run(**asked, budget=budget) as run:
+            kept = run.kept if run.kept.timings else Measured(timings=(slow,))
+            run.timing(slow)
+            measured = go(FakeDevice(lambda _: 0.009), ladder(8), goal=goal, kept=kept, keep=run, budget=budget)
+            run.finish()
+        assert statuses(measured) == {8: status}
 
 
 # --- throttling ----------------------------------------------------------------------------------------------
