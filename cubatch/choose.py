@@ -51,7 +51,7 @@ def answer(
     `tied_with` holds the sizes whose per-round differences from the fastest have a median that may
     be zero: the distribution-free 90 % interval of the paired log ratios contains it.  With fewer
     than 5 common rounds no such interval exists; then a size is tied if the range of the log ratios
-    contains zero or its median is within the tolerance.
+    contains zero or its median is within the tolerance.  Throttled rounds are not common ones.
 
     `decided_by` says what kept the answer from being larger (latency: from being smaller):
 
@@ -243,10 +243,10 @@ def _ties(fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence
     costs = {n: _costs(used[n], goal) for n in values}
     ties = []
     for n in sorted(values):
-        interval = stopping.paired_interval(costs[n], costs[fastest]) if n != fastest else None
-        if interval is None:
+        if n == fastest:
             continue
-        is_tied = interval[0] <= 0 <= interval[1]
+        interval = stopping.paired_interval(costs[n], costs[fastest])
+        is_tied = interval is not None and interval[0] <= 0 <= interval[1]
         if len(costs[n].keys() & costs[fastest].keys()) < stopping.MIN_ROUNDS:
             best, own = stopping.median([*costs[fastest].values()]), stopping.median([*costs[n].values()])
             is_tied |= own <= goal.allowed(best)

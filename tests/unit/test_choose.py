@@ -158,6 +158,17 @@ def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
     assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
 
 
+def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
+    """All rounds of the fastest were throttled ones of two others: of those, the one 0.02 % behind is tied."""
+    timings = rounds(32, [0.32] * 5)
+    for n, seconds in ((64, 0.6401), (128, 1.6)):
+        timings += rounds(n, [2 * seconds] * 5, throttled=True)
+        timings += [Timing(batch_size=n, round=number, seconds=seconds) for number in range(5, 10)]
+    measured = Measured(timings=tuple(timings), outcomes=tuple(Outcome(n, "ok") for n in (32, 64, 128)))
+    result = choose.answer([Candidate(n) for n in (32, 64, 128)], measured, goal=Goal(), setting={})
+    assert (result.fastest_batch_size, result.tied_with) == (32, (64,))
+
+
 @pytest.mark.parametrize(
     ("seconds", "statuses", "more", "decided_by"),
     [
