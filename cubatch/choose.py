@@ -63,6 +63,7 @@ def answer(
         max_batch_size  likewise; nothing larger was allowed
         batch_sizes     likewise; nothing larger is in the list that was asked for
         budget          likewise; the next larger size did not fit the budget
+        None            likewise; larger sizes were interrupted, in a partial result
 
     By latency, a rise of the larger sizes is the rule: "peak" if the answer itself has the lowest
     latency, "plateau" if it is larger than the one that has.
@@ -123,9 +124,9 @@ def answer(
         by_size = {m.batch_size: m for m in measurements}
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
-        limit = _decided_by(chosen, fastest, ties, by_size, outcomes, goal) or _end_of_ladder(
-            header["limits"]["max_batch_size"], largest_batch_size, asked=asked
-        )
+        limit = _decided_by(chosen, fastest, ties, by_size, outcomes, goal)
+        if limit is None and not any(m.status == "interrupted" for m in measurements if m.batch_size > chosen):
+            limit = _end_of_ladder(header["limits"]["max_batch_size"], largest_batch_size, asked=asked)
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
         facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": limit}
         reasons = explain.sentences(
@@ -282,6 +283,8 @@ def _decided_by(
         best, last = explain.value_of(by_size[fastest], goal.objective) or 0.0, max(timed)
         return "peak" if timed[last] < (1 - goal.tolerance) * best and last not in ties else "plateau"
     for m in larger:
+        if m.status == "interrupted":
+            return None
         if m.status == "over_limit":
             return "latency_limit" if outcomes[m.batch_size].facts.get("limit") == "latency" else "memory"
         if m.status in ("out_of_memory", "not_run"):

@@ -41,7 +41,7 @@ def sentences(
     *,
     goal: Goal,
     tied_with: Sequence[int],
-    decided_by: str,
+    decided_by: str | None,
     rounds: Mapping[int, Mapping[int, float]],
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
@@ -55,7 +55,7 @@ def sentences(
         measurements: All of them, ascending.
         goal: What was asked for.
         tied_with: Sizes that paired rounds cannot tell from the fastest.
-        decided_by: One of results.DECIDED_BY.
+        decided_by: One of results.DECIDED_BY; None where an interruption left that open.
         rounds: Seconds by batch size and round, of the timings that count.
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
@@ -105,7 +105,9 @@ def _why(answer: Measurement, fastest: Measurement, goal: Goal, tied_with: Seque
     ]
 
 
-def _limit(answer: Measurement, measurements: Sequence[Measurement], goal: Goal, decided_by: str) -> str:
+def _limit(answer: Measurement, measurements: Sequence[Measurement], goal: Goal, decided_by: str | None) -> str:
+    if decided_by is None:
+        return f"The interruption decided: larger sizes than {answer.batch_size} were not measured to their end."
     top = max((m.batch_size for m in measurements if m.status in _TIMED), default=answer.batch_size)
     n, limit = answer.batch_size, format_seconds(goal.latency_limit or 0.0)
     failed = [m for m in measurements if m.batch_size > top and m.status in {"error", "timeout"}]

@@ -298,7 +298,7 @@ class TuningResult:
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         largest_measured: The largest that really ran.
         tied_with: Sizes that paired per-round differences cannot tell from the fastest.
-        decided_by: One of DECIDED_BY; `choose.answer` defines them.
+        decided_by: One of DECIDED_BY; `choose.answer` defines them.  None only in a partial result.
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.

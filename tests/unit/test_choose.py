@@ -257,6 +257,18 @@ def test_a_partial_result_has_no_answer_and_all_measurements() -> None:
     assert TuningResult.from_json(result.to_json()) == result
 
 
+@pytest.mark.parametrize("after", ["ok", "over_limit", "interrupted"])
+def test_an_interruption_is_not_called_a_limit(after: str) -> None:
+    """Ctrl-C came before 12 was known: whatever became of 14, nothing says what kept the answer from being larger."""
+    statuses = {8: "ok", 12: "interrupted", 14: after}
+    result = answer_of({8: [1.0] * 5, 12: [1.6] * 5, 14: [1.9] * 5}, statuses, partial=True, largest_batch_size=99)
+    assert (result.batch_size, result.decided_by) == (8, None)
+    assert any("interruption" in reason for reason in result.reasons)
+    assert not any("Memory" in reason for reason in result.reasons)
+    assert TuningResult.from_json(result.to_json()) == result
+    assert result.table()
+
+
 def test_the_reasons_name_the_answer_the_fastest_and_the_limit() -> None:
     """A person reads why 32 and not 64 without looking at the table."""
     result = answer_of({1: [1.0] * 5, 16: [1.0] * 5, 32: [1.0] * 5, 33: [1.2] * 5, 64: [1.99] * 5}, notes=["a note"])
