@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import sqlite3
 import time
@@ -184,8 +185,8 @@ def filesystem_type(path: Path) -> str:
     path = path.resolve()
     best, kind = -1, ""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
+        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+            left, _, right = os.fsdecode(line).partition(" - ")  # names of folders are bytes, of any encoding
             written = left.split(" ")[4]  # with a space as \040
             mount = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), written))
             if path.is_relative_to(mount) and len(mount.parts) >= best:  # of two at one place, the later is on top
