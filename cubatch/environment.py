@@ -71,6 +71,8 @@ def conditions(device: Device) -> dict[str, Any]:
     facts = environment(device)
     return facts | {
         "threads": device.threads,
+        # A batch of one is walked by one thread, which leaves the others to BLAS: OMP_NUM_THREADS and its like.
+        "blas_threads": _numpys_blas().get("num_threads") if device.kind == "cpu" else None,
         "memory_bytes": device.memory_bytes,
         "power_limit_watts": device.power_limit_watts,
     }
@@ -86,7 +88,14 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 
 def _blas() -> str:
-    """Name the BLAS that NumPy calls, though SciPy may have loaded one of its own: "openblas 0.3.30 SkylakeX"."""
+    """Name the BLAS that NumPy calls: "openblas 0.3.30 SkylakeX"."""
+    library = _numpys_blas()
+    parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
+    return " ".join(str(part) for part in parts if part) or "unknown"
+
+
+def _numpys_blas() -> Mapping[str, Any]:
+    """Give what is known of the BLAS that NumPy calls, though SciPy may have loaded its own; empty if nothing."""
     import numpy as np
 
     package = Path(np.__file__).resolve().parent
@@ -98,11 +107,7 @@ def _blas() -> str:
         return not mine, folder.suffix == ".libs", str(folder)
 
     loaded = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
-    if not loaded:
-        return "unknown"
-    library = min(loaded, key=rank)
-    parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
-    return " ".join(str(part) for part in parts if part)
+    return min(loaded, key=rank, default={})
 
 
 def _driver(device: Device) -> str | None:

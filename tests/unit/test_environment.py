@@ -89,6 +89,16 @@ def test_conditions_add_the_settings_of_the_device():
     assert environment(CPU).items() <= conditions(CPU).items()
 
 
+def test_the_threads_of_blas_are_a_condition(monkeypatch):
+    """A batch of one is as quick as OMP_NUM_THREADS lets BLAS be; a kept timing with another number does not apply."""
+    place = str(Path(np.__file__).resolve().parent / "a.so")
+    for number in (1, 8):
+        loaded = [{"user_api": "blas", "filepath": place, "num_threads": number}]
+        monkeypatch.setattr(module.threadpoolctl, "threadpool_info", lambda loaded=loaded: loaded)
+        assert conditions(CPU)["blas_threads"] == number
+        assert conditions(GPU)["blas_threads"] is None
+
+
 @pytest.mark.parametrize("changed", ["engine/conv.py", "schedule.py", "plan.py", "scratch.py", "runners.py"])
 def test_the_engines_hash_follows_its_source(tmp_path, monkeypatch, changed):
     """Another byte in any file that decides what a step does gives another hash; a report's does not."""
