@@ -49,7 +49,9 @@ class Team:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidArgument("size", size, "a whole number of at least 1")
         self.size = size
-        self._limits = threadpool_limits(1, user_api="blas") if size > 1 else None
+        self._holds_blas = size > 1
+        if self._holds_blas:
+            _BLAS.hold()
         self._barrier = threading.Barrier(size)
         self._slots: list[Any] = [None] * size
         self._members = [_Member(rank, self._barrier) for rank in range(1, size)]
@@ -121,9 +123,9 @@ class Team:
                 member.end()
         finally:
             self._members = []
-            if self._limits is not None:
-                self._limits.restore_original_limits()
-                self._limits = None
+            if self._holds_blas:
+                self._holds_blas = False
+                _BLAS.let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +134,29 @@ class Team:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Blas:
+    """One thread per call while any team of several is open, then as before, in whatever order the teams end."""
+
+    def __init__(self) -> None:
+        self._lock, self._teams = threading.Lock(), 0
+        self._limits: Any = None
+
+    def hold(self) -> None:
+        with self._lock:
+            if not self._teams:
+                self._limits = threadpool_limits(1, user_api="blas")
+            self._teams += 1
+
+    def let_go(self) -> None:
+        with self._lock:
+            self._teams -= 1
+            if not self._teams:
+                self._limits.restore_original_limits()
+
+
+_BLAS = _Blas()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
@@ -59,6 +59,19 @@ def test_blas_has_one_thread_per_member_while_the_team_is_open():
     with Team(2):
         assert set(threads()) == {1}
     assert threads() == before
+
+
+def test_blas_gets_its_threads_back_in_whatever_order_teams_end():
+    """Two tuners in two threads: the first to begin ends first, and what the other found was its limit."""
+    before = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    with threadpool_limits(3, user_api="blas"):
+        first, second = Team(2), Team(2)
+        for team in (first, second):
+            assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
+            team.close()
+            team.close()
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {3}
+    assert [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"] == before
 
 
 @pytest.mark.parametrize(("n", "size"), [(5, 2), (1, 3), (256, 7), (0, 2)])
