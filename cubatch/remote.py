@@ -301,7 +301,11 @@ def _split_path(entries: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     home = Path(cubatch.__file__).resolve().parents[1]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    by_chance = {Path.cwd().resolve()} | ({Path(main).resolve().parent} if main else set())
+    by_chance = {Path(main).resolve().parent} if main else set()
+    try:
+        by_chance.add(Path.cwd().resolve())
+    except FileNotFoundError:  # the folder of the shell is gone, and nothing is found through it
+        entries = [entry for entry in entries if Path(entry).is_absolute()]
     ahead: list[str] = []
     behind: list[str] = []
     for entry in entries:

@@ -373,6 +373,25 @@ def test_a_folder_that_came_ahead_later_changes_nothing(tmp_path, where):
     assert out.split() == [facts["cubatch"], facts["numpy"]]
 
 
+def test_a_worker_starts_where_the_folder_is_gone(tmp_path):
+    """A notebook whose folder was removed, or a temporary one: what was imported from it is no matter here."""
+    script = """
+        import os, sys, tempfile
+        from cubatch.remote import RemoteRunner
+        from cubatch.runner import FactoryRef
+        sys.path.insert(0, "")
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+        runner = RemoteRunner(FactoryRef("tests.unit.worker_fakes:make"))
+        runner.prepare(4)
+        print(runner.peak_bytes)
+        runner.close()
+    """
+    with run_script(script, tmp_path) as parent:
+        out, err = parent.communicate(timeout=60)
+    assert out == "40\n", err
+
+
 def test_a_factory_in_the_folder_of_the_script_is_found(tmp_path):
     """That folder comes last in the worker, but it is there."""
     (tmp_path / "scripts").mkdir()
