@@ -83,7 +83,7 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
     try:
         database.row_factory = sqlite3.Row
         found = database.execute("PRAGMA user_version").fetchone()[0]
-        _check(database, path, found, version)
+        _check(database, path, found, version, schema)
         database.execute("PRAGMA foreign_keys = ON")
         _choose_journal(database, path)
         if found == 0:
@@ -97,12 +97,13 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
     return database
 
 
-def _check(database: sqlite3.Connection, path: Path, found: int, version: int) -> None:
+def _check(database: sqlite3.Connection, path: Path, found: int, version: int, schema: str) -> None:
     """Refuse what is not ours, and find damage before it is built upon."""
     if found > version:
         reason = f"it has schema {found}, this cubatch knows {version}"
         raise StoreError(str(path), reason, "Update cubatch, pass store=False, or another path.")
-    if found == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    there = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
+    if not there.issuperset(re.findall(r"CREATE TABLE (\w+)", schema)) if found else there:
         raise StoreError(str(path), "it is another program's database")
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if report != "ok":  # some damage is told as a row instead of an error

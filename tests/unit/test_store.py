@@ -526,6 +526,12 @@ def test_what_is_not_our_store_is_refused(path):
     database.close()
     with pytest.raises(StoreError, match="another program's database"):
         begin(path)
+    choices = path.with_name("choices.sqlite3")
+    Winners(choices, gpu="a", sources="b").put("p", "k", {"k": 1.0})
+    with pytest.raises(StoreError, match="another program's database"):  # its version is the same number
+        begin(choices)
+    with pytest.raises(StoreError, match="another program's database"):
+        store.list_runs(choices)
     newer = path.with_name("newer.sqlite3")
     with begin(newer):
         pass
