@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -288,7 +289,8 @@ def load_spec(path: str | Path) -> Spec:
         mapping = readers[path.suffix.lower()](text)
     except (ValueError, RecursionError) as error:  # both decoders raise children of ValueError
         raise InvalidSpec("spec file", str(path), f"valid {path.suffix[1:].upper()} ({error})") from None
-    return from_mapping(mapping, name=path.stem)
+    # The name is to be printed and kept: bytes of a file's name that are no UTF-8 become U+FFFD.
+    return from_mapping(mapping, name=os.fsencode(path.stem).decode(errors="replace"))
 
 
 def as_network(spec: Spec) -> Network:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -367,6 +368,14 @@ def test_files_that_are_no_specs_are_refused(tmp_path: Path, name: str, content:
     path.write_bytes(content)
     with pytest.raises(InvalidSpec):
         load_spec(path)
+
+
+def test_a_file_may_have_any_name(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 must not end a run when the network's name is kept or printed."""
+    file = tmp_path / os.fsdecode(b"caf\xe9.json")
+    file.write_text('{"input_shape": [4, 4, 3], "layers": [{"type": "linear", "k": 4}]}')
+    network = as_network(load_spec(file))
+    assert network.name.encode().decode() == "caf\ufffd"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
