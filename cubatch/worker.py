@@ -15,9 +15,10 @@ process, which makes no CUDA context of its own.
         {"do": "time", "repeats": 10}                      ->  runner.clock.time(runner.step, 10)
                                                            <-  {"ok": {"seconds": ...}} or {"error": ...}
 
-One JSON line asks, one answers.  The worker ends at the end of its standard input, whatever it is
-doing, so a killed user's process leaves none behind; it has a session of its own, so Ctrl-C reaches
-only the user's process and one kill takes the worker with all that it started.
+One JSON line asks, one answers.  The worker ends at the end of its standard input or after its
+parent, whatever it is doing, so a killed user's process leaves none behind; it has a session of
+its own, so Ctrl-C reaches only the user's process and one kill takes the worker with all that it
+started.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,6 +72,9 @@ def measure(
     return profiler.measure(
         remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress
     )
+
+
+_WATCH_SECONDS = 1.0
 
 
 class _Worker:
@@ -122,6 +127,7 @@ def main() -> NoReturn:
         Path("/proc/self/oom_score_adj").write_text("1000")
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     worker = _Worker()
     doing = ""
     while doing != "close":
@@ -140,6 +146,13 @@ def _listen(requests: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> NoReturn:
     """Take requests while the main thread works; at their end, end the process, also in the middle of a step."""
     for line in requests:
         inbox.put(line)
+    os._exit(0)
+
+
+def _watch(parent: int) -> NoReturn:
+    """End the process after its parent, whose forked children may hold the other end of standard input open."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
     os._exit(0)
 
 

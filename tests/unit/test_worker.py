@@ -392,6 +392,20 @@ def test_a_worker_starts_where_the_folder_is_gone(tmp_path):
     assert out == "40\n", err
 
 
+def test_a_worker_ends_after_its_parent_whatever_that_one_forked(tmp_path):
+    """A child of the user's process, such as a loader of data, has inherited the pipes and lives on."""
+    forked = "import os, time; child = os.fork(); child or time.sleep(600); print(child, flush=True);"
+    script = HANGING.replace("print(runner.worker_pid, flush=True)", f"{forked} print(runner.worker_pid, flush=True)")
+    with run_script(script, tmp_path) as parent:
+        child, pid = (int(parent.stdout.readline()) for _ in range(2))
+        try:
+            parent.kill()
+            wait_until(lambda: not is_running(pid))
+            assert is_running(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_a_factory_in_the_folder_of_the_script_is_found(tmp_path):
     """That folder comes last in the worker, but it is there."""
     (tmp_path / "scripts").mkdir()
