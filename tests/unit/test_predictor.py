@@ -22,6 +22,7 @@ from cubatch.spec import Network
 from cubatch.timing import layer_passes
 from tests.checks import assert_within, gamma
 from tests.unit.test_algorithms import COSTS, constants_of
+from tests.unit.test_fitted import stump
 
 # An SM makes 10^11 multiply-adds a second.
 CARD = Device(
@@ -90,6 +91,17 @@ def test_a_pass_is_the_sum_of_its_matrix_products(shipped, layer):
         assert found.algorithms[place] == "128x128"
         first = layer.gemms(found.pass_, n)[0]
         assert found.blocks[place] == first.count * math.ceil(first.m / 128) * math.ceil(first.n / 128)
+
+
+@pytest.mark.parametrize(("tensor", "elements"), [("x", 64 * 2048), ("y", 64 * 1000), ("w", 2048 * 1000)])
+def test_every_pass_of_a_product_moves_the_tensors_of_its_layer(shipped, tensor, elements):
+    """Input, output and filter, or their gradients: so many bytes each, longer by what scales the time of bytes."""
+    model = shipped["deepbench gemm"]
+    shipped[model.name] = attrs.evolve(model, constants={**model.constants, f"{tensor} tiles": 1.0})
+    for memory in (1.0, 2.0):
+        for found in predict_step(LINEAR, [64], CARD, mode="training", scales=Scales(memory=memory)).passes:
+            (gemm,) = LINEAR.gemms(found.pass_, 64)
+            assert found.seconds == pytest.approx([product_seconds(gemm) + memory * elements * 4 / 1.25e12], rel=SUM)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +228,17 @@ def test_a_dilated_convolution_runs_in_tiles(shipped, dilation, runs):
         assert found.algorithms[0].startswith(runs)
 
 
+def test_strides_of_rows_and_of_columns_are_told_apart(shipped):
+    """A correction of what has strides down the rows leaves strides along the columns alone."""
+    plain = shipped["deepbench conv"]
+    for stride, correction in (((2, 1), 0.5), ((1, 2), 0.0)):
+        layer = attrs.evolve(SMALL, stride=stride)
+        shipped[plain.name] = plain
+        before = predict_step(layer, [64], CARD).seconds
+        shipped[plain.name] = attrs.evolve(plain, trees=stump("stride_h", 1.5, 0.0, 0.5))
+        assert np.log(predict_step(layer, [64], CARD).seconds / before) == pytest.approx([correction])
+
+
 def test_the_block_that_starts_a_wave_costs_its_tail(shipped):
     """49 tiles of 128 x 128 on 48 SMs, at 97 boards, take 0.55 of a wave and 0.45 of its 48th longer than 48."""
     shipped["neusight"] = attrs.evolve(shipped["neusight"], constants={**tiles_alone(), "tail tiles": 0.55})
@@ -256,6 +279,19 @@ def test_the_interval_of_one_pass_has_its_models_error_the_gpus_and_the_framewor
     shared = math.hypot(of_the_gpu, FRAMEWORK_SD)
     assert step.scale_sd == pytest.approx(shared)
     assert half_width(step) == pytest.approx([math.hypot(0.1, shared)])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        attrs.evolve(CONV, groups=2), attrs.evolve(CONV, dilation=2), attrs.evolve(CONV, groups=256),
+        Attention(h=197, w=1, c=192, heads=3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_was_never_measured_errs_by_more_than_its_model(shipped, layer):
+    """0.6 of two groups as of many, of dilation and of attention, on a GPU that was measured otherwise."""
+    assert half_width(predict_step(layer, [8], CARD)) == pytest.approx([math.hypot(0.6, 0.05, FRAMEWORK_SD)])
 
 
 @pytest.mark.parametrize(("capability", "of_the_gpu"), [((7, 0), 0.05), ((7, 5), 0.25)])
@@ -488,6 +524,16 @@ def test_the_bandwidth_has_to_be_known(layer, library):
     """Whatever is asked: no time without it."""
     with pytest.raises(InvalidArgument, match="peak_bytes_per_second is known") as caught:
         predict_step(layer, [8], attrs.evolve(V100, peak_bytes_per_second=None), library=library)
+    assert caught.value.field == "device"
+
+
+@pytest.mark.parametrize("layer", [CONV, LINEAR, ReLU(h=8, w=8, c=8)], ids=str)
+def test_whether_there_are_tensor_cores_has_to_be_known(layer):
+    """Nobody can tell what runs a product in float16 without, though the rate is known; float32 does not ask."""
+    device = attrs.evolve(V100, tensor_cores=None)
+    assert predict_step(layer, [8], device).seconds > 0
+    with pytest.raises(InvalidArgument, match="whether its Tensor Cores take float16") as caught:
+        predict_step(layer, [8], device, dtype="float16")
     assert caught.value.field == "device"
 
 
