@@ -152,23 +152,28 @@ def test_a_sole_size_is_not_called_the_fastest(planted):
 
 
 def test_the_ladder_ends_at_memory_or_at_what_is_allowed():
-    """Without a list of sizes: the plan's limit, or max_batch_size below it."""
+    """Without a list of sizes: the plan's limit, or max_batch_size below it; where they are one, what was asked."""
     growing = predict("mlp", device=V100, max_batch_size=64, tolerance=0.0)
     assert (growing.batch_size, growing.decided_by) == (64, "max_batch_size")
     tight = predict("mlp", device=V100, memory_limit="3MiB", tolerance=0.0)
-    assert (tight.batch_size, tight.decided_by) == (tight.largest_batch_size, "memory")
+    largest = tight.largest_batch_size
+    assert (tight.batch_size, tight.decided_by) == (largest, "memory")
+    for allowed, decided in ((largest, "max_batch_size"), (largest + 1, "memory")):
+        found = predict("mlp", device=V100, memory_limit="3MiB", tolerance=0.0, max_batch_size=allowed)
+        assert (found.batch_size, found.decided_by) == (largest, decided)
 
 
 def test_the_reasons_give_the_answer_and_the_best(planted):
     """With their figures and the share that the answer has of the best, by throughput and by latency."""
     planted(SAW)
-    assert "198 samples/s, 99.2 % of it" in ask().reasons[0]
-    assert "at 64: 200 samples/s" in ask().reasons[1]
+    assert "within 1 % of the best: 198 samples/s, 99.2 % of it" in ask().reasons[0]
+    assert ask().reasons[1] == "The best is predicted at 64: 200 samples/s."
     assert "no smaller size is within 0 %" in ask(tolerance=0.0).reasons[0]
     planted({8: 1.0, 16: 1.25, 32: 1.5, 64: 3.0, 128: 6.0})
     latency = ask(objective="latency", tolerance=0.3)
     assert "16 is the largest batch size" in latency.reasons[0]
-    assert "80.0 % of it" in latency.reasons[0]
+    assert "within 30 % of the lowest: 1.25 s, 80.0 % of it" in latency.reasons[0]
+    assert latency.reasons[1] == "The lowest is predicted at 8: 1.00 s."
 
 
 def test_sizes_over_the_latency_limit_are_shown_and_never_the_answer(planted):
@@ -496,3 +501,5 @@ def test_what_does_not_fit_at_all_says_so():
     """Not even one sample."""
     with pytest.raises(DoesNotFit):
         predict("vgg16", device=V100, memory_limit="1MiB")
+    with pytest.raises(DoesNotFit):
+        predict("mlp", device=attrs.evolve(V100, memory_bytes=2**20))  # less than its libraries take
