@@ -91,6 +91,24 @@ def test_the_same_work_is_that_of_the_same_network_mode_library_and_dtype():
     assert attrs.evolve(inference, recompute=True).work == inference.work
 
 
+def test_inference_recomputes_nothing():
+    """Whatever was asked: there is no backward pass to do it in."""
+    inference = attrs.evolve(ASKED, mode="inference")
+    again = attrs.evolve(inference, recompute=True).step([64])
+    assert again.seconds.tolist() == inference.step([64]).seconds.tolist()
+
+
+def test_a_board_goes_by_the_name_that_its_results_have():
+    """The catalogue's, which one in this machine and one that is not share; else its own, else the driver's."""
+    own = attrs.evolve(V100, uuid="GPU-1")
+    for device, name in (
+        (own, "v100-sxm2-16gb"),
+        (attrs.evolve(own, slug=""), "GPU-1"),
+        (attrs.evolve(V100, slug=""), V100.name),
+    ):
+        assert attrs.evolve(ASKED, device=device).gpu == name
+
+
 def test_a_recomputed_step_is_compared_with_a_recomputed_one():
     """Measured with it, as long as a recomputed step is predicted: a ratio of one, which without would be larger."""
     net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
