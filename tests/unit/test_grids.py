@@ -44,13 +44,24 @@ def test_a_column_in_which_nothing_is_known_is_left_out():
 
 
 def test_long_text_wraps_in_the_last_column_and_stays_inside_the_width():
-    """Only the last column gives way; the continuation lines stand under it."""
-    text = grids.grid({"columns": ["n", "why"], "rows": [[1, "alpha beta gamma delta epsilon zeta"]]}, width=24)
+    """Only the last column gives way, at the width and no sooner; the continuation lines stand under it."""
+    content = {"columns": ["n", "why"], "rows": [[1, "alpha beta gamma delta epsilon zeta"]]}
 
-    assert text.split("\n")[2:] == ["1  alpha beta gamma delta", "   epsilon zeta"] or all(
-        len(line) <= 24 for line in text.split("\n")
-    )
-    assert text.split("\n")[3].startswith("   ")
+    assert grids.grid(content, width=25).split("\n")[2:] == ["1  alpha beta gamma delta", "   epsilon zeta"]
+    assert grids.grid(content, width=24).split("\n")[2:] == ["1  alpha beta gamma", "   delta epsilon zeta"]
+
+
+def test_the_last_column_keeps_16_characters_however_narrow_the_line():
+    """Words one below the other would be no table."""
+    lines = grids.grid({"columns": ["n", "why"], "rows": [[1, "alpha beta gamma delta"]]}, width=5).split("\n")
+
+    assert lines[1:] == ["-  " + 16 * "-", "1  alpha beta gamma", "   delta"]
+
+
+def test_a_title_without_a_table_has_no_line_beneath():
+    """The empty line parts it from the columns; a note brings its own."""
+    assert grids.grid({"title": "Nothing fits.", "notes": ["Use less."]}) == "Nothing fits.\n\nUse less."
+    assert grids.grid({"title": "t", "columns": ["n"], "rows": [[1]]}) == "t\n\nn\n-\n1"
 
 
 @pytest.mark.parametrize("width", range(10, 40))
