@@ -138,6 +138,7 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     assert predict("mlp", batch_sizes=[8, largest, 10**9], **options).decided_by == "memory"
     quick = predict("mlp", batch_sizes=[largest, 10**9], objective="latency", **options)
     assert quick.decided_by == "batch_sizes"
+    assert f"{largest} is the largest in it that fits." in " ".join(quick.reasons)
     options["memory_limit"] = few.peak_bytes[8]
     assert predict("mlp", objective="latency", **options | {"tolerance": 0.9}).decided_by in {"peak", "plateau"}
 
@@ -187,6 +188,18 @@ def test_sizes_over_the_latency_limit_are_shown_and_never_the_answer(planted):
     assert statuses == ["predicted"] * 3 + ["over_limit"] * 2
 
 
+def test_sizes_over_the_latency_limit_say_nothing_of_what_lies_beyond_the_answer(planted):
+    """Larger batches are those within it: up to 64 a plateau, by throughput and, as far as can be told, by latency."""
+    planted({8: 0.08, 16: 0.1, 32: 0.2, 64: 0.4, 128: 2.0})
+    flat = ask(latency_limit=0.5)
+    assert (flat.batch_size, flat.decided_by) == (16, "plateau")
+    assert "predicted up to 64, gain no more" in " ".join(flat.reasons)
+    planted({8: 1.0, 16: 1.01, 32: 1.02, 64: 1.03, 128: 2.0})
+    flat = ask(objective="latency", tolerance=0.0, latency_limit=1.5)
+    assert (flat.batch_size, flat.decided_by) == (8, "plateau")
+    assert "predicted up to 64, take longer by no more than the model's error" in " ".join(flat.reasons)
+
+
 # --- how sure it is ------------------------------------------------------------------------------------------
 
 
@@ -201,6 +214,8 @@ def test_sizes_within_the_models_error_of_the_fastest_are_named(planted):
     assert any("cannot tell whether 64 differs from 32: " in reason for reason in ask().reasons)
     assert any("so that 32 may do as well" in reason for reason in ask(tolerance=0.01).reasons)
     assert not any("may do as well" in reason for reason in ask(tolerance=0.1).reasons)
+    planted(rates(n8=100, n16=199, n32=199, n64=200, n128=199))
+    assert any("so that 16 may do as well; measuring" in reason for reason in ask(tolerance=0.0).reasons)
 
 
 def test_the_interval_is_the_models(planted):
@@ -389,6 +404,7 @@ def test_the_json_says_that_it_is_predicted_and_cannot_be_taken_for_a_measuremen
     assert [m["status"] for m in mapping["measurements"]] == ["predicted", "over_limit"]
     assert mapping["measurements"][0]["predicted_seconds"] == found.seconds[32]
     assert mapping["measurements"][1]["latency_seconds"] is None
+    assert [m["predicted_peak_bytes"] for m in mapping["measurements"]] == [found.peak_bytes[n] for n in (32, 10**9)]
     first = found.passes[0]
     assert mapping["passes"][0] == {
         "layer": first.layer, "pass": first.pass_, "seconds": first.seconds, "share": first.share,
