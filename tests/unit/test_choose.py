@@ -218,6 +218,15 @@ def test_by_latency_the_largest_flat_size_is_the_answer(
     assert (result.batch_size, result.decided_by) == (answer, decided_by)
 
 
+def test_the_reasons_by_latency_give_the_share_of_the_lowest() -> None:
+    """1.25 s are 80 % as fast as 1 s, which no larger size is near."""
+    result = answer_of(steady((8, 1.0), (16, 1.25), (32, 2.0)), goal=Goal(objective="latency", tolerance=0.3))
+    assert result.reasons[:2] == (
+        "16 is the largest batch size whose latency is within 30 % of the lowest: 1.25 s, 80.0 % of it.",
+        "The lowest is 1.00 s at 8.",
+    )
+
+
 def test_by_energy_samples_per_joule_decide() -> None:
     """16 is faster and 8 takes less energy per sample."""
     timings = (*rounds(8, [1.0] * 5, joules=8.0), *rounds(16, [1.0] * 5, joules=32.0))
@@ -331,6 +340,23 @@ def test_a_busy_machine_is_said() -> None:
     assert any("spread widely" in reason for reason in busy.reasons)
 
 
+def test_batches_that_cost_the_same_time_are_said_from_twice_the_smallest_on() -> None:
+    """Of 1 and 2 it is worth a sentence; of 3 and 4 every size differs somehow."""
+    for sizes, said in (((1, 2), True), ((3, 4), False)):
+        result = answer_of(steady(*((n, 1.0) for n in sizes), (64, 100.0)))
+        assert any("costs about the same time" in reason for reason in result.reasons) == said
+
+
+def test_the_three_powers_of_two_nearest_the_answer_are_compared_with_their_nearest_neighbours() -> None:
+    """Within an eighth, 72 for 64 included; of two as near, the smaller; 16, the fourth, is left out."""
+    cheap = {64: 0.5}  # the fastest per sample
+    sizes = (16, 17, 32, 33, 36, 64, 72, 127, 128, 129)
+    result = answer_of(steady(*((n, n * cheap.get(n, 1.0)) for n in sizes)))
+    assert result.batch_size == 64
+    said = "64 is 100 % faster per sample than 72; 32 and 33 are tied; 128 and 127 are tied."
+    assert f"Powers of two against their neighbours: {said}" in result.reasons
+
+
 def test_a_disturbed_smallest_size_gives_no_floor() -> None:
     """Where batch 1 took longer than batch 2, nothing is said of sizes that cost the same time."""
     result = answer_of(steady((1, 112.0), (2, 7.48), (4, 15.0)))
@@ -344,3 +370,12 @@ def test_larger_sizes_that_failed_are_named() -> None:
     assert len(said) == 1
     assert "error: 16" in said[0]
     assert "timeout: 32" in said[0]
+
+
+def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
+    """An error below the largest timing leaves the decision to memory, and so does none at all."""
+    for failed in ({16: "error"}, {}):
+        seconds = {**steady((8, 1.0)), **{n: [] for n in failed}, **steady((32, 2.0))}
+        result = answer_of(seconds, failed, largest_batch_size=32)
+        assert (result.batch_size, result.decided_by) == (32, "memory")
+        assert any(reason.startswith("Memory decided: nothing larger than 32 fits") for reason in result.reasons)
