@@ -13,7 +13,7 @@ from benchmarks.published import GEMM
 from cubatch import residual
 from cubatch.algorithms import algorithms, seconds
 from cubatch.fitted import Fitted
-from cubatch.gaussian_process import FEATURES, GaussianProcess, table
+from cubatch.gaussian_process import FEATURES, GaussianProcess, near, table
 from cubatch.kinds import Conv2d, Linear
 from cubatch.layer import Pass
 from tests.unit.test_algorithms import constants_of, places_of, work_of
@@ -56,6 +56,20 @@ def test_a_correction_is_the_weighted_sum_of_what_is_near_on_gpus_alike():
     alike = np.exp(-((moved / 2) ** 2).sum() / 2)
     want = alike * np.array([2 * 0.875 + 0.5, 2 * 0.75 + 0.5, 2 * 0.5 + 0.875, 2 * 0.5 + 0.5])
     assert process(columns, asked) == pytest.approx(want, rel=1e-5)
+
+
+def test_each_gradient_has_a_feature_of_its_own():
+    """One of the last two columns is 1 in a gradient of the input or of the filter, none in a forward pass."""
+    x = table(described(work_of(*((CHESS, pass_, 8) for pass_ in Pass)), places_of(3)))
+    assert x[:, [FEATURES.index(name) for name in ("dgrad", "wgrad")]].tolist() == [[0, 0], [1, 0], [0, 1]]
+
+
+def test_nothing_is_more_like_a_case_than_itself():
+    """In float32 the square of a distance of nothing may come out below it, far from the origin."""
+    points = np.random.default_rng(1).normal(0, 3, (50, len(FEATURES))).astype(np.float32)
+    alike, apart = near(points, points), points[:, None].astype(float) - points
+    assert alike.max() == 1
+    assert alike == pytest.approx(np.exp(-(apart**2).sum(axis=2) / 2), abs=1e-4)
 
 
 def test_far_from_all_that_was_measured_it_says_nothing():
