@@ -75,9 +75,9 @@ def test_a_number_in_groups_is_never_broken(width):
 
 def test_points_hang_under_their_dash():
     """A note that is a list is a list of points."""
-    text = grids.grid({"notes": ["Use 8.", ["one two three", "four"]]}, width=10)
+    text = grids.grid({"notes": ["Use 8.", ["one two 3", "four"]]}, width=10)
 
-    assert text == "\nUse 8.\n\n- one two\n  three\n- four"
+    assert text == "\nUse 8.\n\n- one two\n  3\n- four"
 
 
 def test_numbers_stand_right_and_words_left():
@@ -97,3 +97,12 @@ def test_the_terminal_gets_the_same_lines_and_the_marked_row_stands_out():
     assert text.plain == grids.grid(content)
     bold = [text.plain[span.start : span.end] for span in text.spans if span.style == "bold green"]
     assert bold == ["2  b"]
+
+
+def test_a_first_note_is_an_answer_only_where_a_row_is_marked():
+    """Bold beneath a marked row; beneath others a note like any."""
+    content = {"columns": ["n"], "rows": [[1]], "notes": ["Use 1.", "Or not."]}
+
+    for marked, bold in (([0], ["Use 1."]), ([], [])):
+        text = grids.rich_grid({**content, "marked": marked})
+        assert [text.plain[span.start : span.end] for span in text.spans if span.style == "bold"] == bold
