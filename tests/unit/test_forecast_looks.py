@@ -21,12 +21,15 @@ def test_on_a_narrow_line_the_interval_goes_before_the_answer():
 
 
 def test_above_the_roofline_a_note_says_how_that_can_be():
-    """Winograd's algorithm needs fewer operations; where nothing is above it, nobody needs to be told."""
+    """Winograd's algorithm needs fewer operations; where nothing is above it, or shown, nobody needs to be told."""
     found = predicted()
     for fraction, told in ((0.9, False), (1.2, True)):
         found["measurements"][1]["roofline_fraction"] = fraction
         text = listings_forecast.table(found)
         assert (format_percent(fraction) in text, "fewer operations" in text) == (True, told)
+    narrow = listings_forecast.table(found, width=70)
+    assert "roofline" not in narrow
+    assert "fewer operations" not in narrow
 
 
 @pytest.mark.parametrize("factor", [1.001, 1.25, 3.0])
