@@ -104,6 +104,7 @@ def test_the_answer_can_be_repeated_with_a_pocket_calculator(values, tolerance):
         (rates(n8=100, n16=150, n32=199, n64=200, n128=199), {}, "plateau"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {}, "batch_sizes"),
         (rates(n8=100, n32=200, n48=190), {"batch_sizes": [8, 32, 48]}, "batch_sizes"),
+        (rates(n8=100, n32=200, n64=150), {"batch_sizes": [8, 32, 64]}, "peak"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"latency_limit": 0.2134}, "latency_limit"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"memory_limit": "60MiB"}, "batch_sizes"),
         (rates(n8=100), {"batch_sizes": [8, 10**9]}, "batch_sizes"),
@@ -128,7 +129,11 @@ def test_what_decided_is_named(planted, seconds, options, decided):
 
 
 def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
-    """Of 8 and too many, the list decided; with the largest that fits in it, memory, but never by latency."""
+    """
+    Of 8 and too many, the list decided; with the largest that fits in it, memory, but never by latency.
+
+    There no time is saved by more memory: the curve is flat up to 8 samples, or the sole size that fits is its lowest.
+    """
     largest = predict("mlp", device=V100, memory_limit="3MiB", batch_sizes=[8]).largest_batch_size
     assert largest > 8
     options: dict[str, Any] = {"device": V100, "memory_limit": "3MiB", "tolerance": 0.0}
@@ -139,8 +144,12 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     quick = predict("mlp", batch_sizes=[largest, 10**9], objective="latency", **options)
     assert quick.decided_by == "batch_sizes"
     assert f"{largest} is the largest in it that fits." in " ".join(quick.reasons)
-    options["memory_limit"] = few.peak_bytes[8]
-    assert predict("mlp", objective="latency", **options | {"tolerance": 0.9}).decided_by in {"peak", "plateau"}
+    options |= {"objective": "latency", "tolerance": 0.9}
+    flat = predict("mlp", **options | {"memory_limit": few.peak_bytes[8]})
+    assert (flat.batch_size, flat.fastest_batch_size < 8, flat.decided_by) == (flat.largest_batch_size, True, "plateau")
+    one = predict("mlp", batch_sizes=[1], device=V100).peak_bytes[1]
+    sole = predict("mlp", **options | {"memory_limit": one})
+    assert (sole.batch_size, sole.decided_by) == (1, "peak")
 
 
 def test_a_sole_size_is_not_called_the_fastest(planted):
@@ -400,15 +409,25 @@ def test_the_json_says_that_it_is_predicted_and_cannot_be_taken_for_a_measuremen
     found = predict("mlp", device=V100, batch_sizes=[32, 10**9])
     mapping = json.loads(found.to_json())
     assert mapping == found.to_mapping()
-    assert (mapping["schema"], mapping["predicted"], mapping["device"]["slug"]) == (1, True, "v100-sxm2-16gb")
+    assert (mapping["schema"], mapping["predicted"]) == (1, True)
     assert [m["status"] for m in mapping["measurements"]] == ["predicted", "over_limit"]
-    assert mapping["measurements"][0]["predicted_seconds"] == found.seconds[32]
-    assert mapping["measurements"][1]["latency_seconds"] is None
+    first, second = mapping["measurements"]
+    assert first["predicted_seconds"] == first["latency_seconds"] == found.seconds[32]
+    assert (first["latency_interval"], first["throughput_interval"]) == (
+        list(found.interval[32]), list(found.throughput_interval[32])
+    )  # fmt: skip
+    assert first["samples_per_second"] == 32 / found.seconds[32]
+    assert (first["stop_reason"], second["stop_reason"]) == ("", "planned above the memory limit")
+    assert mapping["device"] == {
+        "name": V100.name, "kind": "cuda", "slug": V100.slug, "compute_capability": [7, 0], "num_sms": 80,
+        "memory_bytes": V100.memory_bytes,
+    }  # fmt: skip
+    assert second["latency_seconds"] is None
     assert [m["predicted_peak_bytes"] for m in mapping["measurements"]] == [found.peak_bytes[n] for n in (32, 10**9)]
-    first = found.passes[0]
+    one = found.passes[0]
     assert mapping["passes"][0] == {
-        "layer": first.layer, "pass": first.pass_, "seconds": first.seconds, "share": first.share,
-        "algorithm": first.algorithm, "bound": first.bound, "blocks": first.blocks,
+        "layer": one.layer, "pass": one.pass_, "seconds": one.seconds, "share": one.share,
+        "algorithm": one.algorithm, "bound": one.bound, "blocks": one.blocks,
     }  # fmt: skip
     with pytest.raises(InvalidData):
         TuningResult.from_json(found.to_json())
