@@ -70,12 +70,12 @@ def test_recomputed_forward_passes_are_part_of_a_training_step(mode, repeated):
 
 
 @pytest.mark.parametrize("device", [CPU, attrs.evolve(V100, num_sms=None)], ids=["cpu", "unknown SMs"])
-def test_elsewhere_it_is_the_roofline(device):
-    """A CPU with known rates, and a GPU without a number of SMs."""
-    found = outlook.step_seconds(
-        MLP, [1, 64], device, mode="inference", dtype="float32", library="im2col", recompute=False
-    )
-    assert found == [timing.roofline_seconds(MLP, n, device) for n in (1, 64)]
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_elsewhere_it_is_the_roofline(device, mode, dtype):
+    """A CPU with known rates, and a GPU without a number of SMs, in the mode and dtype that were asked for."""
+    found = outlook.step_seconds(MLP, [1, 64], device, mode=mode, dtype=dtype, library="im2col", recompute=False)
+    assert found == [timing.roofline_seconds(MLP, n, device, mode, dtype) for n in (1, 64)]
     assert None not in found
 
 
