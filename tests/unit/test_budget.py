@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.budget import Budget, OutOfBudget, extrapolate_seconds, repeats_for, rounds_seconds, why_not_first
+from cubatch.budget import (
+    Budget,
+    OutOfBudget,
+    extrapolate_seconds,
+    guess_prepare,
+    repeats_for,
+    rounds_seconds,
+    why_not_first,
+)
 
 
 def test_a_budget_counts_from_its_start_and_on_top_of_earlier_runs() -> None:
@@ -57,7 +65,12 @@ def test_a_straight_line_is_extrapolated_exactly_or_from_above(
 def test_noise_cannot_make_a_larger_batch_cheaper_than_the_one_before() -> None:
     """A falling line is cut at the time of the nearest smaller size; nothing smaller known gives no guess."""
     assert extrapolate_seconds(400, {100: 2.0, 200: 1.5}) == 1.5
-    assert extrapolate_seconds(50, {100: 2.0}) is None
+    assert extrapolate_seconds(50, {50: 1.0, 100: 2.0}) is None
+
+
+def test_a_curve_is_continued_along_its_end() -> None:
+    """From 2 s at 100 to 3 s at 200 the line says 5 s at 400, whatever a size of a quarter took."""
+    assert extrapolate_seconds(400, {50: 0.1, 100: 2.0, 200: 3.0}) == 5.0
 
 
 def test_a_steep_line_is_cut_at_proportion() -> None:
@@ -113,6 +126,12 @@ def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
     assert ask(11.0, prepare={50: 50.0}) is None
     assert ask(31.0, prepare={50: 1.0, 100: 2.0}) is None
     assert ask(30.9, prepare={50: 1.0, 100: 2.0})
+
+
+def test_a_size_that_was_prepared_before_is_not_guessed_from_smaller_ones() -> None:
+    """4 s stay 4 s, though a line through 2 s at 100 and 2.5 s at 200 says 3.5 s of a size that never was."""
+    smaller = {100: 2.0, 200: 2.5}
+    assert (guess_prepare(400, smaller), guess_prepare(400, {**smaller, 400: 4.0})) == (3.5, 4.0)
 
 
 def test_the_first_of_all_sizes_runs_untried() -> None:
