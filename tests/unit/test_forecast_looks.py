@@ -116,6 +116,7 @@ def test_gpus_whose_intervals_meet_are_marked():
     found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1500), ("C", 1000))]
     grid = listings_forecast.compared(listings_forecast.fastest_first(found), {})
     assert [row[0] for row in grid["rows"]] == ["→", "≈", ""]
+    assert grid["marked"] == [0]
     assert "≈" in grid["notes"][-1]
     assert "≈" not in listings_forecast.compared(found[:1], {})["notes"][-1]
 
