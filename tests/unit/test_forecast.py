@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from functools import partial
 from typing import Any
 
 import attrs
@@ -17,12 +18,12 @@ from cubatch import anchors, catalogue, forecast_reasons, ladder, memory, models
 from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData, UnknownName, UnsupportedDtype
 from cubatch.forecast import predict
 from cubatch.hardware import Device
-from cubatch.kinds import Attention, Conv2d, Linear
+from cubatch.kinds import Attention, Conv2d, Linear, ReLU
 from cubatch.layer import Pass
 from cubatch.predictor import PassPrediction, Scales, StepPrediction, predict_step
 from cubatch.results import TuningResult
 from cubatch.spec import Network
-from cubatch.tiling import num_blocks
+from cubatch.tiling import fused_winograd_blocks, num_blocks, winograd_blocks
 from tests.unit.tuned import measurement, tuned
 
 V100 = catalogue.find("v100-sxm2-16gb")
@@ -337,6 +338,39 @@ def test_the_wave_of_the_longest_product_is_worked_out(planted):
     assert any("98.8 % filled; beyond batch 28 it has more" in reason for reason in found.reasons)
 
 
+def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypatch):
+    """
+    Three lines of equal passes, the longest together first, and the share of all that is bound by arithmetic.
+
+    Of a step of 100 ms, two convolutions take 25 ms each, a third like them 14 ms, one of 1x1 30 ms and a ReLU 6 ms.
+    """
+    conv, names = Conv2d(k=128, r=3, s=3, pad=1), ("a", "b", "longer", "narrow", "relu")
+    layers = [attrs.evolve(conv, name="a"), attrs.evolve(conv, name="b"), attrs.evolve(conv, name="longer"),
+              Conv2d(k=128, r=1, s=1, name="narrow"), ReLU(name="relu")]  # fmt: skip
+    net = Network(input_shape=(19, 19, 128), layers=layers)
+
+    def step(spec, sizes, *_, **__):
+        whole = np.array([0.1 for _ in sizes])
+        kinds = [("128x128", 181.0)] * 3 + [("64x64", 362.0), ("bytes", 0.0)]
+        passes = tuple(
+            PassPrediction(name, Pass.FPROP, share * whole, (algorithm,) * len(sizes), np.full(len(sizes), blocks))
+            for name, share, (algorithm, blocks) in zip(names, (0.25, 0.25, 0.14, 0.3, 0.06), kinds, strict=True)
+        )
+        return StepPrediction(tuple(sizes), whole, whole / 2, whole * 2, passes, (), SCALE_SD)
+
+    monkeypatch.setattr(anchors, "predict_step", step)
+    found = predict(net, device=V100, batch_sizes=[64])
+    bounds = {share.layer: share.bound for share in found.passes}
+    assert bounds == dict.fromkeys(names[:4], "compute") | {"relu": "memory"}
+    assert (
+        "Longest by prediction at batch 64: a and 1 like it (50.0 %, compute), narrow (30.0 %, compute), "
+        "longer (14.0 %, compute)."
+    ) in found.reasons
+    assert any(
+        reason.startswith("94.0 % of the predicted time goes to passes bound by arith") for reason in found.reasons
+    )
+
+
 def test_computing_again_costs_the_forward_passes_that_are_repeated():
     """Of nine equal layers the fifth is kept: the four before it run forward twice, and memory shrinks."""
     net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
@@ -388,6 +422,38 @@ def test_a_prediction_whose_heaviest_product_is_a_winograd_wgrad_has_its_sentenc
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "rule"),
+    [
+        ("128x32", partial(num_blocks, GO, Pass.FPROP, tile=(128, 32))),
+        ("conv2d_fprop_implicit_gemm_f32_simt_32x128x8_v4", partial(num_blocks, GO, Pass.FPROP, tile=(32, 128))),
+        ("winograd 4x4 32x128", partial(winograd_blocks, GO, Pass.FPROP, tile=(32, 128))),
+        ("winograd 2x2", partial(fused_winograd_blocks, GO, Pass.FPROP, pixels=(2, 8, 8))),
+    ],
+)
+def test_the_grid_of_what_runs_is_the_rule_of_its_tile(algorithm, rule):
+    """Rows and columns as the name has them, at the batch that was predicted and at any other."""
+    grid = forecast_reasons._grid(GO, Pass.FPROP, algorithm, 28, rule(28))
+    assert grid is not None
+    assert [grid(n) for n in (1, 28, 29, 4096)] == [rule(n) for n in (1, 28, 29, 4096)]
+    assert forecast_reasons._grid(GO, Pass.FPROP, algorithm, 28, rule(28) + 1) is None
+
+
+def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
+    """The filter's gradient of 128 x 1152 are 9 tiles of 128 x 128, whatever the batch."""
+
+    def step(spec, sizes, *_, **__):
+        times = np.ones(len(sizes))
+        one = PassPrediction("go", Pass.WGRAD, times, ("128x128",) * len(sizes), 9 * times)
+        return StepPrediction(tuple(sizes), times, times / 2, times * 2, (one,), (), SCALE_SD)
+
+    monkeypatch.setattr(anchors, "predict_step", step)
+    (wave,) = (reason for reason in ask(mode="training").reasons if "busiest of 80 SMs" in reason)
+    assert wave == (
+        "go wgrad is predicted to run as 128x128 in 9 blocks: 1 on the busiest of 80 SMs, whose time is 11.2 % filled."
+    )
+
+
+@pytest.mark.parametrize(
     ("layer", "pass_", "algorithm"),
     [
         (GO, Pass.WGRAD, "winograd 4x4 128x128"),
@@ -417,6 +483,7 @@ def test_the_json_says_that_it_is_predicted_and_cannot_be_taken_for_a_measuremen
         list(found.interval[32]), list(found.throughput_interval[32])
     )  # fmt: skip
     assert first["samples_per_second"] == 32 / found.seconds[32]
+    assert first["roofline_fraction"] == timing.roofline_seconds(models.build("mlp"), 32, V100) / found.seconds[32]
     assert (first["stop_reason"], second["stop_reason"]) == ("", "planned above the memory limit")
     assert mapping["device"] == {
         "name": V100.name, "kind": "cuda", "slug": V100.slug, "compute_capability": [7, 0], "num_sms": 80,
@@ -530,6 +597,13 @@ def test_an_argument_that_makes_no_sense_is_named(options, field):
     with pytest.raises(InvalidArgument) as caught:
         ask(**options)
     assert caught.value.field == field
+
+
+def test_a_latency_limit_that_no_size_keeps_names_the_least_that_one_would(planted):
+    """The shortest step of all, which is that of 8 samples."""
+    planted(SAW)
+    with pytest.raises(InvalidArgument, match=r"at least 80\.0 ms, the shortest step predicted"):
+        ask(latency_limit=0.01)
 
 
 def test_what_does_not_fit_at_all_says_so():
