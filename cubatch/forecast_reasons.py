@@ -202,7 +202,13 @@ def _named(share: PassShare) -> str:
 
 
 def _listed(sizes: Sequence[int]) -> str:
-    """Write sizes as a person would: all of a few, the ends of many."""
+    """
+    Write sizes as a person would: all of a few, the ends of many.
+
+    Example:
+        >>> _listed([8]), _listed([1, 2, 4, 8, 16, 32]), _listed(range(1, 8))
+        ('8', '1, 2, 4, 8, 16 and 32', '7 sizes between 1 and 7')
+    """
     if len(sizes) > _MAX_SIZES:
         return f"{len(sizes)} sizes between {sizes[0]} and {sizes[-1]}"
     *most, last = map(str, sizes)
