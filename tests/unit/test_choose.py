@@ -156,6 +156,7 @@ def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
     """Two rounds cannot tell 0.5 % from nothing, and are enough for a factor of two."""
     result = answer_of({10: [1.0, 1.0], 20: [2.01, 2.01], 40: [8.0, 8.0]})
     assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
+    assert "Paired rounds cannot tell 20 from it." in result.reasons
 
 
 def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
@@ -296,6 +297,14 @@ def test_powers_of_two_are_called_tied_when_they_are() -> None:
     sign = np.array([1, -1, 1, -1, 1, -1])
     result = answer_of({63: (63 * (1 + 0.002 * sign)).tolist(), 64: (64 * (1 - 0.002 * sign)).tolist()})
     assert "Powers of two against their neighbours: 64 and 63 are tied." in result.reasons
+
+
+@pytest.mark.parametrize(("factor", "said"), [(0.8, "22.0 % to 28.1 % faster"), (1.25, "22.0 % to 28.1 % slower")])
+def test_a_comparison_of_powers_of_two_gives_its_interval(factor: float, said: str) -> None:
+    """64 takes 0.8 or 1.25 times as long per sample as 63, with pairs 2.5 % to either side, the smaller end first."""
+    noise = [1.025, 1 / 1.025, 1.025, 1 / 1.025, 1.025, 1 / 1.025]
+    result = answer_of({63: [63.0] * 6, 64: [64 * factor * one for one in noise]})
+    assert any(f"64 is {said} per sample than 63" in reason for reason in result.reasons)
 
 
 def test_sizes_that_did_not_run_are_named_in_the_reasons() -> None:
