@@ -63,6 +63,12 @@ def test_without_anchors_it_is_the_model():
     assert (found.compute, found.memory, found.ratios) == (1.0, 1.0, ())
 
 
+def test_no_network_is_surer_than_a_measurement(monkeypatch):
+    """Of an interval that is all the GPU's, 0.02 are the network's own all the same."""
+    monkeypatch.setitem(globals(), "MODEL_SD", 0.0)
+    assert np.diag(sharpen(asked(), [1, 64], []).covariance) == pytest.approx(0.2**2 + 0.02**2)
+
+
 def test_an_anchor_that_says_nothing_leaves_the_interval_as_it_is():
     """Another network on another GPU with another source shares no error with what is asked, whatever it measured."""
     own, sizes = asked().step([1, 64]), [1, 64]
@@ -192,6 +198,7 @@ def test_a_size_that_was_measured_is_given_as_measured():
     found = sharpen(own, [1, 16, 64, 128], [anchor(own, {64: measured})])
     ratio = found.step.seconds / own.step([1, 16, 64, 128]).seconds
     width = found.step.high / found.step.seconds
+    assert found.step.low == pytest.approx(found.step.seconds / width)
     assert ratio[2] == pytest.approx(1.8, rel=0.01)
     assert 1 < ratio[0] < ratio[1] < ratio[3] < ratio[2]
     assert (
