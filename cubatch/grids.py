@@ -119,7 +119,7 @@ def filled(content: Mapping[str, Any]) -> dict[str, Any]:
     kept = [index for index in range(len(names)) if not rows or any(row[index] not in (None, "") for row in rows)]
     cells = [[_UNKNOWN if row[index] is None else str(row[index]) for index in kept] for row in rows]
     right = [
-        all(cell == _UNKNOWN or _NUMBER.match(cell) for cell in column) and bool(column)
+        all(cell == _UNKNOWN or _NUMBER.match(cell) for cell in column)
         for column in ([row[position] for row in cells] for position in range(len(kept)))
     ]
     return {

@@ -73,6 +73,11 @@ def test_a_number_in_groups_is_never_broken(width):
     assert "1 234 567" in text
 
 
+def test_two_numbers_are_not_one_in_groups():
+    """A group has three digits: 8 and 1000 may stand on two lines."""
+    assert grids.grid({"notes": ["8 1000"]}, width=5) == "\n8\n1000"
+
+
 def test_points_hang_under_their_dash():
     """A note that is a list is a list of points."""
     text = grids.grid({"notes": ["Use 8.", ["one two 3", "four"]]}, width=10)
@@ -81,11 +86,24 @@ def test_points_hang_under_their_dash():
 
 
 def test_numbers_stand_right_and_words_left():
-    """A column is of numbers if every known cell begins like one."""
-    lines = grids.grid({"columns": ["n", "word"], "rows": [[5, "aa"], [1000, "b"]]}).split("\n")
+    """A column is of numbers if every known cell begins like one; what is not known stands with them."""
+    rows = [[5, "aa"], [1000, "b"], [None, "c"]]
+    lines = grids.grid({"columns": ["n", "word"], "rows": rows}).split("\n")
 
-    assert lines[2] == "   5  aa"
-    assert lines[3] == "1000  b"
+    assert lines[2:] == ["   5  aa", "1000  b", "   \N{EN DASH}  c"]
+
+
+@pytest.mark.parametrize("cells", [("± 3 %", "± 12 %"), ("-3", "12"), ("+ 3 %", "7")])
+def test_a_sign_before_a_number_leaves_it_one(cells):
+    """Half widths and differences stand right too."""
+    lines = grids.grid({"columns": ["a", "b"], "rows": [[cell, "x"] for cell in cells]}).split("\n")
+
+    assert [line[:-3] for line in lines[2:]] == [cell.rjust(max(map(len, cells))) for cell in cells]
+
+
+def test_a_table_without_rows_keeps_its_headings():
+    """Nothing is known of no column, which says that there was nothing to tell."""
+    assert grids.grid({"columns": ["n", "word"], "rows": []}) == "n  word\n-  ----"
 
 
 def test_the_terminal_gets_the_same_lines_and_the_marked_row_stands_out():
