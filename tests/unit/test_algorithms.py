@@ -195,6 +195,15 @@ def test_fouriers_grid_of_one_layer_by_hand():
 
 
 @FEW
+@given(layer=convolutions(), pass_=st.sampled_from(list(Pass)), n=st.integers(1, 100))
+def test_one_output_at_a_time_is_every_multiply_add_spread_over_the_sms(layer, pass_, n):
+    """A block an SM, each with its share, whatever the pass and its grid in tiles."""
+    one = by_name(algorithms(work_of((layer, pass_, n)), np.array([48.0])))["direct"]
+    assert one.blocks.tolist() == [48]
+    assert one.depth * one.tile * 48 == pytest.approx([n * layer.flops() / 2])
+
+
+@FEW
 @given(
     case=st.tuples(convolutions(strides=(1,)), st.just(Pass.WGRAD))
     | st.tuples(st.builds(Linear, c=st.integers(1, 5000), k=st.integers(1, 500)), st.sampled_from(list(Pass))),

@@ -148,6 +148,15 @@ def test_the_features_of_one_layer_are_as_by_pocket_calculator():
         assert got[f"ratio {group}"] == pytest.approx(min(np.log(shortest / usable[0]), 3.0))
 
 
+def test_16_bits_are_half_the_bytes_of_every_tensor():
+    """Each is half as much of the L2 cache, and the FLOP for each byte are twice as many."""
+    work = work_of((Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 97))
+    whole, half = (described(work, places_of(1, element_bytes=size))[0] for size in (4, 2))
+    moved = {name: half[name] - whole[name] for name in ("intensity", "input in L2", "output in L2", "filter in L2")}
+    assert moved.pop("intensity") == pytest.approx([np.log(2)])
+    assert list(moved.values()) == [pytest.approx([-np.log(2)])] * 3
+
+
 def test_blocks_of_fused_winograd_cover_what_the_pass_computes():
     """An input gradient's lie on the input and its channels; of what the algorithm cannot compute there are none."""
     wide, narrow = Conv2d(h=10, w=8, c=32, k=320, r=3, s=3), Conv2d(h=10, w=8, c=32, k=320, r=3, s=1)
