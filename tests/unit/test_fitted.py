@@ -42,8 +42,8 @@ def model_of(*, trees=None, scales=None, **changes):
 
 @pytest.mark.parametrize("trees", [None, stump("n", 3.0, -0.5, 0.25)], ids=["arithmetic alone", "with trees"])
 def test_a_model_is_read_as_it_was_written(tmp_path, trees):
-    """Every field comes back: constants to six digits, the rest of these to the bit."""
-    model = model_of(trees=trees, transforms=trees is None)
+    """Every field comes back: constants to six digits, scales to five places, the rest to the bit."""
+    model = model_of(trees=trees, transforms=trees is None, scales={"v100-pcie-32gb": (1.23456, 0.78901)})
     model = attrs.evolve(model, constants={**model.constants, "cost fft": 1 / 3})
     model.save(tmp_path / "model.npz")
     got = Fitted.load(tmp_path / "model.npz")
