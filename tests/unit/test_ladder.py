@@ -206,6 +206,7 @@ def test_the_cpus_memory_limit_is_a_candidate_with_its_shares() -> None:
 
 def test_plain_candidates_know_only_the_limit() -> None:
     """For a callable: powers of two, 1.5 times them, the limit."""
+    assert ladder.plain_candidates(12)[-1].reasons == ("1.5 times a power of two", "max_batch_size")
     found = ladder.plain_candidates(20)
     assert [c.batch_size for c in found] == [1, 2, 3, 4, 6, 8, 12, 16, 20]
     assert {c.predicted_peak_bytes for c in found} == {None}
@@ -243,6 +244,13 @@ def test_bad_batch_sizes_are_refused(value: Any) -> None:
         ladder.candidates(GO, device=V100, batch_sizes=value)
     assert caught.value.field == "batch_sizes"
     assert caught.value.allowed
+
+
+def test_a_text_is_no_list_of_sizes() -> None:
+    """It is named whole, not by its first letter."""
+    with pytest.raises(InvalidArgument) as caught:
+        ladder.candidates(GO, device=V100, batch_sizes="8,16")
+    assert caught.value.value == "8,16"
 
 
 def test_a_size_asked_for_above_max_batch_size_is_a_contradiction() -> None:
@@ -419,12 +427,16 @@ def test_explain_without_candidates_asks_for_them() -> None:
 
 
 def test_explain_shows_channels_that_miss_the_tensor_cores() -> None:
-    """Three input channels are padded to 8 in float16 and to 4 in tf32, and not at all in float32."""
+    """Three input channels, or one, are padded to 8 in float16 and to 4 in tf32, and not at all in float32."""
     stem = Conv2d(h=32, w=32, c=3, k=20, r=3, s=3)
     one = [Candidate(1)]
     assert ladder.explain(stem, one, device=V100, dtype="float16")[0]["padding"] == {"c": 8, "k": 24}
     assert ladder.explain(stem, one, device="a100-sxm4-80gb", dtype="tf32")[0]["padding"] == {"c": 4}
     assert ladder.explain(stem, one, device=V100)[0]["padding"] == {}
+    grey = attrs.evolve(stem, c=1, k=16)
+    assert ladder.explain(grey, one, device=V100, dtype="float16")[0]["padding"] == {"c": 8}
+    halves = attrs.evolve(stem, c=16, k=24, groups=2)  # each of 8 and 12
+    assert ladder.explain(halves, one, device=V100, dtype="float16")[0]["padding"] == {"k": 16}
     depthwise = Conv2d(h=8, w=8, c=12, k=12, r=3, s=3, groups=12)
     assert ladder.explain(depthwise, one, device=V100, dtype="float16")[0]["padding"] == {}
 
