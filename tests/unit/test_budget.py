@@ -119,6 +119,7 @@ def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
     assert ask(15.0, unfinished={100: 1}) is None
     assert ask(14.9, unfinished={100: 1})
     assert ask(11.0, unfinished={100: 7}) is None
+    assert ask(10.9, unfinished={100: 7})  # rounds beyond the least give nothing back
 
 
 def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
@@ -132,6 +133,11 @@ def test_a_size_that_was_prepared_before_is_not_guessed_from_smaller_ones() -> N
     """4 s stay 4 s, though a line through 2 s at 100 and 2.5 s at 200 says 3.5 s of a size that never was."""
     smaller = {100: 2.0, 200: 2.5}
     assert (guess_prepare(400, smaller), guess_prepare(400, {**smaller, 400: 4.0})) == (3.5, 4.0)
+
+
+def test_a_smaller_size_takes_as_long_to_prepare_as_a_larger_one() -> None:
+    """What does not grow with the batch does not shrink with it either: 2 s at 200 are 2 s at 100."""
+    assert guess_prepare(100, {200: 2.0, 400: 8.0}) == 2.0
 
 
 def test_the_first_of_all_sizes_runs_untried() -> None:
