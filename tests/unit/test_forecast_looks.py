@@ -65,8 +65,8 @@ def test_on_a_narrow_line_columns_go_before_lines_wrap(width):
 
 
 def test_explain_adds_equal_passes_and_spreads_their_blocks():
-    """Two equal passes are one line; 100 blocks on 80 SMs are 2 on the busiest, 62.5 % of the SM time."""
-    twice = [one_pass("conv1", 0.004, 0.25), one_pass("conv2", 0.004, 0.25), one_pass("conv3", 0.0064, 0.4)]
+    """Two equal passes are one line; 100 blocks on 80 SMs are 2 on the busiest, 62.5 % of their time, 160 all of it."""
+    twice = [one_pass("conv1", 0.004, 0.25), one_pass("conv2", 0.004, 0.25), one_pass("conv3", 0.0064, 0.4, blocks=160)]
     rest = [one_pass(f"relu{n}", 0.0008, 0.05, algorithm="bytes", blocks=None, bound="memory") for n in range(2)]
     grid = listings_forecast.layers(predicted(passes=[*rest, *reversed(twice)]))
     names = grid["columns"]
@@ -75,7 +75,7 @@ def test_explain_adds_equal_passes_and_spreads_their_blocks():
         ("conv2 +1", "8.00 ms", "50.0 %"), ("conv3", "6.40 ms", "40.0 %"), ("relu0 +1", "1.60 ms", "10.0 %"),
     ]  # fmt: skip
     assert [(row["blocks"], row["busiest SM"], row["fill"]) for row in rows] == [
-        (100, 2, "62.5 %"), (100, 2, "62.5 %"), (None, None, None),
+        (100, 2, "62.5 %"), (160, 2, "100 %"), (None, None, None),
     ]  # fmt: skip
     assert [row["runs as"] for row in rows] == ["128x128", "128x128", "bytes"]
 
