@@ -104,6 +104,7 @@ def test_the_answer_can_be_repeated_with_a_pocket_calculator(values, tolerance):
         (SAW, {}, "plateau"),
         (rates(n8=100, n16=150, n32=199, n64=200, n128=199), {}, "plateau"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {}, "batch_sizes"),
+        (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"max_batch_size": 128}, "batch_sizes"),
         (rates(n8=100, n32=200, n48=190), {"batch_sizes": [8, 32, 48]}, "batch_sizes"),
         (rates(n8=100, n32=200, n64=150), {"batch_sizes": [8, 32, 64]}, "peak"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"latency_limit": 0.2134}, "latency_limit"),
@@ -238,7 +239,12 @@ def test_the_interval_is_the_models(planted):
 
 
 def test_anchors_pull_and_are_said(planted, tmp_path):
-    """The same layer measured at one size, 1.5 times as slow: given as measured there, and named in the reasons."""
+    """
+    The same layer measured at one size, 1.5 times as slow: given as measured there, and named in the reasons.
+
+    All of its time is arithmetic, whose scale takes log 1.5 x 0.04 / (0.04 + 0.01 + 0.0004) of it, that of bytes 0.8 of
+    that.
+    """
     planted(SAW)
     path = tmp_path / "mine.json"
     device = {"name": V100.name, "kind": "cuda", "num_sms": 80, "uuid": None, "mig": None}
@@ -250,8 +256,17 @@ def test_anchors_pull_and_are_said(planted, tmp_path):
     assert found.interval[64][1] / found.interval[64][0] < 1.1
     assert found.anchors == (str(path),)
     assert any("1.50 (" in reason and str(path) in reason for reason in found.reasons)
+    arithmetic = math.log(1.5) * 0.04 / 0.0504
+    said = f"arithmetic is taken to need {math.exp(arithmetic):.2f} times as long as by its data sheet, bytes"
+    assert any(f"{said} {math.exp(0.8 * arithmetic):.2f} times." in reason for reason in found.reasons)
     found = ask(library="cubatch", anchors=[TuningResult.from_json(path.read_text())])
     assert found.seconds[64] == pytest.approx(1.5 * SAW[64], rel=0.01)
+
+
+def test_a_forecast_goes_by_the_name_or_the_kind_of_what_it_is_of():
+    """A layer has a kind at least."""
+    for name, said in (("go", "go"), (None, "conv2d")):
+        assert predict(attrs.evolve(GO, name=name), device=V100, batch_sizes=[8]).spec_name == said
 
 
 def test_an_anchor_of_another_schema_is_an_error(tmp_path):
