@@ -141,6 +141,8 @@ def test_the_features_of_one_layer_are_as_by_pocket_calculator():
     assert {name: got[name] for name in want} == pytest.approx(want, rel=1e-12)
     usable = sorted(float(time) for (time,) in times if np.isfinite(time))
     assert got["margin"] == pytest.approx(min(np.log(usable[1] / usable[0]), 1.0))
+    groups = list(dict.fromkeys(one.group for one in found))
+    assert groups[int(got["best"])] == found[int(np.argmin(times))].group
     assert got["launches"] == pytest.approx(np.log(usable[0] / 1e-5))
     # Of the algorithms of a group the shortest counts; one that takes e^3 times as long, or cannot, is e^3 away.
     for group in {one.group for one in found}:
