@@ -311,6 +311,9 @@ def test_sizes_that_did_not_run_are_named_in_the_reasons() -> None:
     """What could not take part is said with its status."""
     result = answer_of({8: [1.0] * 5, 16: []}, {16: "timeout"})
     assert result.reasons[-1] == "No answer could come from: timeout: 16."
+    failed = dict.fromkeys(range(2, 10), "timeout")
+    result = answer_of({1: [1.0] * 5, **{n: [] for n in failed}}, failed)
+    assert result.reasons[-1] == "No answer could come from: timeout: 2, 3, 4, 5, 6, 7 and 2 more."
 
 
 def test_intervals_are_finite_numbers() -> None:
