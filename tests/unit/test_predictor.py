@@ -229,13 +229,14 @@ def test_a_dilated_convolution_runs_in_tiles(shipped, dilation, runs):
 
 
 def test_strides_of_rows_and_of_columns_are_told_apart(shipped):
-    """A correction of what has strides down the rows leaves strides along the columns alone."""
+    """A correction of what has strides down the rows leaves strides along the columns alone, and the reverse."""
     plain = shipped["deepbench conv"]
-    for stride, correction in (((2, 1), 0.5), ((1, 2), 0.0)):
+    for name, stride in itertools.product(("stride_h", "stride_w"), ((2, 1), (1, 2))):
         layer = attrs.evolve(SMALL, stride=stride)
         shipped[plain.name] = plain
         before = predict_step(layer, [64], CARD).seconds
-        shipped[plain.name] = attrs.evolve(plain, trees=stump("stride_h", 1.5, 0.0, 0.5))
+        shipped[plain.name] = attrs.evolve(plain, trees=stump(name, 1.5, 0.0, 0.5))
+        correction = 0.5 * (stride[("stride_h", "stride_w").index(name)] == 2)
         assert np.log(predict_step(layer, [64], CARD).seconds / before) == pytest.approx([correction])
 
 
