@@ -127,6 +127,9 @@ def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
     assert ask(11.0, prepare={50: 50.0}) is None
     assert ask(31.0, prepare={50: 1.0, 100: 2.0}) is None
     assert ask(30.9, prepare={50: 1.0, 100: 2.0})
+    # Four rounds of 100 are promised 2 s to prepare and 1 s each.
+    assert ask(43.0, prepare={50: 1.0, 100: 2.0}, unfinished={100: 1}) is None
+    assert ask(42.9, prepare={50: 1.0, 100: 2.0}, unfinished={100: 1})
 
 
 def test_a_size_that_was_prepared_before_is_not_guessed_from_smaller_ones() -> None:
