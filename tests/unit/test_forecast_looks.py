@@ -64,6 +64,17 @@ def test_on_a_narrow_line_columns_go_before_lines_wrap(width):
         assert max(map(len, shown)) <= width
 
 
+def test_no_column_goes_before_the_line_is_full():
+    """At the width of the whole table all stay; a character less leaves the first one out."""
+    names = listings_forecast.layers(predicted(), width=1000)["columns"]
+    rule = report.grid(listings_forecast.layers(predicted(), width=1000), width=1000).splitlines()[3]
+    assert set(rule) == {"-", " "}
+    assert listings_forecast.layers(predicted(), width=len(rule))["columns"] == names
+    assert listings_forecast.layers(predicted(), width=len(rule) - 1)["columns"] == [
+        name for name in names if name != "busiest SM"
+    ]
+
+
 def test_explain_adds_equal_passes_and_spreads_their_blocks():
     """Two equal passes are one line; 100 blocks on 80 SMs are 2 on the busiest, 62.5 % of their time, 160 all of it."""
     twice = [one_pass("conv1", 0.004, 0.25), one_pass("conv2", 0.004, 0.25), one_pass("conv3", 0.0064, 0.4, blocks=160)]
