@@ -102,6 +102,7 @@ def test_the_answer_can_be_repeated_with_a_pocket_calculator(values, tolerance):
     [
         (rates(n8=100, n16=150, n32=198.5, n64=200, n128=150), {}, "peak"),
         (SAW, {}, "plateau"),
+        (rates(n8=100, n16=150, n32=199, n64=200, n128=180), {"tolerance": 0.3}, "plateau"),
         (rates(n8=100, n16=150, n32=199, n64=200, n128=199), {}, "plateau"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {}, "batch_sizes"),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"max_batch_size": 128}, "batch_sizes"),
@@ -513,6 +514,16 @@ def test_the_json_says_that_it_is_predicted_and_cannot_be_taken_for_a_measuremen
     }  # fmt: skip
     with pytest.raises(InvalidData):
         TuningResult.from_json(found.to_json())
+
+
+def test_the_json_holds_names_as_they_are_and_no_figure_that_is_none():
+    """On one line or on many; what JSON cannot say is an error, not a file that no reader takes."""
+    found = attrs.evolve(predict("mlp", device=V100, batch_sizes=[32]), spec_name="größer")
+    assert "größer" in found.to_json()
+    assert "\n" not in found.to_json()
+    assert found.to_json(indent=2).splitlines()[1].startswith('  "schema"')
+    with pytest.raises(ValueError, match="JSON"):
+        attrs.evolve(found, seconds={32: math.inf}).to_json()
 
 
 def test_table_and_picture_say_predicted(tmp_path):
