@@ -142,7 +142,9 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     options: dict[str, Any] = {"device": V100, "memory_limit": "3MiB", "tolerance": 0.0}
     few = predict("mlp", batch_sizes=[8, 10**9], **options)
     assert (few.batch_size, few.decided_by) == (8, "batch_sizes")
-    assert f"sizes up to {largest} would fit too" in " ".join(few.reasons)
+    assert f"sizes up to {largest} would fit too, which might be better." in " ".join(few.reasons)
+    fewer = predict("mlp", batch_sizes=[8], objective="latency", **options)
+    assert f"sizes up to {largest} would fit too, which might take no longer." in " ".join(fewer.reasons)
     assert predict("mlp", batch_sizes=[8, largest, 10**9], **options).decided_by == "memory"
     quick = predict("mlp", batch_sizes=[largest, 10**9], objective="latency", **options)
     assert quick.decided_by == "batch_sizes"
@@ -168,12 +170,28 @@ def test_the_ladder_ends_at_memory_or_at_what_is_allowed():
     """Without a list of sizes: the plan's limit, or max_batch_size below it; where they are one, what was asked."""
     growing = predict("mlp", device=V100, max_batch_size=64, tolerance=0.0)
     assert (growing.batch_size, growing.decided_by) == (64, "max_batch_size")
+    assert "nothing larger than 64 was allowed" in " ".join(growing.reasons)
+    assert growing.limits["max_batch_size"] == 64
     tight = predict("mlp", device=V100, memory_limit="3MiB", tolerance=0.0)
     largest = tight.largest_batch_size
     assert (tight.batch_size, tight.decided_by) == (largest, "memory")
     for allowed, decided in ((largest, "max_batch_size"), (largest + 1, "memory")):
         found = predict("mlp", device=V100, memory_limit="3MiB", tolerance=0.0, max_batch_size=allowed)
         assert (found.batch_size, found.decided_by) == (largest, decided)
+
+
+def test_memory_is_blamed_at_the_largest_that_fits_not_at_the_answer(planted):
+    """Three quarters of it are as good, and a smaller answer: nothing shows what beyond the whole would be."""
+    largest = predict(GO, device=V100, memory_limit="1GiB", max_batch_size=8).largest_batch_size
+
+    class Rising(dict):
+        def __missing__(self, n: int) -> float:
+            return n / min(n, largest * 3 // 4)
+
+    planted(Rising())
+    found = ask(batch_sizes=None, memory_limit="1GiB")
+    assert (found.batch_size, found.decided_by) == (largest * 3 // 4, "memory")
+    assert f"Memory decided: nothing larger than {largest} fits" in " ".join(found.reasons)
 
 
 def test_the_reasons_give_the_answer_and_the_best(planted):
@@ -194,6 +212,7 @@ def test_sizes_over_the_latency_limit_are_shown_and_never_the_answer(planted):
     planted(SAW)
     found = ask(latency_limit=32 / 198.5)
     assert (found.batch_size, found.fastest_batch_size) == (32, 32)
+    assert found.tied_with == ()  # 64, which is over it, is within the model's error
     assert sorted(found.seconds) == list(SIZES)
     assert "latency limit of 161 ms" in found.why_not(64)
     statuses = [m["status"] for m in found.to_mapping()["measurements"]]
@@ -255,7 +274,7 @@ def test_anchors_pull_and_are_said(planted, tmp_path):
     assert found.seconds[64] == pytest.approx(1.5 * SAW[64], rel=0.01)
     assert found.seconds[8] > SAW[8]
     assert found.interval[64][1] / found.interval[64][0] < 1.1
-    assert found.anchors == (str(path),)
+    assert found.anchors == tuple(found.to_mapping()["anchors"]) == (str(path),)
     assert any("1.50 (" in reason and str(path) in reason for reason in found.reasons)
     arithmetic = math.log(1.5) * 0.04 / 0.0504
     said = f"arithmetic is taken to need {math.exp(arithmetic):.2f} times as long as by its data sheet, bytes"
