@@ -171,6 +171,17 @@ def test_predicted_seconds_of_a_recomputed_step_are_longer() -> None:
     assert (again[0].predicted_seconds or 0) > 1.1 * (plain[0].predicted_seconds or 0) > 0
 
 
+def test_recomputing_makes_room_for_more() -> None:
+    """The largest and its bytes are those of the plan that keeps less."""
+    net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
+    options: dict[str, Any] = {"mode": "training", "recompute": True, "library": "cubatch", "device": V100}
+    found = ladder.candidates(net, memory_limit="4GiB", **options)
+    assert found[-1].batch_size == memory.max_batch_size(net, "4GiB", **options)
+    for one in (found[0], found[-1]):
+        assert one.predicted_peak_bytes == memory.footprint(net, batch_size=one.batch_size, **options).total
+    assert found[-1].batch_size > memory.max_batch_size(net, "4GiB", **options | {"recompute": False})
+
+
 def test_predicted_seconds_are_the_rooflines_where_a_fact_is_missing() -> None:
     """28 boards of 2 x 361 x 9 x 128 x 128 FLOP at 15.67 TFLOP/s (compute-bound), on a GPU of unknown SMs."""
     bare = attrs.evolve(probe.device(V100), num_sms=None)
