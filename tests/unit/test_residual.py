@@ -12,7 +12,7 @@ from benchmarks.fitting import flatten
 from cubatch.algorithms import FAMILIES, algorithms, seconds
 from cubatch.kinds import Conv2d
 from cubatch.layer import Pass
-from cubatch.residual import Trees, features, logarithmic
+from cubatch.residual import SHOWN, Trees, features, logarithmic
 from tests.checks import assert_within, gamma
 from tests.unit.test_algorithms import CASES, constants_of, places_of, work_of
 
@@ -134,13 +134,16 @@ def test_the_features_of_one_layer_are_as_by_pocket_calculator():
         # Fused, 388 and 196 blocks of 32 filters at 128 pixels: half of 8 x 16 lies outside, of 2 x 8 x 8 one board.
         "waste 1x8x16": 2, "rounding 1x8x16": 9 * 48 / 388, "waste 2x8x8": 98 / 97, "rounding 2x8x8": 5 * 48 / 196,
         "n": np.log(97), "c": np.log(128), "depth": np.log(1152), "m": np.log(97 * 64), "columns": np.log(128),
-        "n mod 8": 1, "c mod 32": 0, "p mod 4": 0, "stride_h": 1, "pass": 0, "lanes": 64, "activation": 1,
+        "n mod 8": 1, "c mod 32": 0, "p mod 4": 0, "p mod 8": 0, "stride_h": 1, "pass": 0, "lanes": 64, "activation": 1,
         "intensity": np.log(flop / (4 * (2 * board + 9 * 128**2)) / (11.0592e12 / 500e9)),
         "input in L2": np.log(4 * board / 2**22), "filter in L2": np.log(4 * 9 * 128**2 / 2**22),
     }  # fmt: skip
     assert {name: got[name] for name in want} == pytest.approx(want, rel=1e-12)
     usable = sorted(float(time) for (time,) in times if np.isfinite(time))
     assert got["margin"] == pytest.approx(min(np.log(usable[1] / usable[0]), 1.0))
+    for kind in ("waves", "rounding"):
+        assert {f"{kind} {name}" for name in SHOWN} <= got.keys()
+    assert "waves 32x32" not in got
     groups = list(dict.fromkeys(one.group for one in found))
     assert groups[int(got["best"])] == found[int(np.argmin(times))].group
     assert got["launches"] == pytest.approx(np.log(usable[0] / 1e-5))
