@@ -206,6 +206,8 @@ def test_what_decided_is_what_became_of_the_larger_sizes(
     measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
     result = choose.answer([Candidate(n) for n in seconds], measured, goal=Goal(), **{"setting": {}, **more})
     assert (result.batch_size, result.decided_by) == (2, decided_by)
+    if decided_by in {"peak", "plateau"}:
+        assert any("measured up to 4" in reason for reason in result.reasons)
 
 
 @pytest.mark.parametrize(
