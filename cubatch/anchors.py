@@ -159,4 +159,4 @@ def _device(facts: Mapping[str, Any], asked: Device, refused: Callable[..., Inva
             raise refused("results of a GPU in the catalogue", f"{error}.") from error
     if num_sms not in {None, found.num_sms}:
         raise refused(f"results of a whole {found}, of {found.num_sms} SMs", f"This one was measured on {num_sms}.")
-    return asked if found.slug and found.slug == asked.slug else found
+    return asked if found.slug == asked.slug else found
