@@ -13,7 +13,6 @@ from functools import partial
 from cubatch import ladder
 from cubatch.curve import format_objective
 from cubatch.forecast_record import Forecast, PassShare
-from cubatch.kinds import Conv2d
 from cubatch.kriging import Sharpened
 from cubatch.layer import MAX_EXTENT, Layer, Pass
 from cubatch.spec import Network
@@ -170,20 +169,13 @@ def _grid(layer: Layer, pass_: Pass, algorithm: str, batch_size: int, blocks: in
     if "winograd" not in algorithm:
         if tile is not None:
             counts.append(partial(num_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
-    elif not _has_winograd_rule(layer, pass_):
-        return None
+    elif pass_ is Pass.WGRAD:
+        return None  # its products sum over the pieces of the image, of which the rule counts blocks
     elif algorithm.startswith("winograd 4x4") and tile is not None:
         counts.append(partial(winograd_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
     elif algorithm == "winograd 2x2":
         counts += [partial(fused_winograd_blocks, layer, pass_, pixels=pixels) for pixels in FUSED_PIXELS]
     return next((count for count in counts if count(batch_size) == blocks), None)
-
-
-def _has_winograd_rule(layer: Layer, pass_: Pass) -> bool:
-    """Whether `winograd_blocks` and `fused_winograd_blocks` hold: not of gradients of filters, nor of 5x5."""
-    if not isinstance(layer, Conv2d) or pass_ is Pass.WGRAD:
-        return False
-    return (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (3, 3, (1, 1), (1, 1), 1)
 
 
 def _anchors(found: Forecast, sharpened: Sharpened) -> Iterator[str]:
