@@ -221,6 +221,14 @@ def test_by_latency_the_largest_flat_size_is_the_answer(
     assert (result.batch_size, result.decided_by) == (answer, decided_by)
 
 
+def test_by_latency_the_lowest_itself_has_nothing_larger_near_it() -> None:
+    """As by throughput it has nothing smaller."""
+    result = answer_of(steady((8, 1.0), (16, 2.0)), goal=Goal(objective="latency"))
+    assert result.reasons[0] == "8 has the lowest latency, 1.00 s, and no larger size is within 1 % of it."
+    result = answer_of(steady((8, 1.0), (16, 4.0)))
+    assert result.reasons[0] == "8 has the best throughput, 8 samples/s, and no smaller size is within 1 % of it."
+
+
 def test_the_reasons_by_latency_give_the_share_of_the_lowest() -> None:
     """1.25 s are 80 % as fast as 1 s, which no larger size is near."""
     result = answer_of(steady((8, 1.0), (16, 1.25), (32, 2.0)), goal=Goal(objective="latency", tolerance=0.3))
@@ -313,6 +321,11 @@ def test_sizes_that_did_not_run_are_named_in_the_reasons() -> None:
     """What could not take part is said with its status."""
     result = answer_of({8: [1.0] * 5, 16: []}, {16: "timeout"})
     assert result.reasons[-1] == "No answer could come from: timeout: 16."
+    result = answer_of({8: [1.0] * 5, 16: [], 32: []}, {16: "timeout", 32: "not_run"})
+    assert result.reasons[-2:] == (
+        "Not tried, for lack of time: 32. A larger budget tries them.",
+        "No answer could come from: timeout: 16.",
+    )
     failed = dict.fromkeys(range(2, 10), "timeout")
     result = answer_of({1: [1.0] * 5, **{n: [] for n in failed}}, failed)
     assert result.reasons[-1] == "No answer could come from: timeout: 2, 3, 4, 5, 6, 7 and 2 more."
@@ -344,6 +357,23 @@ def test_a_tie_far_above_is_a_plateau_and_no_peak() -> None:
     assert result.batch_size == 64
     assert 256 in result.tied_with
     assert result.decided_by == "plateau"
+
+
+def test_sizes_with_too_few_timings_are_named_if_they_might_be_the_answer() -> None:
+    """Four are too few for an interval; a size that was dropped needs none, and five are enough."""
+    result = answer_of({8: [1.0] * 5, 16: [1.5] * 4, 32: [3.0] * 5, 64: [9.0] * 2}, {64: "dropped"})
+    (few,) = (reason for reason in result.reasons if "fewer than 5 timings" in reason)
+    assert few.endswith("certain: 16.")
+
+
+@pytest.mark.parametrize(("l2", "said"), [("cold", "L2 cache is cold"), ("warm", "back to back"), (None, None)])
+def test_what_the_cache_held_is_said(l2: str | None, said: str | None) -> None:
+    """One sentence of the two, or none where nobody knows."""
+    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=(Outcome(8, "ok"),))
+    result = choose.answer([Candidate(8)], measured, goal=Goal(), setting={"l2": l2})
+    assert [words for words in ("L2 cache is cold", "back to back") if words in " ".join(result.reasons)] == (
+        [said] if said else []
+    )
 
 
 def test_a_busy_machine_is_said() -> None:
