@@ -122,6 +122,13 @@ def test_by_latency_the_shortest_step_comes_first():
     assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid["notes"][0]
 
 
+def test_by_latency_intervals_of_latency_meet():
+    """16 ms and 58 ms, a factor of 1.25 to either side, do not, though 1000 and 1100 samples/s would."""
+    quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000),))
+    rate = predicted("Rate", objective="latency", batch_size=64, rates=((64, 1100),))
+    assert [row[0] for row in listings_forecast.compared([quick, rate], {})["rows"]] == ["→", ""]
+
+
 def test_gpus_whose_intervals_meet_are_marked():
     """2000 and 1500 samples/s, each a factor of 1.25 to either side, meet; 1000 does not."""
     found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1500), ("C", 1000))]
