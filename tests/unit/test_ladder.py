@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cubatch import ladder, memory, probe
+from cubatch import ladder, memory, models, probe
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, UnknownName, UnsupportedDtype
 from cubatch.hardware import Device
 from cubatch.kinds import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
@@ -428,6 +428,9 @@ def test_explain_lists_equal_layers_once() -> None:
     rows = ladder.explain("go-net", [Candidate(64)], device=V100, mode="training")
     assert [(row["pass"], row["layers"]) for row in rows] == [("fprop", 80), ("wgrad", 80), ("dgrad", 79)]
     assert rows[0]["predicted_seconds"] == pytest.approx(80 * 64 * 2 * 361 * 9 * 128**2 / 15.67e12, rel=1e-6)
+    assert rows[0]["layer"] == models.resolve("go-net").nodes[0].name
+    half = ladder.explain("go-net", [Candidate(64)], device=V100, dtype="float16")[0]
+    assert half["predicted_seconds"] == pytest.approx(80 * 64 * 2 * 361 * 9 * 128**2 / 125e12, rel=1e-6)
 
 
 def test_explain_without_candidates_asks_for_them() -> None:
