@@ -51,6 +51,7 @@ def test_half_precision_moves_half_the_bytes() -> None:
     [
         (CARD, "float16", 8e12),
         (CARD, "bfloat16", 1e12),  # Volta's Tensor Cores do not take bfloat16: float32 arithmetic
+        (Device(name="cpu", kind="cpu", peak_flops_per_second={"float32": 1e11}), "float16", 1e11),
         (CARD, "tf32", None),  # which is an arithmetic, no storage
         (Device(name="unheard of", peak_flops_per_second={"float32": 1e12}), "float16", None),
         (
