@@ -567,7 +567,7 @@ def test_a_rate_that_the_gpu_lacks_is_refused():
 
 def test_a_cache_that_is_not_known_is_taken_from_gpus_alike():
     """The median of those of the compute capability, or of all; only the trees see it."""
-    assert l2_of(V100) == V100.l2_bytes
+    assert (l2_of(V100), l2_of(CARD)) == (V100.l2_bytes, 2**22)
     turing = sorted(d.l2_bytes for d in catalogue.all_devices() if d.compute_capability == (7, 5) and d.l2_bytes)
     every = sorted(d.l2_bytes for d in catalogue.all_devices() if d.l2_bytes)
     for capability, known in (((7, 5), turing), ((99, 0), every)):
