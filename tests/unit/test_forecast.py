@@ -152,6 +152,7 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     options |= {"objective": "latency", "tolerance": 0.9}
     flat = predict("mlp", **options | {"memory_limit": few.peak_bytes[8]})
     assert (flat.batch_size, flat.fastest_batch_size < 8, flat.decided_by) == (flat.largest_batch_size, True, "plateau")
+    assert f"{flat.batch_size} is the largest batch that fits." in flat.reasons
     one = predict("mlp", batch_sizes=[1], device=V100).peak_bytes[1]
     sole = predict("mlp", **options | {"memory_limit": one})
     assert (sole.batch_size, sole.decided_by) == (1, "peak")
@@ -241,7 +242,7 @@ def test_sizes_within_the_models_error_of_the_fastest_are_named(planted):
     With 0.1 in the logarithm, 64 and 32 may differ by 1.645 x 0.1 x sqrt(0.4 x (1 - 1/e)) = 8.3 %.
     """
     planted(rates(n8=100, n16=150, n32=200 * math.exp(-0.082), n64=200, n128=200 * math.exp(-0.084)))
-    assert ask().tied_with == (32,)
+    assert ask().tied_with == tuple(ask().to_mapping()["tied_with"]) == (32,)
     assert any("cannot tell whether 64 differs from 32: " in reason for reason in ask().reasons)
     assert any("so that 32 may do as well" in reason for reason in ask(tolerance=0.01).reasons)
     assert not any("may do as well" in reason for reason in ask(tolerance=0.1).reasons)
@@ -313,15 +314,18 @@ def test_times_are_those_of_the_model(library):
 
 
 def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
-    """The sizes that `candidates` gives for our kernels, the largest by `max_batch_size`, the plan's bytes."""
-    options: dict[str, Any] = {"mode": "training", "dtype": "float16"}
+    """The sizes that `candidates` gives for our kernels, the largest by `max_batch_size`, the plan's bytes and roof."""
+    options: dict[str, Any] = {"mode": "training", "dtype": "float16", "optimizer": "adam"}
     found = predict("mnist-cnn", device=V100, library="cubatch", **options)
     listed = ladder.candidates("mnist-cnn", device=V100, **options)
     assert [(c.batch_size, c.reasons) for c in found.candidates] == [(c.batch_size, c.reasons) for c in listed]
     assert found.largest_batch_size == memory.max_batch_size(
         "mnist-cnn", probe.memory_limit(V100).bytes, device=V100, **options
     )
+    assert found.optimizer == "adam"
+    net = models.build("mnist-cnn")
     for n in (1, found.largest_batch_size):
+        assert found.roofline_seconds[n] == timing.roofline_seconds(net, n, V100, "training", "float16")
         assert found.peak_bytes[n] == memory.footprint("mnist-cnn", batch_size=n, device=V100, **options).total
 
 
