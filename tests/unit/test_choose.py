@@ -157,6 +157,9 @@ def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
     result = answer_of({10: [1.0, 1.0], 20: [2.01, 2.01], 40: [8.0, 8.0]})
     assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
     assert "Paired rounds cannot tell 20 from it." in result.reasons
+    result = answer_of({10: [1.0, 1.0], 20: [1.99, 1.99]})
+    assert (result.batch_size, result.fastest_batch_size, result.tied_with) == (10, 20, (10,))
+    assert "The best is 10.1 samples/s at 20; paired rounds cannot tell 10 from it." in result.reasons
 
 
 def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
@@ -307,6 +310,8 @@ def test_powers_of_two_are_called_tied_when_they_are() -> None:
     sign = np.array([1, -1, 1, -1, 1, -1])
     result = answer_of({63: (63 * (1 + 0.002 * sign)).tolist(), 64: (64 * (1 - 0.002 * sign)).tolist()})
     assert "Powers of two against their neighbours: 64 and 63 are tied." in result.reasons
+    failed = answer_of(steady((63, 63.0), (64, 64.0)), {63: "error"})
+    assert not any("neighbours" in reason for reason in failed.reasons)
 
 
 @pytest.mark.parametrize(("factor", "said"), [(0.8, "22.0 % to 28.1 % faster"), (1.25, "22.0 % to 28.1 % slower")])
@@ -409,11 +414,12 @@ def test_a_disturbed_smallest_size_gives_no_floor() -> None:
 
 def test_larger_sizes_that_failed_are_named() -> None:
     """Where everything larger raised an error or hung, memory is not blamed for it."""
-    result = answer_of({**steady((8, 1.0)), 16: [], 32: []}, {16: "error", 32: "timeout"}, largest_batch_size=1000)
-    said = [reason for reason in result.reasons if reason.startswith("Nothing larger than 8 gave a timing")]
-    assert len(said) == 1
-    assert "error: 16" in said[0]
-    assert "timeout: 32" in said[0]
+    for more in ({"largest_batch_size": 1000}, {"largest_batch_size": 1000, "asked": True}, {}):
+        result = answer_of({**steady((8, 1.0)), 16: [], 32: []}, {16: "error", 32: "timeout"}, **more)
+        said = [reason for reason in result.reasons if reason.startswith("Nothing larger than 8 gave a timing")]
+        assert len(said) == 1
+        assert "error: 16" in said[0]
+        assert "timeout: 32" in said[0]
 
 
 def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
