@@ -134,6 +134,7 @@ def test_gpus_whose_intervals_meet_are_marked():
     found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1500), ("C", 1000))]
     grid = listings_forecast.compared(listings_forecast.fastest_first(found), {})
     assert [row[0] for row in grid["rows"]] == ["→", "≈", ""]
+    assert grid["notes"][0].endswith("with batch 32, 1.33 times as fast as b.")
     assert grid["marked"] == [0]
     assert "≈" in grid["notes"][-1]
     assert "≈" not in listings_forecast.compared(found[:1], {})["notes"][-1]
@@ -143,6 +144,16 @@ def test_what_bounds_a_gpu_is_what_most_time_lies_under():
     """0.625 + 0.03125 under the roof of compute."""
     (row,) = listings_forecast.compared([predicted()], {})["rows"]
     assert row[8] == f"compute {format_percent(0.65625)}"
+    passes = [one_pass("conv", 0.9, 0.9, bound=None), one_pass("fc", 0.1, 0.1, bound="memory")]
+    (row,) = listings_forecast.compared([predicted(passes=passes)], {})["rows"]
+    assert row[8] == "memory 10.0 %"  # of the rest nobody knows
+
+
+def test_what_gpus_have_in_common_is_their_title():
+    """Network, mode, dtype and library; the GPUs are the lines."""
+    title = listings_forecast.compared([predicted()], {})["title"]
+    assert title.startswith("Predicted: tiny-net, training, float32, library vendor, ")
+    assert "Test GPU" not in title
 
 
 def test_gpus_side_by_side_keep_their_notes():
