@@ -78,6 +78,14 @@ def test_crests_of_our_kernels_are_those_of_the_tile_ranked_first() -> None:
     assert all(busiest(n) < busiest(n + 1) for n in crests)
 
 
+def test_crests_are_of_what_is_slowest_in_the_mode_and_dtype_asked_for(monkeypatch) -> None:
+    """Tensor Cores rank passes otherwise than float32 does, and so do gradients."""
+    asked: list[Any] = []
+    monkeypatch.setattr(ladder, "slowest", lambda *given: asked.append(given[2:]) or [])
+    ladder.candidates(GO, device=V100, mode="training", dtype="float16", max_batch_size=64, library="cubatch")
+    assert asked == [("training", "float16", 64, "cubatch")]
+
+
 def test_backward_crests_name_their_pass() -> None:
     """In training a gradient with a grid of its own has crests of its own."""
     wide = Conv2d(h=14, w=14, c=512, k=128, r=3, s=3, pad=1)
