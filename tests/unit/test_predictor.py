@@ -93,6 +93,18 @@ def test_a_pass_is_the_sum_of_its_matrix_products(shipped, layer):
         assert found.blocks[place] == first.count * math.ceil(first.m / 128) * math.ceil(first.n / 128)
 
 
+def test_a_pass_of_several_products_goes_by_the_name_of_the_first(shipped):
+    """
+    Of attention's, 788 x 576 over 192 takes one wave of 35 tiles of 128 x 128, or two of 63 of 128 x 64: as long.
+
+    The last, 192 wide, is faster in the latter.
+    """
+    model = shipped["deepbench gemm"]
+    shipped[model.name] = attrs.evolve(model, constants={**model.constants, "cost 128x64": 1.0})
+    (found,) = predict_step(Attention(h=197, w=1, c=192, heads=3), [4], CARD).passes
+    assert (found.algorithms, found.blocks.tolist()) == (("128x128",), [35])
+
+
 @pytest.mark.parametrize(("tensor", "elements"), [("x", 64 * 2048), ("y", 64 * 1000), ("w", 2048 * 1000)])
 def test_every_pass_of_a_product_moves_the_tensors_of_its_layer(shipped, tensor, elements):
     """Input, output and filter, or their gradients: so many bytes each, longer by what scales the time of bytes."""
