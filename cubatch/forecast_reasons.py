@@ -132,7 +132,7 @@ def _weights(found: Forecast, heaviest: Sequence[Sequence[PassShare]]) -> Iterat
     ]
     yield f"Longest by prediction at batch {found.batch_size}: {', '.join(words)}."
     bound = format_percent(sum(share.share for share in found.passes if share.bound == "compute"))
-    if any(share.bound for share in found.passes):
+    if all(share.bound for share in found.passes):
         yield f"{bound} of the predicted time goes to passes bound by arithmetic, the rest to passes bound by memory."
 
 
