@@ -280,8 +280,12 @@ def test_anchors_pull_and_are_said(planted, tmp_path):
     arithmetic = math.log(1.5) * 0.04 / 0.0504
     said = f"arithmetic is taken to need {math.exp(arithmetic):.2f} times as long as by its data sheet, bytes"
     assert any(f"{said} {math.exp(0.8 * arithmetic):.2f} times." in reason for reason in found.reasons)
-    found = ask(library="cubatch", anchors=[TuningResult.from_json(path.read_text())])
+    measured = TuningResult.from_json(path.read_text())
+    found = ask(library="cubatch", anchors=[measured])
     assert found.seconds[64] == pytest.approx(1.5 * SAW[64], rel=0.01)
+    other = TuningResult.from_json(json.dumps(tuned(**more, measurements=[measurement(8, 2 * SAW[8])])))
+    both = ask(library="cubatch", anchors=[measured, other])
+    assert any("1.50 (anchors[0]), 2.00 (anchors[1])." in reason for reason in both.reasons)
 
 
 def test_a_forecast_goes_by_the_name_or_the_kind_of_what_it_is_of():
