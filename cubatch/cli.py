@@ -153,6 +153,8 @@ def tune(
         raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
     sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
     console.check_writable(json=json, plot=plot, report=report)
+    if report is not None and not report.lower().endswith((".html", ".htm")):
+        raise typer.BadParameter(f"--report writes an .html file, got {report!r}")
     if plot is not None:
         plot_module.check(plot)
     spec = read_spec(model, input_shape, classes)

@@ -28,7 +28,7 @@ _STUB_LIBRARY = 34
 _NO_DEVICE = 100
 _CLOCK_KHZ, _NUM_SMS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 38, 75, 76
 
-_REMEDY = 'Pass device="cpu" to run without it.'
+_REMEDY = 'Pass device="cpu" to run without it; plans and predictions take the name of any GPU.'
 
 
 @attrs.frozen(kw_only=True)

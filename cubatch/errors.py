@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 
 from cubatch.units import format_bytes, format_seconds
 
-_LISTED_NAMES = 16
+_LISTED_NAMES = 32
 
 
 class CubatchError(Exception):

@@ -182,10 +182,10 @@ def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
 
 def _noisy(fastest: Measurement) -> list[str]:
     """Warn of a machine on which the best size is not known well enough to compare others with it."""
-    if fastest.latency_interval is None or not fastest.latency_seconds:
+    if fastest.throughput_interval is None or not fastest.samples_per_second:
         return []
-    low, high = fastest.latency_interval
-    spread = (high - low) / (2 * fastest.latency_seconds)
+    low, high = fastest.throughput_interval
+    spread = (high - low) / (2 * fastest.samples_per_second)
     if spread <= NOISY_SHARE:
         return []
     text = f"The timings spread widely (± {format_percent(spread)} at the fastest size), as on a machine busy with"

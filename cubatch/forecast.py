@@ -139,7 +139,7 @@ def predict(
         or _end(goal, chosen, fastest, largest, max_batch_size, listed=batch_sizes is not None),
         reasons=(),
         passes=_shares(step, sizes.index(chosen), resolved, found, dtype),
-        notes=step.notes,
+        notes=(*step.notes, *limit.told()),
     )
     sentences = forecast_reasons.sentences(draft, as_network(resolved), sharpened)
     return attrs.evolve(draft, reasons=sentences, notes=forecast_reasons.notes(draft))

@@ -43,7 +43,7 @@ ShapeOption = Annotated[
     str | None, typer.Option("--input-shape", metavar="H,W,C", help="Input of a named model; default: its own.")
 ]
 ClassesOption = Annotated[int | None, typer.Option("--classes", metavar="N", help="Outputs of a named model.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of data, weights and the order of rounds.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of data, weights and the order of rounds.")]
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="FILE", help="Where results are kept. Default: the user's cache.")
 ]

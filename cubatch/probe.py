@@ -52,11 +52,17 @@ class MemoryLimit:
         bytes: The limit, at least 0.
         free_bytes: What was free when it was asked; what a percentage is a percentage of.
         note: How the limit came about, as a sentence for a person.
+        is_lowered: Whether less than what was asked for is there.
     """
 
     bytes: int
     free_bytes: int
     note: str
+    is_lowered: bool = False
+
+    def told(self) -> tuple[str, ...]:
+        """Say that less than was asked for is there, if so."""
+        return (f"Memory is limited to {format_bytes(self.bytes)}: {self.note}.",) if self.is_lowered else ()
 
 
 def devices() -> list[Device]:
@@ -213,7 +219,7 @@ def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLi
         raise InvalidArgument("memory_limit", requested, allowed) from error
     if wanted <= usable:
         return MemoryLimit(wanted, free, f"memory_limit={requested!r}")
-    return MemoryLimit(usable, free, f"{note}, which is less than memory_limit={requested!r}")
+    return MemoryLimit(usable, free, f"{note}, which is less than memory_limit={requested!r}", is_lowered=True)
 
 
 def _named(name: str | None) -> Device:

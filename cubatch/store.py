@@ -326,7 +326,7 @@ def _opened(path: Path | str) -> Iterator[sqlite3.Connection | None]:
     """Open a store to look at it; None where there is none."""
     try:
         path = dbfile.place(path)
-        if not path.exists():
+        if not path.exists() or not path.stat().st_size:  # looking writes nothing
             yield None
             return
         with contextlib.closing(dbfile.connect(path, tables.SCHEMA, tables.VERSION)) as database:

@@ -133,9 +133,9 @@ def autotune(
     limit = probe.memory_limit(found, memory_limit)
     # What cannot run at all never reaches the store.
     _check_layers(spec)
-    memory.max_batch_size(spec, max(1, limit.bytes), device=found, **shape)
+    fitting = memory.max_batch_size(spec, max(1, limit.bytes), device=found, **shape)
     with _open(store, identity, conditions(found), budget) as run:
-        run.notes += _notes(found, dtype)
+        run.notes += [*_notes(found, dtype), *limit.told()]
         if run.ladder is None:
             largest: int | None
             steps, largest = ladder.within(
@@ -146,9 +146,8 @@ def autotune(
             memory_bytes = limit.bytes
         else:
             steps = [_refused(candidate, limit.bytes) for candidate in run.ladder]
-            facts = run.limit or {}
-            memory_bytes = facts.get("memory_bytes", limit.bytes)
-            largest = facts.get("largest_batch_size")
+            memory_bytes = min((run.limit or {}).get("memory_bytes", limit.bytes), limit.bytes)
+            largest = min((run.limit or {}).get("largest_batch_size", fitting), fitting)
         factory = FactoryRef(
             "cubatch.runners:network_runner",
             {
@@ -290,7 +289,10 @@ def autotune_callable(
         measured = _measured(profiler.measure, factory, steps, run, goal, budget, seed, progress, answer)
     if isinstance(clocks.callable_clock(), clocks.EventClock):
         return answer(measured)
-    return answer(measured, notes=["Timed by the host's clock: no library with CUDA events is loaded and has a GPU."])
+    notes = ["Timed by the host's clock: no library with CUDA events is loaded and has a GPU."]
+    if memory_limit is not None:
+        notes.append("memory_limit was not watched: no library that says what it holds is loaded and has a GPU.")
+    return answer(measured, notes=notes)
 
 
 def _measured(

@@ -18,6 +18,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
 from cubatch.plan import STATE_COPIES
 from cubatch.spec import Network
+from cubatch.waves import check_whole
 
 _EVALUATION_BATCH = 500
 
@@ -113,6 +114,7 @@ def train(
         InvalidData: If a file is missing or damaged.
         UnsupportedLayer: If the engine cannot run one of the layers.
     """
+    check_whole("seed", seed, least=0)
     training_set, test_set = data_module.load_mnist(data)
     check(network, training_set, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate)
     if optimizer not in STATE_COPIES:

@@ -67,6 +67,13 @@ def test_16_bits_learn_too(dtype):
     assert result.epochs[-1].test_accuracy > 0.75
 
 
+@pytest.mark.parametrize("seed", [-1, 0.5])
+def test_a_seed_that_is_none_is_refused(seed):
+    """Before anything is read or drawn."""
+    with pytest.raises(InvalidArgument, match="seed"):
+        small(seed=seed)
+
+
 def test_the_same_seed_gives_the_same_losses():
     """Parameters, order and masks follow from the seed alone; recomputing changes nothing."""
     short = functools.partial(small, epochs=2, device=attrs.evolve(HERE, threads=2))

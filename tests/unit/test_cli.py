@@ -325,6 +325,13 @@ def test_memory_gives_one_plan_whatever_is_asked(run, options):
     assert (computed["bytes"], computed["samples"]) == (found["footprint"]["total"], found["max_batch_size"])
 
 
+def test_a_report_is_html(run, tmp_path):
+    """Another suffix would promise another format; it is refused before anything is measured."""
+    code, _, err = run("tune", "mlp", "--report", str(tmp_path / "a.pdf"))
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert ".html" in err
+
+
 def test_memory_json_agrees_with_the_library(run):
     """A program gets the same numbers."""
     code, out, _ = run("memory", "mlp", "--batch-size", "8", "--device", "cpu", "--memory", "1GiB", "--json", "-")

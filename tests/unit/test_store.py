@@ -648,3 +648,10 @@ def test_the_store_is_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert store.default_path() == tmp_path / "cubatch" / "store.sqlite3"
     assert store.default_path().parent == Path(platformdirs.user_cache_dir("cubatch"))
+
+
+def test_looking_writes_nothing(tmp_path):
+    """An empty file, such as a script may have made for a store to come, stays empty."""
+    path = tmp_path / "store.sqlite3"
+    path.touch()
+    assert (store.list_runs(path), store.clear(path), path.stat().st_size) == ([], 0, 0)

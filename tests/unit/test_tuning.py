@@ -27,6 +27,7 @@ from cubatch.results import Outcome, Timing, TuningResult
 from cubatch.runner import Reading
 from cubatch.runners import CallableRunner, NetworkRunner
 from cubatch.tuning import autotune, autotune_callable
+from cubatch.units import format_bytes
 
 CONV = Conv2d(h=6, w=6, c=3, k=4, r=3, s=3, pad=1)
 tune = functools.partial(autotune, "mlp", device="cpu", batch_sizes=[4, 32], budget=30.0, store=False, isolate=False)
@@ -166,6 +167,15 @@ def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
         assert (result.batch_size, result.decided_by) == (16, "memory")
         assert result.limits["memory_bytes"] == 2**22
         assert result.largest_batch_size == max_batch_size("mlp", 2**22, device="cpu", mode="inference")
+
+
+def test_a_limit_above_what_is_free_is_lowered_and_said(virtual, monkeypatch):
+    """Nothing is silently replaced: the result names the limit that held, and what was asked for."""
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 2**23)
+    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    (said,) = [reason for reason in tune(batch_sizes=[16], memory_limit="1GiB").reasons if "1GiB" in reason]
+    assert said.startswith(f"Memory is limited to {format_bytes(probe.memory_limit(probe.device('cpu')).bytes)}: ")
+    assert not any("Memory is limited" in reason for reason in tune(batch_sizes=[16], memory_limit="1MiB").reasons)
 
 
 def test_a_latency_limit_rules_out_slow_sizes_with_their_timings(virtual):
@@ -379,6 +389,9 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
     monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
     result = tune(batch_sizes=[4, 2000], **options)
     assert statuses(result) == {4: "ok", 2000: "over_limit"}
+    today = probe.memory_limit(probe.device("cpu"), "1GiB").bytes
+    largest = max_batch_size("mlp", today, device="cpu", mode="inference")
+    assert (result.limits["memory_bytes"], result.largest_batch_size) == (today, largest)
 
 
 # --- interrupted ---------------------------------------------------------------------------------------------
@@ -694,6 +707,16 @@ def test_an_interrupted_callable_hands_out_what_there_is(virtual, stop):
     partial = caught.value.partial
     assert {m.batch_size: len(m.timings_seconds) for m in partial.measurements} == {1: 1, 8: 1}
     assert set(statuses(partial).values()) == {"interrupted"}
+
+
+def test_a_memory_limit_that_nobody_watches_is_said():
+    """On the CPU neither CuPy nor PyTorch tells what a step holds."""
+
+    def asked(**limit):
+        result = autotune_callable(lambda _: lambda: None, max_batch_size=1, device="cpu", budget=1.0, **limit)
+        return ["not watched" in reason for reason in result.reasons].count(True)
+
+    assert (asked(memory_limit="1KiB"), asked()) == (1, 0)
 
 
 @pytest.mark.parametrize(
