@@ -146,8 +146,9 @@ def autotune(
             memory_bytes = limit.bytes
         else:
             steps = [_refused(candidate, limit.bytes) for candidate in run.ladder]
-            memory_bytes = min((run.limit or {}).get("memory_bytes", limit.bytes), limit.bytes)
-            largest = min((run.limit or {}).get("largest_batch_size", fitting), fitting)
+            memory_bytes, largest = limit.bytes, fitting
+            if run.limit is not None and steps == [*run.ladder]:  # nothing is refused that was not
+                memory_bytes, largest = run.limit["memory_bytes"], run.limit["largest_batch_size"]
         factory = FactoryRef(
             "cubatch.runners:network_runner",
             {
