@@ -65,11 +65,11 @@ class Model:
     Example:
         >>> import math
         >>> from cubatch import models, probe
-        >>> model = Model(models.build("mlp"), device=probe.device("cpu"), mode="training")
-        >>> model.prepare(32)
-        >>> model.load_random()
-        >>> model.step()
-        >>> math.isfinite(model.loss())
+        >>> with Model(models.build("mlp"), device=probe.device("cpu"), mode="training") as model:
+        ...     model.prepare(32)
+        ...     model.load_random()
+        ...     model.step()
+        ...     math.isfinite(model.loss())
         True
     """
 

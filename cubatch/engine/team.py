@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from threadpoolctl import threadpool_limits
@@ -49,12 +50,13 @@ class Team:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidArgument("size", size, "a whole number of at least 1")
         self.size = size
-        self._holds_blas = size > 1
-        if self._holds_blas:
+        if size > 1:
             _BLAS.hold()
         self._barrier = threading.Barrier(size)
         self._slots: list[Any] = [None] * size
         self._members = [_Member(rank, self._barrier) for rank in range(1, size)]
+        self._end = weakref.finalize(self, _end, self._members)  # also of a team that nobody closed
+        self._end.atexit = False
 
     def run(self, work: Callable[[int], object]) -> None:
         """
@@ -118,14 +120,7 @@ class Team:
 
     def close(self) -> None:
         """End the threads and give BLAS its threads back; a closed team cannot run again."""
-        try:
-            for member in self._members:
-                member.end()
-        finally:
-            self._members = []
-            if self._holds_blas:
-                self._holds_blas = False
-                _BLAS.let_go()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -136,11 +131,22 @@ class Team:
         self.close()
 
 
+def _end(members: list[_Member]) -> None:
+    if not members:
+        return
+    try:
+        for member in members:
+            member.end()
+    finally:
+        members.clear()
+        _BLAS.let_go()
+
+
 class _Blas:
     """One thread per call while any team of several is open, then as before, in whatever order the teams end."""
 
     def __init__(self) -> None:
-        self._lock, self._teams = threading.Lock(), 0
+        self._lock, self._teams = threading.RLock(), 0  # a team may be collected in here
         self._limits: Any = None
 
     def hold(self) -> None:

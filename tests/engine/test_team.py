@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 
@@ -72,6 +73,20 @@ def test_blas_gets_its_threads_back_in_whatever_order_teams_end():
             team.close()
         assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {3}
     assert [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"] == before
+
+
+def test_a_team_that_nobody_closed_is_ended_with_its_last_name():
+    """A model that is dropped without close leaves neither threads nor a limit behind."""
+    others, before = set(threading.enumerate()), [pool["num_threads"] for pool in threadpool_info()]
+    team = Team(3)
+    members = set(threading.enumerate()) - others
+    assert len(members) == 2
+    del team
+    gc.collect()
+    for member in members:
+        member.join(60)
+        assert not member.is_alive()
+    assert [pool["num_threads"] for pool in threadpool_info()] == before
 
 
 @pytest.mark.parametrize(("n", "size"), [(5, 2), (1, 3), (256, 7), (0, 2)])
