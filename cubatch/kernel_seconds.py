@@ -2,12 +2,13 @@
 Seconds of a pass by our own kernels, before any GPU has run them.
 
 A tiled product takes the clocks by which its variants are ranked (`variants`), at the boost clock, and never less
-than its bytes at the data sheet's bandwidth.  Everything else moves bytes, at a stated share of that bandwidth.
-Nothing of it was fitted to a clock.
+than the data sheet allows: its arithmetic at the peak rate, where that is known, or its bytes at the bandwidth.
+Everything else moves bytes, at a stated share of that bandwidth.  Nothing of it was fitted to a clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,7 +43,7 @@ def pass_seconds(
     """
     Estimate the time of one pass by our kernels at each batch size, and name what runs.
 
-        tiled      max(compute * clocks / boost clock, memory * bytes / bandwidth) + launches
+        tiled      max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         the rest   memory * roofline / 0.75 + launches
 
     A filter's gradient with a bias reads the outputs' gradient once more.  An activation that the engine fuses into
@@ -73,6 +74,7 @@ def pass_seconds(
     """
     if device.clock_hz is None or device.peak_bytes_per_second is None:
         raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")
+    peak = timing.peak_flops_per_second(device, dtype) or math.inf
     seconds, names, grids = [], [], []
     for n in batch_sizes:
         moved = layer.traffic(pass_, n)
@@ -88,7 +90,8 @@ def pass_seconds(
         clocks, parts, found = best_clocks(problem, device)
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
-        product = max(compute * clocks / device.clock_hz, moved / per_second)
+        arithmetic = max(clocks / device.clock_hz, sum(gemm.flops for gemm in layer.gemms(pass_, n)) / peak)
+        product = max(compute * arithmetic, moved / per_second)
         seconds.append(product + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
         names.append(found.name)
         grids.append(blocks(problem, found) * parts)

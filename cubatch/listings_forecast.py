@@ -24,6 +24,7 @@ _OBJECTIVES = {
     "latency": ("latency_seconds", "latency_interval"),
 }
 _KERNEL = re.compile(r"_(simt|mma|hopper)_(\d\w*?)(?:_v\d+)?$")
+_FEWER_OPERATIONS = re.compile("winograd|fft")  # how the names of such algorithms begin
 _SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # of a step's time, what is listed before the rest becomes one line
 _PREDICTED, _INTERVAL = "predicted", "90 % interval"
 
@@ -85,8 +86,9 @@ def fitted(result: Mapping[str, Any], *, width: int = report.WIDTH) -> Grid:
             for row, cell in zip(content["rows"], cells, strict=True):
                 row[place] = cell
     over = any((m["roofline_fraction"] or 0) > 1 for m in measurements) and "roofline" in content["columns"]
+    spares = any(_FEWER_OPERATIONS.match(one["algorithm"]) for one in result["passes"])
     content["notes"] += [list(result["notes"])] if result["notes"] else []
-    content["notes"] += [_ROOFLINE_NOTE] if over else []
+    content["notes"] += [_ROOFLINE_NOTE] if over and spares else []
     return content
 
 

@@ -10,6 +10,7 @@ the order they give is a first choice, which a measured one replaces (`Context.c
 from __future__ import annotations
 
 import functools
+import math
 
 import attrs
 
@@ -49,7 +50,8 @@ _REDUCE_CLOCKS = 4000.0
 
 # Multiply-adds that the tensor cores of an SM finish in a clock by mma.sync, of float16 (and bfloat16 from 8.0 on) and
 # of tf32.  NVIDIA's architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000), as peak
-# FLOP/s / 2 / SMs / boost clock; GeForce cards of 8.6, 8.9 and 12.0 have half of it when they add up in float32.
+# FLOP/s / 2 / SMs / boost clock.  A board's own rate counts where it is less (`_peak_rate`): GeForce cards of 7.5, 8.6,
+# 8.9 and 12.0 have half of it when they add up in float32.
 # 9.0: 62 % of the paper's 2048 and 1024, which are wgmma's (arXiv 2402.13499, table of mma instructions).
 # 10.0: tcgen05 has four times this; of mma.sync no source is known to us, so it stands as on 8.0.
 _TENSOR_RATES = {
@@ -59,7 +61,8 @@ _TENSOR_RATES = {
 # Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
 _SHARED_BYTES_PER_CLOCK = 128.0
 _L2_BYTES_PER_CLOCK = 32.0
-# Of sm_90: multiply-adds by wgmma, as above, and what a tile of 128 x 256 needs of the L2 to keep up with them.
+# Of sm_90: multiply-adds by wgmma, as above, and what a tile of 128 x 256 needs of the L2 to keep up with them.  The
+# rate of a board is no bound here: data sheets give it for less than the boost clock (H100 SXM: 2048 at 1830 MHz).
 _WGMMA_RATES = (2048, 1024)
 _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 
@@ -118,7 +121,8 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
         >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name
         '256x128x8'
     """
-    return [found for _, _, found in _ranked(problem, device.num_sms, device.compute_capability, str(device))]
+    ranking = _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))
+    return [found for _, _, found in ranking]
 
 
 def best_clocks(problem: Problem, device: Device) -> tuple[float, int, Kernel]:
@@ -131,7 +135,7 @@ def best_clocks(problem: Problem, device: Device) -> tuple[float, int, Kernel]:
         >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # the share of the rate of 80 x 64 lanes
         ('256x128x8', 0.91)
     """
-    return _ranked(problem, device.num_sms, device.compute_capability, str(device))[0]
+    return _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))[0]
 
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
@@ -191,15 +195,32 @@ def _fitting(
     return found
 
 
+def _peak_rate(problem: Problem, device: Device) -> float:
+    """
+    Give the multiply-adds of an SM in a clock by the device's own data sheet; infinity where it is not known.
+
+    By the ratio to float32, whose lanes are known, since a board here may have another clock than the data sheet's.
+    A whole number: data sheets round, and of a hundredth less variants that cost the same would change places.
+    """
+    rates = device.peak_flops_per_second
+    if problem.dtype not in rates or "float32" not in rates:
+        return math.inf
+    return max(1, round(_lanes(device.compute_capability) * rates[problem.dtype] / rates["float32"]))
+
+
+def _lanes(capability: tuple[int, int] | None) -> int:
+    return 64 if capability in HALF_RATE else 128
+
+
 @functools.lru_cache(maxsize=4096)
 def _ranked(
-    problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, name: str
+    problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, peak_rate: float, name: str
 ) -> tuple[tuple[float, int, Kernel], ...]:
     found = _fitting(
         problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem), num_sms,
         capability, name,
     )  # fmt: skip
-    costs = [(*_split(problem, variant, num_sms or 1, capability), variant) for variant in found]
+    costs = [(*_split(problem, variant, num_sms or 1, capability, peak_rate), variant) for variant in found]
     return tuple(sorted(costs, key=lambda item: item[0]))
 
 
@@ -242,7 +263,7 @@ def slices(problem: Problem, found: Kernel, device: Device) -> int:
         >>> slices(wgrad, kernel.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4), v100) > 1
         True
     """
-    return _best_split(problem, found, device.num_sms or 1, device.compute_capability)[1]
+    return _best_split(problem, found, device.num_sms or 1, device.compute_capability, _peak_rate(problem, device))[1]
 
 
 def least_steps(found: Kernel) -> int:
@@ -294,14 +315,18 @@ def _tile(found: Kernel) -> Tile:
 
 
 @functools.lru_cache(maxsize=16384)
-def _best_split(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None) -> tuple[float, int]:
-    return _split(problem, found, num_sms, capability)
+def _best_split(
+    problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, peak_rate: float
+) -> tuple[float, int]:
+    return _split(problem, found, num_sms, capability, peak_rate)
 
 
-def _split(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None) -> tuple[float, int]:
+def _split(
+    problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, peak_rate: float
+) -> tuple[float, int]:
     """Give the cost in clocks, and the number of slices that it is the least for."""
     tile, outputs, grid = _tile(found), _outputs(problem), blocks(problem, found)
-    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(found, tile, capability)
+    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(found, tile, capability, peak_rate)
 
     first = 0.0  # a launch as that of the slices' sums
     if transposed := transposed_bytes(problem, found):
@@ -326,19 +351,18 @@ def _split(problem: Problem, found: Kernel, num_sms: int, capability: tuple[int,
     return min((cost(count), count) for count in sorted(candidates))
 
 
-def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None) -> float:
+def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None, peak_rate: float) -> float:
     """Give the clocks of a main-loop step of one block that has an SM for itself."""
     if tile.cluster is not None:
         return _hopper_step_clocks(found, tile, tile.cluster)
     if tile.warp_m is not None and tile.warp_n is not None:
-        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, capability)
-    lanes = 64 if capability in HALF_RATE else 128
+        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, capability, peak_rate)
     efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
     if found.vector == 1:
         efficiency *= _SCALAR_EFFICIENCY
     if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
         efficiency *= _RING_GAIN
-    return tile.k * tile.m * tile.n / lanes / efficiency
+    return tile.k * tile.m * tile.n / _lanes(capability) / efficiency
 
 
 def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
@@ -349,7 +373,9 @@ def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
     return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
 
 
-def _tensor_step_clocks(found: Kernel, tile: Tile, read_by_warp: int, capability: tuple[int, int] | None) -> float:
+def _tensor_step_clocks(
+    found: Kernel, tile: Tile, read_by_warp: int, capability: tuple[int, int] | None, peak_rate: float
+) -> float:
     """
     Give the clocks of the pipe that takes longest: tensor cores, shared memory or L2.
 
@@ -358,9 +384,10 @@ def _tensor_step_clocks(found: Kernel, tile: Tile, read_by_warp: int, capability
         tile: Its tile.
         read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
         capability: Of the device; tensor cores of one that is not in the table are as those of the last before it.
+        peak_rate: Of the device, as `_peak_rate` gives it.
     """
     rates = [rate for known, rate in _TENSOR_RATES.items() if capability is not None and known <= capability]
-    rate = (rates or list(_TENSOR_RATES.values()))[-1][found.dtype == "tf32"]
+    rate = min((rates or list(_TENSOR_RATES.values()))[-1][found.dtype == "tf32"], peak_rate)
     row = tile.k * BYTES_PER_ELEMENT[found.dtype]
     loaded = (tile.m + tile.n) * row
     read = tile.threads // _WARP * read_by_warp * row

@@ -21,12 +21,19 @@ def test_on_a_narrow_line_the_interval_goes_before_the_answer():
 
 
 def test_above_the_roofline_a_note_says_how_that_can_be():
-    """Winograd's algorithm needs fewer operations; where nothing is above it, or shown, nobody needs to be told."""
+    """Winograd's algorithm needs fewer operations, where it runs; with nothing above or shown nobody has to be told."""
     found = predicted()
-    for fraction, told in ((0.9, False), (1.2, True)):
+    for algorithm, fraction, told in (
+        ("winograd 4x4 64x64", 0.9, False),
+        ("winograd 4x4 64x64", 1.2, True),
+        ("fft 32", 1.2, True),
+        ("conv2d_fprop_implicit_gemm_f16_mma_256x128x32_v8", 1.2, False),
+    ):
+        found["passes"][2]["algorithm"] = algorithm
         found["measurements"][1]["roofline_fraction"] = fraction
         text = listings_forecast.table(found)
         assert (format_percent(fraction) in text, "fewer operations" in text) == (True, told)
+    found["passes"][2]["algorithm"] = "winograd 2x2"
     narrow = listings_forecast.table(found, width=70)
     assert "roofline" not in narrow
     assert "fewer operations" not in narrow

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import kernel, variants
+from cubatch import catalogue, kernel, variants
 from cubatch.engine.native import product
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.product import statistics_tiles
@@ -114,6 +116,41 @@ def test_tensor_cores_go_first_where_they_take_the_type_and_its_loads(device, dt
     ranked = variants.ranked(Problem("gemm_nt", dtype, 8192, 8192, 8192, vector=vector), device)
     assert ranked[0].family == family
     assert {variant.family for variant in ranked} <= {family, "simt"}
+
+
+@pytest.mark.parametrize(
+    ("slug", "dtype", "rate"),
+    [
+        ("rtx-2080", "float16", 256),
+        ("rtx-2080-ti", "float16", 271),  # its peak is for a clock 6 % above the catalogue's
+        *((slug, "float16", 256) for slug in ("rtx-3090", "rtx-3090-ti", "rtx-4090", "rtx-5090")),
+        *((slug, "tf32", 128) for slug in ("rtx-3090", "rtx-3090-ti", "rtx-4090", "rtx-5090")),
+    ],
+)
+def test_tensor_cores_of_half_the_rate_go_first_and_no_sm_multiplies_faster(slug, dtype, rate):
+    """GeForce boards add up in float32 at half the rate of their chips: so does the busiest SM, however few work."""
+    board = catalogue.find(slug)
+    overclocked = attrs.evolve(board, clock_hz=1.2 * board.clock_hz)
+    for m, n in [(8192, 8192), (256 * board.num_sms // 2, 128)]:
+        problem = Problem("gemm_nt", dtype, m, n, 8192, vector=4 if dtype == "tf32" else 8)
+        assert ranked(problem, overclocked) == ranked(problem, board)
+        clocks, parts, found = variants.best_clocks(problem, board)
+        busiest = math.ceil(variants.blocks(problem, found) * parts / board.num_sms)
+        assert found.family == "mma"
+        assert clocks >= busiest * found.tile.m * found.tile.n * problem.k / parts / rate
+
+
+@pytest.mark.parametrize(
+    "slug", ["v100-sxm2-16gb", "v100-pcie-32gb", "t4", "a100-sxm4-80gb", "a30", "h100-sxm", "h200-sxm", "l40s"]
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "tf32"])
+def test_a_board_with_its_chips_rate_ranks_by_the_chip_alone(slug, dtype):
+    """What data sheets round, and the lower clock that Hopper's are for, makes no variants change places."""
+    board = catalogue.find(slug)
+    unknown = attrs.evolve(board, peak_flops_per_second={})
+    for m, n, k in [(196, 64, 256), (3136, 64, 64), (50176, 512, 4608), (8192, 8192, 8192), (802816, 64, 576)]:
+        problem = Problem("gemm_nt", dtype, m, n, k, vector=4 if dtype == "tf32" else 8)
+        assert ranked(problem, board) == ranked(problem, unknown), problem
 
 
 def test_of_equal_tiles_the_one_with_the_widest_load_stays():
@@ -233,7 +270,7 @@ def test_shared_memory_bounds_narrow_tiles_less_where_they_are_swapped(tile, sha
     """Percent of wgmma's rate where the L2 keeps up, as kernels/configs.toml says them."""
     monkeypatch.setattr(variants, "_HOPPER_L2_BYTES_PER_CLOCK", float("inf"))
     found = kernel.find("conv2d_fprop", "float16", family="hopper", tile=tile)
-    clocks = variants._step_clocks(found, found.tile, (9, 0))
+    clocks = variants._step_clocks(found, found.tile, (9, 0), math.inf)
     assert int(100 * found.tile.m * found.tile.n * found.tile.k / 2048 / clocks) == share
 
 
