@@ -48,7 +48,7 @@ class Run:
 
     Attributes:
         kept: Timings, outcomes and seconds that earlier calls left; all of them still apply.
-        ladder, limit, kernels: What was decided when the run began; None for a run with nothing measured.
+        ladder, limit: What was decided when the run began; None for a run with nothing measured.
         finished: Whether `kept` is the whole run, so that nothing is left to measure.
         notes: What a person should know: refused results, a wait, a damaged file, a lost store.
     """
@@ -58,7 +58,6 @@ class Run:
         self.kept = Measured()
         self.ladder: tuple[Candidate, ...] | None = None
         self.limit: Mapping[str, Any] | None = None
-        self.kernels: Mapping[str, Any] | None = None
         self.finished = False
         self.notes: list[str] = []
         self._resources = contextlib.ExitStack()
@@ -104,10 +103,6 @@ class Run:
         ladder = tables.to_json([attrs.asdict(candidate) for candidate in candidates])
         self._write(tables.update_run, "ladder", ladder)
         self._write(tables.update_run, '"limit"', tables.to_json(limit))
-
-    def save_kernels(self, kernels: Mapping[str, Any]) -> None:
-        """Keep which kernel runs each layer, for reruns."""
-        self._write(tables.update_run, "kernels", tables.to_json(kernels))
 
     def finish(self) -> None:
         """Say that the run is whole: a rerun with no larger budget measures nothing."""
@@ -164,7 +159,7 @@ class Run:
             run = tables.read_run(database, self._id)
         self.finished = run.state == "finished"
         if self.kept.timings or self.kept.outcomes:
-            self.ladder, self.limit, self.kernels = run.ladder, run.limit, run.kernels
+            self.ladder, self.limit = run.ladder, run.limit
         self._database = database
 
     def _take_turn(self, path: Path, digest: str, wait_seconds: float) -> None:

@@ -22,7 +22,7 @@ VERSION = 1
 SCHEMA = """
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT, identity_sha256 TEXT NOT NULL, identity TEXT NOT NULL,
-    conditions TEXT NOT NULL, budget REAL NOT NULL, ladder TEXT, "limit" TEXT, kernels TEXT,
+    conditions TEXT NOT NULL, budget REAL NOT NULL, ladder TEXT, "limit" TEXT,
     seconds_spent REAL NOT NULL DEFAULT 0, state TEXT NOT NULL DEFAULT 'open', notes TEXT NOT NULL,
     created TEXT NOT NULL, updated TEXT NOT NULL);
 CREATE INDEX runs_by_identity ON runs (identity_sha256);
@@ -53,7 +53,6 @@ class StoredRun:
         notes: What was said when it began.
         ladder: The candidates; None where nothing was measured yet.
         limit: Facts of the memory limit that the ladder was made under.
-        kernels: Chosen kernels; None where none were chosen.
         num_timings, num_outcomes: How much is kept.
     """
 
@@ -68,7 +67,6 @@ class StoredRun:
     notes: tuple[str, ...]
     ladder: tuple[Candidate, ...] | None
     limit: Mapping[str, Any] | None
-    kernels: Mapping[str, Any] | None
     num_timings: int
     num_outcomes: int
 
@@ -143,12 +141,13 @@ def replace_outcome(database: sqlite3.Connection, run: int, outcome: Outcome) ->
 def read_run(database: sqlite3.Connection, run: int) -> StoredRun:
     """Read what is known of a run, without its timings and outcomes."""
     row = database.execute(
-        "SELECT *, (SELECT count(*) FROM timings WHERE run = id) AS num_timings, "
+        "SELECT id, identity, conditions, budget, seconds_spent, state, created, updated, notes, ladder, "
+        '"limit", (SELECT count(*) FROM timings WHERE run = id) AS num_timings, '
         "(SELECT count(*) FROM outcomes WHERE run = id) AS num_outcomes FROM runs WHERE id = ?",
         (run,),
     ).fetchone()
-    facts = {name: row[name] for name in row.keys() if name != "identity_sha256"}  # noqa: SIM118 - a Row iterates over values
-    for name in ("identity", "conditions", "notes", "ladder", "limit", "kernels"):
+    facts = dict(row)
+    for name in ("identity", "conditions", "notes", "ladder", "limit"):
         facts[name] = None if facts[name] is None else json.loads(facts[name])
     facts["notes"] = tuple(facts["notes"])
     if facts["ladder"] is not None:

@@ -108,21 +108,34 @@ def test_every_bit_comes_back(kept_timings, kept_outcomes, seconds):
             assert all(type(kept.throttled) is bool for kept in run.kept.timings)
 
 
-def test_ladder_limit_and_kernels_come_back_with_the_first_timing(path):
+def test_ladder_and_limit_come_back_with_the_first_timing(path):
     """They are what the timings were taken under; without any, a rerun decides anew."""
     ladder = [Candidate(8, ("power of two",), 4096, 1e-3), Candidate(9, ("asked for",), over_limit=True)]
     with begin(path) as run:
-        assert (run.ladder, run.limit, run.kernels) == (None, None, None)
+        assert (run.ladder, run.limit) == (None, None)
         run.save_ladder(ladder, {"limit_bytes": 8000})
-        run.save_kernels({"conv1": "simt"})
     with begin(path) as run:
-        assert (run.ladder, run.limit, run.kernels) == (None, None, None)
+        assert (run.ladder, run.limit) == (None, None)
         run.save_ladder(ladder, {"limit_bytes": 9000})
-        run.save_kernels({"conv1": "mma"})
         run.timing(timing())
     with begin(path) as run:
         assert run.ladder == tuple(ladder)
-        assert (run.limit, run.kernels) == ({"limit_bytes": 9000}, {"conv1": "mma"})
+        assert run.limit == {"limit_bytes": 9000}
+
+
+def test_a_store_with_a_column_of_before_is_read_and_gone_on_with(path):
+    """Files made before `runs` lost its column `kernels` still have it; their runs list, continue and begin."""
+    with begin(path) as run:
+        run.timing(timing(8))
+    database = sqlite3.connect(path)
+    database.execute("ALTER TABLE runs ADD COLUMN kernels TEXT")
+    database.close()
+    with begin(path) as run:
+        run.timing(timing(16))
+        assert run.kept.timings == (timing(8),)
+    with begin(path, identity={"spec": "another"}):
+        pass
+    assert [kept.num_timings for kept in store.list_runs(path)] == [2, 0]
 
 
 def test_a_round_is_kept_once(path):
@@ -510,7 +523,6 @@ def test_nothing_is_kept_without_a_path():
         warnings.simplefilter("error")
         with begin(None) as run:
             run.save_ladder([Candidate(1)], {})
-            run.save_kernels({})
             run.timing(timing())
             run.outcome(Outcome(1, "ok"))
             run.spent(1.0)
