@@ -130,7 +130,7 @@ def tune(
         typer.Option("--isolate/--no-isolate", help="Measure in a process that may die. Default: as needed."),
     ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Neither use nor keep results.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew, in place of what was kept.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew, also which kernels win.")] = False,
     store: StoreOption = None,
     seed: SeedOption = 0,
     plot: Annotated[

@@ -57,15 +57,16 @@ def show_run(
 def clear_runs(
     run: Annotated[int | None, typer.Argument(metavar="[ID]", help="One run's number.")] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Forget all of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Forget all of them, and which kernels won.")] = False,
     store: StoreOption = None,
     json: JsonOption = None,
 ) -> None:
     """
-    Forget one kept run, or all of them.
+    Forget one kept run, or all of them and which kernels won on a GPU.
 
     Example: cubatch store clear 3
     """
+    from cubatch import select
     from cubatch import store as kept
 
     if (run is None) != everything:
@@ -73,5 +74,12 @@ def clear_runs(
     console.check_writable(json=json)
     path = store or kept.default_path()
     cleared = kept.clear(path, run)
-    said = f"Forgot {cleared} run{'' if cleared == 1 else 's'} of {path}."
-    console.emit([{"notes": [said]}], {"schema": 1, "path": str(path), "cleared": cleared}, json)
+    winners = select.forget(select.path_beside(path)) if everything else 0
+    said = f"Forgot {_count(cleared, 'run')} of {path}"
+    said += f" and {_count(winners, 'kernel choice')} beside it" if everything else ""
+    facts = {"schema": 1, "path": str(path), "cleared": cleared, "winners": winners}
+    console.emit([{"notes": [f"{said}."]}], facts, json)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)

@@ -185,7 +185,7 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
     arch = arch_number(device.arch or "")
     needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # which only rounds what it multiplies
     launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
-    winners = Winners(path, gpu=f"{device.name} {device.mig or ''}".strip(), sources=kernels_sha256())
+    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
     chooser = TimedChoice(cupy_kernel_clock(None, _FILLER_BYTES), winners, seconds)
     return Context(device, launcher, chooser, tf32=dtype == "tf32")
 
@@ -216,7 +216,41 @@ def path_beside(store_path: Path) -> Path:
         >>> path_beside(Path("cache/store.sqlite3")).name
         'store-kernels.sqlite3'
     """
-    return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
+    return store_path.expanduser().with_name(f"{store_path.stem}-kernels.sqlite3")
+
+
+def forget(path: Path, device: Device | None = None) -> int:
+    """
+    Forget the winners of a GPU, or of all of them.
+
+    Args:
+        path: Their file, see `path_beside`; none is no winners.
+        device: The GPU; None is all.
+
+    Returns:
+        How many were forgotten.
+
+    Raises:
+        StoreError: If the file cannot be used.
+
+    Example:
+        >>> forget(Path("no-such-file.sqlite3"))
+        0
+    """
+    if not path.exists():
+        return 0
+    try:
+        with closing(dbfile.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+            if device is None:
+                return database.execute("DELETE FROM winners").rowcount
+            return database.execute("DELETE FROM winners WHERE gpu = ?", (_gpu(device),)).rowcount
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(str(path), dbfile.reason(error), "Remove the file.") from error
+
+
+def _gpu(device: Device) -> str:
+    """Name what winners hold for: all GPUs of a name, or slices of them."""
+    return f"{device.name} {device.mig or ''}".strip()
 
 
 def _grown(problem: Problem) -> int:

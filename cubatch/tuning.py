@@ -15,7 +15,7 @@ import attrs
 
 from cubatch import choose, clocks, ladder, memory, models, probe, profiler, select, store, timing, worker
 from cubatch.environment import conditions, environment
-from cubatch.errors import EnergyNotAvailable, InvalidArgument
+from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import Device
 from cubatch.layer import Layer
 from cubatch.models import SpecLike
@@ -79,7 +79,8 @@ def autotune(
         budget: Seconds of measuring, at most.
         isolate: Measure in a worker process that may die: True, False, or "auto": on a GPU, and on the CPU
             if a candidate's plan exceeds a quarter of the limit.
-        store: Keep timings and reuse them: True, False, "refresh" to start over, or a path.
+        store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
+            question, and which kernels won on this GPU, is forgotten.
         seed: Draws parameters, data and the order of the rounds.
         progress: Called with a `profiler.Event` after everything that happens.
 
@@ -136,6 +137,9 @@ def autotune(
     fitting = memory.max_batch_size(spec, max(1, limit.bytes), device=found, **shape)
     with _open(store, identity, conditions(found), budget) as run:
         run.notes += [*_notes(found, dtype), *limit.told()]
+        winners = _winners(store) if library == "cubatch" else None
+        if store == "refresh" and winners is not None:  # here, once: a worker that dies leaves its own to the next one
+            run.notes += _forgotten(winners, found)
         if run.ladder is None:
             largest: int | None
             steps, largest = ladder.within(
@@ -161,7 +165,7 @@ def autotune(
                 "recompute": recompute,
                 "seed": seed,
                 "choice_seconds": _CHOICE_SHARE * budget,
-                "winners": _winners(store),
+                "winners": None if winners is None else str(winners),
             },
         )
         isolated = _is_isolated(isolate, found, steps, limit.bytes)
@@ -338,12 +342,20 @@ def _open(place: bool | str | Path, identity: Mapping[str, Any], held: Mapping[s
     return store.open_run(path, identity=identity, conditions=held, budget=budget, refresh=place == "refresh")
 
 
-def _winners(place: bool | str | Path) -> str | None:  # noqa: FBT001
+def _winners(place: bool | str | Path) -> Path | None:  # noqa: FBT001
     """Say in which file the variants that won are kept: beside the store, so that no store is no file."""
     if place is False:
         return None
-    path = store.default_path() if place is True or place == "refresh" else Path(place)
-    return str(select.path_beside(path))
+    return select.path_beside(store.default_path() if place is True or place == "refresh" else Path(place))
+
+
+def _forgotten(winners: Path, device: Device) -> list[str]:
+    """Forget which variants won on a GPU; a file that cannot be used is a sentence of the result."""
+    try:
+        select.forget(winners, device)
+    except StoreError as error:
+        return [f"Kernel choices of earlier runs could not be forgotten: {error}"]
+    return []
 
 
 def _check(budget: float, seed: int, progress: object, **numbers: float | None) -> None:

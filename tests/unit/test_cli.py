@@ -21,6 +21,8 @@ import cubatch.engine
 from cubatch import console
 from cubatch.errors import NothingMeasured
 from cubatch.results import TuningResult
+from cubatch.select import Winners
+from cubatch.store import open_run
 from tests.unit.commands import in_process
 from tests.unit.tuned import tuned
 
@@ -450,8 +452,9 @@ def test_an_empty_store_lists_nothing_and_clears_nothing(run, tmp_path):
     path = tmp_path / "store.db"
 
     assert "No runs are kept." in run("store", "list", "--store", path)[1]
-    assert json.loads(run("store", "clear", "--all", "--store", path, "--json", "-")[1])["cleared"] == 0
-    assert not path.exists()
+    found = json.loads(run("store", "clear", "--all", "--store", path, "--json", "-")[1])
+    assert (found["cleared"], found["winners"]) == (0, 0)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -499,6 +502,24 @@ def test_everything_is_forgotten_only_when_asked_for(run, tmp_path):
     code, _, err = run("store", "clear", "--store", tmp_path / "store.db")
     assert code == 2
     assert "--all" in err
+
+
+def test_forgetting_everything_forgets_which_kernels_won(run, tmp_path):
+    """`store clear --all` says what of both files it removed; one run's number leaves the winners, which are of all."""
+    path, beside = tmp_path / "store.db", tmp_path / "store-kernels.sqlite3"
+    for number in range(2):
+        with open_run(path, identity={"number": number}, conditions={}, budget=1.0):
+            pass
+    for problem in ("one", "two"):
+        Winners(beside, gpu="card", sources="abc").put(problem, "first", {})
+
+    assert "kernel choice" not in run("store", "clear", "1", "--store", path)[1]
+    assert Winners(beside, gpu="card", sources="abc").get("one") == "first"
+    code, out, _ = run("store", "clear", "--all", "--store", path)
+
+    assert code == 0
+    assert f"Forgot 1 run of {path} and 2 kernel choices beside it." in " ".join(out.split())
+    assert Winners(beside, gpu="card", sources="abc").get("one") is None
 
 
 def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):

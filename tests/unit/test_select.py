@@ -159,6 +159,20 @@ def test_winners_of_another_gpu_or_other_sources_do_not_hold(tmp_path, other):
     assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare) == CONTENDERS[0]
 
 
+def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
+    """Those of every source of that GPU and slice go, and it says how many; a file that is not there is not made."""
+    path = tmp_path / "kernels.sqlite3"
+    assert select.forget(path) == 0
+    assert not path.exists()
+    for gpu, sources in ((V100.name, "a"), (V100.name, "b"), (f"{A100.name} 3g.20gb", "a"), (A100.name, "a")):
+        winners(path, gpu=gpu, sources=sources).put("product", "first", {})
+    assert select.forget(path, V100) == 2
+    assert select.forget(path, attrs.evolve(A100, mig="3g.20gb")) == 1
+    assert winners(path, gpu=A100.name, sources="a").get("product") == "first"
+    assert select.forget(path) == 1
+    assert winners(path, gpu=A100.name, sources="a").get("product") is None
+
+
 def test_a_file_that_cannot_be_used_costs_only_the_memory(tmp_path, caplog):
     """An unusable place is a warning that names it; choices are made, and kept in memory."""
     blocked = tmp_path / "file"

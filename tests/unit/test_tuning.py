@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, tuning
+from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, select, tuning
 from cubatch.kinds import Conv2d, Linear
 from cubatch.memory import footprint, max_batch_size
 from cubatch.results import Outcome, Timing, TuningResult
@@ -836,6 +836,51 @@ def test_a_timing_holds_for_its_dtype_alone(gpu, tmp_path):
         result = tune_on(dtype=dtype)
         assert result.dtype == dtype
     assert [arguments["dtype"] for arguments in gpu.asked] == ["float16", "bfloat16", "tf32", "float32"]
+
+
+# --- kernels that won ----------------------------------------------------------------------------------------
+
+
+def winners_of(path, slug):
+    """What `select` keeps of a GPU, as a worker opens it."""
+    return select.Winners(path, gpu=probe.device(slug).name, sources="abc")
+
+
+def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monkeypatch):
+    """Before the first worker and not before the second one; another GPU, and a run that goes on, keep theirs."""
+    kept, seen = tmp_path / "store-kernels.sqlite3", []
+    monkeypatch.setattr(tuning.store, "default_path", lambda: tmp_path / "store.sqlite3")
+    gpu("v100-sxm2-16gb")
+    measure = tuning.worker.measure
+
+    def restarting(factory, steps, **options):
+        assert factory.arguments["winners"] == str(kept)
+        for _ in range(2):  # the first worker dies after it has timed
+            found = winners_of(kept, "v100-sxm2-16gb")
+            seen.append(found.get("product"))
+            found.put("product", "timed", {"timed": 1e-3})
+        return measure(factory, steps, **options)
+
+    monkeypatch.setattr(tuning.worker, "measure", restarting)
+    for slug in ("v100-sxm2-16gb", "t4"):
+        winners_of(kept, slug).put("product", "before", {"before": 2e-3})
+    for store, mode in ((True, "inference"), ("refresh", "inference"), (True, "training"), (False, "inference")):
+        if store is False:
+            monkeypatch.setattr(tuning.worker, "measure", measure)
+        autotune("mlp", mode=mode, batch_sizes=[8], store=store)
+    assert seen == ["before", "timed", None, "timed", "timed", "timed"]
+    assert gpu.asked[-1]["winners"] is None
+    assert winners_of(kept, "t4").get("product") == "before"
+
+
+def test_a_file_of_winners_that_cannot_be_used_is_said_and_the_run_goes_on(gpu, tmp_path, monkeypatch):
+    """A folder in its place costs the forgetting, not the answer."""
+    monkeypatch.setattr(tuning.store, "default_path", lambda: tmp_path / "store.sqlite3")
+    (tmp_path / "store-kernels.sqlite3").mkdir()
+    gpu("v100-sxm2-16gb")
+    result = autotune("mlp", batch_sizes=[8], store="refresh")
+    assert result.batch_size == 8
+    assert any("could not be forgotten" in reason and "store-kernels" in reason for reason in result.reasons)
 
 
 # --- cold or warm --------------------------------------------------------------------------------------------
