@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from cubatch import timing
+from cubatch import timing, variants
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel
 from cubatch.kernel_budget import Budget
@@ -24,8 +24,8 @@ from cubatch.layer import MAX_EXTENT, Layer, Pass, extents
 from cubatch.residency import recorded
 from cubatch.spec import Node, Spec, as_network
 from cubatch.tiling import TILE, Blocks, largest_batch, num_blocks, products, tiles
-from cubatch.variants import Problem, ranked, slices
-from cubatch.waves import busiest_sm_blocks, coulom_batch_size, count_waves, fill
+from cubatch.variants import Problem
+from cubatch.waves import Occupancy, busiest_sm_blocks, coulom_batch_size, count_waves, fill
 
 TOP = 3
 STEPS = 8
@@ -76,8 +76,9 @@ def on_sms(
 
     Returns:
         dict: `kernel` ranked first, or None; its `tile`, "128x128" where there is none; `slices` of the depth;
-        `blocks` of all slices; `blocks_per_sm` that are resident, one for the vendor's kernels and None where nothing
-        is recorded; `waves` of those and how full the `last_wave` is, or None; `busiest_sm_blocks` and `fill`.
+        `blocks` of all slices, as launched; `blocks_per_sm` that are resident, one for the vendor's kernels and None
+        where nothing is recorded, as their `occupancy`; `waves` of those and how full the `last_wave` is, or None;
+        `busiest_sm_blocks` and `fill`.
 
     Example:
         >>> from cubatch.catalogue import find
@@ -88,25 +89,31 @@ def on_sms(
         (82, 2, 0.025)
     """
     chosen, num_sms = _first(layer, pass_, batch_size, device, dtype, library), device.num_sms or 1
-    tile = _tile_of(chosen)
-    parts = 1 if chosen is None else slices(*chosen, device)
-    blocks = num_blocks(layer, pass_, batch_size, tile, slices=parts)
-    resident: int | None = 1 if library == "im2col" else None
-    if chosen is not None and device.arch is not None and device.compute_capability is not None:
-        needs = recorded(chosen[1], device.arch, budget)
-        resident = None if needs is None else needs.on(device.compute_capability).blocks_per_sm
+    tile, slices = _tile_of(chosen), 1 if chosen is None else variants.slices(*chosen, device)
+    held = None if chosen is None else _held(chosen[1], device, budget)
+    blocks = num_blocks(layer, pass_, batch_size, tile) if chosen is None else slices * variants.blocks(*chosen)
+    resident = 1 if library == "im2col" else None if held is None else held.blocks_per_sm
     waves = count_waves(blocks, blocks_per_sm=resident, num_sms=num_sms) if resident else None
     return {
         "kernel": None if chosen is None else chosen[1].name,
         "tile": f"{tile[0]}x{tile[1]}",
-        "slices": parts,
+        "slices": slices,
         "blocks": blocks,
         "blocks_per_sm": resident,
+        "occupancy": None if held is None else held.occupancy,
         "waves": None if waves is None else waves.num_waves,
         "last_wave": None if waves is None else waves.last_wave_fraction,
         "busiest_sm_blocks": busiest_sm_blocks(blocks, num_sms),
         "fill": fill(blocks, num_sms),
     }
+
+
+def _held(kernel: Kernel, device: Device, budget: Budget) -> Occupancy | None:
+    """Count what an SM holds of a kernel; None where nothing is recorded."""
+    if device.arch is None or device.compute_capability is None:
+        return None
+    needs = recorded(kernel, device.arch, budget)
+    return None if needs is None else needs.on(device.compute_capability)
 
 
 def _tile_of(chosen: tuple[Problem, Kernel] | None) -> tuple[int, int]:
@@ -120,7 +127,7 @@ def _first(
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None
-    return problem, ranked(problem, device)[0]
+    return problem, variants.ranked(problem, device)[0]
 
 
 def _levels(end: int) -> Iterator[int]:

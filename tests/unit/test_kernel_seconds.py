@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import attrs
@@ -133,11 +134,13 @@ def test_the_kernel_that_is_named_is_one_of_the_gpu(name, dtype, family):
 
 
 @pytest.mark.parametrize("pass_", list(Pass))
-def test_blocks_are_those_that_candidates_explains(pass_):
-    """`candidates --explain` and the prediction tell one story of how a pass falls on the SMs."""
-    for n in (1, 28, 29, 200):
-        _, (kernel,), (blocks,) = pass_seconds(GO, pass_, [n], V100, "float32")
-        shown = on_sms(GO, pass_, n, device=V100, dtype="float32", library="cubatch", budget=Budget("", {}, {}))
+@pytest.mark.parametrize(("gpu", "dtype"), [("v100-sxm2-16gb", "float32"), ("h100-sxm", "float16")])
+def test_blocks_are_those_that_candidates_explains(gpu, dtype, pass_):
+    """`candidates --explain` and the prediction tell one story, also of phases without a tap and of clusters."""
+    strided, device = Conv2d(h=57, w=57, c=192, k=264, r=1, s=1, stride=2), catalogue.find(gpu)
+    for layer, n in itertools.product((GO, strided), (1, 28, 29, 200)):
+        _, (kernel,), (blocks,) = pass_seconds(layer, pass_, [n], device, dtype)
+        shown = on_sms(layer, pass_, n, device=device, dtype=dtype, library="cubatch", budget=Budget("", {}, {}))
         assert (kernel, blocks) == (shown["kernel"], shown["blocks"])
 
 

@@ -110,6 +110,7 @@ def test_waves_of_our_kernels_are_those_of_their_recorded_occupancy() -> None:
         assert (chosen.tile.m, chosen.tile.n) == (rows, columns)
         assert found["blocks"] == found["slices"] * num_blocks(GO, Pass.FPROP, n, (rows, columns))
         assert found["blocks_per_sm"] == held.blocks_per_sm
+        assert found["occupancy"] == held.blocks_per_sm * chosen.threads / 2048  # threads that an SM of sm_70 holds
         slots = 80 * held.blocks_per_sm
         assert found["waves"] == len(range(0, found["blocks"], slots))
         assert found["last_wave"] == (found["blocks"] - (found["waves"] - 1) * slots) / slots
@@ -133,7 +134,7 @@ def test_waves_are_not_known_where_nothing_is_recorded() -> None:
     """sm_53 is none of the recorded architectures, and of attention no kernel of ours is known: blocks, no waves."""
     how = {"dtype": "float32", "library": "cubatch", "budget": residency.recorded_figures()}
     found = on_sms(GO, Pass.FPROP, 28, device=Device(name="x", compute_capability=(5, 3), num_sms=1), **how)
-    assert (found["waves"], found["last_wave"], found["blocks_per_sm"]) == (None, None, None)
+    assert (found["waves"], found["last_wave"], found["blocks_per_sm"], found["occupancy"]) == (None,) * 4
     assert found["kernel"] is not None
     found = on_sms(Attention(h=197, w=1, c=192, heads=3), Pass.FPROP, 4, device=catalogue.find("t4"), **how)
     assert (found["kernel"], found["waves"]) == (None, None)
