@@ -19,7 +19,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import BYTES_PER_ELEMENT, Device
 from cubatch.kernel_plan import problem_of
 from cubatch.layer import Layer, Pass
-from cubatch.variants import best_clocks, blocks
+from cubatch.variants import blocks, ranking
 
 Array = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def pass_seconds(
             names.append("bytes")
             grids.append(0)
             continue
-        clocks, parts, found = best_clocks(problem, device)
+        clocks, parts, found = ranking(problem, device)[0]
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
         arithmetic = max(clocks / device.clock_hz, sum(gemm.flops for gemm in layer.gemms(pass_, n)) / peak)

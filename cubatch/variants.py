@@ -121,21 +121,20 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
         >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name
         '256x128x8'
     """
-    ranking = _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))
-    return [found for _, _, found in ranking]
+    return [found for _, _, found in ranking(problem, device)]
 
 
-def best_clocks(problem: Problem, device: Device) -> tuple[float, int, Kernel]:
+def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
     """
-    Give what the variant ranked first should take, in clocks of an SM, its slices and itself; else as `ranked`.
+    List what each variant should take, in clocks of an SM, its slices and itself; else as `ranked`.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> clocks, _, found = best_clocks(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)
+        >>> clocks, _, found = ranking(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0]
         >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # the share of the rate of 80 x 64 lanes
         ('256x128x8', 0.91)
     """
-    return _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))[0]
+    return _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))
 
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:

@@ -271,7 +271,7 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
         InvalidArgument: If it is none, or out of its range.
     """
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: an ABC is asked slowly
     if not whole or value < least or (most is not None and value > most):
         raise InvalidArgument(field, value, allowed)
     return int(value)
