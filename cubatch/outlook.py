@@ -60,13 +60,21 @@ def step_seconds(
     Returns:
         Seconds of each; None where not even the roofline is known, as on a CPU.
     """
+    step = predicted(spec, batch_sizes, device, mode=mode, dtype=dtype, library=library, recompute=recompute)
+    if step is None:
+        return [timing.roofline_seconds(spec, n, device, mode, dtype) for n in batch_sizes]
+    return [float(seconds) for seconds in step.seconds]
+
+
+def predicted(
+    spec: Spec, batch_sizes: Sequence[int], device: Device, *, mode: str, dtype: str, library: str, recompute: bool
+) -> StepPrediction | None:
+    """Predict one step as `step_seconds` does, with its passes; None where facts of the device are missing."""
     model = "cubatch" if library == "cubatch" else "vendor"
     if missing_facts(device, dtype, model):
-        return [timing.roofline_seconds(spec, n, device, mode, dtype) for n in batch_sizes]
+        return None
     step = predict_step(spec, batch_sizes, device, mode=mode, dtype=dtype, library=model)
-    if recompute and mode == "training":
-        step = recomputed(step, spec)
-    return [float(seconds) for seconds in step.seconds]
+    return recomputed(step, spec) if recompute and mode == "training" else step
 
 
 def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:

@@ -254,8 +254,11 @@ class Measurement:
         peak_bytes: High water of what the engine took from the device.
         peak_device_bytes: What the driver says the process held, context included.
         predicted_peak_bytes, predicted_seconds: What the plan and the model of time say.
-        occupancy, fill: Means over `layers`, weighted by time.
-        layers: Per layer and pass: kernel, blocks, blocks_per_sm, occupancy, busiest_sm_blocks, fill.
+        occupancy, fill: Means over `layers`, weighted by their predicted time; None where that is not known.
+        layers: Per layer and pass that a tiled kernel of ours computes: layer, pass, kernel, slices, blocks,
+            blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. Counted, not measured: of the variant
+            that won when they were timed, where that is kept, else of the one ranked first. Empty for a CPU, a
+            callable and the vendor's products.
     """
 
     batch_size: int = field(converter=fields.required_whole)

@@ -20,6 +20,7 @@ from pathlib import Path
 import attrs
 
 from cubatch import dbfile, probe, store
+from cubatch.clocks import HostClock
 from cubatch.engine.native.context import Context, Prepare
 from cubatch.environment import kernels_sha256
 from cubatch.errors import StoreError
@@ -28,7 +29,7 @@ from cubatch.kernel import Kernel, arch_number, kernels
 from cubatch.kernel_clock import cupy_kernel_clock
 from cubatch.launch import CudaLauncher
 from cubatch.runner import Clock
-from cubatch.variants import Problem, blocks, ranked, slices
+from cubatch.variants import Problem, blocks, ranking
 from cubatch.waves import busiest_sm_blocks
 
 CONTENDERS = 4
@@ -123,11 +124,13 @@ class TimedChoice:
             device: The GPU.
             prepare: Binds a variant to the arrays; what it gives launches it. None: choose without timing.
         """
-        found = {kernel.name: kernel for kernel in ranked(problem, device)[:CONTENDERS]}
+        contenders = ranking(problem, device)[:CONTENDERS]
+        found = {kernel.name: kernel for _, _, kernel in contenders}
         first = next(iter(found))
         if len(found) == 1:
             return found[first]
-        key, near = _key(problem, device, list(found.values())), self._near.setdefault(_layer(problem), {})
+        layer = _layer(problem)
+        key, near = _key(layer, problem, device, contenders), self._near.setdefault(layer, {})
         winner = self.winners.get(key)
         if winner not in found and prepare is not None and self.seconds > 0:
             winner = self._time(key, found, prepare)
@@ -188,6 +191,20 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
     winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
     chooser = TimedChoice(cupy_kernel_clock(None, _FILLER_BYTES), winners, seconds)
     return Context(device, launcher, chooser, tf32=dtype == "tf32")
+
+
+def kept_choice(device: Device, path: Path | None) -> TimedChoice:
+    """
+    Give the choice as earlier runs left it: winners where there are any, else the nearest or the ranking's.
+
+    It times nothing, so no GPU need be here.
+
+    Args:
+        device: The GPU that they hold for.
+        path: Where they are kept; None is none.
+    """
+    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
+    return TimedChoice(HostClock(), winners, seconds=0.0)
 
 
 def usual_context(device: Device, dtype: str = "float32") -> Context | None:
@@ -264,11 +281,10 @@ def _layer(problem: Problem) -> str:
     return json.dumps(attrs.asdict(problem, filter=lambda field, _: field.name != grown), sort_keys=True)
 
 
-def _key(problem: Problem, device: Device, found: Sequence[Kernel]) -> str:
+def _key(layer: str, problem: Problem, device: Device, contenders: Sequence[tuple[float, int, Kernel]]) -> str:
     """Name what a winner holds for: the shape but for the batch, and what each contender puts on the busiest SM."""
     num_sms = device.num_sms or 1
     busiest = {
-        kernel.name: busiest_sm_blocks(blocks(problem, kernel) * slices(problem, kernel, device), num_sms)
-        for kernel in found
+        kernel.name: busiest_sm_blocks(blocks(problem, kernel) * slices, num_sms) for _, slices, kernel in contenders
     }
-    return json.dumps([_layer(problem), busiest], sort_keys=True)
+    return json.dumps([layer, busiest], sort_keys=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from cubatch.kernel_budget import Budget
 from cubatch.kernel_plan import problem_of
 from cubatch.kinds import Conv2d
 from cubatch.layer import MAX_EXTENT, Layer, Pass, extents
-from cubatch.residency import recorded
+from cubatch.residency import Needs, recorded
 from cubatch.spec import Node, Spec, as_network
 from cubatch.tiling import TILE, Blocks, largest_batch, num_blocks, products, tiles
 from cubatch.variants import Problem
@@ -31,6 +31,9 @@ TOP = 3
 STEPS = 8
 PASSED = 2
 
+Choose = Callable[[Problem, Device], Kernel]
+"""Gives the kernel that runs a product on a device."""
+
 
 @attrs.frozen
 class Proposal:
@@ -39,6 +42,11 @@ class Proposal:
     batch_size: int
     kind: str
     reason: str
+
+
+def first_ranked(problem: Problem, device: Device) -> Kernel:
+    """Choose the kernel that is ranked first."""
+    return variants.ranked(problem, device)[0]
 
 
 def first_tile(
@@ -61,11 +69,19 @@ def first_tile(
         >>> first_tile(conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch")
         (256, 128)
     """
-    return _tile_of(_first(layer, pass_, batch_size, device, dtype, library))
+    return _tile_of(_chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library))
 
 
 def on_sms(
-    layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str, budget: Budget
+    layer: Layer,
+    pass_: Pass,
+    batch_size: int,
+    *,
+    device: Device,
+    dtype: str,
+    library: str,
+    budget: Budget,
+    choose: Choose = first_ranked,
 ) -> dict[str, Any]:
     """
     Say how the blocks of a pass fall on the SMs of a GPU.
@@ -73,9 +89,10 @@ def on_sms(
     Args:
         layer, pass_, batch_size, device, dtype, library: As for `first_tile`; the device's SMs are known.
         budget: What is recorded of our kernels; see `residency.recorded_figures`.
+        choose: Says which of them runs.
 
     Returns:
-        dict: `kernel` ranked first, or None; its `tile`, "128x128" where there is none; `slices` of the depth;
+        dict: `kernel` that runs, or None; its `tile`, "128x128" where there is none; `slices` of the depth;
         `blocks` of all slices, as launched; `blocks_per_sm` that are resident, one for the vendor's kernels and None
         where nothing is recorded, as their `occupancy`; `waves` of those and how full the `last_wave` is, or None;
         `busiest_sm_blocks` and `fill`.
@@ -88,7 +105,8 @@ def on_sms(
         >>> facts["blocks"], facts["waves"], facts["last_wave"]
         (82, 2, 0.025)
     """
-    chosen, num_sms = _first(layer, pass_, batch_size, device, dtype, library), device.num_sms or 1
+    num_sms = device.num_sms or 1
+    chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library, choose=choose)
     tile, slices = _tile_of(chosen), 1 if chosen is None else variants.slices(*chosen, device)
     held = None if chosen is None else _held(chosen[1], device, budget)
     blocks = num_blocks(layer, pass_, batch_size, tile) if chosen is None else slices * variants.blocks(*chosen)
@@ -113,21 +131,33 @@ def _held(kernel: Kernel, device: Device, budget: Budget) -> Occupancy | None:
     if device.arch is None or device.compute_capability is None:
         return None
     needs = recorded(kernel, device.arch, budget)
-    return None if needs is None else needs.on(device.compute_capability)
+    return None if needs is None else _residents(needs, device.compute_capability)
+
+
+@functools.lru_cache(maxsize=1024)
+def _residents(needs: Needs, compute_capability: tuple[int, int]) -> Occupancy:
+    return needs.on(compute_capability)
 
 
 def _tile_of(chosen: tuple[Problem, Kernel] | None) -> tuple[int, int]:
     return TILE if chosen is None or chosen[1].tile is None else (chosen[1].tile.m, chosen[1].tile.n)
 
 
-def _first(
-    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, library: str
+def _chosen(
+    layer: Layer,
+    pass_: Pass,
+    batch_size: int,
+    *,
+    device: Device,
+    dtype: str,
+    library: str,
+    choose: Choose = first_ranked,
 ) -> tuple[Problem, Kernel] | None:
-    """Give a pass as a product, and the kernel ranked first for it; None where no kernel of ours is known to run."""
+    """Give a pass as a product, and the kernel chosen for it; None where no kernel of ours is known to run."""
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None
-    return problem, variants.ranked(problem, device)[0]
+    return problem, choose(problem, device)
 
 
 def _levels(end: int) -> Iterator[int]:

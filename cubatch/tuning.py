@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from cubatch import choose, clocks, ladder, memory, models, probe, profiler, select, store, timing, worker
+from cubatch import choose, clocks, ladder, loads, memory, models, probe, profiler, select, store, timing, worker
 from cubatch.environment import conditions, environment
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import Device
@@ -190,16 +190,25 @@ def autotune(
             "device": _device(found, limit.free_bytes),
             "environment": environment(found),
         }
-        answer = functools.partial(
-            choose.answer,
-            steps,
-            goal=goal,
-            setting=setting,
-            largest_batch_size=largest,
-            asked=asked is not None,
-            flops_per_sample=spec.flops(mode),
-            roofline_seconds=roofline,
-        )
+
+        def answer(measured: Measured, **more: Any) -> TuningResult:
+            rows: dict[int, list[dict[str, Any]]] = {}
+            if library == "cubatch":  # now, so that what won in this run is known
+                sizes, chosen = [step.batch_size for step in steps], select.kept_choice(found, winners)
+                rows = loads.layer_rows(spec, sizes, found, mode=mode, dtype=dtype, recompute=recompute, choose=chosen)
+            return choose.answer(
+                steps,
+                measured,
+                goal=goal,
+                setting=setting,
+                largest_batch_size=largest,
+                asked=asked is not None,
+                flops_per_sample=spec.flops(mode),
+                roofline_seconds=roofline,
+                layers=rows,
+                **more,
+            )
+
         measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer)
         return answer(measured, notes=run.notes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import types
-from collections import Counter
 
 import attrs
 import pytest
@@ -12,48 +11,13 @@ import pytest
 from cubatch import catalogue, probe, select
 from cubatch.errors import UnsupportedDtype
 from cubatch.kernel import kernels
-from cubatch.runner import Reading
 from cubatch.select import TimedChoice, Winners
 from cubatch.variants import Problem, ranked
+from tests.unit.launch_fakes import FakeDevice
 
 V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
 PROBLEM = Problem("conv2d_fprop", "float32", 64 * 56 * 56, 128, 576, vector=4)
 CONTENDERS = ranked(PROBLEM, V100)[: select.CONTENDERS]
-
-
-class FakeClock:
-    """A clock that advances by what the variants are said to take."""
-
-    def __init__(self):
-        self.passed = 0.0
-
-    def now(self):
-        return self.passed
-
-    def time(self, step, repeats):
-        before = self.passed
-        for _ in range(repeats):
-            step()
-        return Reading(seconds=(self.passed - before) / repeats)
-
-    def sleep(self, seconds):
-        self.passed += seconds
-
-
-class FakeDevice:
-    """Launches that take as long as they are told to, and counts them."""
-
-    def __init__(self, seconds):
-        self.clock, self.seconds, self.launched, self.bound = FakeClock(), seconds, Counter(), Counter()
-
-    def prepare(self, kernel):
-        self.bound[kernel.name] += 1
-
-        def work():
-            self.launched[kernel.name] += 1
-            self.clock.passed += self.seconds.get(kernel.name, 5e-3)
-
-        return work
 
 
 def winners(path=None, gpu="V100", sources="abc"):
@@ -97,6 +61,19 @@ def test_a_winner_holds_for_batches_with_as_many_blocks_on_the_busiest_sm():
     chosen(attrs.evolve(PROBLEM, m=PROBLEM.m - 1), V100, device.prepare)
     assert device.launched.total() == launched
     chosen(attrs.evolve(PROBLEM, m=4 * PROBLEM.m), V100, device.prepare)
+    assert device.launched.total() > launched
+
+
+def test_slices_count_as_blocks_of_the_busiest_sm():
+    """A filter's gradient has the tiles of the filter at every batch; a deeper one is cut into more slices."""
+    device = FakeDevice({})
+    chosen = choice(device)
+    shallow, deep = (Problem("conv2d_wgrad", "float32", 64, 576, depth, vector=4) for depth in (2048, 50176))
+    chosen(shallow, V100, device.prepare)
+    launched = device.launched.total()
+    chosen(shallow, V100, device.prepare)
+    assert device.launched.total() == launched
+    chosen(deep, V100, device.prepare)
     assert device.launched.total() > launched
 
 
@@ -146,6 +123,18 @@ def test_winners_outlive_the_process(tmp_path):
     again = FakeDevice({})
     assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == first
     assert not again.launched
+
+
+def test_what_won_is_told_without_a_gpu(tmp_path, monkeypatch):
+    """The choice that a run left in its file, and the ranking's where there is none; nothing is launched or loaded."""
+    monkeypatch.setattr(select, "kernels_sha256", lambda: "abc")
+    path = tmp_path / "kernels.sqlite3"
+    assert select.kept_choice(V100, path)(PROBLEM, V100) == CONTENDERS[0]
+    device = FakeDevice(taking(3e-3, 1e-3))
+    choice(device, winners(path, gpu=V100.name))(PROBLEM, V100, device.prepare)
+    assert select.kept_choice(V100, path)(PROBLEM, V100) == CONTENDERS[1]
+    assert select.kept_choice(V100, None)(PROBLEM, V100) == CONTENDERS[0]
+    assert select.kept_choice(A100, path)(PROBLEM, A100) == ranked(PROBLEM, A100)[0]
 
 
 @pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}])

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -15,20 +16,26 @@ import sys
 import textwrap
 import time
 import types
+from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
 
-from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, select, tuning
+from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, select, tuning, variants
+from cubatch.environment import kernels_sha256
+from cubatch.kernel_plan import problem_of
 from cubatch.kinds import Conv2d, Linear
+from cubatch.layer import Pass
 from cubatch.memory import footprint, max_batch_size
 from cubatch.results import Outcome, Timing, TuningResult
 from cubatch.runner import Reading
 from cubatch.runners import CallableRunner, NetworkRunner
 from cubatch.tuning import autotune, autotune_callable
 from cubatch.units import format_bytes
+from tests.unit.launch_fakes import FakeDevice
 
+GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 CONV = Conv2d(h=6, w=6, c=3, k=4, r=3, s=3, pad=1)
 tune = functools.partial(autotune, "mlp", device="cpu", batch_sizes=[4, 32], budget=30.0, store=False, isolate=False)
 
@@ -871,6 +878,62 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
     assert seen == ["before", "timed", None, "timed", "timed", "timed"]
     assert gpu.asked[-1]["winners"] is None
     assert winners_of(kept, "t4").get("product") == "before"
+
+
+def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
+    """
+    At 8 boards of 19 x 19, 2888 rows; a filter of 128 columns. The variant that won in this run is what runs.
+
+    Occupancy and fill are the means of the rows by predicted time, by hand; JSON and a rerun give the same rows.
+    """
+    gpu("v100-sxm2-16gb")
+    quick = functools.partial(autotune, GO, mode="training", batch_sizes=[8, 64], store=tmp_path / "store.sqlite3")
+    result = quick()
+    for m in result.measurements:
+        assert [row["pass"] for row in m.layers] == ["fprop", "dgrad", "wgrad"]
+        whole = math.fsum(row["predicted_seconds"] for row in m.layers)
+        assert whole == pytest.approx(m.predicted_seconds)
+        for name in ("occupancy", "fill"):
+            mean = math.fsum(row["predicted_seconds"] * row[name] for row in m.layers) / whole
+            assert getattr(m, name) == pytest.approx(mean)
+            assert 0 < mean <= 1
+    first = result.measurements[0].layers[0]
+    rows, columns = map(int, re.search(r"_(\d+)x(\d+)x", first["kernel"]).groups())
+    assert first["blocks"] == first["slices"] * -(-2888 // rows) * -(-128 // columns)
+    assert TuningResult.from_json(result.to_json()) == result
+    assert quick().measurements == result.measurements
+
+
+def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
+    """What a worker timed in this very run decides; the ranking's first where nothing was timed."""
+    gpu("v100-sxm2-16gb")
+    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), tuning.worker.measure
+    problem = problem_of(GO, Pass.FPROP, 64, "float32")
+    first, second = variants.ranked(problem, found)[:2]
+
+    def choosing(factory, steps, **options):
+        if factory.arguments["winners"] is not None:
+            kept = select.Winners(Path(factory.arguments["winners"]), gpu=found.name, sources=kernels_sha256())
+            device = FakeDevice({second.name: 1e-3})
+            select.TimedChoice(device.clock, kept, seconds=60.0)(problem, found, device.prepare)
+        return measure(factory, steps, **options)
+
+    monkeypatch.setattr(tuning.worker, "measure", choosing)
+    for store, kernel in ((path, second), (False, first)):
+        (m,) = autotune(GO, batch_sizes=[64], store=store).measurements
+        (row,) = m.layers
+        assert row["kernel"] == kernel.name
+
+
+def test_where_nothing_is_known_of_blocks_there_are_no_rows(gpu):
+    """A CPU has no SMs, and of the vendor's kernels nothing is known: unknown is None."""
+    gpu("v100-sxm2-16gb")
+    results = [autotune(GO, batch_sizes=[8], store=False, library="im2col")]
+    gpu("cpu")
+    results.append(tune(batch_sizes=[4]))
+    for result in results:
+        (m,) = result.measurements
+        assert (m.layers, m.occupancy, m.fill) == ((), None, None)
 
 
 def test_a_file_of_winners_that_cannot_be_used_is_said_and_the_run_goes_on(gpu, tmp_path, monkeypatch):
