@@ -103,12 +103,14 @@ def _is(value: object, kind: type | UnionType) -> bool:
 
 
 def _plain(value: object) -> object:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if type(value) is float:  # what most are: an ABC is asked slowly
+        return required_number(value)
     if isinstance(value, Mapping):
         return mapping(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | bool):
-        return value
     if isinstance(value, Integral):
         return int(value)
     if not isinstance(value, Real):

@@ -39,6 +39,7 @@ def workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device:
     return kernel_scratch.softmax_cross_entropy_workspace(samples * h * w, classes, device)
 
 
+@lru_cache(maxsize=1 << 14, typed=True)  # NumPy's integers equal ours and are no JSON
 def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Problem | None:
     """
     Describe a pass of a layer as the tiled kernels see it; None for one that they do not run.
