@@ -90,7 +90,8 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
     if rows:
         notes = [
             "A block computes one tile of the result, or one of so many slices of its depth, the number after the /.",
-            "“alike” counts equal layers, whose time is added up. A wave is a block on every SM, or as many as an SM holds of our kernel.",
+            "“alike” counts equal layers, whose time is added up.",
+            "A wave is a block on every SM, or as many as an SM holds of our kernel.",
             "Time follows the busiest SM, whose blocks share its pipes; “fill” is the share of SM time at work.",
             *notes,
         ]
