@@ -7,6 +7,7 @@ What says nothing about a prediction is refused here; `kriging` lets the rest pu
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,14 @@ from cubatch.hardware import Device
 from cubatch.kinds import Conv2d
 from cubatch.models import resolve
 from cubatch.outlook import missing_facts, recomputed
-from cubatch.predictor import Scales, StepPrediction, predict_step
-from cubatch.results import TuningResult
+from cubatch.predictor import Z90, Scales, StepPrediction, predict_step
+from cubatch.results import Measurement, TuningResult
 from cubatch.spec import Spec, as_network
+
+MEASURED_SD = 0.02
+"""Of any median, however alike its timings: another board, another day."""
+FEW_SD = 0.1
+"""Of a median of under five timings at least, which have no interval: judgement."""
 
 
 @attrs.frozen
@@ -68,11 +74,13 @@ class Anchor:
         origin: What an error or a note calls it: its file, or its place in the list.
         question: What was measured.
         seconds: Median of a step by batch size, where the status was "ok".
+        sds: How unsure each is: standard deviation of its logarithm.
     """
 
     origin: str
     question: Question
     seconds: Mapping[int, float]
+    sds: Mapping[int, float]
 
 
 def read(anchors: Iterable[TuningResult | str | Path], asked: Question) -> list[Anchor]:
@@ -115,7 +123,8 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(question.device, question.dtype, question.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
-    seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.status == "ok" and m.latency_seconds}
+    counted = [m for m in result.measurements if m.status == "ok" and m.latency_seconds]
+    seconds = {m.batch_size: m.latency_seconds for m in counted if m.latency_seconds}
     if not seconds:
         raise refused('results with a measurement whose status is "ok"')
     if question.gpu != asked.gpu and question.source != asked.source:
@@ -123,7 +132,16 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
             f"results of {asked.device}, or of library {asked.library} in {asked.dtype}",
             f"This is {question.device} with {question.library} in {question.dtype}, which share nothing with it.",
         )
-    return Anchor(origin, question, seconds)
+    return Anchor(origin, question, seconds, {m.batch_size: _sd(m) for m in counted})
+
+
+def _sd(measurement: Measurement) -> float:
+    """Say how unsure a median is: standard deviation of its logarithm."""
+    if measurement.latency_interval is not None:
+        low, high = measurement.latency_interval
+        return max(MEASURED_SD, math.log(high / low) / (2 * Z90))
+    timings = measurement.timings_seconds
+    return max(FEW_SD, math.log(max(timings) / min(timings)) / 2 if timings else 0.0)
 
 
 def _load(path: str | Path, place: str) -> TuningResult:

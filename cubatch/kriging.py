@@ -1,9 +1,9 @@
 """
 How anchors pull a prediction towards what was measured.
 
-The logarithm of a measured step is the model's, plus what is wrong with it, in three parts:
+The logarithm of a measured step is the model's, plus what is wrong with it:
 
-    log measured = log predicted(scales of the GPU and source) + rest of those + error of the network + 0.02 of noise
+    log measured = log predicted(scales of the GPU and source) + rest of those + error of the network + its own
 
 Each part is normal around zero, so that what is left of it given the anchors is one formula, kriging: with S the
 covariance of the anchors' log ratios y, and C theirs with what is predicted, its mean is C S^-1 y and its
@@ -18,6 +18,10 @@ covariance falls by C S^-1 C'.
     network   The rest of the model's interval.  Four fifths are alike at all batch sizes, one fifth only nearby
               (correlation 1/e over a factor of two): a size that was measured on the same GPU with the same source
               is given as measured.  One half of it is the same on another GPU.
+    own       How unsure each measurement is by itself, 0.02 at least (`anchors.Anchor.sds`).
+
+Where the measurements of one GPU and source scatter by more than all this, either the model or the timings err so much
+more, at each size for itself.  Nobody can tell which, so that both are taken to (`_unexplained`).
 
 How much of a network's error GPUs share lies between what two published sets of measurements show (0.85, and 0 to
 0.25); the other shares are judgement.
@@ -41,10 +45,10 @@ TOGETHER = 0.8
 GPU_SHARE, SOURCE_SHARE, PAIR_SHARE = 0.5, 0.25, 0.25
 ALL_SIZES_SHARE = 0.8
 OTHER_GPU_SHARE = 0.5
-MEASURED_SD = 0.02
 _LEAST_SD = 0.02
 _STEP = 0.05
 _ROUNDS = 2
+_HALVINGS = 40
 
 
 @attrs.frozen(eq=False)
@@ -85,16 +89,24 @@ def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
     owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
     left = np.sqrt(np.maximum(np.array(sds)[owner] ** 2 - np.diag(explained), 0.0))
     others = shared[np.ix_(owner, owner)] * np.outer(left, left) + _errors(cases, steps)
-    total = explained + others
     if not anchors:
-        return Sharpened(steps[0], total)
+        return Sharpened(steps[0], explained + others)
     own, known = slice(0, len(sizes)), slice(len(sizes), None)
     measured = np.log([seconds for anchor in anchors for seconds in anchor.seconds.values()])
+    noise = np.array([anchor.sds[n] ** 2 for anchor in anchors for n in anchor.seconds])
+    off = measured - np.log(np.concatenate([step.seconds for step in steps[1:]]))
+    doubt = (explained + others)[known, known] + np.diag(noise)
+    kind, extra = _kinds(cases), np.zeros(len(owner))
+    for one in set(kind[known]):
+        here = kind[known] == one
+        extra[kind == one] = _unexplained(off[here], doubt[np.ix_(here, here)], slopes[known][here])
+    others, noise = others + _same(cases) * extra, noise + extra[known]
+    total = explained + others
     ratios = tuple(
         float(np.median(list(anchor.seconds.values()) / step.seconds))
         for anchor, step in zip(anchors, steps[1:], strict=True)
     )
-    noisy = total[known, known] + MEASURED_SD**2 * np.eye(len(measured))
+    noisy = total[known, known] + np.diag(noise)
     logs, weights = np.zeros((len(cases), 2)), np.zeros(len(measured))
     # Scales enter the model not quite linearly: its steps are renewed where they come to lie.
     for _ in range(_ROUNDS):
@@ -114,6 +126,49 @@ def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
     )
     compute, memory = map(float, np.exp(logs[0]))
     return Sharpened(step, covariance, compute, memory, ratios)
+
+
+def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
+    """Number the steps by GPU and source."""
+    return _numbered([(question.gpu, question.source) for question, sizes in cases for _ in sizes])
+
+
+def _same(cases: Sequence[Case]) -> NDArray[np.bool_]:
+    """Tell which are the very same step: GPU, network and batch size."""
+    works = [(question.gpu, question.work, sizes) for question, sizes in cases]
+    which = _numbered([(gpu, work, n) for gpu, work, sizes in works for n in sizes])
+    return np.equal.outer(which, which)
+
+
+def _numbered(keys: Sequence[object]) -> NDArray[np.int_]:
+    """Give equal keys the same number."""
+    places: dict[object, int] = {}
+    return np.array([places.setdefault(key, len(places)) for key in keys])
+
+
+def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
+    """
+    Give the variance by which measurements scatter beyond their covariance, around whatever two scales explain.
+
+    That of Paule and Mandel: with it their sum of squares is as large as it should be (Journal of Research of the
+    National Bureau of Standards 87, 1982).
+
+    Args:
+        off: Logarithms of measured over predicted, of one GPU and source.
+        covariance: What they should be.
+        slopes: How they grow with the logarithms of all scales, (measurements, scales).
+    """
+    own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # the two of that GPU and source, whatever the case
+    axes = np.linalg.svd(own)[0][:, np.linalg.matrix_rank(own) :]
+    stated, turned = np.linalg.eigh(axes.T @ covariance @ axes)
+    seen = (turned.T @ axes.T @ off) ** 2
+    if not len(seen):
+        return 0.0
+    low, high = 0.0, float(np.mean(seen))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.mean(seen / (stated + middle)) > 1 else (low, middle)
+    return low
 
 
 def _at(case: Case, logs: Array) -> StepPrediction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import attrs
@@ -50,6 +51,23 @@ def test_only_measurements_that_could_be_the_answer_count():
     found = read(result())
     assert found.seconds == {32: 0.02}
     assert (found.origin, found.question) == ("anchors[0]", ASKED)
+
+
+@pytest.mark.parametrize(
+    ("more", "sd"),
+    [
+        ({"latency_interval": [0.02 / 1.4, 0.02 * 1.4]}, math.log(1.4) / 1.6448536269514722),
+        ({"latency_interval": [0.01, 0.04]}, math.log(2) / 1.6448536269514722),
+        ({"latency_interval": [0.0199, 0.0201]}, 0.02),
+        ({"latency_interval": None, "timings_seconds": [0.0199, 0.02, 0.0201]}, 0.1),
+        ({"latency_interval": None, "timings_seconds": [0.01, 0.02, 0.03]}, math.log(3) / 2),
+        ({"latency_interval": None, "timings_seconds": [0.02]}, 0.1),
+        ({"latency_interval": None, "timings_seconds": []}, 0.1),
+    ],
+)
+def test_a_median_is_as_unsure_as_its_own_timings_say(more, sd):
+    """By its interval of 90 %, or where timings are too few for one by half of their range; 0.02 and 0.1 at least."""
+    assert read(result(measurements=[measurement(32, 0.02, **more)])).sds == {32: pytest.approx(sd)}
 
 
 def test_a_file_is_read_and_named(tmp_path):

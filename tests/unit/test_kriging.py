@@ -42,8 +42,8 @@ def asked(c: int = 5, k: int = 5, device: Device = HERE, dtype: str = "float32",
     return Question(Linear(c=c, k=k), device, "inference", dtype, library)
 
 
-def anchor(question: Question, seconds: dict[int, float]) -> Anchor:
-    return Anchor("file.json", question, seconds)
+def anchor(question: Question, seconds: dict[int, float], sd: float = 0.02) -> Anchor:
+    return Anchor("file.json", question, seconds, dict.fromkeys(seconds, sd))
 
 
 def truth(question: Question, compute: float, memory: float, sizes: Any = (64,)) -> Anchor:
@@ -204,6 +204,63 @@ def test_a_size_that_was_measured_is_given_as_measured():
     assert (
         width[2] < math.exp(1.645 * 0.02) < width[3] < width[1] < width[0] < math.exp(1.645 * math.hypot(0.2, MODEL_SD))
     )
+
+
+def test_the_wider_a_measurements_own_interval_the_less_it_pulls():
+    """
+    The same step, 1.8 times as slow, known to 0.02 and to 0.2: as measured, and a part of the way.
+
+    Of log 1.8 it takes 0.05 / (0.05 + sd^2), and sd^2 times that is the variance that remains.
+    """
+    own = asked()
+    for sd in (0.02, 0.2):
+        found = sharpen(own, [64], [anchor(own, {64: 1.8 * own.step([64]).seconds[0]}, sd)])
+        share = 0.05 / (0.05 + sd**2)
+        ratio = found.step.seconds[0] / own.step([64]).seconds[0]
+        assert math.log(ratio) == pytest.approx(math.log(1.8) * share, rel=0.01)
+        assert found.covariance[0, 0] == pytest.approx(sd**2 * share)
+
+
+def test_medians_of_one_step_that_differ_make_it_unsure():
+    """
+    Thrice the same step, 0.3 below the model, as it says, and 0.3 above it, each sure to 0.02: far beyond chance.
+
+    Around their mean they have the variance 0.09, of which 0.0004 were stated: the rest is added to what the network
+    errs, 0.05, and to each measurement, so that of the three remains 0.09 / 3 beside it.
+    """
+    own = asked()
+    seconds = own.step([64]).seconds[0]
+    found = sharpen(own, [64], [anchor(own, {64: seconds * math.exp(by)}) for by in (-0.3, 0.0, 0.3)])
+    assert found.step.seconds[0] == pytest.approx(seconds)
+    assert found.covariance[0, 0] == pytest.approx(1 / (1 / (0.05 + 0.09 - 0.0004) + 3 / 0.09))
+
+
+def test_scatter_elsewhere_makes_nothing_less_sure_than_without_it():
+    """Of another dtype on the GPU: it says less of the scales, and nothing of how far this one errs."""
+    there, alone = asked(dtype="float16"), sharpen(asked(), [64], []).covariance[0, 0]
+    seconds = dict(zip((16, 32, 64, 128), there.step([16, 32, 64, 128]).seconds, strict=True))
+    smooth = sharpen(asked(), [64], [anchor(there, seconds)]).covariance[0, 0]
+    rough = {n: value * math.exp(by) for (n, value), by in zip(seconds.items(), (-0.5, 0.5, 0.5, -0.5), strict=True)}
+    assert smooth < sharpen(asked(), [64], [anchor(there, rough)]).covariance[0, 0] < alone
+
+
+@pytest.mark.parametrize(
+    ("stated", "by_size", "by_timing"), [(0.2, 0.0, 0.2), (0.02, 0.0, 0.2), (0.02, 0.2, 0.02), (0.02, 0.14, 0.14)]
+)
+def test_intervals_hold_where_measurements_scatter(stated, by_size, by_timing):
+    """
+    Worlds whose five medians scatter by 0.2, of which their own intervals say all or nothing: nine of ten at least.
+
+    Be it that the network takes longer at some sizes than the model can know, that the timings err, or both.
+    """
+    rng, trials, inside, own, sizes = np.random.default_rng(7), 200, 0, asked(), [16, 32, 64, 128, 256]
+    covariance = sharpen(own, sizes, []).covariance + by_size**2 * np.eye(len(sizes))
+    for _ in range(trials):
+        right = own.step(sizes).seconds * np.exp(rng.multivariate_normal(np.zeros(len(sizes)), covariance))
+        seen = right * np.exp(by_timing * rng.standard_normal(len(sizes)))
+        found = sharpen(own, [64], [anchor(own, dict(zip(sizes, seen, strict=True)), stated)]).step
+        inside += found.low[0] <= right[2] <= found.high[0]
+    assert inside / trials > 0.9 - 3 * math.sqrt(0.9 * 0.1 / trials)
 
 
 def test_passes_still_add_up():
