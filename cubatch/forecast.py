@@ -142,7 +142,7 @@ def predict(
         notes=(*step.notes, *limit.told()),
     )
     sentences = forecast_reasons.sentences(draft, as_network(resolved), sharpened)
-    return attrs.evolve(draft, reasons=sentences, notes=forecast_reasons.notes(draft))
+    return attrs.evolve(draft, reasons=sentences, notes=forecast_reasons.notes(draft, known))
 
 
 def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal:

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from cubatch import ladder
+from cubatch.anchors import Anchor
 from cubatch.curve import format_objective
 from cubatch.forecast_record import Forecast, PassShare
 from cubatch.kriging import Sharpened
 from cubatch.layer import MAX_EXTENT, Layer, Pass
+from cubatch.predictor import UNTIMED
 from cubatch.spec import Network
 from cubatch.tiling import (
     FUSED_PIXELS,
@@ -52,10 +54,18 @@ def sentences(found: Forecast, network: Network, sharpened: Sharpened) -> tuple[
     )
 
 
-def notes(found: Forecast) -> tuple[str, ...]:
-    """Say what the figures of a forecast do not hold, after what the model itself says."""
+def notes(found: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
+    """
+    Say what the figures of a forecast do not hold, after what the model itself says.
+
+    Args:
+        found: The forecast, with the model's notes.
+        known: Its anchors: where they are of our kernels, it is not said that none was timed.
+    """
     plan = "Memory is planned as cubatch's own engine takes it; a framework takes more, so that less fits."
-    return (*found.notes, plan)
+    timed = ", ".join(anchor.origin for anchor in known if anchor.question.library == "cubatch")
+    ours = f"Times of our kernels are clocks counted in the compiled code, mended by measurements of them: {timed}."
+    return (*(ours if timed and note == UNTIMED else note for note in found.notes), plan)
 
 
 def _why(found: Forecast) -> Iterator[str]:

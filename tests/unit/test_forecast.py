@@ -288,6 +288,21 @@ def test_anchors_pull_and_are_said(planted, tmp_path):
     assert any("1.50 (anchors[0]), 2.00 (anchors[1])." in reason for reason in both.reasons)
 
 
+def test_what_was_measured_of_our_kernels_is_not_said_to_be_missing():
+    """Anchors of ours are named in the place of that note; those of the vendor's libraries measured nothing of ours."""
+    device = {"name": V100.name, "kind": "cuda", "num_sms": 80, "uuid": None, "mig": None}
+    more = {"mode": "inference", "device": device, "measurements": [measurement(64, 1.0)]}
+    ours, theirs = (
+        TuningResult.from_json(json.dumps(tuned(**more, spec=models.build(net).to_mapping(), library=library)))
+        for net, library in (("mnist-cnn", "cubatch"), ("mlp", "im2col"))
+    )
+    missing = "No time of our kernels was measured yet: theirs are clocks counted in the compiled code."
+    for measured, said in (([], None), ([theirs], None), ([theirs, ours, ours], "anchors[1], anchors[2]")):
+        notes = predict("mlp", device=V100, library="cubatch", batch_sizes=[64], anchors=measured).notes
+        assert (missing in notes) == (said is None)
+        assert any(f"mended by measurements of them: {said}." in note for note in notes) == (said is not None)
+
+
 def test_a_forecast_goes_by_the_name_or_the_kind_of_what_it_is_of():
     """A layer has a kind at least."""
     for name, said in (("go", "go"), (None, "conv2d")):
