@@ -128,9 +128,13 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
     if not seconds:
         raise refused('results with a measurement whose status is "ok"')
     if question.gpu != asked.gpu and question.source != asked.source:
+        pairs = (("library", question.library, asked.library), ("dtype", question.dtype, asked.dtype))
+        other = [(name, measured) for name, measured, wanted in pairs if measured != wanted]
+        python, shell = ", ".join(f'{n}="{v}"' for n, v in other), " ".join(f"--{n} {v}" for n, v in other)
         raise refused(
             f"results of {asked.device}, or of library {asked.library} in {asked.dtype}",
-            f"This is {question.device} with {question.library} in {question.dtype}, which share nothing with it.",
+            f"This is {question.device} with {question.library} in {question.dtype}, which share nothing with it; "
+            f"predict with {python} (`{shell}`) to learn from it.",
         )
     return Anchor(origin, question, seconds, {m.batch_size: _sd(m) for m in counted})
 

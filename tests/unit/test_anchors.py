@@ -182,6 +182,26 @@ def test_what_says_nothing_about_it_is_refused(changed, said):
     assert "anchors[0]" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("more", "remedy"),
+    [
+        ({"library": "cubatch"}, 'library="cubatch" (`--library cubatch`)'),
+        ({"dtype": "float16"}, 'dtype="float16" (`--dtype float16`)'),
+        (
+            {"library": "cubatch", "dtype": "float16"},
+            'library="cubatch", dtype="float16" (`--library cubatch --dtype float16`)',
+        ),
+    ],
+)
+def test_another_gpus_results_are_refused_with_what_would_take_them(more, remedy):
+    """On a GPU `tune` times our kernels and `predict` goes by the vendor's: asked for ours, it learns from them."""
+    given = result(device=here(T4), **more)
+    with pytest.raises(InvalidArgument, match="share nothing") as caught:
+        read(given)
+    assert f"; predict with {remedy} to learn from it." in str(caught.value)
+    assert read(given, attrs.evolve(ASKED, **more)).seconds == {32: 0.02}
+
+
 @pytest.mark.parametrize("given", ["one.json", None, 3])
 def test_anchors_are_a_list(given):
     """One path is not a list of its letters."""
