@@ -28,6 +28,8 @@ MEASURED_SD = 0.02
 """Of any median, however alike its timings: another board, another day."""
 FEW_SD = 0.1
 """Of a median of under five timings at least, which have no interval: judgement."""
+SHORTEST, LONGEST = 1e-9, 86400.0
+"""Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
 
 
 @attrs.frozen
@@ -92,7 +94,7 @@ def read(anchors: Iterable[TuningResult | str | Path], asked: Question) -> list[
         asked: What they are for.
 
     Raises:
-        InvalidData: If a file is no tuning result of this schema, or a prediction.
+        InvalidData: If a file is no tuning result of this schema, or a prediction, or holds times that no step takes.
         InvalidArgument: If a result was measured on a CPU, of a callable, on a GPU whose facts are unknown, gives
             no time, or has neither GPU, nor library and dtype, nor network in common with what is asked.
     """
@@ -123,8 +125,11 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(question.device, question.dtype, question.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
-    counted = [m for m in result.measurements if m.status == "ok" and m.latency_seconds]
-    seconds = {m.batch_size: m.latency_seconds for m in counted if m.latency_seconds}
+    seconds, sds = dict[int, float](), dict[int, float]()
+    for row, one in enumerate(result.measurements):
+        if one.status == "ok" and one.latency_seconds is not None:
+            _check(one, one.latency_seconds, origin, f"measurements[{row}].")
+            seconds[one.batch_size], sds[one.batch_size] = one.latency_seconds, _sd(one)
     if not seconds:
         raise refused('results with a measurement whose status is "ok"')
     if question.gpu != asked.gpu and question.source != asked.source:
@@ -136,7 +141,25 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
             f"This is {question.device} with {question.library} in {question.dtype}, which share nothing with it; "
             f"predict with {python} (`{shell}`) to learn from it.",
         )
-    return Anchor(origin, question, seconds, {m.batch_size: _sd(m) for m in counted})
+    return Anchor(origin, question, seconds, sds)
+
+
+def _check(measurement: Measurement, median: float, origin: str, path: str) -> None:
+    """Refuse a batch size that is none, times that no step takes, and an interval beside its median."""
+    if measurement.batch_size < 1:
+        raise InvalidData(origin, f"{path}batch_size must be at least 1, got {measurement.batch_size}")
+    interval = measurement.latency_interval or (median, median)
+    for name, times in (
+        ("latency_seconds", (median,)),
+        ("latency_interval", interval),
+        ("timings_seconds", measurement.timings_seconds),
+    ):
+        for seconds in times:
+            if not SHORTEST <= seconds <= LONGEST:
+                wanted = f"between {SHORTEST:g} and {LONGEST:g} seconds"
+                raise InvalidData(origin, f"{path}{name} must be {wanted}, got {seconds!r}")
+    if not interval[0] <= median <= interval[1]:
+        raise InvalidData(origin, f"{path}latency_interval must hold latency_seconds {median!r}, got {interval!r}")
 
 
 def _sd(measurement: Measurement) -> float:
@@ -155,17 +178,22 @@ def _load(path: str | Path, place: str) -> TuningResult:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidData(str(path), f"cannot be read: {error}") from error
-    if _is_prediction(text):
-        raise InvalidData(str(path), "holds a prediction, not measurements", "Anchors are what `tune` wrote.")
+    if other := _other(text):
+        raise InvalidData(str(path), other, "Anchors are what `tune` wrote.")
     return TuningResult.from_json(text, source=str(path))
 
 
-def _is_prediction(text: str) -> bool:
+def _other(text: str) -> str | None:
+    """Say what a JSON of ours is that no tuning wrote; what is no JSON at all is left to `TuningResult`."""
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(facts, dict) and bool(facts.get("predicted"))
+        return None
+    if not isinstance(facts, dict):
+        return None
+    if facts.get("predicted"):
+        return "holds a prediction, not measurements"
+    return None if "measurements" in facts else "holds no tuning result: there are no measurements in it"
 
 
 def _device(facts: Mapping[str, Any], asked: Device, refused: Callable[..., InvalidArgument]) -> Device:

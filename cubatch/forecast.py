@@ -77,7 +77,7 @@ def predict(
     Raises:
         InvalidArgument: If an argument makes no sense, the device is a CPU or a GPU without the facts that the model
             needs (they are named), no batch size is within the limits, or an anchor says nothing about it.
-        InvalidData: If an anchor's file is no tuning result of this schema.
+        InvalidData: If an anchor's file is no tuning result of this schema, or holds times that no step takes.
         DoesNotFit: If not even one sample fits (also a MemoryError).
 
     Example:
