@@ -233,7 +233,7 @@ def path_beside(store_path: Path) -> Path:
         >>> path_beside(Path("cache/store.sqlite3")).name
         'store-kernels.sqlite3'
     """
-    return store_path.expanduser().with_name(f"{store_path.stem}-kernels.sqlite3")
+    return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
 
 
 def forget(path: Path, device: Device | None = None) -> int:
@@ -254,9 +254,10 @@ def forget(path: Path, device: Device | None = None) -> int:
         >>> forget(Path("no-such-file.sqlite3"))
         0
     """
-    if not path.exists():
-        return 0
     try:
+        path = dbfile.place(path)
+        if not path.exists():
+            return 0
         with closing(dbfile.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
             if device is None:
                 return database.execute("DELETE FROM winners").rowcount
