@@ -36,11 +36,22 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def place(path: Path | str) -> Path:
-    """Say which file a path leads to, through links too, since locks lie beside the file (OSError)."""
+    """
+    Say which file a path leads to, through links too, since locks lie beside the file.
+
+    Raises:
+        StoreError: If no file can be there.
+        OSError: If the place cannot be reached.
+    """
+    if "\0" in str(path):
+        raise StoreError(repr(str(path)), "a path cannot hold a zero byte", "Name a file.")
     try:
-        return Path(path).expanduser().resolve()
+        found = Path(path).expanduser().resolve()
     except RuntimeError as error:  # a user without a home, links in a circle
         raise OSError(str(error)) from error
+    if found.is_dir():
+        raise StoreError(str(path), "it is a directory", "Name a file in it.")
+    return found
 
 
 def connect(

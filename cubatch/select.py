@@ -8,6 +8,7 @@ every batch size that puts as many blocks on the busiest SM, since time follows 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sqlite3
@@ -227,12 +228,14 @@ def usual_context(device: Device, dtype: str = "float32") -> Context | None:
 
 def path_beside(store_path: Path) -> Path:
     """
-    Say where winners are kept: in a file beside the store.
+    Say where winners are kept: in a file beside the store, where links to it lead.
 
     Example:
         >>> path_beside(Path("cache/store.sqlite3")).name
         'store-kernels.sqlite3'
     """
+    with contextlib.suppress(OSError, StoreError):  # whoever opens it says what is wrong there
+        store_path = dbfile.place(store_path)
     return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
 
 

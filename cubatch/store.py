@@ -133,8 +133,6 @@ class Run:
         self, path: Path, *, identity: str, conditions: str, budget: float, refresh: bool, wait_seconds: float
     ) -> None:
         """Take the run's lock, open the file, find the run or begin it."""
-        if path.is_dir():
-            raise StoreError(str(path), "it is a directory", "Name a file in it.")
         digest = hashlib.sha256(identity.encode()).hexdigest()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -244,8 +242,6 @@ def open_run(
     """
     if path is None:
         return Run(None)
-    if "\0" in str(path):
-        raise StoreError(repr(str(path)), "a path cannot hold a zero byte", "Name a file.")
     run = Run(Path(path))
     try:
         run.path = dbfile.place(path)

@@ -138,7 +138,8 @@ def autotune(
     with _open(store, identity, conditions(found), budget) as run:
         run.notes += [*_notes(found, dtype), *limit.told()]
         winners = _winners(store) if library == "cubatch" else None
-        if store == "refresh" and winners is not None:  # here, once: a worker that dies leaves its own to the next one
+        # Here, once: a worker that dies leaves its own to the next one. Who measures unkept takes them from nobody.
+        if store == "refresh" and winners is not None and run.is_kept:
             run.notes += _forgotten(winners, found)
         if run.ladder is None:
             largest: int | None

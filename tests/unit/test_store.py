@@ -26,7 +26,7 @@ import cubatch
 from cubatch import store, tables
 from cubatch.errors import StoreError
 from cubatch.results import Candidate, Measured, Outcome, Timing
-from cubatch.select import Winners, path_beside
+from cubatch.select import Winners, forget, path_beside
 from cubatch.store import open_run
 
 ROOT = Path(cubatch.__file__).parents[1]
@@ -667,3 +667,20 @@ def test_looking_writes_nothing(tmp_path):
     path = tmp_path / "store.sqlite3"
     path.touch()
     assert (store.list_runs(path), store.clear(path), path.stat().st_size) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("place", ["", "a\0b"], ids=["a folder", "a zero byte"])
+def test_looking_at_what_is_no_file_is_refused(tmp_path, place):
+    """Nothing is written beside a folder, and no error of Python's comes through."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for look in (store.list_runs, store.clear, forget):
+        with pytest.raises(StoreError):
+            look(folder / place)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_winners_lie_beside_the_file_that_a_link_leads_to(tmp_path):
+    """Clearing a store by its path forgets what was timed through a link to it."""
+    (tmp_path / "link.sqlite3").symlink_to(tmp_path / "kept.sqlite3")
+    assert path_beside(tmp_path / "link.sqlite3") == path_beside(tmp_path / "kept.sqlite3")
