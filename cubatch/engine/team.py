@@ -50,13 +50,19 @@ class Team:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidArgument("size", size, "a whole number of at least 1")
         self.size = size
-        if size > 1:
-            _BLAS.hold()
         self._barrier = threading.Barrier(size)
         self._slots: list[Any] = [None] * size
-        self._members = [_Member(rank, self._barrier) for rank in range(1, size)]
-        self._end = weakref.finalize(self, _end, self._members)  # also of a team that nobody closed
-        self._end.atexit = False
+        self._members: list[_Member] = []
+        if size > 1:
+            _BLAS.hold()
+            self._end = weakref.finalize(self, _end, self._members)  # also of a team that nobody closed
+            self._end.atexit = False
+        try:
+            for rank in range(1, size):
+                self._members.append(_Member(rank, self._barrier))
+        except RuntimeError:  # no more threads
+            self.close()
+            raise
 
     def run(self, work: Callable[[int], object]) -> None:
         """
@@ -120,7 +126,8 @@ class Team:
 
     def close(self) -> None:
         """End the threads and give BLAS its threads back; a closed team cannot run again."""
-        self._end()
+        if self.size > 1:
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -132,8 +139,6 @@ class Team:
 
 
 def _end(members: list[_Member]) -> None:
-    if not members:
-        return
     try:
         for member in members:
             member.end()

@@ -89,6 +89,25 @@ def test_a_team_that_nobody_closed_is_ended_with_its_last_name():
     assert [pool["num_threads"] for pool in threadpool_info()] == before
 
 
+def test_a_team_that_cannot_start_leaves_nothing_behind(monkeypatch):
+    """The second of three threads fails, as where a limit on processes is reached."""
+    before = [pool["num_threads"] for pool in threadpool_info()]
+    start, started = threading.Thread.start, []
+
+    def fail(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Team(4)
+    started[0].join(60)
+    assert not started[0].is_alive()
+    assert [pool["num_threads"] for pool in threadpool_info()] == before
+
+
 @pytest.mark.parametrize(("n", "size"), [(5, 2), (1, 3), (256, 7), (0, 2)])
 def test_shards_cover_the_batch_once_and_evenly(n, size):
     """Sizes differ by one at most; some may be empty."""
