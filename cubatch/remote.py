@@ -120,8 +120,8 @@ class RemoteRunner:
         # Memory: no pipe that must be emptied, no disk that may be full.
         self._stderr = os.fdopen(os.memfd_create("cubatch-worker-stderr"), "rb")
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cubatch.worker"],
+            self._process = subprocess.Popen(  # noqa: S603 - this very cubatch
+                [sys.executable, "-P", "-m", "cubatch.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,

@@ -127,7 +127,7 @@ def main() -> NoReturn:
         Path("/proc/self/oom_score_adj").write_text("1000")
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(int(sys.argv[1]),), daemon=True).start()
     worker = _Worker()
     doing = ""
     while doing != "close":
