@@ -17,7 +17,7 @@ covariance falls by C S^-1 C'.
               It is shared as the scales are.
     network   The rest of the model's interval.  Four fifths are alike at all batch sizes, one fifth only nearby
               (correlation 1/e over a factor of two): a size that was measured on the same GPU with the same source
-              is given as measured.  One half of it is the same on another GPU.
+              is given as near to measured as its timings are sure.  One half of it is the same on another GPU.
     own       How unsure each measurement is by itself, 0.02 at least (`anchors.Anchor.sds`).
 
 Where the measurements of one GPU and source scatter by more than all this, either the model or the timings err so much

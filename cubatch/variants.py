@@ -51,7 +51,7 @@ _REDUCE_CLOCKS = 4000.0
 # Multiply-adds that the tensor cores of an SM finish in a clock by mma.sync, of float16 (and bfloat16 from 8.0 on) and
 # of tf32.  NVIDIA's architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000), as peak
 # FLOP/s / 2 / SMs / boost clock.  A board's own rate counts where it is less (`_peak_rate`): GeForce cards of 7.5, 8.6,
-# 8.9 and 12.0 have half of it when they add up in float32.
+# 8.9 and 12.0 have half of it when they add up in float32, and a Titan V is rated at 472.
 # 9.0: 62 % of the paper's 2048 and 1024, which are wgmma's (arXiv 2402.13499, table of mma instructions).
 # 10.0: tcgen05 has four times this; of mma.sync no source is known to us, so it stands as on 8.0.
 _TENSOR_RATES = {
