@@ -174,9 +174,5 @@ ENTRY(const CB_ELEMENT* a_elements, const CB_ELEMENT* b_elements, CB_ELEMENT* ou
 
   main_loop(a, b, Run(k, slice, epilogue.slices), place, shared, sums);
   cb_sync();  // shared memory is free again, and the output's place is known to all
-#if defined(OPERATION_CONV2D_FPROP) || defined(OPERATION_GEMM_NT)  // what a layer computes forward
-  store<true>(epilogue, *output, place, sums, shared);
-#else
-  store<false>(epilogue, *output, place, sums, shared);
-#endif
+  store(epilogue, *output, place, sums, shared);
 }

@@ -78,11 +78,13 @@ CB_DEVICE void stage_strip(const float (&strip)[STRIP], float* staging) {
 CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[STRIP], int first, int columns,
                            unsigned char* tile) {
   const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
-  const bool rectifies = epilogue.activation == ACTIVATION_RELU;
+  const bool rectifies = IS_FORWARD && epilogue.activation == ACTIVATION_RELU;
   CB_UNROLL
   for (int i = 0; i < COLUMNS / 8; ++i) {
     Vec<CB_ELEMENT, 2> bias = {};
-    if (epilogue.bias && 8 * i + pair < columns) bias = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
+    if (IS_FORWARD && epilogue.bias && 8 * i + pair < columns) {
+      bias = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
+    }
     CB_UNROLL
     for (int half = 0; half < 2; ++half) {
       Vec<CB_ELEMENT, 2> out;
@@ -115,7 +117,7 @@ CB_DEVICE i64 place_of(const Walk& walk, i64 columns, int row) {
 CB_DEVICE void finish_strip(const Epilogue& epilogue, const Task& task, const i64* places, float* staging, int first,
                             int columns) {
   float* partials = epilogue.slices > 1 ? epilogue.partials + task.slice * epilogue.elements : nullptr;
-  if (!epilogue.wide || epilogue.activation > ACTIVATION_RELU) {  // rare: any activation, any number of columns
+  if (!epilogue.is_wide()) {  // rare: any activation, any number of columns
     CB_NO_UNROLL
     for (int i = cb_lane(); i < WARP_ROWS * COLUMNS; i += 32) {
       const int row = i / COLUMNS, column = i % COLUMNS;

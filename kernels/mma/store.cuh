@@ -81,7 +81,7 @@ CB_DEVICE void store_one(const Epilogue& epilogue, const OutputTile& tile, int m
 
 // Store 16 rows, from the slab.
 CB_DEVICE void store_group(const Epilogue& epilogue, const OutputTile& tile, int m, int n, const float* slab) {
-  if (epilogue.wide && epilogue.activation <= ACTIVATION_RELU) {
+  if (epilogue.is_wide()) {
     const int column = cb_lane() % COLUMN_LANES * PIECE;
     if (n + column >= tile.columns) return;
     CB_NO_UNROLL
@@ -152,7 +152,6 @@ struct Statistics {
 };
 
 // Go through the sums, 16 rows at a time: for their mean, for their deviations from it, and to store them.
-template <bool MAY_KEEP_STATISTICS>
 CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Place& warp, const Sums& sums,
                      unsigned char* shared) {
   enum { MEAN, DEVIATIONS, STORE };
@@ -160,7 +159,7 @@ CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Pla
   float* slab = floats + cb_warp() * SLAB;
   Statistics statistics;
   CB_NO_UNROLL
-  for (int pass = MAY_KEEP_STATISTICS && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
+  for (int pass = IS_FORWARD && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
     CB_NO_UNROLL
     for (int group = 0; group < GROUPS_M; ++group) {
       copy_group(sums, group, slab);
@@ -168,12 +167,12 @@ CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Pla
       const int m = warp.m + group * GROUP;
       if (pass == STORE) {
         store_group(epilogue, tile, m, warp.n, slab);
-      } else if constexpr (MAY_KEEP_STATISTICS) {
+      } else if constexpr (IS_FORWARD) {
         statistics.add(slab, tile.rows - m, pass == DEVIATIONS);
       }
       cb_sync_warp();
     }
-    if constexpr (MAY_KEEP_STATISTICS) {
+    if constexpr (IS_FORWARD) {
       if (pass == STORE) return;
       float total[LANE_COLUMNS];
       statistics.add_warps(warp, floats + NUM_WARPS * SLAB + pass * WARPS_M * TILE_N, total);

@@ -33,7 +33,7 @@ split_k_reduce(CB_ELEMENT* out, const CB_ELEMENT* bias, const float* scale, cons
       CB_UNROLL
       for (int j = 0; j < EACH; ++j) sum[0][j] += part.v[j];
     }
-    if (epilogue.activation <= ACTIVATION_RELU) {
+    if (epilogue.is_wide()) {
       const int column = (int)(place % epilogue.columns);
       const i64 places[1] = {place};
       finish_wide<1>(epilogue, places, column, sum);

@@ -144,29 +144,27 @@ CB_DEVICE void finish_columns(const Epilogue& epilogue, const OutputTile& tile, 
 
 // Passes over a thread's pieces: two for statistics where they are asked for, so that nothing cancels, and one that
 // stores.
-template <bool MAY_KEEP_STATISTICS>
-CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Place& thread,
-                     const Sums& sums, float* shared) {
+CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Place& thread, const Sums& sums,
+                     float* shared) {
   enum Pass { MEAN, SQUARES, STORE };
   float* copy = shared + cb_thread() * PIECE;
   ColumnSums* columns = reinterpret_cast<ColumnSums*>(shared + NUM_THREADS * PIECE_ROWS * PIECE);
-  const bool is_wide = epilogue.wide && epilogue.activation <= ACTIVATION_RELU;
   CB_NO_UNROLL
-  for (int pass = MAY_KEEP_STATISTICS && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
+  for (int pass = IS_FORWARD && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
     float total[PIECE] = {};
     CB_NO_UNROLL
     for (int number = 0; number < DOWN * ACROSS; ++number) {
       const int m = thread.row(number % DOWN * PIECE_ROWS), column = thread.column(number / DOWN * PIECE);
       copy_piece(sums, number, copy);
-      if (MAY_KEEP_STATISTICS && pass < STORE) {
+      if (IS_FORWARD && pass < STORE) {
         add_piece(total, copy, pass == MEAN ? nullptr : columns->mean + column, tile.rows - m);
         if (number % DOWN == DOWN - 1) sum_lanes(total, columns->of_warp[cb_warp() / WARPS_N] + column);
-      } else if (is_wide) {
+      } else if (epilogue.is_wide()) {
         store_wide(epilogue, tile, m, column, copy);
       } else {
         store_each(epilogue, tile, m, column, copy);
       }
     }
-    if (MAY_KEEP_STATISTICS && pass < STORE) finish_columns(epilogue, tile, columns, pass == MEAN);
+    if (IS_FORWARD && pass < STORE) finish_columns(epilogue, tile, columns, pass == MEAN);
   }
 }

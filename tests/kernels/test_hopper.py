@@ -17,7 +17,7 @@ from cubatch.product_scratch import product_workspace
 from cubatch.variants import Problem, most_partial_bytes, ranked
 from cubatch.windows import conv_shape
 from tests.checks import assert_within
-from tests.kernels import cases, hopper_cases
+from tests.kernels import cases, ends, hopper_cases
 from tests.kernels.conftest import BUILD
 from tests.kernels.hopper_cases import H200, TILES, bound, context, element
 
@@ -52,23 +52,22 @@ def operand(random, rows, columns, dtype, *, turned):
 @given(products(), st.sampled_from(["none", "relu", "silu"]), SEEDS)
 @FEW
 def test_products_stay_within_the_rounding_of_their_sums(launcher, product, activation, seed):
-    """Each output is a dot product of length k and a bias, in every layout, residues on every axis."""
+    """Each output is a dot product of length k and what its layout ends with, residues on every axis."""
     (dtype, layout, m, n, k, swapped), random = product, np.random.default_rng(seed)
     a = operand(random, m, k, dtype, turned=layout[0] == "t")
     b = operand(random, k, n, dtype, turned=layout[1] == "t")
-    bias = cases.drawn(random, (n,), dtype)
+    end = ends.drawn(random, layout, m, n, dtype, activation)
     out = launcher.unwritten((m, n), element(dtype))
-    fused = Fused(activation=activation)
+    bias, fused = end.put(launcher)
     where = context(launcher, swapped=swapped)
-    gemm.gemm(where, launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out, fused=fused)
+    gemm.gemm(where, launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
     left = cases.decoded(a).T if layout[0] == "t" else cases.decoded(a)
     right = cases.decoded(b).T if layout[1] == "t" else cases.decoded(b)
-    want = left @ right + cases.decoded(bias)
-    magnitude = abs(left) @ abs(right) + abs(cases.decoded(bias))
-    error, slope = bound(k + 1, magnitude, want, dtype), 1.0
-    if activation == "relu":
+    want = end.masked(left @ right + end.added())
+    error, slope = end.masked(bound(k + 1, abs(left) @ abs(right) + abs(end.added()), want, dtype)), 1.0
+    if end.activation == "relu":
         want = np.maximum(want, 0)
-    elif activation == "silu":  # its slope is below 1.1; 4 more roundings
+    elif end.activation == "silu":  # its slope is below 1.1; 4 more roundings
         want, slope = want / (1 + np.exp(-want)), 1.1
         error = error + cases.bound(8, abs(want), want, dtype)
     assert_within(cases.decoded(launcher.get(out)), want, slope * error, axes="mn", label=f"{dtype} {layout}")

@@ -22,13 +22,13 @@ from cubatch.engine.native.product import Fused, statistics_tiles
 from cubatch.hardware import Device
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import SCHEDULES, Simulator
-from tests.kernels import cases, conftest
+from tests.kernels import cases, conftest, ends
 
 # Which tile an operation is tested with, by architecture and type: each tile shape, and each operation of each type.
 OPERATIONS = ("gemm_nt", "gemm_nn", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 TILES = {
-    (70, "float16"): ("128x128x32_s2", "64x64x32_s2", "128x64x32_s2", "64x64x32_s2", "128x64x32_s2", "128x128x32_s2"),
-    (75, "float16"): ("128x64x32_s2", "256x128x32_s2", "64x64x32_s2", "128x128x32_s2", "64x64x32_s2", "128x64x32_s2"),
+    (70, "float16"): ("128x128x32_s2", "64x64x32_s2", "64x64x32_s2", "64x64x32_s2", "128x64x32_s2", "128x128x32_s2"),
+    (75, "float16"): ("128x64x32_s2", "128x128x32_s2", "64x64x32_s2", "128x128x32_s2", "64x64x32_s2", "256x128x32_s2"),
     (80, "float16"): ("128x128x32", "256x128x32", "64x64x32", "128x64x32", "64x64x32", "128x128x32"),
     (80, "bfloat16"): ("64x64x32", "128x64x32", "64x64x32", "64x64x32", "128x128x32", "64x64x32"),
     (80, "tf32"): ("128x64x16", "64x64x16_s3", "128x128x16", "64x64x16_s3", "64x64x16_s3", "256x128x16"),
@@ -110,18 +110,15 @@ def check_product(launcher, layout, m, n, k, dtype, seed, *, relu=False):
     random = np.random.default_rng(seed)
     a = drawn(random, (k, m) if layout[0] == "t" else (m, k), dtype)
     b = drawn(random, (n, k) if layout[1] == "t" else (k, n), dtype)
-    bias = drawn(random, (n,), dtype)
+    end = ends.drawn(random, layout, m, n, stored(dtype), "relu" if relu else "none")
     out = launcher.unwritten((m, n), element(dtype))
-    fused = Fused(activation="relu" if relu else "none")
-    gemm.gemm(
-        context(launcher, dtype), launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out,
-        fused=fused,
-    )  # fmt: skip
+    bias, fused = end.put(launcher)
+    gemm.gemm(context(launcher, dtype), launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
     left, right = multiplied(a, dtype), multiplied(b, dtype)
     left, right = left.T if layout[0] == "t" else left, right.T if layout[1] == "t" else right
-    want = left @ right + cases.decoded(bias)
-    want = np.maximum(want, 0) if relu else want
-    tolerance = bound(k + 1, abs(left) @ abs(right) + abs(cases.decoded(bias)), want, dtype)
+    want = end.masked(left @ right + end.added())
+    want = np.maximum(want, 0) if end.activation == "relu" else want
+    tolerance = end.masked(bound(k + 1, abs(left) @ abs(right) + abs(end.added()), want, dtype))
     assert_within(cases.decoded(launcher.get(out)), want, tolerance, axes="mn", label=f"{dtype} {layout}")
 
 
@@ -175,7 +172,7 @@ CHECKS = {"fprop": check_fprop, "dgrad": check_dgrad, "wgrad": check_wgrad}
 @given(products(), st.integers(0, 2), st.booleans(), SEEDS)
 @FEW
 def test_products_stay_within_the_rounding_of_their_sums(launcher, product, number, relu, seed):
-    """Each output is a dot product of length k and a bias, in every layout and type, residues on every axis."""
+    """Each output is a dot product of length k and what its layout ends with, in every type, residues on every axis."""
     dtype = dtypes(launcher)[number % len(dtypes(launcher))]
     layout, *extents = product
     check_product(launcher, layout, *(VECTORS[dtype] * extent for extent in extents), dtype, seed, relu=relu)

@@ -16,7 +16,7 @@ from cubatch.product_scratch import conv2d_wgrad_workspace
 from cubatch.windows import conv_shape
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import Simulator
-from tests.kernels import cases
+from tests.kernels import cases, ends
 
 # Which tile an operation is tested with: compiling all of them for the CPU takes minutes, so each tile shape and each
 # way to load is there for some operation, and each operation has several.
@@ -88,23 +88,21 @@ def operand(random, rows, columns, dtype, *, turned):
 @given(products(), st.sampled_from(cases.DTYPES), st.booleans(), SEEDS)
 @FEW
 def test_products_stay_within_the_rounding_of_their_sums(launcher, product, dtype, relu, seed):
-    """Each output is a dot product of length k and a bias, in every layout, residues on every axis."""
+    """Each output is a dot product of length k and what its layout ends with, residues on every axis."""
     assume(dtype in dtypes(launcher))
     (layout, m, n, k), random = product, np.random.default_rng(seed)
     a = operand(random, m, k, dtype, turned=layout[0] == "t")
     b = operand(random, k, n, dtype, turned=layout[1] == "t")
-    bias = cases.drawn(random, (n,), dtype)
+    end = ends.drawn(random, layout, m, n, dtype, "relu" if relu else "none")
     out = launcher.unwritten((m, n), element(dtype))
-    fused = Fused(activation="relu" if relu else "none")
-    gemm.gemm(
-        context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), layout=layout, out=out, fused=fused
-    )
+    bias, fused = end.put(launcher)
+    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
     left = cases.decoded(a).T if layout[0] == "t" else cases.decoded(a)
     right = cases.decoded(b).T if layout[1] == "t" else cases.decoded(b)
-    want = left @ right + cases.decoded(bias)
-    if relu:
+    want = end.masked(left @ right + end.added())
+    if end.activation == "relu":
         want = np.maximum(want, 0)
-    tolerance = cases.bound(k + 1, abs(left) @ abs(right) + abs(cases.decoded(bias)), want, dtype)
+    tolerance = end.masked(cases.bound(k + 1, abs(left) @ abs(right) + abs(end.added()), want, dtype))
     assert_within(cases.decoded(launcher.get(out)), want, tolerance, axes="mn", label=layout)
 
 
@@ -415,9 +413,6 @@ def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
     ):
         with pytest.raises(InvalidArgument):
             gemm.gemm(where, a, b, **arguments)
-    turned = launcher.put(np.ones((8, 4), np.float32))
-    with pytest.raises(InvalidArgument, match="statistics"):
-        gemm.gemm(where, a, turned, layout="nn", fused=Fused(statistics=launcher.put(np.ones((1, 3, 4), np.float32))))
     x, dy = launcher.put(np.ones((4, 16, 16, 4), np.float32)), launcher.put(np.ones((4, 16, 16, 4), np.float32))
     small = launcher.put(np.zeros(64, np.uint8))
     with pytest.raises(InvalidArgument, match="workspace"):
@@ -425,6 +420,26 @@ def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
     huge = conv_shape((1 << 15, 1 << 15, 2), (2, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     with pytest.raises(InvalidArgument, match="2\\^31"):
         conv.geometry(huge, (1, 1), (1, 1))
+
+
+def test_a_pass_refuses_what_its_layer_cannot_mean(launcher):
+    """Bias, folded batch norm, activation and statistics are of forward passes, a mask is of an input's gradient."""
+    where = context(launcher)
+    ones, square = launcher.put(np.ones(4, np.float32)), launcher.put(np.ones((4, 4), np.float32))
+    statistics = launcher.put(np.ones((1, 3, 4), np.float32))
+    forward = {
+        "scale": Fused(scale=ones, shift=ones), "activation": Fused(activation="relu"),
+        "statistics": Fused(statistics=statistics),
+    }  # fmt: skip
+    for layout in ("nn", "tn"):
+        for name, fused in forward.items():
+            with pytest.raises(InvalidArgument, match=f"{name}.*gemm_{layout}"):
+                gemm.gemm(where, square, square, layout=layout, fused=fused)
+        with pytest.raises(InvalidArgument, match=f"bias.*gemm_{layout}"):
+            gemm.gemm(where, square, square, ones, layout=layout)
+    for layout in ("nt", "tn"):
+        with pytest.raises(InvalidArgument, match=f"mask.*gemm_{layout}"):
+            gemm.gemm(where, square, square, layout=layout, fused=Fused(mask=square))
 
 
 def test_the_planned_workspace_is_enough(launcher):

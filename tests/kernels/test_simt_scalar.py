@@ -8,6 +8,7 @@ import pytest
 
 from cubatch import kernel
 from cubatch.engine.native import gemm, product
+from cubatch.engine.native.product import Fused
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import Device
 from cubatch.variants import Problem, can_run, ranked
@@ -38,7 +39,7 @@ def test_a_sum_over_more_rows_than_an_image_has_pixels_goes_on_in_the_next(launc
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
-def test_a_sum_over_nothing_is_the_bias(launcher, layout):
+def test_a_sum_over_nothing_is_what_is_added_to_it(launcher, layout):
     """In every layout, though an image of no pixels or channels is none."""
 
     def choose(problem, *_):
@@ -48,9 +49,8 @@ def test_a_sum_over_nothing_is_the_bias(launcher, layout):
         layout, ((0, 5), (0, 3))
     ))  # fmt: skip
     out = launcher.unwritten((5, 3), np.float32)
-    bias = np.float32([1, 2, 3])
-    arrays = (launcher.put(array) for array in (a, b, bias))
-    gemm.gemm(launcher.context(chooser=choose), *arrays, layout=layout, out=out)
+    fused = Fused(residual=launcher.put(np.float32([[1, 2, 3]] * 5)))
+    gemm.gemm(launcher.context(chooser=choose), launcher.put(a), launcher.put(b), layout=layout, out=out, fused=fused)
     assert launcher.get(out).tolist() == [[1, 2, 3]] * 5
 
 

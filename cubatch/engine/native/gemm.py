@@ -29,17 +29,17 @@ def gemm(
         context: Where it runs.
         a: (m, k), or (k, m) where the layout's first letter is t.
         b: (k, n), or (n, k) where its second letter is t.
-        bias: (n,), or None.
+        bias: (n,), or None. Layout "nt" only.
         layout: "nn", "nt" or "tn".
         out: Where it goes: (m, n); None allocates it.
         workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
-        fused: What else happens to the result.
+        fused: What else happens to the result; what of it a layout takes, `Fused` says.
 
     Returns:
         The product, which is `out` where that was given.
 
     Raises:
-        InvalidArgument: If matrices do not go together, or the layout is none of the three.
+        InvalidArgument: If matrices do not go together, the layout is none of the three or does not take what is fused.
     """
     problem = gemm_problem(context, a, b, layout=layout)
     result = of(a).empty((problem.m, problem.n), dtype=a.dtype) if out is None else out

@@ -28,9 +28,13 @@ PIECE = 4
 """Neighbouring elements that the epilogue handles at once."""
 
 _REDUCED = 1024  # elements of a block of split_k_reduce
-FORWARD = ("conv2d_fprop", "gemm_nt")
-"""What a layer computes forward: the operations that leave statistics for a batch norm."""
-
+_FORWARD = ("conv2d_fprop", "gemm_nt")
+_OF_INPUT = ("conv2d_dgrad", "gemm_nn")
+# What only some passes end with, as kernels/common/epilogue.cuh has it.
+_MEANT_FOR = {
+    "bias": _FORWARD, "scale": _FORWARD, "shift": _FORWARD, "activation": _FORWARD, "statistics": _FORWARD,
+    "mask": _OF_INPUT,
+}  # fmt: skip
 _FEW_COLUMNS = 16
 _BAND = 16
 _MOST_X, _MOST_Z = (1 << 31) - 1, 65535
@@ -64,13 +68,16 @@ class Fused:
 
     y = activation(scale * product + shift + bias + residual), and zero where mask is not positive.
 
+    A pass takes what its layer can mean: forward (fprop, nt) all but the mask, the gradient of an input (dgrad, nn)
+    residual and mask, the gradient of a filter (wgrad, tn) the residual.
+
     Attributes:
         scale, shift: float32 (columns,), both or none: a batch norm folded for inference.
         residual: Added; of the output's shape and type. May be the output itself.
         activation: "none", "relu", ...
         mask: Saved output of a ReLU, of the output's shape: its gradient passes where that was positive.
         statistics: float32 (row tiles, 3, columns): count, mean and sum of squared deviations of product + bias for
-            each tile of rows, as `batch_norm_finish` takes them. Forward passes only; see `statistics_tiles`.
+            each tile of rows, as `batch_norm_finish` takes them; see `statistics_tiles`.
     """
 
     scale: Any = None
@@ -186,9 +193,10 @@ def launch(
         workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one where it is needed.
 
     Raises:
-        InvalidArgument: If arrays do not go together, the grid has too many blocks, or the workspace is too small.
+        InvalidArgument: If arrays do not go together, the pass does not end with what is fused to it, the grid has too
+            many blocks, or the workspace is too small.
     """
-    _check(out, rows, columns, bias, fused)
+    _check(problem.operation, out, rows, columns, bias, fused)
 
     def run(chosen: Kernel) -> None:
         _launch(
@@ -197,9 +205,6 @@ def launch(
         )  # fmt: skip
 
     if fused.statistics is not None:
-        if problem.operation not in FORWARD:
-            wanted = "None but for " + " and ".join(FORWARD)
-            raise InvalidArgument("statistics", f"given to {problem.operation}", wanted)
         run(_of_height(context, problem, fused.statistics))
     else:  # what is read from the output's own memory would be lost to the first trial
         in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
@@ -260,7 +265,12 @@ def _launch(
         context.launch(reduce, (-(-rows * columns // _REDUCED), 1, 1), (*ends, partials, output))
 
 
-def _check(out: Any, rows: int, columns: int, bias: Any, fused: Fused) -> None:
+def _check(operation: str, out: Any, rows: int, columns: int, bias: Any, fused: Fused) -> None:
+    activation = None if fused.activation == "none" else fused.activation
+    given = {**attrs.asdict(fused, recurse=False), "bias": bias, "activation": activation}
+    for name, operations in _MEANT_FOR.items():
+        if given[name] is not None and operation not in operations:
+            raise InvalidArgument(name, f"given to {operation}", "left out but for " + " and ".join(operations))
     check(out.dtype, (columns,), b=bias)
     check(np.float32, (columns,), scale=fused.scale, shift=fused.shift)
     check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
