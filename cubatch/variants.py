@@ -181,10 +181,9 @@ def _fitting(
         if vector % variant.vector == 0 and variant.family != without
         and (is_convolution or variant.entry == variant.operation)
     ]  # fmt: skip
-    widest: dict[tuple[str, str, Tile | None], Kernel] = {}  # of the same tile
-    for variant in sorted(allowed, key=lambda variant: variant.vector):
-        widest[variant.family, variant.dtype, variant.tile] = variant
-    found = tuple(variant for variant in allowed if variant in widest.values())
+    # Narrow copies are for rows that no wide ones take.
+    widest = max((variant.vector for variant in allowed if variant.family == "mma"), default=0)
+    found = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
     if not found and not is_convolution:
         wanted = "one below 2^31 elements, as its rows, where columns or depth are no whole vectors"
         raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
