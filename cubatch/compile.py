@@ -11,13 +11,14 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from cubatch import cubins, nvrtc
+from cubatch import cubins, nvrtc, sharing
 from cubatch.cubins import Cubin, Resources
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.kernel import Kernel, arch_number, kernels_path
+from cubatch.nvrtc import Program
 
 FLAGS = (
     "-std=c++17",
@@ -75,14 +76,17 @@ def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folde
 
 
 def compile_unit(
-    kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None, code: bool = True
-) -> Cubin:
+    kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None, code: bool = True,
+    known: MutableMapping[str, Program] | None = None,
+) -> Cubin:  # fmt: skip
     """
     Compile a kernel's source with its macros, whichever entries come of it; else as `compile_kernel`.
 
     Args:
         kernel, arch, root, folder: As there.
         code: Whether the machine code is wanted and kept, or only what is known of it.
+        known: Where it is compiled for several architectures, what came of it for the others: spares most of the time
+            where they have something in common, see `sharing`. What comes of it now is added.
     """
     root, folder = root or kernels_path(), folder or cubins.default_folder()
     compiler = nvrtc.for_arch(arch_number(arch))
@@ -94,12 +98,16 @@ def compile_unit(
     kept = cubins.load(folder, key, code=code)
     if kept is not None:
         return kept
-    # NVRTC looks for a header beside the file that includes it, then in the root.
-    program = compiler.compile(texts[kernel.source], str(root / kernel.source), (*given, f"-I{root}"))
+    program = None if known is None else sharing.derive(kernel, arch, compiler.version, known)
+    if program is None:
+        # NVRTC looks for a header beside the file that includes it, then in the root.
+        program = compiler.compile(texts[kernel.source], str(root / kernel.source), (*given, f"-I{root}"))
     trouble = "\n".join(match[0] for match in _TROUBLE.finditer(program.log))
     if program.error or trouble:
         raise CompileError(kernel.name, arch, given, trouble or program.log or program.error)
     found = read_resources(program.log, program.ptx)
+    if known is not None:
+        known[arch] = program
     version, log = compiler.version, program.log
     return cubins.save(folder, key, program.cubin, nvrtc=version, resources=found, log=log, code=code)
 

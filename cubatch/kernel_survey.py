@@ -10,12 +10,13 @@ from pathlib import Path
 import attrs
 
 from cubatch import compile as compiler
-from cubatch import disassembly, nvrtc
+from cubatch import disassembly, nvrtc, sharing
 from cubatch.cubins import Cubin
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import sm_limits
 from cubatch.kernel import Kernel, arch_number
 from cubatch.kernel_budget import Budget, Figures
+from cubatch.nvrtc import Program
 from cubatch.waves import Occupancy, occupancy
 
 ARCHS = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -89,17 +90,16 @@ def survey(
         InvalidArgument: If an architecture is not known to it.
         UnknownName: If the limits of its SM are not known.
     """
-    units: dict[tuple[object, ...], list[Kernel]] = {}
-    for arch in archs:
-        sm_limits(_capability(arch))
-        for kernel in chosen:
-            if kernel.runs_on(arch_number(arch)):
-                units.setdefault((arch, kernel.source, kernel.defines), []).append(kernel)
+    units = _units(chosen, archs)
 
-    def compiled(arch: str, kernels: Sequence[Kernel]) -> list[Row]:
+    def compiled_for_each(unit: Mapping[str, Sequence[Kernel]]) -> list[Row]:
+        known: dict[str, Program] = {}
+        return [row for arch, kernels in unit.items() for row in compiled(arch, kernels, known)]
+
+    def compiled(arch: str, kernels: Sequence[Kernel], known: dict[str, Program]) -> list[Row]:
         expected = _expected(kernels[0], arch)
         try:
-            cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=bool(expected))
+            cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=bool(expected), known=known)
         except CompileError as error:
             return [Row(kernel, arch, "error", problems=("it does not compile",), error=error) for kernel in kernels]
         rows = [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
@@ -110,17 +110,31 @@ def survey(
 
     rows: dict[tuple[str, str], Row] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        waiting = [pool.submit(compiled, str(arch), group) for (arch, *_), group in units.items()]
+        waiting = [pool.submit(compiled_for_each, unit) for unit in units]
         try:
-            for done, future in enumerate(as_completed(waiting), start=1):
+            done, of_all = 0, sum(map(len, units))
+            for future in as_completed(waiting):
                 found = future.result()
                 rows |= {(row.kernel.name, row.arch): row for row in found}
+                done += len({row.arch for row in found})
                 if progress is not None:
-                    progress(done, len(waiting), f"{found[0].kernel.source} {found[0].arch}")
+                    progress(done, of_all, f"{found[-1].kernel.source} {found[-1].arch}")
         except BaseException:  # Ctrl-C too: what has not begun need not
             pool.shutdown(cancel_futures=True)
             raise
     return [rows.get((kernel.name, arch)) or Row(kernel, arch, "not_applicable") for kernel in chosen for arch in archs]
+
+
+def _units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[dict[str, list[Kernel]]]:
+    """Group variants of one source and its macros by architecture, those that have something in common together."""
+    units: dict[tuple[object, ...], dict[str, list[Kernel]]] = {}
+    for arch in archs:
+        sm_limits(_capability(arch))
+        for kernel in chosen:
+            if kernel.runs_on(arch_number(arch)):
+                unit = (kernel.source, kernel.defines, sharing.generation(kernel, arch))
+                units.setdefault(unit, {}).setdefault(arch, []).append(kernel)
+    return list(units.values())
 
 
 def recorded(chosen: Iterable[Kernel], budget: Budget, archs: Sequence[str] = ARCHS) -> list[Row]:

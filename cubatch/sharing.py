@@ -1,0 +1,73 @@
+"""
+What neighbouring architectures have in common, so that a source is not compiled from the start for each of them.
+
+More than half of the time that a cubin takes goes into its PTX.  That is the same for architectures of a generation but
+for the line that names them, and ptxas then makes the machine code that NVRTC would have made.  For sm_89 that is the
+code of sm_86, which NVIDIA's binary compatibility lets run there.  Both were found by comparing, hold for one build of
+the compiler, and are compared again by the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+
+from cubatch import ptxas
+from cubatch.kernel import Kernel, arch_number
+from cubatch.nvrtc import Program
+
+_BUILD = "12.9.86"
+_SAME_CODE = {"sm_89": "sm_86"}
+
+_SAME_PTX = ((52, 61), (70, 75, 80, 86, 89, 90), (100, 120))
+# Conversion to bfloat16 is an instruction from sm_80 on; tensor cores differ before that.
+_CUT_AT_SM_80 = ((52, 61), (70, 75), (80, 86, 89, 90), (100, 120))
+_TENSOR_CORES = ((80, 86, 89, 90), (100, 120))
+
+_TARGET = re.compile(r"^\.target \w+", re.MULTILINE)
+
+
+def generation(kernel: Kernel, arch: str) -> str:
+    """
+    Name the architectures that share a kernel's PTX by the first of them: "sm_80" for sm_80 to sm_90.
+
+    Args:
+        kernel: Which.
+        arch: "sm_86".
+
+    Returns:
+        The architecture itself where it shares with no other.
+    """
+    number = arch_number(arch)
+    same = _TENSOR_CORES if kernel.family == "mma" else _CUT_AT_SM_80 if kernel.dtype == "bfloat16" else _SAME_PTX
+    return next((f"sm_{archs[0]}" for archs in same if number in archs), arch)
+
+
+def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program]) -> Program | None:
+    """
+    Give what NVRTC would compile, by what it compiled for other architectures.
+
+    Args:
+        kernel: What was compiled.
+        arch: "sm_86".
+        version: NVRTC's build, which ptxas must be of too.
+        known: What came of it, by architecture.
+
+    Returns:
+        Program: None where it has to be compiled: nothing of its generation is known, there is no ptxas, or the build
+            is another than the one that was compared.
+    """
+    assembler = ptxas.of_version(version) if version == _BUILD else None
+    if assembler is None:
+        return None
+    if _SAME_CODE.get(arch) in known:
+        return known[_SAME_CODE[arch]]
+    wanted = generation(kernel, arch)
+    found = next((program for other, program in known.items() if generation(kernel, other) == wanted), None)
+    if found is None:
+        return None
+    program = assembler.assemble(_TARGET.sub(f".target {arch}", found.ptx, count=1), arch)
+    said_of_source = found.log.partition("ptxas ")[0]
+    return attrs.evolve(program, log=said_of_source + program.log)

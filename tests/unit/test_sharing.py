@@ -1,0 +1,145 @@
+"""What architectures have in common is compiled once, and gives what NVRTC gives each of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cubatch import compile as compiler
+from cubatch import disassembly, kernel_survey, nvrtc, ptxas, sharing
+from cubatch.compile import compile_unit, options, read_resources, warnings_of
+from cubatch.errors import CompileError
+from cubatch.kernel import arch_number, kernels, kernels_path
+from cubatch.nvrtc import Program
+from tests.unit import kernel_tree
+
+FAMILIES = sorted({kernel.family for kernel in kernels()} - {"hopper"})
+
+
+def compiled(kernel, arch):
+    """Compile by NVRTC alone."""
+    root = kernels_path()
+    text = (root / kernel.source).read_text()
+    return nvrtc.for_arch(arch_number(arch)).compile(
+        text, str(root / kernel.source), (*options(kernel, arch), f"-I{root}")
+    )
+
+
+@st.composite
+def pairs(draw):
+    """Draw a variant and two architectures that share its PTX."""
+    family = draw(st.sampled_from(FAMILIES))
+    kernel = draw(st.sampled_from([one for one in kernels() if one.family == family]))
+    archs = [arch for arch in kernel_survey.ARCHS if kernel.runs_on(arch_number(arch))]
+    first = draw(st.sampled_from(archs))
+    shared = [
+        arch
+        for arch in archs
+        if sharing.generation(kernel, arch) == sharing.generation(kernel, first) and arch != first
+    ]
+    assume(shared)
+    return kernel, first, draw(st.sampled_from(shared))
+
+
+@given(pairs())
+@settings(max_examples=10, deadline=None)
+def test_what_is_derived_is_what_nvrtc_makes(pair):
+    """Instruction by instruction, with the same registers, spills and shared memory, for any variant of any family."""
+    kernel, first, other = pair
+    derived = sharing.derive(kernel, other, "12.9.86", {first: compiled(kernel, first)})
+    wanted = compiled(kernel, other)
+    assert disassembly._texts(derived.cubin) == disassembly._texts(wanted.cubin)
+    assert read_resources(derived.log, derived.ptx) == read_resources(wanted.log, wanted.ptx)
+    assert warnings_of(derived.log) == warnings_of(wanted.log)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_code_of_sm_86_is_that_of_sm_89(family):
+    """Instruction by instruction, in one variant of each family and element type."""
+    for dtype in ("float32", "float16"):
+        kernel = next(
+            (one for one in kernels() if (one.family, one.dtype) == (family, dtype) and one.runs_on(86)), None
+        )
+        if kernel is not None:
+            older, newer = compiled(kernel, "sm_86"), compiled(kernel, "sm_89")
+            assert disassembly._texts(older.cubin) == disassembly._texts(newer.cubin)
+            assert sharing.derive(kernel, "sm_89", "12.9.86", {"sm_86": older}) is older
+
+
+@pytest.mark.parametrize(
+    ("facts", "names"),
+    [
+        ({}, "52 52 70 70 70 70 70 70 100 100"),
+        ({"dtype": "bfloat16"}, "52 52 70 70 80 80 80 80 100 100"),
+        ({"family": "mma"}, "52 61 70 75 80 80 80 80 100 100"),
+    ],
+)
+def test_a_generation_is_named_after_its_first_architecture(facts, names):
+    """Conversion to bfloat16 and tensor cores part what is the same otherwise; what was not compared stands alone."""
+    kernel = kernel_tree.kernel(**facts)
+    assert [sharing.generation(kernel, arch) for arch in kernel_survey.ARCHS] == [
+        f"sm_{name}" for name in names.split()
+    ]
+    assert sharing.generation(kernel, "sm_87") == "sm_87"
+
+
+def test_nothing_is_derived_of_what_was_not_compared(monkeypatch):
+    """Another build, another generation, or no assembler: NVRTC has to compile."""
+    kernel, known = kernel_tree.kernel(), {"sm_52": Program("", "", ".target sm_52\n", b"")}
+    assert sharing.derive(kernel, "sm_61", "12.9.85", known) is None
+    assert sharing.derive(kernel, "sm_70", "12.9.86", known) is None
+    monkeypatch.setattr(ptxas, "_installed", tuple)
+    assert sharing.derive(kernel, "sm_61", "12.9.86", known) is None
+
+
+# A source of its own: what other tests could keep for the whole process is not found.
+SOURCE_THAT_WARNS = """
+extern "C" __global__ void __launch_bounds__(256) doubled(const float* x, float* y) {
+  int idle;
+  y[threadIdx.x] = 2 * x[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize("assembler", [True, False])
+def test_a_survey_compiles_each_generation_once(tmp_path, monkeypatch, assembler):
+    """With an assembler one compilation for sm_70 to sm_90, without one for each; the rows are the same."""
+    root = kernel_tree.make(tmp_path / "kernels", small=SOURCE_THAT_WARNS)
+    if not assembler:
+        monkeypatch.setattr(ptxas, "_installed", tuple)
+    seen, real = [], nvrtc.Nvrtc.compile
+    archs = ("sm_70", "sm_80", "sm_86", "sm_89", "sm_90")
+
+    def compile_(self, source, name, given):
+        seen.append(name)
+        return real(self, source, name, given)
+
+    nvrtc.for_arch(70)  # loading asks for the version with a program of its own
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", compile_)
+    rows = kernel_survey.survey([kernel_tree.kernel()], archs, root=root, folder=tmp_path / "cache")
+    assert len(seen) == (1 if assembler else len(archs))
+    assert [row.arch for row in rows] == list(archs)
+    for row in rows:
+        assert row.figures.spill_bytes == 0
+        assert [problem for problem in row.problems if '"idle" was declared but never referenced' in problem]
+
+
+def test_an_assembler_that_fails_is_a_compile_error_with_its_log(tmp_path, monkeypatch):
+    """Of the architecture at hand, though another of the generation was compiled."""
+    root, known = kernel_tree.make(tmp_path / "kernels", small=SOURCE_THAT_WARNS), {}
+    compile_unit(kernel_tree.kernel(), "sm_80", root=root, folder=tmp_path / "cache", known=known)
+    monkeypatch.setattr(ptxas.Ptxas, "assemble", lambda *_: Program("ptxas ended with 1", "unit.ptx: fatal"))
+    with pytest.raises(CompileError, match=r"sm_86[\s\S]*unit\.ptx: fatal"):
+        compile_unit(kernel_tree.kernel(), "sm_86", root=root, folder=tmp_path / "cache", known=known)
+    assert list(known) == ["sm_80"]
+
+
+def test_what_is_derived_is_found_by_who_compiles_for_one_architecture(tmp_path, monkeypatch):
+    """The key is the same, and so is the code."""
+    root, known, folder = kernel_tree.make(tmp_path / "kernels", small=SOURCE_THAT_WARNS), {}, tmp_path / "cache"
+    for arch in ("sm_80", "sm_86"):
+        compile_unit(kernel_tree.kernel(), arch, root=root, folder=folder, known=known)
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda *_: pytest.fail("compiled again"))
+    found = compiler.compile_kernel(kernel_tree.kernel(), "sm_86", root=root, folder=folder)
+    assert found.path.read_bytes() == known["sm_86"].cubin
