@@ -153,11 +153,12 @@ def test_a_board_with_its_chips_rate_ranks_by_the_chip_alone(slug, dtype):
         assert ranked(problem, board) == ranked(problem, unknown), problem
 
 
-def test_of_equal_tiles_the_one_with_the_widest_load_stays():
-    """A narrower load moves the same bytes in more instructions; it would take a contender's place."""
-    for vector, want in ((8, 8), (4, 4)):
-        found = variants.fitting(Problem("gemm_nt", "float16", 99, 64, 64, vector=vector), A100)
-        assert [one.vector for one in found if one.tile.name == "128x64x32"] == [want]
+@pytest.mark.parametrize("operation", ["gemm_nt", "gemm_tn", "conv2d_wgrad"])
+@pytest.mark.parametrize("vector", [8, 4])
+def test_narrow_loads_are_for_rows_that_no_wide_ones_take(operation, vector):
+    """On tensor cores, whatever the tile: a narrower load moves the same bytes in more instructions."""
+    found = variants.fitting(Problem(operation, "float16", 99, 64, 64, vector=vector), A100)
+    assert {one.vector for one in found if one.family == "mma"} == {vector}
     assert not [one for one in variants.fitting(Problem("gemm_nt", "float16", 99, 64, 64), A100) if one.vector > 1]
 
 
