@@ -7,24 +7,24 @@
 // A null pointer leaves its term out; all branches are uniform.  `residual` may be `out` itself: y += ... .  `mask`
 // is the saved output of a ReLU, whose gradient passes where that was positive.
 //
-// A pass has what its layer can mean, and nothing else is compiled into it:
+// Only those terms are compiled into a pass that its layer can ask for:
 //
-//   forward (gemm_nt, conv2d_fprop)              all but the mask, and statistics
+//   forward (gemm_nt, conv2d_fprop)              all but the mask
 //   an input's gradient (gemm_nn, conv2d_dgrad)  residual and mask
 //   a filter's gradient (gemm_tn, conv2d_wgrad)  residual
-//   split_k_reduce, which finishes all of them   all but statistics
+//   split_k_reduce, which finishes any of them   all but statistics
 #pragma once
 
 #include "common/activation.cuh"
 
 #if defined(OPERATION_GEMM_NT) || defined(OPERATION_CONV2D_FPROP)
-constexpr bool IS_FORWARD = true, HAS_MASK = false;
+constexpr bool HAS_FORWARD_TERMS = true, HAS_MASK = false;
 #elif defined(OPERATION_GEMM_NN) || defined(OPERATION_CONV2D_DGRAD)
-constexpr bool IS_FORWARD = false, HAS_MASK = true;
+constexpr bool HAS_FORWARD_TERMS = false, HAS_MASK = true;
 #elif defined(OPERATION_GEMM_TN) || defined(OPERATION_CONV2D_WGRAD)
-constexpr bool IS_FORWARD = false, HAS_MASK = false;
+constexpr bool HAS_FORWARD_TERMS = false, HAS_MASK = false;
 #else
-constexpr bool IS_FORWARD = true, HAS_MASK = true;
+constexpr bool HAS_FORWARD_TERMS = true, HAS_MASK = true;
 #endif
 
 // The output as numbers.  Mirrored by cubatch/engine/native/product.py: no padding.
@@ -47,15 +47,15 @@ struct Epilogue : Output {
   float* partials;             // [slices][rows][columns]: sums of a split gemm_k, finished by split_k_reduce
 
   // Whether 4 neighbouring columns are finished at once: other activations than ReLU would be long four times over.
-  CB_DEVICE bool is_wide() const { return wide && (!IS_FORWARD || activation <= ACTIVATION_RELU); }
+  CB_DEVICE bool is_wide() const { return wide && (!HAS_FORWARD_TERMS || activation <= ACTIVATION_RELU); }
 };
 
 // Finish one element: `place` is its number in the output.
 CB_DEVICE void finish_one(const Epilogue& epilogue, i64 place, int column, float sum) {
-  if (IS_FORWARD && epilogue.scale) sum = fmaf(sum, epilogue.scale[column], epilogue.shift[column]);
-  if (IS_FORWARD && epilogue.bias) sum += to_float(epilogue.bias[column]);
+  if (HAS_FORWARD_TERMS && epilogue.scale) sum = fmaf(sum, epilogue.scale[column], epilogue.shift[column]);
+  if (HAS_FORWARD_TERMS && epilogue.bias) sum += to_float(epilogue.bias[column]);
   if (epilogue.residual) sum += to_float(epilogue.residual[place]);
-  if (IS_FORWARD) sum = activate(epilogue.activation, sum);
+  if (HAS_FORWARD_TERMS) sum = activate(epilogue.activation, sum);
   if (HAS_MASK && epilogue.mask) sum = to_float(epilogue.mask[place]) > 0.0f ? sum : 0.0f;
   epilogue.out[place] = from_float<CB_ELEMENT>(sum);
 }
@@ -65,7 +65,7 @@ CB_DEVICE void finish_one(const Epilogue& epilogue, i64 place, int column, float
 // rows come before their use, so that they are waited for together.
 template <int ROWS>
 CB_DEVICE void finish_wide(const Epilogue& epilogue, const i64 (&place)[ROWS], int column, float (&sum)[ROWS][4]) {
-  if (IS_FORWARD && epilogue.scale) {
+  if (HAS_FORWARD_TERMS && epilogue.scale) {
     const Vec<float, 4> scale = cb_load<float, 4>(epilogue.scale + column);
     const Vec<float, 4> shift = cb_load<float, 4>(epilogue.shift + column);
     CB_UNROLL
@@ -74,7 +74,7 @@ CB_DEVICE void finish_wide(const Epilogue& epilogue, const i64 (&place)[ROWS], i
       for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(sum[i][j], scale.v[j], shift.v[j]);
     }
   }
-  if (IS_FORWARD && epilogue.bias) {
+  if (HAS_FORWARD_TERMS && epilogue.bias) {
     const Vec<CB_ELEMENT, 4> bias = cb_load<CB_ELEMENT, 4>(epilogue.bias + column);
     CB_UNROLL
     for (int i = 0; i < ROWS; ++i) {
@@ -94,7 +94,7 @@ CB_DEVICE void finish_wide(const Epilogue& epilogue, const i64 (&place)[ROWS], i
       for (int j = 0; j < 4; ++j) sum[i][j] += to_float(residual[i].v[j]);
     }
   }
-  if (IS_FORWARD && epilogue.activation == ACTIVATION_RELU) {
+  if (HAS_FORWARD_TERMS && epilogue.activation == ACTIVATION_RELU) {
     CB_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       CB_UNROLL

@@ -78,11 +78,11 @@ CB_DEVICE void stage_strip(const float (&strip)[STRIP], float* staging) {
 CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[STRIP], int first, int columns,
                            unsigned char* tile) {
   const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
-  const bool rectifies = IS_FORWARD && epilogue.activation == ACTIVATION_RELU;
+  const bool rectifies = HAS_FORWARD_TERMS && epilogue.activation == ACTIVATION_RELU;
   CB_UNROLL
   for (int i = 0; i < COLUMNS / 8; ++i) {
     Vec<CB_ELEMENT, 2> bias = {};
-    if (IS_FORWARD && epilogue.bias && 8 * i + pair < columns) {
+    if (HAS_FORWARD_TERMS && epilogue.bias && 8 * i + pair < columns) {
       bias = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
     }
     CB_UNROLL

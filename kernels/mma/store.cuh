@@ -159,7 +159,7 @@ CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Pla
   float* slab = floats + cb_warp() * SLAB;
   Statistics statistics;
   CB_NO_UNROLL
-  for (int pass = IS_FORWARD && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
+  for (int pass = HAS_FORWARD_TERMS && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
     CB_NO_UNROLL
     for (int group = 0; group < GROUPS_M; ++group) {
       copy_group(sums, group, slab);
@@ -167,12 +167,12 @@ CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Pla
       const int m = warp.m + group * GROUP;
       if (pass == STORE) {
         store_group(epilogue, tile, m, warp.n, slab);
-      } else if constexpr (IS_FORWARD) {
+      } else if constexpr (HAS_FORWARD_TERMS) {
         statistics.add(slab, tile.rows - m, pass == DEVIATIONS);
       }
       cb_sync_warp();
     }
-    if constexpr (IS_FORWARD) {
+    if constexpr (HAS_FORWARD_TERMS) {
       if (pass == STORE) return;
       float total[LANE_COLUMNS];
       statistics.add_warps(warp, floats + NUM_WARPS * SLAB + pass * WARPS_M * TILE_N, total);

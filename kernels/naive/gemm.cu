@@ -31,7 +31,7 @@ CB_DEVICE void multiply(const CB_ELEMENT* a, i64 a_row, i64 a_step, const CB_ELE
   if (index >= product.m * product.n) return;
   const i64 m = index / product.n, n = index % product.n;
   float sum = bias ? to_float(bias[n]) : 0.0f;
-  CB_NO_UNROLL
+  CB_NO_UNROLL  // or NVVM unrolls it for some architectures, which then share no PTX with the others
   for (i64 k = 0; k < product.k; ++k) {
     sum = fmaf(to_float(a[m * a_row + k * a_step]), to_float(b[n * b_column + k * b_step]), sum);
   }

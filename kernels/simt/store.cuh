@@ -150,13 +150,13 @@ CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Pla
   float* copy = shared + cb_thread() * PIECE;
   ColumnSums* columns = reinterpret_cast<ColumnSums*>(shared + NUM_THREADS * PIECE_ROWS * PIECE);
   CB_NO_UNROLL
-  for (int pass = IS_FORWARD && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
+  for (int pass = HAS_FORWARD_TERMS && epilogue.statistics ? MEAN : STORE; pass <= STORE; ++pass) {
     float total[PIECE] = {};
     CB_NO_UNROLL
     for (int number = 0; number < DOWN * ACROSS; ++number) {
       const int m = thread.row(number % DOWN * PIECE_ROWS), column = thread.column(number / DOWN * PIECE);
       copy_piece(sums, number, copy);
-      if (IS_FORWARD && pass < STORE) {
+      if (HAS_FORWARD_TERMS && pass < STORE) {
         add_piece(total, copy, pass == MEAN ? nullptr : columns->mean + column, tile.rows - m);
         if (number % DOWN == DOWN - 1) sum_lanes(total, columns->of_warp[cb_warp() / WARPS_N] + column);
       } else if (epilogue.is_wide()) {
@@ -165,6 +165,6 @@ CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Pla
         store_each(epilogue, tile, m, column, copy);
       }
     }
-    if (IS_FORWARD && pass < STORE) finish_columns(epilogue, tile, columns, pass == MEAN);
+    if (HAS_FORWARD_TERMS && pass < STORE) finish_columns(epilogue, tile, columns, pass == MEAN);
   }
 }

@@ -1,4 +1,4 @@
-"""What a product ends with: nt bias and activation; nn residual and mask, or nothing; tn a residual, or nothing."""
+"""Drawn epilogues of products: bias and activation for nt, residual and mask for nn, residual for tn."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from typing import Any
 
 import attrs
 import numpy as np
+from hypothesis import strategies as st
 
 from cubatch.engine.native.product import Fused
 from tests.kernels import cases
 
+PARTS = st.sampled_from([(), ("residual",), ("mask",), ("residual", "mask")])
+"""What the product of a gradient has; one that has nothing is stored another way in places."""
+
 
 @attrs.frozen(eq=False)
-class Ends:
+class Epilogue:
     """
-    Drawn arrays; None where there is no such end.
+    Drawn arrays; None where there is no such term.
 
     Attributes:
         bias: (n,).
@@ -22,10 +26,10 @@ class Ends:
         activation: "none", "relu", ...
     """
 
-    bias: Any
-    residual: Any
-    mask: Any
-    activation: str
+    bias: Any = None
+    residual: Any = None
+    mask: Any = None
+    activation: str = "none"
 
     def put(self, launcher: Any) -> tuple[Any, Fused]:
         """Give the bias and all else on the device."""
@@ -43,11 +47,21 @@ class Ends:
         return values if self.mask is None else np.where(cases.decoded(self.mask) > 0, values, 0)
 
 
-def drawn(random: np.random.Generator, layout: str, m: int, n: int, dtype: str, activation: str = "none") -> Ends:
-    """Draw what a layout's product of (m, n) elements ends with; only nt has an activation."""
+def drawn(
+    random: np.random.Generator, layout: str, m: int, n: int, dtype: str, *, activation: str, parts: tuple[str, ...]
+) -> Epilogue:
+    """
+    Draw what a layout's product of (m, n) elements can end with.
+
+    Args:
+        random: Fills the arrays.
+        layout: "nt", "nn" or "tn".
+        m, n: Extents.
+        dtype: Storage type.
+        activation: Of nt, which has a bias too.
+        parts: Of nn; tn has no mask.
+    """
     if layout == "nt":
-        return Ends(cases.drawn(random, (n,), dtype), None, None, activation)
-    if random.integers(2):
-        return Ends(None, None, None, "none")
-    residual = cases.drawn(random, (m, n), dtype)
-    return Ends(None, residual, cases.drawn(random, (m, n), dtype) if layout == "nn" else None, "none")
+        return Epilogue(bias=cases.drawn(random, (n,), dtype), activation=activation)
+    allowed = parts if layout == "nn" else [part for part in parts if part != "mask"]
+    return Epilogue(**{part: cases.drawn(random, (m, n), dtype) for part in allowed})

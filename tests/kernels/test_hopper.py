@@ -7,7 +7,7 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cubatch import tensor_map
@@ -17,7 +17,7 @@ from cubatch.product_scratch import product_workspace
 from cubatch.variants import Problem, most_partial_bytes, ranked
 from cubatch.windows import conv_shape
 from tests.checks import assert_within
-from tests.kernels import cases, ends, hopper_cases
+from tests.kernels import cases, epilogues, hopper_cases
 from tests.kernels.conftest import BUILD
 from tests.kernels.hopper_cases import H200, TILES, bound, context, element
 
@@ -49,14 +49,16 @@ def operand(random, rows, columns, dtype, *, turned):
     return cases.drawn(random, (columns, rows) if turned else (rows, columns), dtype)
 
 
-@given(products(), st.sampled_from(["none", "relu", "silu"]), SEEDS)
+@given(products(), st.sampled_from(["none", "relu", "silu"]), epilogues.PARTS, SEEDS)
+@example(("float16", "nn", 200, 136, 72, False), "none", (), 1)  # stored by the copy engine
+@example(("bfloat16", "tn", 200, 136, 72, False), "none", (), 2)
 @FEW
-def test_products_stay_within_the_rounding_of_their_sums(launcher, product, activation, seed):
-    """Each output is a dot product of length k and what its layout ends with, residues on every axis."""
+def test_products_stay_within_the_rounding_of_their_sums(launcher, product, activation, parts, seed):
+    """Each output is a dot product of length k and its layout's epilogue, residues on every axis."""
     (dtype, layout, m, n, k, swapped), random = product, np.random.default_rng(seed)
     a = operand(random, m, k, dtype, turned=layout[0] == "t")
     b = operand(random, k, n, dtype, turned=layout[1] == "t")
-    end = ends.drawn(random, layout, m, n, dtype, activation)
+    end = epilogues.drawn(random, layout, m, n, dtype, activation=activation, parts=parts)
     out = launcher.unwritten((m, n), element(dtype))
     bias, fused = end.put(launcher)
     where = context(launcher, swapped=swapped)
@@ -96,6 +98,22 @@ def test_fprop_stays_within_the_rounding_of_its_sums(launcher, convolution, swap
     want, magnitude = cases.conv2d(drawn, x, w, b), cases.conv2d(drawn, abs(x), abs(w), abs(b))
     tolerance = bound(w[0].size + 1, magnitude, want, dtype)
     assert_within(cases.decoded(launcher.get(y)), np.maximum(want, 0), tolerance, axes="npqk", label=str(drawn))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_a_plain_dgrad_of_one_phase_is_stored_by_the_copy_engine(launcher, dtype):
+    """What training runs most: stride 1 and nothing fused; the last rows are a part of a tile."""
+    drawn = cases.Conv(n=3, h=9, w=11, c=72, k=64, r=3, s=2, pad=(1, 1, 0, 1))
+    random = np.random.default_rng(len(dtype))
+    dy, w = cases.drawn(random, drawn.y_shape, dtype), cases.drawn(random, drawn.w_shape, dtype)
+    dx = launcher.unwritten(drawn.x_shape, element(dtype))
+    conv.conv2d_dgrad(
+        context(launcher), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx, **drawn.options
+    )  # fmt: skip
+    dy, w = cases.decoded(dy), cases.decoded(w)
+    want, magnitude = cases.conv2d_dgrad(drawn, dy, w), cases.conv2d_dgrad(drawn, abs(dy), abs(w))
+    tolerance = bound(drawn.k * drawn.r * drawn.s, magnitude, want, dtype)
+    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=dtype)
 
 
 @given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), SEEDS)

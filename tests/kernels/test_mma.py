@@ -22,7 +22,7 @@ from cubatch.engine.native.product import Fused, statistics_tiles
 from cubatch.hardware import Device
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import SCHEDULES, Simulator
-from tests.kernels import cases, conftest, ends
+from tests.kernels import cases, conftest, epilogues
 
 # Which tile an operation is tested with, by architecture and type: each tile shape, and each operation of each type.
 OPERATIONS = ("gemm_nt", "gemm_nn", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
@@ -106,11 +106,12 @@ def widened(shape, times):
 CONVOLUTIONS = cases.convolutions(most_n=3, most_extent=7, most_channels=5)
 
 
-def check_product(launcher, layout, m, n, k, dtype, seed, *, relu=False):
+def check_product(launcher, layout, m, n, k, dtype, seed, *, relu=False, parts=("residual", "mask")):
     random = np.random.default_rng(seed)
     a = drawn(random, (k, m) if layout[0] == "t" else (m, k), dtype)
     b = drawn(random, (n, k) if layout[1] == "t" else (k, n), dtype)
-    end = ends.drawn(random, layout, m, n, stored(dtype), "relu" if relu else "none")
+    activation = "relu" if relu else "none"
+    end = epilogues.drawn(random, layout, m, n, stored(dtype), activation=activation, parts=parts)
     out = launcher.unwritten((m, n), element(dtype))
     bias, fused = end.put(launcher)
     gemm.gemm(context(launcher, dtype), launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
@@ -169,13 +170,25 @@ def check_wgrad(launcher, shape, dtype, seed):
 CHECKS = {"fprop": check_fprop, "dgrad": check_dgrad, "wgrad": check_wgrad}
 
 
-@given(products(), st.integers(0, 2), st.booleans(), SEEDS)
+@given(products(), st.integers(0, 2), st.booleans(), epilogues.PARTS, SEEDS)
 @FEW
-def test_products_stay_within_the_rounding_of_their_sums(launcher, product, number, relu, seed):
-    """Each output is a dot product of length k and what its layout ends with, in every type, residues on every axis."""
+def test_products_stay_within_the_rounding_of_their_sums(launcher, product, number, relu, parts, seed):
+    """Each output is a dot product of length k and its layout's epilogue, in every type, residues on every axis."""
     dtype = dtypes(launcher)[number % len(dtypes(launcher))]
     layout, *extents = product
-    check_product(launcher, layout, *(VECTORS[dtype] * extent for extent in extents), dtype, seed, relu=relu)
+    extents = (VECTORS[dtype] * extent for extent in extents)
+    check_product(launcher, layout, *extents, dtype, seed, relu=relu, parts=parts)
+
+
+@given(products(), st.booleans(), epilogues.PARTS, SEEDS)
+@FEW
+def test_products_of_narrow_rows_stay_within_the_rounding_of_their_sums(launcher, product, relu, parts, seed):
+    """Rows of an odd number of 8 bytes, which nt and tn run by the code of 1x1 convolutions for."""
+    layout, *extents = product
+    narrow = kernel.find(f"gemm_{layout}", "float16", tile=NARROW[min(launcher.arch, 80)], vector=4, family="mma")
+    assert (narrow.entry == narrow.operation) == (layout == "nn")
+    extents = (4 * (extent | 1) for extent in extents)
+    check_product(launcher, layout, *extents, "float16", seed, relu=relu, parts=parts)
 
 
 @given(CONVOLUTIONS, st.integers(0, 2), st.sampled_from(list(CHECKS)), SEEDS)

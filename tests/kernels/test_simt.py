@@ -16,7 +16,7 @@ from cubatch.product_scratch import conv2d_wgrad_workspace
 from cubatch.windows import conv_shape
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import Simulator
-from tests.kernels import cases, ends
+from tests.kernels import cases, epilogues
 
 # Which tile an operation is tested with: compiling all of them for the CPU takes minutes, so each tile shape and each
 # way to load is there for some operation, and each operation has several.
@@ -85,15 +85,15 @@ def operand(random, rows, columns, dtype, *, turned):
     return cases.drawn(random, (columns, rows) if turned else (rows, columns), dtype)
 
 
-@given(products(), st.sampled_from(cases.DTYPES), st.booleans(), SEEDS)
+@given(products(), st.sampled_from(cases.DTYPES), st.booleans(), epilogues.PARTS, SEEDS)
 @FEW
-def test_products_stay_within_the_rounding_of_their_sums(launcher, product, dtype, relu, seed):
-    """Each output is a dot product of length k and what its layout ends with, residues on every axis."""
+def test_products_stay_within_the_rounding_of_their_sums(launcher, product, dtype, relu, parts, seed):
+    """Each output is a dot product of length k and its layout's epilogue, residues on every axis."""
     assume(dtype in dtypes(launcher))
     (layout, m, n, k), random = product, np.random.default_rng(seed)
     a = operand(random, m, k, dtype, turned=layout[0] == "t")
     b = operand(random, k, n, dtype, turned=layout[1] == "t")
-    end = ends.drawn(random, layout, m, n, dtype, "relu" if relu else "none")
+    end = epilogues.drawn(random, layout, m, n, dtype, activation="relu" if relu else "none", parts=parts)
     out = launcher.unwritten((m, n), element(dtype))
     bias, fused = end.put(launcher)
     gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
@@ -440,6 +440,12 @@ def test_a_pass_refuses_what_its_layer_cannot_mean(launcher):
     for layout in ("nt", "tn"):
         with pytest.raises(InvalidArgument, match=f"mask.*gemm_{layout}"):
             gemm.gemm(where, square, square, layout=layout, fused=Fused(mask=square))
+    x, w = launcher.put(np.ones((2, 5, 5, 4), np.float32)), launcher.put(np.ones((4, 3, 3, 4), np.float32))
+    y = conv.conv2d(where, x, w)
+    with pytest.raises(InvalidArgument, match=r"activation.*conv2d_fprop or gemm_nt alone.*conv2d_dgrad"):
+        conv.conv2d_dgrad(where, y, w, x_shape=x.shape, fused=Fused(activation="relu"))
+    with pytest.raises(InvalidArgument, match=r"mask.*conv2d_dgrad or gemm_nn alone.*conv2d_wgrad"):
+        conv.conv2d_wgrad(where, x, y, dw=w, fused=Fused(mask=w))
 
 
 def test_the_planned_workspace_is_enough(launcher):

@@ -54,7 +54,8 @@ def conv2d(
         fused: What else happens to y before it is stored.
 
     Raises:
-        InvalidArgument: If arrays do not go together, an image has 2^31 elements, or the workspace is too small.
+        InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
+            2^31 elements, or the workspace is too small.
     """
     shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
     y_shape = _y_shape(shape, len(x))
@@ -106,7 +107,8 @@ def conv2d_dgrad(
         fused: What else happens to dx before it is stored.
 
     Raises:
-        InvalidArgument: If arrays do not go together, an image has 2^31 elements, or the workspace is too small.
+        InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
+            2^31 elements, or the workspace is too small.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
@@ -150,7 +152,8 @@ def conv2d_wgrad(
         fused: What else happens to dw before it is stored: residual=dw adds to what is there.
 
     Raises:
-        InvalidArgument: If arrays do not go together, an image has 2^31 elements, or the workspace is too small.
+        InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
+            2^31 elements, or the workspace is too small.
     """
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
     if fused is PLAIN and supports(shape):

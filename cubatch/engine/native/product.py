@@ -30,7 +30,7 @@ PIECE = 4
 _REDUCED = 1024  # elements of a block of split_k_reduce
 _FORWARD = ("conv2d_fprop", "gemm_nt")
 _OF_INPUT = ("conv2d_dgrad", "gemm_nn")
-# What only some passes end with, as kernels/common/epilogue.cuh has it.
+# Which passes have what in their epilogue: kernels/common/epilogue.cuh.
 _MEANT_FOR = {
     "bias": _FORWARD, "scale": _FORWARD, "shift": _FORWARD, "activation": _FORWARD, "statistics": _FORWARD,
     "mask": _OF_INPUT,
@@ -68,7 +68,7 @@ class Fused:
 
     y = activation(scale * product + shift + bias + residual), and zero where mask is not positive.
 
-    A pass takes what its layer can mean: forward (fprop, nt) all but the mask, the gradient of an input (dgrad, nn)
+    A pass takes what its layer can ask for: forward (fprop, nt) all but the mask, the gradient of an input (dgrad, nn)
     residual and mask, the gradient of a filter (wgrad, tn) the residual.
 
     Attributes:
@@ -266,11 +266,11 @@ def _launch(
 
 
 def _check(operation: str, out: Any, rows: int, columns: int, bias: Any, fused: Fused) -> None:
-    activation = None if fused.activation == "none" else fused.activation
-    given = {**attrs.asdict(fused, recurse=False), "bias": bias, "activation": activation}
+    given = {"bias": bias, "activation": None if fused.activation == "none" else fused.activation}
     for name, operations in _MEANT_FOR.items():
-        if given[name] is not None and operation not in operations:
-            raise InvalidArgument(name, f"given to {operation}", "left out but for " + " and ".join(operations))
+        value = given[name] if name in given else getattr(fused, name)
+        if value is not None and operation not in operations:
+            raise InvalidArgument(name, f"given to {operation}", "given to " + " or ".join(operations) + " alone")
     check(out.dtype, (columns,), b=bias)
     check(np.float32, (columns,), scale=fused.scale, shift=fused.shift)
     check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
