@@ -98,13 +98,14 @@ def compile_unit(
     kept = cubins.load(folder, key, code=code)
     if kept is not None:
         return kept
-    program = None if known is None else sharing.derive(kernel, arch, compiler.version, known)
+    program = None if known is None else sharing.derive(kernel, arch, compiler.version, known, code=code)
     if program is None:
         # NVRTC looks for a header beside the file that includes it, then in the root.
         program = compiler.compile(texts[kernel.source], str(root / kernel.source), (*given, f"-I{root}"))
     trouble = "\n".join(match[0] for match in _TROUBLE.finditer(program.log))
     if program.error or trouble:
-        raise CompileError(kernel.name, arch, given, trouble or program.log or program.error)
+        said = "\n".join(text for text in (program.error, program.log) if text)
+        raise CompileError(kernel.name, arch, given, trouble or said)
     found = read_resources(program.log, program.ptx)
     if known is not None:
         known[arch] = program

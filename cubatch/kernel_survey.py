@@ -90,6 +90,8 @@ def survey(
         InvalidArgument: If an architecture is not known to it.
         UnknownName: If the limits of its SM are not known.
     """
+    for arch in archs:
+        sm_limits(_capability(arch))
     units = _units(chosen, archs)
 
     def compiled_for_each(unit: Mapping[str, Sequence[Kernel]]) -> list[Row]:
@@ -129,10 +131,9 @@ def _units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[dict[str, lis
     """Group variants of one source and its macros by architecture, those that have something in common together."""
     units: dict[tuple[object, ...], dict[str, list[Kernel]]] = {}
     for arch in archs:
-        sm_limits(_capability(arch))
         for kernel in chosen:
             if kernel.runs_on(arch_number(arch)):
-                unit = (kernel.source, kernel.defines, sharing.generation(kernel, arch))
+                unit = (kernel.source, kernel.defines, sharing.shared_ptx(kernel, arch))
                 units.setdefault(unit, {}).setdefault(arch, []).append(kernel)
     return list(units.values())
 

@@ -34,7 +34,7 @@ class Program:
     What came of compiling one source.
 
     Attributes:
-        error: NVRTC's name of what went wrong; empty where nothing did.
+        error: What went wrong, as NVRTC or ptxas names it; empty where nothing did.
         log: Everything that compiler and assembler said.
         ptx: The intermediate text; empty after an error.
         cubin: The machine code; empty after an error, or where no `-arch=sm_...` asked for it.
@@ -157,17 +157,29 @@ def for_arch(arch: int) -> Nvrtc:
 @cache
 def candidates() -> tuple[str, ...]:
     """List where NVRTC may be: its wheels of PyPI, the toolkit at CUDA_PATH or CUDA_HOME, the system's loader."""
-    found: list[str] = []
-    for wheel in _WHEELS:
-        try:
-            files = metadata.distribution(wheel).files or []
-        except metadata.PackageNotFoundError:
-            continue
-        found += [str(file.locate()) for file in files if _FILE.fullmatch(file.name)]
+    found = wheel_files(_WHEELS, _FILE)
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         for folder in ("lib64", "lib") if os.environ.get(variable) else ():
             found += [str(path) for path in sorted((Path(os.environ[variable]) / folder).glob("libnvrtc.so*"))]
     return (*found, *_SYSTEM)
+
+
+def wheel_files(wheels: Sequence[str], name: re.Pattern[str]) -> list[str]:
+    """
+    List the files of installed wheels whose whole name matches.
+
+    Args:
+        wheels: Names of packages; what is not installed is left out.
+        name: Of the file, without its folder.
+    """
+    found: list[str] = []
+    for wheel in wheels:
+        try:
+            files = metadata.distribution(wheel).files or []
+        except metadata.PackageNotFoundError:
+            continue
+        found += [str(file.locate()) for file in files if name.fullmatch(file.name)]
+    return found
 
 
 @cache

@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import attrs
 
+from cubatch import nvrtc
 from cubatch.nvrtc import Program
 
 _WHEELS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
@@ -72,13 +72,7 @@ def of_version(version: str) -> Ptxas | None:
 @cache
 def _installed() -> tuple[Ptxas, ...]:
     """List the assemblers of PyPI's wheels, of the toolkit at CUDA_PATH or CUDA_HOME, and on the PATH."""
-    places: list[str] = []
-    for wheel in _WHEELS:
-        try:
-            files = metadata.distribution(wheel).files or []
-        except metadata.PackageNotFoundError:
-            continue
-        places += [str(file.locate()) for file in files if file.name == "ptxas"]
+    places = nvrtc.wheel_files(_WHEELS, re.compile("ptxas"))
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         if os.environ.get(variable):
             places.append(str(Path(os.environ[variable]) / "bin" / "ptxas"))

@@ -1,10 +1,10 @@
 """
 What neighbouring architectures have in common, so that a source is not compiled from the start for each of them.
 
-More than half of the time that a cubin takes goes into its PTX.  That is the same for architectures of a generation but
-for the line that names them, and ptxas then makes the machine code that NVRTC would have made.  For sm_89 that is the
-code of sm_86, which NVIDIA's binary compatibility lets run there.  Both were found by comparing, hold for one build of
-the compiler, and are compared again by the tests.
+More than half of the time that a cubin takes goes into its PTX.  Groups of architectures have it in common but for the
+line that names them, and ptxas makes of it the cubin that NVRTC would have made.  The instructions for sm_89 are those
+for sm_86, so that what one takes the other does.  All variants were compared for this under one build of the compiler;
+the tests compare one of each group again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cubatch.kernel import Kernel, arch_number
 from cubatch.nvrtc import Program
 
 _BUILD = "12.9.86"
-_SAME_CODE = {"sm_89": "sm_86"}
+_SAME_INSTRUCTIONS = {"sm_89": "sm_86"}
 
 _SAME_PTX = ((52, 61), (70, 75, 80, 86, 89, 90), (100, 120))
 # Conversion to bfloat16 is an instruction from sm_80 on; tensor cores differ before that.
@@ -27,11 +27,12 @@ _CUT_AT_SM_80 = ((52, 61), (70, 75), (80, 86, 89, 90), (100, 120))
 _TENSOR_CORES = ((80, 86, 89, 90), (100, 120))
 
 _TARGET = re.compile(r"^\.target \w+", re.MULTILINE)
+_BY_ASSEMBLER = re.compile(r"^ptxas ", re.MULTILINE)
 
 
-def generation(kernel: Kernel, arch: str) -> str:
+def shared_ptx(kernel: Kernel, arch: str) -> str:
     """
-    Name the architectures that share a kernel's PTX by the first of them: "sm_80" for sm_80 to sm_90.
+    Name the architectures that have a kernel's PTX in common by the first of them: "sm_80" for sm_80 to sm_90.
 
     Args:
         kernel: Which.
@@ -45,7 +46,7 @@ def generation(kernel: Kernel, arch: str) -> str:
     return next((f"sm_{archs[0]}" for archs in same if number in archs), arch)
 
 
-def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program]) -> Program | None:
+def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program], *, code: bool) -> Program | None:
     """
     Give what NVRTC would compile, by what it compiled for other architectures.
 
@@ -54,20 +55,21 @@ def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program]
         arch: "sm_86".
         version: NVRTC's build, which ptxas must be of too.
         known: What came of it, by architecture.
+        code: Whether the machine code itself is wanted, or only what it takes.
 
     Returns:
-        Program: None where it has to be compiled: nothing of its generation is known, there is no ptxas, or the build
-            is another than the one that was compared.
+        Program: None where it has to be compiled: its PTX is not known, there is no ptxas, or the build is another than
+            the one that was compared.
     """
     assembler = ptxas.of_version(version) if version == _BUILD else None
     if assembler is None:
         return None
-    if _SAME_CODE.get(arch) in known:
-        return known[_SAME_CODE[arch]]
-    wanted = generation(kernel, arch)
-    found = next((program for other, program in known.items() if generation(kernel, other) == wanted), None)
+    if not code and _SAME_INSTRUCTIONS.get(arch) in known:
+        return known[_SAME_INSTRUCTIONS[arch]]
+    wanted = shared_ptx(kernel, arch)
+    found = next((program for other, program in known.items() if shared_ptx(kernel, other) == wanted), None)
     if found is None:
         return None
     program = assembler.assemble(_TARGET.sub(f".target {arch}", found.ptx, count=1), arch)
-    said_of_source = found.log.partition("ptxas ")[0]
+    said_of_source = _BY_ASSEMBLER.split(found.log, maxsplit=1)[0]
     return attrs.evolve(program, log=said_of_source + program.log)
