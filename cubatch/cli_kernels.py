@@ -100,7 +100,9 @@ def _known(archs: Sequence[str]) -> Sequence[str]:
     for arch in archs:
         if arch_number(arch) not in known:
             raise UnknownName("arch", arch, [f"sm_{number}" for number in known])
-    return archs
+    return list(
+        dict.fromkeys(f"sm_{arch_number(arch)}" for arch in archs)
+    )  # sm_90a is compiled where a family needs it
 
 
 def _here() -> Sequence[str]:

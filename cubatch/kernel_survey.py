@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -94,9 +95,11 @@ def survey(
         sm_limits(_capability(arch))
     units = _units(chosen, archs)
 
+    ending = threading.Event()
+
     def compiled_for_each(unit: Mapping[str, Sequence[Kernel]]) -> list[Row]:
         known: dict[str, Program] = {}
-        return [row for arch, kernels in unit.items() for row in compiled(arch, kernels, known)]
+        return [row for arch, kernels in unit.items() if not ending.is_set() for row in compiled(arch, kernels, known)]
 
     def compiled(arch: str, kernels: Sequence[Kernel], known: dict[str, Program]) -> list[Row]:
         expected = _expected(kernels[0], arch)
@@ -122,6 +125,7 @@ def survey(
                 if progress is not None:
                     progress(done, of_all, f"{found[-1].kernel.source} {found[-1].arch}")
         except BaseException:  # Ctrl-C too: what has not begun need not
+            ending.set()
             pool.shutdown(cancel_futures=True)
             raise
     return [rows.get((kernel.name, arch)) or Row(kernel, arch, "not_applicable") for kernel in chosen for arch in archs]

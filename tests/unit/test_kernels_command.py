@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
 import pytest
 
+from cubatch import compile as compiler
 from cubatch import kernel as kernel_module
 from cubatch import kernel_budget, kernel_survey, nvrtc, probe
 from cubatch.errors import InvalidArgument, InvalidData, UnknownName
@@ -324,6 +327,42 @@ def test_progress_counts_compile_units(tree, tmp_path):
     )
     assert [at[:2] for at in seen] in ([(1, 3), (3, 3)], [(2, 3), (3, 3)])
     assert {at[2] for at in seen} == {"small/small.cu sm_90", "small/small.cu sm_100"}
+
+
+def test_what_ends_a_survey_ends_it_between_architectures_too(tree, tmp_path, monkeypatch):
+    """Of a unit for many architectures, which takes seconds, no further one is begun."""
+    root, real = tree(), compiler.compile_unit
+    stopping, seen = threading.Event(), []
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, *arguments, **options):
+            stopping.set()
+            super().shutdown(*arguments, **options)
+
+    def compile_unit(kernel, arch, **options):
+        seen.append(arch)
+        if arch == "sm_70":
+            stopping.wait(60)
+        return real(kernel, arch, **options)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernel_survey, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(compiler, "compile_unit", compile_unit)
+    archs = ("sm_100", "sm_70", "sm_80")
+    with pytest.raises(KeyboardInterrupt):
+        kernel_survey.survey(
+            kernel_module.kernels(), archs, root=root, folder=tmp_path / "c", progress=interrupted
+        )  # fmt: skip
+    assert "sm_80" not in seen
+
+
+def test_an_architecture_counts_once_however_it_is_spelled(run, tree):
+    """sm_90a is a target of sm_90's, which a family takes that needs it."""
+    tree()
+    _, out, _ = run("--arch", "sm_90a", "--arch", "sm_90", "--json", "-")
+    assert [one["arch"] for one in json.loads(out)["kernels"][0]["variants"]] == ["sm_90"]
 
 
 def test_an_error_that_is_no_kernels_ends_the_survey(tree):
