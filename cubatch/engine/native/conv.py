@@ -148,7 +148,8 @@ def conv2d_wgrad(
         pad: As in the forward pass.
         dilation: As in the forward pass.
         groups: As in the forward pass.
-        workspace: 1-D uint8 array of `product_scratch.conv2d_wgrad_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `product_scratch.conv2d_wgrad_workspace` bytes, of `depthwise_wgrad_workspace`
+            where a depthwise kernel computes it. None allocates one.
         fused: What else happens to dw before it is stored: residual=dw adds to what is there.
 
     Raises:
@@ -163,6 +164,7 @@ def conv2d_wgrad(
     check(x.dtype, x.shape, x=x)
     check(x.dtype, _y_shape(shape, len(x)), dy=dy)
     check(x.dtype, dw.shape, dw=dw)
+    check(x.dtype, (shape.k,), db=db)
     vector = vector_of(context, (shape.c // groups, shape.k // groups), x, dy)
     problem = conv2d_problem("conv2d_wgrad", shape, len(x), product_dtype(context, x), vector)
     launch(

@@ -79,6 +79,7 @@ def linear_wgrad(context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, 
     k, c = dw.shape
     check(x.dtype, (*dy.shape[:-1], c), x=x)
     check(x.dtype, (*x.shape[:-1], k), dy=dy)
+    check(x.dtype, (k,), db=db)
     rows = dy.reshape(-1, k)
     gemm(context, rows, x.reshape(-1, c), layout="tn", out=dw, workspace=workspace)
     if db is not None:

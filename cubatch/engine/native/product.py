@@ -271,7 +271,7 @@ def _check(operation: str, out: Any, rows: int, columns: int, bias: Any, fused: 
         value = given[name] if name in given else getattr(fused, name)
         if value is not None and operation not in operations:
             raise InvalidArgument(name, f"given to {operation}", "given to " + " or ".join(operations) + " alone")
-    check(out.dtype, (columns,), b=bias)
+    check(out.dtype, (columns,), bias=bias)
     check(np.float32, (columns,), scale=fused.scale, shift=fused.shift)
     check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
     if out.size != rows * columns:
