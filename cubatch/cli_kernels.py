@@ -100,9 +100,8 @@ def _known(archs: Sequence[str]) -> Sequence[str]:
     for arch in archs:
         if arch_number(arch) not in known:
             raise UnknownName("arch", arch, [f"sm_{number}" for number in known])
-    return list(
-        dict.fromkeys(f"sm_{arch_number(arch)}" for arch in archs)
-    )  # sm_90a is compiled where a family needs it
+    # Each once, and sm_90a as sm_90: a family that needs it is compiled for it.
+    return list(dict.fromkeys(f"sm_{arch_number(arch)}" for arch in archs))
 
 
 def _here() -> Sequence[str]:
