@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import render_gpu, render_predictor
+from benchmarks import render_gpu, render_predictor, render_search
 from benchmarks.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -84,24 +84,6 @@ def engine_cpu(result: dict[str, Any]) -> str:
     return f"{caption}\n\n{table(['batch', *names, 'ratio'], rows)}"
 
 
-def search(result: dict[str, Any]) -> str:
-    """Regret of our search and of the rivals' rules on fake devices: 95th percentile by class."""
-    kinds = list(dict.fromkeys(row["kind"] for row in result["summary"]))
-    finders = list(dict.fromkeys(row["finder"] for row in result["summary"]))
-    cells = {(row["finder"], row["kind"]): row["regret"]["p95"] for row in result["summary"]}
-
-    def text(value: float | None) -> str:
-        return "fails" if value is None else f"{100 * value:.1f}"
-
-    rows = [[finder, *(text(cells[finder, kind]) for kind in kinds)] for finder in finders]
-    caption = (
-        f"{result['date']}, commit {result['commit']}: {result['devices']} fake devices, seed {result['seed']}: "
-        "regret beyond a tolerance of "
-        f"{100 * result['tolerance']:.0f} %, 95th percentile in percent; “fails” is no usable answer."
-    )
-    return f"{caption}\n\n{table(['finder', *kinds], rows)}"
-
-
 def training(result: dict[str, Any]) -> str:
     """Loss and accuracy of a training run, epoch by epoch."""
     rows = [
@@ -158,7 +140,7 @@ def mixed_precision(result: dict[str, Any]) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tuning": tuning,
     "engine_cpu": engine_cpu,
-    "search": search,
+    "search": render_search.search,
     "training": training,
     "imports": imports,
     "mixed_precision": mixed_precision,

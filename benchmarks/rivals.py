@@ -25,6 +25,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
+from cubatch.results import Goal
 from cubatch.runner import Runner
 
 GIB = 2**30
@@ -42,6 +43,7 @@ class Task:
         bytes_per_sample: What the finder's own table says a sample takes; only dorado has one.
         parameters: Trainable parameters of the network.
         cores: Cores of the host.
+        goal: What is to be as good as possible; the finders of this module know throughput, if that.
     """
 
     max_batch_size: int
@@ -50,6 +52,7 @@ class Task:
     bytes_per_sample: float
     parameters: int = 1_000_000
     cores: int = 8
+    goal: Goal = attrs.field(factory=Goal)
 
 
 Rival = Callable[[Runner, Task], int | None]

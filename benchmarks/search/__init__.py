@@ -1,0 +1,1 @@
+"""What `benchmarks.bench_search` is made of: sessions, classes of devices, finders, figures."""

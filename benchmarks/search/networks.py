@@ -1,0 +1,108 @@
+"""
+The ladders of real networks: 3 networks on 4 GPUs, training in float32 and inference in float16.
+
+Truth is what the model of time predicts for every batch size, asked for as the search asks for sizes.
+So that the search is not given the truth as its guess, its candidates have no predicted seconds, or
+wrong ones: twice as long, with the knee at a quarter or at four times of where it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import attrs
+
+import cubatch as cb
+from benchmarks.rivals import GIB, Task
+from benchmarks.search.cases import ORDINARY_START, TOLERANCE, Case, judged
+from benchmarks.search.sessions import Noise, SearchDevice
+from cubatch import catalogue, memory, models, outlook
+from cubatch.results import Candidate, Goal
+from tests.fakes import Drift
+
+NETWORKS = tuple(
+    itertools.product(
+        ("resnet50", "vgg16", "mobilenet-v3-large"),
+        ("titan-x-pascal", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm"),
+        (("training", "float32"), ("inference", "float16")),
+    )
+)
+NO_PRIOR, WRONG_PRIOR = "networks, no prior", "networks, wrong prior"
+BUDGETS = (5.0, 10.0, 20.0, 40.0, 60.0)
+NOISE, DRIFT, PREPARE_SECONDS = 0.01, 0.03, 0.1
+
+
+class Model:
+    """What the model of time says of one network, each size asked for once."""
+
+    def __init__(self, name: str, gpu: str, mode: str, dtype: str) -> None:
+        self.spec, self.gpu = models.resolve(name), catalogue.find(gpu)
+        self.library = memory.resolve_library("auto", self.gpu, dtype)
+        self.mode, self.dtype = mode, dtype
+        self.candidates = cb.candidates(self.spec, device=self.gpu, mode=mode, dtype=dtype)
+        self._seconds = {candidate.batch_size: candidate.predicted_seconds for candidate in self.candidates}
+
+    def seconds(self, batch_size: int) -> float:
+        """Give the predicted seconds of a step."""
+        if batch_size not in self._seconds:
+            (self._seconds[batch_size],) = outlook.step_seconds(
+                self.spec,
+                [batch_size],
+                self.gpu,
+                mode=self.mode,
+                dtype=self.dtype,
+                library=self.library,
+                recompute=False,
+            )
+        seconds = self._seconds[batch_size]
+        if seconds is None:
+            raise ValueError(f"{self.gpu} lacks a fact that predictions need")
+        return seconds
+
+
+@functools.cache
+def model_of(number: int) -> Model:
+    """Give the model of a network by its place in NETWORKS."""
+    name, gpu, (mode, dtype) = NETWORKS[number]
+    return Model(name, gpu, mode, dtype)
+
+
+def make(kind: str, seed: int, number: int) -> Case:
+    """
+    Make the case of a network.
+
+    Args:
+        kind: NO_PRIOR or WRONG_PRIOR.
+        seed: Of the whole comparison.
+        number: Its place in NETWORKS.
+    """
+    model = model_of(number)
+    sizes = [candidate.batch_size for candidate in model.candidates]
+    moved = 4.0 if number % 2 else 0.25
+
+    def prior(batch_size: int) -> float | None:
+        if kind == NO_PRIOR:
+            return None
+        return 2.0 * model.seconds(max(1, round(batch_size * moved))) / moved
+
+    def candidates() -> list[Candidate]:
+        return [attrs.evolve(step, predicted_seconds=prior(step.batch_size)) for step in model.candidates]
+
+    goal = Goal(tolerance=TOLERANCE)
+    bytes_per_sample = (16 * GIB) // (sizes[-1] + 1) + 1
+    device = SearchDevice(
+        model.seconds,
+        readings=Noise(NOISE),
+        is_stationary=False,
+        bytes_needed=lambda n: n * bytes_per_sample,
+        memory_bytes=16 * GIB,
+        prepare_seconds=PREPARE_SECONDS,
+        behaviours=(ORDINARY_START, Drift(DRIFT)),
+        seed=random.Random(f"{seed}/network/{number}").randrange(2**31),
+    )
+    task = Task(
+        max_batch_size=sizes[-1], total_bytes=16 * GIB, fixed_bytes=0, bytes_per_sample=bytes_per_sample, goal=goal
+    )
+    return judged(kind, device, goal, task, candidates, planned_limit=sizes[-1], sizes=sizes)

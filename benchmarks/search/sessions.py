@@ -1,0 +1,216 @@
+"""
+Sessions on fake devices, quick enough for thousands of searches, whose true median reading is known.
+
+They differ from those of `tests.fakes` in three things: a reading of many steps advances in leaps of
+some milliseconds instead of step by step, its noise may have heavy tails, and a session remembers
+how fast its device was, so that stated intervals can be judged.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from cubatch.runner import Reading
+from tests.fakes import Behaviour, FakeClock, FakeDevice, FakeRunner
+
+LEAP_SECONDS = 0.005  # behaviours are asked this often within a reading; they change within 0.2 s at the soonest
+SLOWEST, QUICKEST = 10.0, 0.5  # no reading is further off than this: even heavy tails end somewhere
+_DRAWS = 1024
+_MEDIAN_DRAWS = 200_000  # errs by 1/350 of a spread
+
+
+@attrs.frozen
+class Noise:
+    """
+    What a reading is multiplied by.
+
+    Attributes:
+        spread: Relative spread of ordinary readings.
+        outliers: Share of readings that come out 5 % to 100 % too long.
+        freedom: Logarithms follow Student's t of so many degrees of freedom; None is the normal distribution.
+        late: Readings are late by `spread` times a lognormal factor of this sigma, never early; None is symmetric.
+    """
+
+    spread: float = 0.0
+    outliers: float = 0.0
+    freedom: float | None = None
+    late: float | None = None
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draw factors, all of them positive."""
+        if self.late is not None:
+            factors = 1.0 + self.spread * np.exp(self.late * rng.standard_normal(count))
+        elif self.freedom is not None:
+            factors = np.exp(np.clip(self.spread * rng.standard_t(self.freedom, count), -5.0, 5.0))
+        else:
+            factors = np.exp(self.spread * rng.standard_normal(count))
+        if self.outliers:
+            factors *= np.where(rng.random(count) < self.outliers, 1.0 + rng.uniform(0.05, 1.0, count), 1.0)
+        return np.clip(factors, QUICKEST, SLOWEST)
+
+    @property
+    def median(self) -> float:
+        """The factor that half of all readings are above."""
+        return _median(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _median(noise: Noise) -> float:
+    return float(np.median(noise.sample(np.random.default_rng(0), _MEDIAN_DRAWS)))
+
+
+@attrs.define
+class Bimodal(Behaviour):
+    """
+    The clock has two states and changes between them at random times.
+
+    Attributes:
+        slower: How much slower the low state is.
+        fast_seconds, slow_seconds: How long each state lasts, on average.
+        seed: Of the times.
+    """
+
+    slower: float
+    fast_seconds: float
+    slow_seconds: float
+    seed: int
+    _random: random.Random = attrs.field(
+        init=False, default=attrs.Factory(lambda self: random.Random(self.seed), takes_self=True)
+    )
+    _is_slow: bool = attrs.field(init=False, default=False)
+    _left: float = attrs.field(init=False, default=0.0)
+
+    def __attrs_post_init__(self) -> None:
+        self._is_slow = self._random.random() < self.slow_seconds / (self.fast_seconds + self.slow_seconds)
+        self._left = self._dwell()
+
+    def factor(self) -> float:
+        """Slower in the low state."""
+        return 1.0 + self.slower * self._is_slow
+
+    def clock(self) -> float:
+        """Show it in the SM clock."""
+        return 1.0 / self.factor()
+
+    def spend(self, seconds: float, *, busy: bool) -> None:  # noqa: ARG002 - the clock changes under rest, too
+        """Change the state when its time has come."""
+        self._left -= seconds
+        while self._left <= 0.0:
+            self._is_slow = not self._is_slow
+            self._left += self._dwell()
+
+    def _dwell(self) -> float:
+        return self._random.expovariate(1.0 / (self.slow_seconds if self._is_slow else self.fast_seconds))
+
+
+@attrs.frozen
+class SearchDevice(FakeDevice):
+    """
+    A fake device for searches.
+
+    Attributes:
+        readings: Noise of its readings; `noise` and `outliers` are not used.
+        is_stationary: It is as fast in the tenth second as in the hundredth, so that a reading has one true median.
+        tells_clock: Whether readings come with the SM clock.
+    """
+
+    readings: Noise = attrs.field(default=Noise(), kw_only=True)
+    is_stationary: bool = attrs.field(default=True, kw_only=True)
+    tells_clock: bool = attrs.field(default=True, kw_only=True)
+
+    def __call__(self) -> Session:
+        """Open a session."""
+        return Session(self)
+
+
+class QuickClock(FakeClock):
+    """The virtual clock of a session: it leaps over the steps of a reading."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._session = session
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        """Run the step `repeats` times and read the virtual stopwatch."""
+        session = self._session
+        if step != session.step or repeats < 2:
+            reading = super().time(step, repeats)
+        else:
+            before = self._now
+            session.reading_noise, session.was_throttled = session.draw_noise(), False
+            try:
+                step()  # the first of a size may be special
+                session.leap(repeats - 1)
+            finally:
+                session.reading_noise = None
+            reading = Reading(
+                seconds=(self._now - before) / repeats,
+                sm_clock_mhz=session.clock_mhz(),
+                throttled=session.was_throttled,
+            )
+        return reading if session.tells_clock else attrs.evolve(reading, sm_clock_mhz=None)
+
+
+class Session(FakeRunner):
+    """A session on a SearchDevice: a Runner that remembers how fast its device was."""
+
+    def __init__(self, device: SearchDevice) -> None:
+        super().__init__(device)
+        self._clock = QuickClock(self)
+        self.tells_clock = device.tells_clock
+        self._readings = device.readings
+        self._is_stationary = device.is_stationary
+        self._generator = np.random.default_rng(device.seed)
+        self._drawn: list[float] = []
+        self._speeds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+
+    def draw_noise(self) -> float:
+        """Draw what a reading is multiplied by."""
+        if not self._drawn:
+            self._drawn = self._readings.sample(self._generator, _DRAWS).tolist()
+        return self._drawn.pop()
+
+    def clock_mhz(self) -> float:
+        """Give the SM clock of this moment."""
+        return 1500.0 * math.prod(behaviour.clock() for behaviour in self.behaviours)
+
+    def leap(self, count: int) -> None:
+        """Run so many steps, some milliseconds at a time."""
+        batch_size, clock, behaviours = self._batch_size or 0, self._clock, self.behaviours
+        unhindered = self._true_seconds * (self.reading_noise or 1.0)
+        while count:
+            factor, throttled = 1.0, False
+            for behaviour in behaviours:
+                behaviour.step(batch_size)
+                factor *= behaviour.factor()
+                throttled |= behaviour.throttled
+            seconds = unhindered * factor
+            steps = min(count, max(1, int(LEAP_SECONDS / seconds)))
+            clock.spend(seconds * steps, busy=True)
+            self.was_throttled |= throttled
+            if not self._is_stationary:
+                self._speeds[throttled].append((factor, seconds * steps))
+            self.steps += steps
+            count -= steps
+
+    def true_median(self, batch_size: int) -> float:
+        """
+        Give the true median of a reading of this size.
+
+        Where the device changes its speed it is that of a reading at a random moment of this session,
+        throttled ones aside, as far as readings of more than one step tell.
+        """
+        speeds = self._speeds[False] or self._speeds[True]
+        seconds = self.device.curve(batch_size)
+        if not speeds:
+            return seconds * self._readings.median
+        factors, weights = np.array(speeds).T
+        rng = np.random.default_rng(0)
+        drawn = rng.choice(factors, 20_000, p=weights / weights.sum())
+        return seconds * float(np.median(drawn * self._readings.sample(rng, len(drawn))))

@@ -1,0 +1,169 @@
+"""From trials to figures: by class, finder and budget, over all classes, and against rivals at equal seconds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from benchmarks.search.networks import NO_PRIOR, WRONG_PRIOR
+from benchmarks.search.trials import OURS, Trial
+
+ALL = "all classes"
+Row = dict[str, Any]
+
+
+def summarise(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
+    """Summarise by class, finder and budget, in the order of the trials; ALL holds every fake device."""
+    rows = []
+    ways = list(dict.fromkeys((trial.finder, trial.budget) for trial in trials if trial.against is None))
+    ways.sort(key=lambda way: (way[0] != OURS, way[1] or 0.0))
+    for kind in (ALL, *kinds, NO_PRIOR, WRONG_PRIOR):
+        for finder, budget in ways:
+            chosen = [
+                trial
+                for trial in trials
+                if (trial.finder, trial.budget, trial.against) == (finder, budget, None)
+                and (trial.kind == kind or (kind == ALL and trial.kind not in (NO_PRIOR, WRONG_PRIOR)))
+            ]
+            if chosen:
+                rows.append({"kind": kind, "finder": finder, "budget": budget} | figures(chosen))
+    return rows
+
+
+def figures(trials: Sequence[Trial]) -> Row:
+    """Summarise trials of one finder."""
+    count = len(trials)
+    sizes = [trial.batch_size / trial.knee for trial in trials if trial.batch_size is not None and trial.usable]
+    gaps = [trial.gap for trial in trials if trial.gap is not None]
+    return {
+        "devices": count,
+        "regret": {
+            "mean": statistics.fmean(trial.regret for trial in trials),
+            "median": statistics.median(trial.regret for trial in trials),
+            "p95": float(np.quantile([trial.regret for trial in trials], 0.95, method="inverted_cdf")),
+        },
+        "seconds": {
+            "mean": statistics.fmean(trial.seconds for trial in trials),
+            "median": statistics.median(trial.seconds for trial in trials),
+        },
+        "no_answer": sum(trial.batch_size is None for trial in trials),
+        "unusable": sum(not trial.usable for trial in trials),
+        "over_maximum": sum(trial.over_maximum for trial in trials),
+        "never_ran": sum(trial.never_ran for trial in trials),
+        "size": statistics.median(sizes) if sizes else None,
+        "trials": statistics.fmean(trial.trials for trial in trials),
+        "gap": {"mean": statistics.fmean(gaps), "devices": len(gaps)} if gaps else None,
+        "coverage": {
+            "stationary": _coverage([trial for trial in trials if trial.stationary]),
+            "every": _coverage(trials),
+        },
+    }
+
+
+def _coverage(trials: Sequence[Trial]) -> dict[str, dict[str, float] | None]:
+    """Say which share of the stated intervals holds the true median, and of how many."""
+    pairs = {
+        "intervals": (sum(trial.held for trial in trials), sum(trial.intervals for trial in trials)),
+        "answer": _counted(trial.answer_held for trial in trials),
+        "fastest": _counted(trial.fastest_held for trial in trials),
+    }
+    return {what: {"share": held / count, "of": count} if count else None for what, (held, count) in pairs.items()}
+
+
+def _counted(held: Iterable[bool | None]) -> tuple[int, int]:
+    known = [value for value in held if value is not None]
+    return sum(known), len(known)
+
+
+def compare(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
+    """Compare ours with each rival, class by class, given the seconds that the rival took on the same device."""
+    rows = []
+    for rival in dict.fromkeys(trial.against for trial in trials if trial.against is not None):
+        theirs = {(t.kind, t.device): t for t in trials if t.finder == rival}
+        ours = {(t.kind, t.device): t for t in trials if t.against == rival}
+        for kind in (ALL, *kinds, NO_PRIOR, WRONG_PRIOR):
+            fake = kind == ALL
+            keys = [key for key in ours if key[0] == kind or (fake and key[0] not in (NO_PRIOR, WRONG_PRIOR))]
+            if not keys:
+                continue
+            regret, rival_regret = ([found[key].regret for key in keys] for found in (ours, theirs))
+            rows.append({
+                "kind": kind,
+                "rival": rival,
+                "devices": len(keys),
+                "seconds": statistics.fmean(theirs[key].seconds for key in keys),
+                "rival_regret": statistics.fmean(rival_regret),
+                "regret": statistics.fmean(regret),
+            })  # fmt: skip
+    return rows
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """
+    A figure of our search and where it must lie.
+
+    Attributes:
+        what: In words.
+        kind, budget: Of which row.
+        path: Of which figure in it.
+        low, high: Where it must lie, both included.
+    """
+
+    what: str
+    kind: str = ALL
+    budget: float
+    path: tuple[str, ...]
+    low: float = 0.0
+    high: float
+
+    def value(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
+        """Look the figure up; None where it was not measured."""
+        found: Any = next(
+            (row for row in rows if (row["kind"], row["finder"], row["budget"]) == (self.kind, OURS, self.budget)), None
+        )
+        for name in self.path:
+            found = found and found[name]
+        return None if found is None else float(found)
+
+
+_MEAN_REGRET, _MEAN_SECONDS = ("regret", "mean"), ("seconds", "mean")
+GOALS = (
+    *(
+        Target(what=f"mean regret, {budget:.0f} s", budget=budget, path=_MEAN_REGRET, high=high)
+        for budget, high in ((60.0, 0.01), (10.0, 0.015), (5.0, 0.03), (2.0, 0.08))
+    ),
+    Target(what="mean seconds, 60 s", budget=60.0, path=_MEAN_SECONDS, high=10.0),
+    Target(what="mean seconds on a plateau, 60 s", kind="plateau", budget=60.0, path=_MEAN_SECONDS, high=5.0),
+    *(
+        Target(what=f"mean regret on {kind}, {budget:.0f} s", kind=kind, budget=budget, path=_MEAN_REGRET, high=high)
+        for kind in (NO_PRIOR, WRONG_PRIOR)
+        for budget, high in ((20.0, 0.005), (10.0, 0.01))
+    ),
+    Target(what="mean gap to a limit, 60 s", budget=60.0, path=("gap", "mean"), high=0.02),
+    *(
+        Target(
+            what=f"90 % intervals that hold ({which}), 60 s",
+            budget=60.0,
+            path=("coverage", "stationary", which, "share"),
+            low=0.87,
+            high=0.93,
+        )
+        for which in ("intervals", "answer", "fastest")
+    ),
+)
+
+
+def judge(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Say of each goal whether it is met; of those that were measured."""
+    found = [(target, target.value(rows)) for target in GOALS]
+    return [
+        {"what": target.what, "value": value, "low": target.low, "high": target.high}
+        | {"met": target.low <= value <= target.high}
+        for target, value in found
+        if value is not None
+    ]

@@ -1,0 +1,93 @@
+"""The figures of the comparison as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.search.summary import ALL
+from benchmarks.search.trials import OURS
+from cubatch.report import grid
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    return row["finder"] if row["budget"] is None else f"{row['finder']}, {row['budget']:g} s"
+
+
+def by_class(rows: Rows) -> str:
+    """Write a table for each class."""
+    parts = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        chosen = [row for row in rows if row["kind"] == kind]
+        cells = [
+            [
+                name_of(row), percent(row["regret"]["mean"]), percent(row["regret"]["p95"]),
+                figure(row["seconds"]["mean"]), figure(row["seconds"]["median"]),
+                *(str(row[count]) for count in ("no_answer", "unusable", "over_maximum", "never_ran")),
+                "-" if row["size"] is None else f"{row['size']:.2f}x", figure(row["trials"]),
+                "-" if row["gap"] is None else percent(row["gap"]["mean"]), str(row["devices"]),
+            ]
+            for row in chosen
+        ]  # fmt: skip
+        columns = [
+            "finder", "regret", "95th", "seconds", "median", "no answer", "unusable", "over max", "never ran",
+            "size", "trials", "gap", "devices",
+        ]  # fmt: skip
+        parts.append(grid({"title": kind, "columns": columns, "rows": cells}))
+    return "\n\n".join(parts)
+
+
+def coverage(rows: Rows) -> str:
+    """Write which share of our 90 % intervals hold the true median."""
+    cells = []
+    for row in rows:
+        if row["kind"] != ALL or row["finder"] != OURS:
+            continue
+        for which in ("stationary", "every"):
+            found = row["coverage"][which]
+            cells.append([
+                name_of(row),
+                which,
+                *(
+                    "-" if found[what] is None else f"{percent(found[what]['share'])} of {found[what]['of']}"
+                    for what in ("intervals", "answer", "fastest")
+                ),
+            ])  # fmt: skip
+    columns = ["finder", "classes", "intervals", "the answer's", "the fastest's"]
+    return grid({"title": "90 % intervals that hold the true median", "columns": columns, "rows": cells})
+
+
+def against(rows: Rows) -> str:
+    """Write how ours does in the seconds of each rival, and the classes in which it does worse."""
+    cells = []
+    for rival in dict.fromkeys(row["rival"] for row in rows):
+        own = [row for row in rows if row["rival"] == rival]
+        lost = [row for row in own if row["kind"] != ALL and row["regret"] > row["rival_regret"]]
+        total = next((row for row in own if row["kind"] == ALL), own[0])
+        worse = ", ".join(f"{row['kind']} {percent(row['regret'])} > {percent(row['rival_regret'])}" for row in lost)
+        cells.append([
+            rival, figure(total["seconds"]), percent(total["rival_regret"]), percent(total["regret"]),
+            f"{len(lost)} of {len(own) - 1}", worse or "none",
+        ])  # fmt: skip
+    columns = ["rival", "seconds", "its regret", "ours", "classes lost", "which"]
+    return grid({"title": "ours in the rival's own seconds", "columns": columns, "rows": cells})
+
+
+def goals(rows: Rows) -> str:
+    """Write which goals are met."""
+    lines = []
+    for row in rows:
+        show = figure if "seconds" in row["what"] else percent
+        span = f"<= {show(row['high'])}" if not row["low"] else f"{show(row['low'])} to {show(row['high'])}"
+        lines.append(f"{'met   ' if row['met'] else 'MISSED'}  {row['what']}: {show(row['value'])}, goal {span}")
+    return "\n".join(lines)

@@ -1,0 +1,177 @@
+"""What one finder did on one device: ours at a budget, rivals to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from benchmarks import fake_devices
+from benchmarks.rivals import RIVALS, Rival
+from benchmarks.search import networks
+from benchmarks.search.cases import Case
+from benchmarks.search.sessions import Session
+from benchmarks.search.timed_rivals import KNOW_LATENCY, TIMED
+from cubatch import choose, profiler
+from cubatch.errors import NothingMeasured
+from cubatch.results import TuningResult
+
+OURS = "cubatch"
+SHORTEST_BUDGET = 1e-3  # for what took a rival no time at all
+FINDERS: dict[str, Rival] = RIVALS | TIMED
+
+
+@attrs.frozen(kw_only=True)
+class Trial:
+    """
+    What one finder did on one device.
+
+    Attributes:
+        kind, device, finder: Class and number of the device, name of the finder.
+        budget: What ours was given, in seconds; None for a rival, which has none.
+        against: The rival whose seconds the budget is; None for a budget of the table.
+        batch_size: The answer; None where there is none.
+        best_batch_size, knee, largest: The best, the ideal answer, the largest allowed; all by the truth.
+        regret: Beyond the tolerance; 1 where the answer cannot be used.
+        usable: There is an answer, it fits, and it keeps the latency limit but for the tolerance.
+        over_maximum, never_ran: Defects of the answer.
+        gap: Where the ideal answer lies at a limit: the share of the largest allowed that the answer falls short.
+        by_latency: The size is to be as large as it may.
+        trials: How often a size was prepared.
+        seconds: Virtual seconds.
+        stationary: Whether the device is.
+        intervals, held: Stated intervals of sizes with the status "ok", and how many of them hold the true median.
+        answer_held, fastest_held: Whether that of the answer, and of the fastest size, does; None where none is stated.
+    """
+
+    kind: str
+    device: int
+    finder: str
+    budget: float | None
+    against: str | None
+    batch_size: int | None
+    best_batch_size: int
+    knee: int
+    largest: int
+    regret: float
+    usable: bool
+    over_maximum: bool
+    never_ran: bool
+    gap: float | None
+    by_latency: bool
+    trials: int
+    seconds: float
+    stationary: bool
+    intervals: int = 0
+    held: int = 0
+    answer_held: bool | None = None
+    fastest_held: bool | None = None
+
+
+def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult | None:
+    """Search as autotune() does: the candidates, the profiler, the choice; None where nothing could be measured."""
+    ladder = case.candidates()
+    measured = profiler.measure(lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed)
+    # Sizes that the search added between those of the ladder are candidates like them.
+    known = {candidate.batch_size for candidate in ladder}
+    added = [candidate for candidate in getattr(measured, "added", ()) if candidate.batch_size not in known]
+    try:
+        return choose.answer([*ladder, *added], measured, goal=case.goal, setting={})
+    except NothingMeasured:
+        return None
+
+
+def try_ours(case: Case, index: int, budget: float, against: str | None = None) -> Trial:
+    """Let our search have a device for so many seconds."""
+    runner = case.device()
+    result = cubatch_search(runner, case, budget)
+    trial = _trial(case, index, OURS, runner, result.batch_size if result else None)
+    trial = attrs.evolve(trial, budget=budget, against=against)
+    if result is None:
+        return trial
+    holds = {
+        m.batch_size: m.latency_interval[0] <= runner.true_median(m.batch_size) <= m.latency_interval[1]
+        for m in result.measurements
+        if m.status == "ok" and m.latency_interval is not None
+    }
+    return attrs.evolve(
+        trial,
+        intervals=len(holds),
+        held=sum(holds.values()),
+        answer_held=holds.get(result.batch_size or 0),
+        fastest_held=holds.get(result.fastest_batch_size or 0),
+    )
+
+
+def try_rival(name: str, case: Case, index: int) -> Trial:
+    """Let a rival search a device, to its end."""
+    runner = case.device()
+    return _trial(case, index, name, runner, FINDERS[name](runner, case.task))
+
+
+def _trial(case: Case, index: int, finder: str, runner: Session, batch_size: int | None) -> Trial:
+    usable = case.is_usable(batch_size)
+    return Trial(
+        kind=case.kind,
+        device=index,
+        finder=finder,
+        budget=None,
+        against=None,
+        batch_size=batch_size,
+        best_batch_size=case.best_batch_size,
+        knee=case.knee,
+        largest=case.largest,
+        regret=case.regret(batch_size),
+        usable=usable,
+        over_maximum=batch_size is not None and batch_size > case.task.max_batch_size,
+        never_ran=batch_size is not None and batch_size not in runner.ran,
+        gap=max(0.0, 1.0 - batch_size / case.largest) if usable and batch_size and case.is_limited else None,
+        by_latency=case.goal.objective == "latency",
+        trials=len(runner.prepared),
+        seconds=runner.clock.now(),
+        stationary=case.device.is_stationary,
+    )
+
+
+def understands(name: str, case: Case) -> bool:
+    """Say whether a rival can be asked what is asked on this device."""
+    return name in KNOW_LATENCY or (case.goal.objective == "throughput" and case.goal.latency_limit is None)
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """
+    What is to be tried on one device; another process can be asked it too.
+
+    Attributes:
+        seed, index: The device.
+        networks: NO_PRIOR or WRONG_PRIOR: `index` is that of a real network; None: of a fake device.
+        budgets: Those that ours is given.
+        rivals: Names of those that search it.
+        against: Names of those whose seconds ours is given.
+    """
+
+    seed: int
+    index: int
+    networks: str | None = None
+    budgets: Sequence[float] = ()
+    rivals: Sequence[str] = ()
+    against: Sequence[str] = ()
+
+
+def search_device(request: Request) -> list[Trial]:
+    """Let everybody search one device."""
+    if request.networks is None:
+        case = fake_devices.make(request.seed, request.index)
+    else:
+        case = networks.make(request.networks, request.seed, request.index)
+    trials = [try_ours(case, request.index, budget) for budget in request.budgets]
+    for name in dict.fromkeys([*request.rivals, *request.against]):
+        if not understands(name, case):
+            continue
+        trial = try_rival(name, case, request.index)
+        trials.append(trial)
+        if name in request.against:
+            budget = max(trial.seconds, SHORTEST_BUDGET)
+            trials.append(try_ours(case, request.index, budget, against=name))
+    return trials
