@@ -113,6 +113,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--against", default="none", help="rivals whose seconds ours is given too: names separated by ';', or all"
     )
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N worst devices of ours by budget")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial and the summary")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw regret against seconds")
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trials = [trial for found in search_all(requests(options), options.jobs) for trial in found]
     rows = summary.summarise(trials, KINDS)
     compared = summary.compare(trials, KINDS)
-    judged = summary.judge(rows)
+    judged = summary.judge(rows, compared)
     if options.json:
         content = {
             "schema": 2,
@@ -157,7 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draw(rows, options.figure)
     parts = [
         tables.by_class(rows),
-        tables.coverage(rows),
+        tables.coverage(rows) if any(row["kind"] == summary.ALL for row in rows) else "",
+        tables.worst(trials, options.worst) if options.worst else "",
         tables.against(compared) if compared else "",
         tables.goals(judged),
     ]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from benchmarks.rivals import GIB, Task
-from benchmarks.search.sessions import Noise, SearchDevice
+from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch import ladder
 from cubatch.results import Candidate, Goal
 from tests.fakes import Behaviour, ColdStart, Curve, affine
@@ -25,8 +25,8 @@ TOLERANCE = 0.01  # what a finder may give up for a smaller batch, here and in w
 WORST = 1.0  # regret of no answer
 STILL_RISES = 0.95  # of the largest that is allowed: where the ideal answer is not below, the limit decides it
 MAXIMA = (100, 128, 200, 256, 300, 400, 512, 700, 1000, 1024, 1500, 2048, 3000, 4096)
-# What any device does: the very first step loads code, and the first of each size fills caches.
-ORDINARY_START = ColdStart(slower=0.02, seconds=0.5, first_step=20.0, first_step_of_size=2.0)
+# What any device does, beside loading code: caches and clocks are cold at first, and the first step of each size is.
+ORDINARY_START = ColdStart(slower=0.02, seconds=0.5, first_step=2.0, first_step_of_size=2.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -127,7 +127,7 @@ class Traits:
     def __init__(self, rng: random.Random) -> None:
         self.max_batch_size = rng.choice(MAXIMA)
         self.readings = Noise(rng.choice((0.002, 0.003, 0.005, 0.01)), outliers=0.02)
-        self.behaviours: list[Behaviour] = [ORDINARY_START]
+        self.behaviours: list[Behaviour] = [LoadsCode(log_uniform(rng, 0.05, 1.0)), ORDINARY_START]
         self.is_stationary = True
         self.tells_clock = True
         self.prepare_seconds = log_uniform(rng, 0.005, 0.15)

@@ -17,7 +17,7 @@ import attrs
 import cubatch as cb
 from benchmarks.rivals import GIB, Task
 from benchmarks.search.cases import ORDINARY_START, TOLERANCE, Case, judged
-from benchmarks.search.sessions import Noise, SearchDevice
+from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch import catalogue, memory, models, outlook
 from cubatch.results import Candidate, Goal
 from tests.fakes import Drift
@@ -31,7 +31,7 @@ NETWORKS = tuple(
 )
 NO_PRIOR, WRONG_PRIOR = "networks, no prior", "networks, wrong prior"
 BUDGETS = (5.0, 10.0, 20.0, 40.0, 60.0)
-NOISE, DRIFT, PREPARE_SECONDS = 0.01, 0.03, 0.1
+NOISE, DRIFT, PREPARE_SECONDS, LOAD_SECONDS = 0.01, 0.03, 0.1, 0.5
 
 
 class Model:
@@ -99,7 +99,7 @@ def make(kind: str, seed: int, number: int) -> Case:
         bytes_needed=lambda n: n * bytes_per_sample,
         memory_bytes=16 * GIB,
         prepare_seconds=PREPARE_SECONDS,
-        behaviours=(ORDINARY_START, Drift(DRIFT)),
+        behaviours=(LoadsCode(LOAD_SECONDS), ORDINARY_START, Drift(DRIFT)),
         seed=random.Random(f"{seed}/network/{number}").randrange(2**31),
     )
     task = Task(

@@ -2,7 +2,7 @@
 Devices of which nothing is known but how to run them: curves and noises of many kinds.
 
 The tuner is given powers of two and 1.5 times them up to a maximum, no memory plan and no model of
-time.  The largest step takes 10 ms to 2 s.
+time.  The largest step takes some 20 ms to 1 s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Callables(Traits):
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self.tells_clock = rng.random() < 0.5
-        self.full_seconds = log_uniform(rng, 0.01, 2.0)
+        self.full_seconds = log_uniform(rng, 0.02, 1.0)
         self.seconds_per_sample = self.full_seconds / self.max_batch_size
         self.half = 10 ** rng.uniform(0.0, 2.0)  # samples at which half of the best throughput is reached
         self.curve = self.ordinary(rng)
@@ -109,8 +109,9 @@ def _rise_to_memory(traits: Callables, rng: random.Random) -> None:
     while traits.true_limit in rungs:
         traits.true_limit += 1
     traits.memory_fails_at = rng.choice(("prepare", "step"))
-    per_sample = traits.full_seconds / (traits.true_limit * 4)
-    traits.curve = affine(per_sample * traits.true_limit * rng.uniform(1.0, 6.0), per_sample)
+    fixed = rng.uniform(1.0, 6.0)
+    work_seconds = traits.full_seconds / (1.0 + fixed)
+    traits.curve = affine(fixed * work_seconds, work_seconds / traits.true_limit)
 
 
 def _prime(traits: Callables, rng: random.Random) -> None:

@@ -66,6 +66,28 @@ def _median(noise: Noise) -> float:
 
 
 @attrs.define
+class LoadsCode(Behaviour):
+    """
+    The first step of a session takes longer by what loading code takes, whatever the batch size.
+
+    Attributes:
+        seconds: How much longer.
+    """
+
+    seconds: float
+    _is_loaded: bool = attrs.field(init=False, default=False)
+    _added: float = attrs.field(init=False, default=0.0)
+
+    def step(self, batch_size: int) -> None:  # noqa: ARG002
+        """Load, once."""
+        self._added, self._is_loaded = 0.0 if self._is_loaded else self.seconds, True
+
+    def delay(self) -> float:
+        """Give the seconds that the step takes on top."""
+        return self._added
+
+
+@attrs.define
 class Bimodal(Behaviour):
     """
     The clock has two states and changes between them at random times.

@@ -13,6 +13,7 @@ from benchmarks.search.networks import NO_PRIOR, WRONG_PRIOR
 from benchmarks.search.trials import OURS, Trial
 
 ALL = "all classes"
+EQUAL = 5e-4  # means of regret that differ by less are equal
 Row = dict[str, Any]
 
 
@@ -98,8 +99,15 @@ def compare(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
                 "seconds": statistics.fmean(theirs[key].seconds for key in keys),
                 "rival_regret": statistics.fmean(rival_regret),
                 "regret": statistics.fmean(regret),
+                "verdict": _verdict(statistics.fmean(regret), statistics.fmean(rival_regret)),
             })  # fmt: skip
     return rows
+
+
+def _verdict(ours: float, theirs: float) -> str:
+    if abs(ours - theirs) <= EQUAL:
+        return "equal"
+    return "better" if ours < theirs else "worse"
 
 
 @attrs.frozen(kw_only=True)
@@ -131,6 +139,7 @@ class Target:
         return None if found is None else float(found)
 
 
+LOST = "classes lost to a rival in its own seconds"
 _MEAN_REGRET, _MEAN_SECONDS = ("regret", "mean"), ("seconds", "mean")
 GOALS = (
     *(
@@ -158,12 +167,14 @@ GOALS = (
 )
 
 
-def judge(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+def judge(rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]] = ()) -> list[Row]:
     """Say of each goal whether it is met; of those that were measured."""
-    found = [(target, target.value(rows)) for target in GOALS]
+    found = [(target.what, target.value(rows), target.low, target.high) for target in GOALS]
+    if compared:
+        lost = sum(row["verdict"] == "worse" for row in compared if row["kind"] != ALL)
+        found.append((LOST, float(lost), 0.0, 0.0))
     return [
-        {"what": target.what, "value": value, "low": target.low, "high": target.high}
-        | {"met": target.low <= value <= target.high}
-        for target, value in found
+        {"what": what, "value": value, "low": low, "high": high, "met": low <= value <= high}
+        for what, value, low, high in found
         if value is not None
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.search.summary import ALL
-from benchmarks.search.trials import OURS
+from benchmarks.search.summary import ALL, LOST
+from benchmarks.search.trials import OURS, Trial
 from cubatch.report import grid
 
+VERDICTS = ("better", "equal", "worse")
+_MOST_SHOWN = 2
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -72,14 +74,15 @@ def against(rows: Rows) -> str:
     cells = []
     for rival in dict.fromkeys(row["rival"] for row in rows):
         own = [row for row in rows if row["rival"] == rival]
-        lost = [row for row in own if row["kind"] != ALL and row["regret"] > row["rival_regret"]]
+        counts = {verdict: [r for r in own if r["kind"] != ALL and r["verdict"] == verdict] for verdict in VERDICTS}
+        worst = sorted(counts["worse"], key=lambda row: row["rival_regret"] - row["regret"])[:_MOST_SHOWN]
         total = next((row for row in own if row["kind"] == ALL), own[0])
-        worse = ", ".join(f"{row['kind']} {percent(row['regret'])} > {percent(row['rival_regret'])}" for row in lost)
+        worse = "; ".join(f"{row['kind']} {percent(row['regret'])} > {percent(row['rival_regret'])}" for row in worst)
         cells.append([
             rival, figure(total["seconds"]), percent(total["rival_regret"]), percent(total["regret"]),
-            f"{len(lost)} of {len(own) - 1}", worse or "none",
+            *(str(len(counts[verdict])) for verdict in VERDICTS), worse,
         ])  # fmt: skip
-    columns = ["rival", "seconds", "its regret", "ours", "classes lost", "which"]
+    columns = ["rival", "seconds", "its regret", "ours", *VERDICTS, "worst"]
     return grid({"title": "ours in the rival's own seconds", "columns": columns, "rows": cells})
 
 
@@ -87,7 +90,31 @@ def goals(rows: Rows) -> str:
     """Write which goals are met."""
     lines = []
     for row in rows:
-        show = figure if "seconds" in row["what"] else percent
-        span = f"<= {show(row['high'])}" if not row["low"] else f"{show(row['low'])} to {show(row['high'])}"
+        show = _shown(row["what"])
+        span = f"{show(row['low'])} to {show(row['high'])}" if row["low"] else f"<= {show(row['high'])}"
         lines.append(f"{'met   ' if row['met'] else 'MISSED'}  {row['what']}: {show(row['value'])}, goal {span}")
     return "\n".join(lines)
+
+
+def _shown(what: str) -> Callable[[float], str]:
+    if what == LOST:
+        return lambda value: f"{value:.0f}"
+    return figure if what.startswith("mean seconds") else percent
+
+
+def worst(trials: Sequence[Trial], count: int) -> str:
+    """Write the devices on which ours does worst, for each budget."""
+    cells = []
+    own = [trial for trial in trials if trial.finder == OURS and trial.against is None]
+    for budget in sorted({trial.budget or 0.0 for trial in own}):
+        chosen = sorted((t for t in own if t.budget == budget and t.regret > 0), key=lambda trial: -trial.regret)
+        cells += [
+            [
+                f"{budget:g} s", trial.kind, str(trial.device), percent(trial.regret),
+                *(str(size) for size in (trial.batch_size, trial.knee, trial.best_batch_size, trial.largest)),
+                str(trial.trials), figure(trial.seconds),
+            ]
+            for trial in chosen[:count]
+        ]  # fmt: skip
+    columns = ["budget", "class", "device", "regret", "answer", "ideal", "best", "largest", "trials", "seconds"]
+    return grid({"title": "the worst of ours", "columns": columns, "rows": cells})

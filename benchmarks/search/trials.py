@@ -17,7 +17,6 @@ from cubatch.errors import NothingMeasured
 from cubatch.results import TuningResult
 
 OURS = "cubatch"
-SHORTEST_BUDGET = 1e-3  # for what took a rival no time at all
 FINDERS: dict[str, Rival] = RIVALS | TIMED
 
 
@@ -171,7 +170,6 @@ def search_device(request: Request) -> list[Trial]:
             continue
         trial = try_rival(name, case, request.index)
         trials.append(trial)
-        if name in request.against:
-            budget = max(trial.seconds, SHORTEST_BUDGET)
-            trials.append(try_ours(case, request.index, budget, against=name))
+        if name in request.against and trial.seconds > 0:  # who measures nothing leaves nothing to measure in
+            trials.append(try_ours(case, request.index, trial.seconds, against=name))
     return trials
