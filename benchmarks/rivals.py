@@ -15,6 +15,8 @@ steps, and their model and optimiser are restored for free.
     dorado              fastest     the shorter of two steps, device clock
     ultralytics         memory      peak bytes of small batches, a straight line through them
     heuristic_finder    none        nothing
+
+Those that measure throughput at many sizes are in `search.timed_rivals`.
 """
 
 from __future__ import annotations

@@ -138,7 +138,8 @@ def successive_halving(runner: Runner, task: Task) -> int | None:
         able = _keeping_limit({size: readings[size] for size in sizes}, task.goal)
         if len(able) <= 2:
             return _choose(able, task.goal)
-        ranked = sorted(able, key=lambda size: _cost(size, readings[size], task.goal))
+        larger = -1 if task.goal.objective == "latency" else 1  # of equals what the goal prefers
+        ranked = sorted(able, key=lambda size: (_cost(size, readings[size], task.goal), larger * size))
         sizes, count = sorted(ranked[: math.ceil(len(ranked) / 2)]), 2 * count
 
 
