@@ -2,6 +2,8 @@
 Compare batch-size finders on devices whose truth is known: ours at several budgets, and the rules of others.
 
     python -m benchmarks.bench_search --devices 360 --seed 0 --jobs 2 --json benchmarks/results/search-0.json
+    python -m benchmarks.bench_search --devices 40 --kinds "plateau;sawtooth" --budgets 10 --rivals none --worst 9
+    python -m benchmarks.bench_search --devices 0 --kinds "networks, no prior;networks, wrong prior"
 
 Every finder gets every device, in a fresh session with the same noise, and time is virtual.  Per
 class of device and per finder the tables say
@@ -16,6 +18,7 @@ class of device and per finder the tables say
     size        the answer as a multiple of the ideal one, median
     trials      how often a size was prepared
     gap         where memory or latency limits a rising throughput: how far the answer falls short of the largest
+                allowed; beyond: of the ideal answer, which lies up to 5 % below it for the tolerance
 
 Rivals that only know throughput are not asked on devices where latency counts.  The real networks have a
 table of their own and the budgets of theirs.  With --against our search is given the seconds that a rival took on
@@ -84,12 +87,17 @@ def search_all(asked: Sequence[Request], jobs: int) -> Iterator[list[Trial]]:
 
 def _json(content: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     """Write the run for people and programs: what there is few of indented, a trial per line."""
-    rows = ",\n".join(json.dumps([_short(v) for v in attrs.astuple(trial)], allow_nan=False) for trial in trials)
+    rows = ",\n".join(
+        json.dumps([_short(v) for v in attrs.astuple(trial)], allow_nan=False, separators=(",", ":"))
+        for trial in trials
+    )
     return json.dumps(content, indent=1, allow_nan=False)[:-2] + f',\n "trials": [\n{rows}\n]}}\n'
 
 
 def _short(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
+    if isinstance(value, bool):
+        return int(value)
+    return round(value, 5) if isinstance(value, float) else value
 
 
 def _names(text: str, known: Sequence[str], what: str) -> list[str]:

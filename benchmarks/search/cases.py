@@ -127,7 +127,8 @@ class Traits:
     def __init__(self, rng: random.Random) -> None:
         self.max_batch_size = rng.choice(MAXIMA)
         self.readings = Noise(rng.choice((0.002, 0.003, 0.005, 0.01)), outliers=0.02)
-        self.behaviours: list[Behaviour] = [LoadsCode(log_uniform(rng, 0.05, 1.0)), ORDINARY_START]
+        self.behaviours: list[Behaviour] = [ORDINARY_START]
+        self.load_seconds = log_uniform(rng, 0.05, 1.0)
         self.is_stationary = True
         self.tells_clock = True
         self.prepare_seconds = log_uniform(rng, 0.005, 0.15)
@@ -157,7 +158,7 @@ class Traits:
             memory_bytes=self.total_bytes,
             memory_fails_at=self.memory_fails_at,
             prepare_seconds=self.prepare_seconds,
-            behaviours=tuple(self.behaviours),
+            behaviours=(*self.behaviours, LoadsCode(self.load_seconds)),  # last: nothing multiplies it
             seed=seed,
         )
         task = Task(

@@ -99,7 +99,7 @@ def make(kind: str, seed: int, number: int) -> Case:
         bytes_needed=lambda n: n * bytes_per_sample,
         memory_bytes=16 * GIB,
         prepare_seconds=PREPARE_SECONDS,
-        behaviours=(LoadsCode(LOAD_SECONDS), ORDINARY_START, Drift(DRIFT)),
+        behaviours=(ORDINARY_START, Drift(DRIFT), LoadsCode(LOAD_SECONDS)),
         seed=random.Random(f"{seed}/network/{number}").randrange(2**31),
     )
     task = Task(

@@ -40,6 +40,7 @@ def figures(trials: Sequence[Trial]) -> Row:
     count = len(trials)
     sizes = [trial.batch_size / trial.knee for trial in trials if trial.batch_size is not None and trial.usable]
     gaps = [trial.gap for trial in trials if trial.gap is not None]
+    beyond = [trial.beyond for trial in trials if trial.beyond is not None]
     return {
         "devices": count,
         "regret": {
@@ -57,7 +58,9 @@ def figures(trials: Sequence[Trial]) -> Row:
         "never_ran": sum(trial.never_ran for trial in trials),
         "size": statistics.median(sizes) if sizes else None,
         "trials": statistics.fmean(trial.trials for trial in trials),
-        "gap": {"mean": statistics.fmean(gaps), "devices": len(gaps)} if gaps else None,
+        "gap": (
+            {"mean": statistics.fmean(gaps), "beyond": statistics.fmean(beyond), "devices": len(gaps)} if gaps else None
+        ),
         "coverage": {
             "stationary": _coverage([trial for trial in trials if trial.stationary]),
             "every": _coverage(trials),
@@ -153,7 +156,7 @@ GOALS = (
         for kind in (NO_PRIOR, WRONG_PRIOR)
         for budget, high in ((20.0, 0.005), (10.0, 0.01))
     ),
-    Target(what="mean gap to a limit, 60 s", budget=60.0, path=("gap", "mean"), high=0.02),
+    Target(what="mean gap to a limit beyond the tolerance, 60 s", budget=60.0, path=("gap", "beyond"), high=0.02),
     *(
         Target(
             what=f"90 % intervals that hold ({which}), 60 s",

@@ -37,13 +37,14 @@ def by_class(rows: Rows) -> str:
                 figure(row["seconds"]["mean"]), figure(row["seconds"]["median"]),
                 *(str(row[count]) for count in ("no_answer", "unusable", "over_maximum", "never_ran")),
                 "-" if row["size"] is None else f"{row['size']:.2f}x", figure(row["trials"]),
-                "-" if row["gap"] is None else percent(row["gap"]["mean"]), str(row["devices"]),
+                *(["-", "-"] if row["gap"] is None else [percent(row["gap"][which]) for which in ("mean", "beyond")]),
+                str(row["devices"]),
             ]
             for row in chosen
         ]  # fmt: skip
         columns = [
             "finder", "regret", "95th", "seconds", "median", "no answer", "unusable", "over max", "never ran",
-            "size", "trials", "gap", "devices",
+            "size", "trials", "gap", "beyond", "devices",
         ]  # fmt: skip
         parts.append(grid({"title": kind, "columns": columns, "rows": cells}))
     return "\n\n".join(parts)

@@ -35,6 +35,7 @@ class Trial:
         usable: There is an answer, it fits, and it keeps the latency limit but for the tolerance.
         over_maximum, never_ran: Defects of the answer.
         gap: Where the ideal answer lies at a limit: the share of the largest allowed that the answer falls short.
+        beyond: The same of the ideal answer: what the tolerance gives away is no gap.
         by_latency: The size is to be as large as it may.
         trials: How often a size was prepared.
         seconds: Virtual seconds.
@@ -57,6 +58,7 @@ class Trial:
     over_maximum: bool
     never_ran: bool
     gap: float | None
+    beyond: float | None
     by_latency: bool
     trials: int
     seconds: float
@@ -124,12 +126,17 @@ def _trial(case: Case, index: int, finder: str, runner: Session, batch_size: int
         usable=usable,
         over_maximum=batch_size is not None and batch_size > case.task.max_batch_size,
         never_ran=batch_size is not None and batch_size not in runner.ran,
-        gap=max(0.0, 1.0 - batch_size / case.largest) if usable and batch_size and case.is_limited else None,
+        gap=_short(batch_size, case.largest) if usable and case.is_limited else None,
+        beyond=_short(batch_size, case.knee) if usable and case.is_limited else None,
         by_latency=case.goal.objective == "latency",
         trials=len(runner.prepared),
         seconds=runner.clock.now(),
         stationary=case.device.is_stationary,
     )
+
+
+def _short(batch_size: int | None, goal: int) -> float:
+    return max(0.0, 1.0 - (batch_size or 0) / goal)
 
 
 def understands(name: str, case: Case) -> bool:

@@ -114,8 +114,7 @@ def _unknown_waves(traits: Network, rng: random.Random) -> None:
 
 def _cold_start(traits: Network, rng: random.Random) -> None:
     slower, seconds = rng.uniform(0.1, 0.28), rng.uniform(0.3, 5.0)
-    start = ColdStart(slower, seconds, first_step=50.0, first_step_of_size=rng.uniform(2.0, 10.0))
-    traits.behaviours = [*traits.behaviours[:1], start]
+    traits.behaviours = [ColdStart(slower, seconds, first_step=50.0, first_step_of_size=rng.uniform(2.0, 10.0))]
     traits.is_stationary = False
 
 

@@ -22,8 +22,8 @@ PLAIN = "5 readings each"
 
 DONE = Trial(
     kind="plateau", device=0, finder="ludwig", budget=None, against=None, batch_size=8, best_batch_size=16, knee=4,
-    largest=16, regret=0.02, usable=True, over_maximum=False, never_ran=False, gap=None, by_latency=False, trials=3,
-    seconds=1.0, stationary=True,
+    largest=16, regret=0.02, usable=True, over_maximum=False, never_ran=False, gap=None, beyond=None, by_latency=False,
+    trials=3, seconds=1.0, stationary=True,
 )  # fmt: skip
 OWN = attrs.evolve(DONE, finder=OURS, budget=10.0, intervals=10, held=9, answer_held=True, fastest_held=False)
 NONE = attrs.evolve(OWN, batch_size=None, usable=False, regret=1.0, intervals=0, held=0)
@@ -93,7 +93,7 @@ def test_sizes_that_the_search_added_can_be_the_answer(monkeypatch: pytest.Monke
     monkeypatch.setattr(trials.profiler, "measure", lambda *_, **__: added)
     trial = try_ours(case, 0, 60.0)
     assert trial.batch_size == case.largest
-    assert (trial.gap, trial.regret) == (0.0, 0.0)
+    assert (trial.gap, trial.beyond, trial.regret) == (0.0, 0.0, 0.0)
 
 
 def test_no_answer_is_a_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +140,15 @@ def test_a_missing_answer_counts_as_a_regret_of_one_and_is_counted() -> None:
     row = summary.figures([OWN] * 19 + [NONE])
     assert row["regret"] == {"mean": pytest.approx(0.069), "median": 0.02, "p95": 0.02}
     assert (row["no_answer"], row["unusable"], row["devices"], row["size"]) == (1, 1, 20, 2.0)
+
+
+def test_a_gap_is_to_the_largest_and_beyond_the_tolerance_to_the_ideal() -> None:
+    """An answer of 90 where 100 is allowed and 96 ideal has a gap of 10 %, and of 6.25 % beyond the tolerance."""
+    case = attrs.evolve(case_of("rise to a memory limit"), largest=100, knee=96, is_limited=True)
+    trial = trials._trial(case, 0, OURS, case.device(), 90)
+    assert (trial.gap, trial.beyond) == (pytest.approx(0.10), pytest.approx(0.0625))
+    assert summary.figures([trial, DONE])["gap"] == {"mean": trial.gap, "beyond": trial.beyond, "devices": 1}
+    assert trials._trial(attrs.evolve(case, is_limited=False), 0, OURS, case.device(), 90).gap is None
 
 
 def test_coverage_is_the_share_of_intervals_and_apart_for_stationary_devices() -> None:
