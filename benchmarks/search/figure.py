@@ -32,7 +32,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 axes.annotate(f"{row['budget']:g} s", (x, y), (4, 4), textcoords="offset points", color="#0072b2")
         else:
             colour = f"C{1 + place % 9}"
-            axes.plot(seconds, regret, color=colour, marker=marks[place % len(marks)], linestyle="none", label=finder)
+            name = finder if chosen[0]["seconds"]["mean"] else f"{finder} (measures nothing)"
+            axes.plot(seconds, regret, color=colour, marker=marks[place % len(marks)], linestyle="none", label=name)
             place += 1
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -72,7 +72,11 @@ class Trial:
 def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult | None:
     """Search as autotune() does: the candidates, the profiler, the choice; None where nothing could be measured."""
     ladder = case.candidates()
-    measured = profiler.measure(lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed)
+    try:
+        measured = profiler.measure(lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed)
+    except Exception as error:
+        error.add_note(f"on a device of the class {case.kind}, with a budget of {budget:g} s")
+        raise
     # Sizes that the search added between those of the ladder are candidates like them.
     known = {candidate.batch_size for candidate in ladder}
     added = [candidate for candidate in getattr(measured, "added", ()) if candidate.batch_size not in known]
@@ -166,7 +170,15 @@ class Request:
 
 
 def search_device(request: Request) -> list[Trial]:
-    """Let everybody search one device."""
+    """Let everybody search one device; an error says which one it was."""
+    try:
+        return _search_device(request)
+    except Exception as error:
+        error.add_note(f"device {request.index} of seed {request.seed}")
+        raise
+
+
+def _search_device(request: Request) -> list[Trial]:
     if request.networks is None:
         case = fake_devices.make(request.seed, request.index)
     else:

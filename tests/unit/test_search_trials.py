@@ -103,6 +103,18 @@ def test_no_answer_is_a_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (trial.batch_size, trial.usable, trial.regret, trial.budget) == (None, False, 1.0, 1.0)
 
 
+def test_an_error_of_the_search_says_on_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of searches the one that broke can be run again."""
+
+    def broken(*_: object, **__: object) -> Measured:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(trials.profiler, "measure", broken)
+    with pytest.raises(ZeroDivisionError) as caught:
+        search_device(Request(seed=3, index=1, budgets=[7.0]))
+    assert caught.value.__notes__ == ["on a device of the class sawtooth, with a budget of 7 s", "device 1 of seed 3"]
+
+
 def test_intervals_are_held_against_the_true_median() -> None:
     """Most stated intervals hold the true median of a quiet device, and none does where the truth is far away."""
     case = case_of("plateau")
