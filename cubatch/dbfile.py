@@ -6,12 +6,16 @@ into the page cache of the kernel, which outlives a killed process and costs mic
 power cut may lose the last ones, and it never damages the file.  WAL needs memory that all users of
 the file share, so on a network file system the older rollback journal takes its place.
 
+A disk that cannot be read is no damage.  What looks damaged is looked at again, by whoever has the file
+to himself, and moved aside only if all of it could be read and SQLite still says so.
+
 Errors are recognised by type and SQLite's result code, never by their text.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -20,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from cubatch.errors import StoreError
 
@@ -33,6 +38,45 @@ NETWORK_FILESYSTEMS = frozenset({
 
 _MAGIC = b"SQLite format 3\0"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_REPORTED = ("SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_NOMEM")
+_JOURNALS = ("-wal", "-shm", "-journal")
+_PIECE_BYTES = 1 << 20
+
+
+class Database(sqlite3.Connection):
+    """
+    An open file, marked as in use by a lock that all its users share, so that nobody moves it aside meanwhile.
+
+    The kernel drops the mark of a process that ends, however it ends.
+    """
+
+    _mark: BinaryIO | None = None
+    _path: Path
+    _place: tuple[int, int]
+
+    def mark(self, path: Path, mark: BinaryIO) -> None:
+        """Take over the shared lock until the file is closed, and remember which file it is."""
+        found = path.stat()
+        self._mark, self._path, self._place = mark, path, (found.st_dev, found.st_ino)
+
+    def has_moved(self) -> bool:
+        """
+        Say whether another file, or none, is now where this one was: nobody will find what is written here.
+
+        Raises:
+            OSError: If the place cannot be reached.
+        """
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return True
+        return (found.st_dev, found.st_ino) != self._place
+
+    def close(self) -> None:
+        """Close the file, then say that it is no longer in use."""
+        super().close()
+        if self._mark is not None:
+            self._mark.close()
 
 
 def place(path: Path | str) -> Path:
@@ -54,9 +98,7 @@ def place(path: Path | str) -> Path:
     return found
 
 
-def connect(
-    path: Path, schema: str, version: int, *, on_damage: Callable[[Path], None] | None = None
-) -> sqlite3.Connection:
+def connect(path: Path, schema: str, version: int, *, on_damage: Callable[[Path], None] | None = None) -> Database:
     """
     Open the file, check it, and make its tables if it has none.
 
@@ -65,7 +107,7 @@ def connect(
         schema: CREATE statements of the newest version.
         version: Its number, kept as `user_version`.
         on_damage: A damaged file is moved aside, a new one begun, and this called with where the old one
-            is.  Without it, damage is an error.
+            is.  Without it, damage is an error.  A file that another user has open is never moved.
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
@@ -76,21 +118,65 @@ def connect(
         OSError: If the place cannot be used.
     """
     # One at a time: two that switch the journal at once fail each other, two that find damage move a good file.
-    with locked(path, "open", BUSY_SECONDS):
+    with locked(path, "open", BUSY_SECONDS), contextlib.ExitStack() as undo:
+        mark = undo.enter_context(_lock_file(path, "used"))
+        fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
         try:
-            return _open(path, schema, version)
+            database = _open(path, schema, version)
         except sqlite3.DatabaseError as error:
             if on_damage is None or _code(error) not in _DAMAGED:
                 raise
-            if not _was_database(path):
-                remedy = "Name a new file, or one that cubatch made."
-                raise StoreError(str(path), "it is no database", remedy) from error
+            database = _look_again(path, schema, version, mark, on_damage)
+        undo.callback(database.close)
+        database.mark(path, mark)
+        undo.pop_all()
+    return database
+
+
+def _look_again(path: Path, schema: str, version: int, mark: BinaryIO, on_damage: Callable[[Path], None]) -> Database:
+    """
+    Open a file that looked damaged: in place if it was a passing fault, else anew with the old one moved aside.
+
+    Raises:
+        OSError: If somebody else has it open, or not all of it can be read.
+    """
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = "it looks damaged, and is not moved aside while another run has it open"
+        raise OSError(errno.EBUSY, words, str(path)) from None
+    # Closing the file drops every lock that SQLite holds on it in this process; nobody here has it open now.
+    begins = _read_whole(path)
+    try:
+        database = _open(path, schema, version)
+    except sqlite3.DatabaseError as error:
+        if _code(error) not in _DAMAGED:
+            raise
+        if path.suffix != ".sqlite3" and begins != _MAGIC:  # somebody's script or spec must stay where it is
+            raise StoreError(str(path), "it is no database", "Name a new file, or one that cubatch made.") from error
         on_damage(_move_aside(path))
-        return _open(path, schema, version)
+        database = _open(path, schema, version)
+    fcntl.flock(mark, fcntl.LOCK_SH)
+    return database
 
 
-def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+def _read_whole(path: Path) -> bytes:
+    """Read the file and its journals to their ends, so that a disk that fails says so; give the first bytes."""
+    for suffix in ("-wal", "-journal"):
+        with contextlib.suppress(FileNotFoundError), path.with_name(path.name + suffix).open("rb") as journal:
+            while journal.read(_PIECE_BYTES):
+                pass
+    with path.open("rb") as file:
+        begins = file.read(len(_MAGIC))
+        while file.read(_PIECE_BYTES):
+            pass
+    return begins
+
+
+def _open(path: Path, schema: str, version: int) -> Database:
+    database = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=Database
+    )
     try:
         database.row_factory = sqlite3.Row
         found = database.execute("PRAGMA user_version").fetchone()[0]
@@ -117,10 +203,24 @@ def _check(database: sqlite3.Connection, path: Path, found: int, version: int, s
     if not there.issuperset(re.findall(r"CREATE TABLE (\w+)", schema)) if found else there:
         raise StoreError(str(path), "it is another program's database")
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if report != "ok":  # some damage is told as a row instead of an error
-        damage = sqlite3.DatabaseError(report)
-        damage.sqlite_errorcode, damage.sqlite_errorname = sqlite3.SQLITE_CORRUPT, "SQLITE_CORRUPT"
-        raise damage
+    if report != "ok":
+        raise _reported(report)
+
+
+def _reported(report: str) -> sqlite3.DatabaseError:
+    """
+    Make an error of a row of quick_check, which tells of damage, but also, by result code, of failing reads.
+
+    Example:
+        >>> _reported("Tree 4 page 4: unable to get the page. error code=266").sqlite_errorname
+        'SQLITE_IOERR_READ'
+    """
+    named = re.search(r"error code[ =](\d+)", report)
+    code = int(named[1]) if named else sqlite3.SQLITE_CORRUPT
+    error = sqlite3.DatabaseError(report)
+    names = (name for name, value in vars(sqlite3).items() if value == code and name.startswith(_REPORTED))
+    error.sqlite_errorcode, error.sqlite_errorname = code, next(names, f"result code {code}")
+    return error
 
 
 def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
@@ -155,31 +255,29 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
     It is a file lock of the kernel's, which drops it when the holder ends, however it ends.  The lock's file
     stays: removing one that another process is about to lock would let two in.
     """
-    place = path.with_name(path.name + ".locks")
-    place.mkdir(exist_ok=True)
     deadline = time.monotonic() + seconds
-    with (place / name).open("ab") as file:
+    with _lock_file(path, name) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise TimeoutError(f"another process held {place / name} for {seconds:g} s") from None
+                    raise TimeoutError(f"another process held {file.name} for {seconds:g} s") from None
                 time.sleep(0.05)
         yield
 
 
-def _was_database(path: Path) -> bool:
-    """Whether a damaged file may have been a store; somebody's script or spec must stay where it is."""
-    with path.open("rb") as file:
-        return path.suffix == ".sqlite3" or file.read(len(_MAGIC)) == _MAGIC
+def _lock_file(path: Path, name: str) -> BinaryIO:
+    place = path.with_name(path.name + ".locks")
+    place.mkdir(exist_ok=True)
+    return (place / name).open("ab")
 
 
 def _move_aside(path: Path) -> Path:
     """Rename a damaged file and its journals, which would be played into a new file of that name."""
     aside = f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-    for suffix in ("-wal", "-shm", "-journal", ""):
+    for suffix in (*_JOURNALS, ""):
         file = path.with_name(path.name + suffix)
         if file.exists():
             file.rename(path.with_name(aside + suffix))
@@ -231,11 +329,12 @@ def reason(error: sqlite3.Error | OSError) -> str:
         sqlite3.SQLITE_BUSY: f"another process held it for more than {BUSY_SECONDS:g} s",
         sqlite3.SQLITE_CORRUPT: "the file is damaged; the next run moves it aside",
         sqlite3.SQLITE_NOTADB: "the file is damaged; the next run moves it aside",
+        sqlite3.SQLITE_READONLY_DBMOVED: "the file was moved or removed while it was in use",
     }
     code = _code(error)
     if code is None:
         raise error  # SQLite reported nothing: a mistake in our own call
-    return f"{words.get(code, 'SQLite failed')} ({error.sqlite_errorname})"
+    return f"{words.get(error.sqlite_errorcode, words.get(code, 'SQLite failed'))} ({error.sqlite_errorname})"
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -7,8 +7,9 @@ same identity under other conditions begins a new one, and a note says which fie
 
 Each timing is its own commit, so a kill loses none that was reported (see `dbfile`).  The store may
 fail but never stops a measurement: where it cannot be written (full disk, read-only place), the run
-goes on unkept and says so once.  Damaged files are moved aside, never deleted.  Two tuners of one
-run take turns by a file lock, which the kernel drops when its holder is killed.
+goes on unkept and says so once.  Damaged files are moved aside, never deleted, and not while another run
+has them open; a file that somebody moved all the same is noticed and said.  Two tuners of one run take
+turns by a file lock, which the kernel drops when its holder is killed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Run:
         self.finished = False
         self.notes: list[str] = []
         self._resources = contextlib.ExitStack()
-        self._database: sqlite3.Connection | None = None
+        self._database: dbfile.Database | None = None
         self._id = 0
 
     def __enter__(self) -> Self:
@@ -114,8 +115,12 @@ class Run:
             return
         try:
             statement(self._database, self._id, *values)
-        except sqlite3.DatabaseError as error:
+            is_lost = self._database.has_moved()
+        except (sqlite3.DatabaseError, OSError) as error:
             self._go_unkept(dbfile.reason(error))
+        else:
+            if is_lost:
+                self._go_unkept("it was moved or removed while in use, with what was kept in it so far")
 
     def _go_unkept(self, reason: str) -> None:
         """Give up the store, not the measurement, and say so once."""

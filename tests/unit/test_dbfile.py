@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -43,14 +44,13 @@ def test_a_file_that_moved_to_a_network_leaves_wal(tmp_path, monkeypatch):
 def test_a_file_system_that_refuses_wal_gets_the_other_journal(tmp_path, monkeypatch):
     """SQLite answers with the mode it could set, not with an error."""
 
-    class Refusing(sqlite3.Connection):
+    class Refusing(dbfile.Database):
         def execute(self, statement, *values):
             return super().execute(
                 "SELECT 'delete'" if statement == "PRAGMA journal_mode = wal" else statement, *values
             )
 
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *places, **options: connect(*places, factory=Refusing, **options))
+    monkeypatch.setattr(dbfile, "Database", Refusing)
     database = dbfile.connect(tmp_path / "file", SCHEMA, 1)
     assert (pragma(database, "journal_mode"), pragma(database, "synchronous")) == ("delete", 2)
     database.close()
@@ -110,7 +110,8 @@ def test_a_lock_is_free_again_after_its_holder(tmp_path):
     [
         (13, "full"),
         (778, "writing it failed"),
-        (1032, "read-only"),
+        (264, "read-only"),
+        (1032, "moved or removed"),
         (14, "cannot be opened"),
         (5, "held it"),
         (267, "damaged"),
@@ -138,3 +139,144 @@ def test_a_file_that_never_was_a_database_stays_where_it_is(tmp_path):
         dbfile.connect(script, SCHEMA, 1, on_damage=lambda _: None)
     assert script.read_text().startswith("#!/bin/sh")
     assert [path.name for path in tmp_path.glob("*damaged*")] == []
+
+
+# --- what looks damaged and is not ---------------------------------------------------------------------------
+
+UNREADABLE = "*** in database main ***\nTree 2 page 2: unable to get the page. error code=266"
+WRONG = "*** in database main ***\nTree 2 page 2: btreeInitPage() returns error code 11"
+
+
+def answering(monkeypatch, *answers):
+    """Let each quick_check to come give one of these, a row or the code of an error; after them, the real one."""
+    left = list(answers)
+
+    class Answering(dbfile.Database):
+        def execute(self, statement, *values):
+            if not statement.startswith("PRAGMA quick_check") or not left:
+                return super().execute(statement, *values)
+            answer = left.pop(0)
+            if isinstance(answer, str):
+                return super().execute("SELECT ?", (answer,))
+            error = sqlite3.DatabaseError("injected")
+            error.sqlite_errorcode, error.sqlite_errorname = answer, f"INJECTED_{answer}"
+            raise error
+
+    monkeypatch.setattr(dbfile, "Database", Answering)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Make a whole file that holds one number."""
+    path = tmp_path / "kept.sqlite3"
+    database = dbfile.connect(path, SCHEMA, 1)
+    database.execute("INSERT INTO numbers VALUES (3)")
+    database.close()
+    return path
+
+
+def numbers(path):
+    """Read the numbers, and that nothing was moved."""
+    assert list(path.parent.glob("*damaged*")) == []
+    database = dbfile.connect(path, SCHEMA, 1)
+    found = [row["number"] for row in database.execute("SELECT number FROM numbers")]
+    database.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [UNREADABLE],
+        [sqlite3.SQLITE_IOERR],
+        [WRONG, UNREADABLE],
+        [sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR | 1 << 8],
+    ],
+    ids=str,
+)
+def test_a_page_that_cannot_be_read_is_no_damage(monkeypatch, kept, answers):
+    """quick_check tells of a failing read by a row that names its code, or by an error, at the first or second look."""
+    answering(monkeypatch, *answers)
+    with pytest.raises(sqlite3.DatabaseError) as caught:
+        dbfile.connect(kept, SCHEMA, 1, on_damage=lambda _: None)
+    monkeypatch.undo()
+    assert "reading or writing it failed" in dbfile.reason(caught.value)
+    assert numbers(kept) == [3]
+
+
+@pytest.mark.parametrize("answer", [WRONG, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB])
+def test_what_a_second_look_does_not_find_was_no_damage(monkeypatch, kept, answer):
+    """A fault that has passed costs nothing: the file is used as it is."""
+    answering(monkeypatch, answer)
+    moved = []
+    database = dbfile.connect(kept, SCHEMA, 1, on_damage=moved.append)
+    assert [row["number"] for row in database.execute("SELECT number FROM numbers")] == [3]
+    database.close()
+    assert moved == []
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-journal"])
+def test_a_file_that_plain_reading_fails_on_is_not_moved(monkeypatch, kept, suffix):
+    """Whatever SQLite makes of it, EIO from the file or a journal of it is a failing disk, told by the error's text."""
+    answering(monkeypatch, WRONG, WRONG)
+    unreadable, opened = kept.with_name(kept.name + suffix), Path.open
+
+    def fail(path, *arguments):
+        if path == unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        dbfile.connect(kept, SCHEMA, 1, on_damage=lambda _: None)
+    monkeypatch.undo()
+    assert numbers(kept) == [3]
+
+
+def test_damage_is_what_every_look_finds(monkeypatch, kept):
+    """Read to its end and wrong twice: moved aside, and a new file begun."""
+    answering(monkeypatch, WRONG, WRONG)
+    moved = []
+    dbfile.connect(kept, SCHEMA, 1, on_damage=moved.append).close()
+    assert moved[0].name.startswith("kept.sqlite3.damaged-")
+    aside = sqlite3.connect(moved[0])
+    assert aside.execute("SELECT number FROM numbers").fetchall() == [(3,)]
+    aside.close()
+
+
+def test_a_file_in_use_is_not_moved(monkeypatch, kept):
+    """Its user would go on writing where nobody looks; once it is closed, it is moved."""
+    user = dbfile.connect(kept, SCHEMA, 1)
+    answering(monkeypatch, WRONG, WRONG, WRONG)
+    with pytest.raises(OSError, match="another run has it open"):
+        dbfile.connect(kept, SCHEMA, 1, on_damage=lambda _: None)
+    assert not user.has_moved()
+    user.close()
+    moved = []
+    dbfile.connect(kept, SCHEMA, 1, on_damage=moved.append).close()
+    assert len(moved) == 1
+
+
+def test_who_moved_a_damaged_file_shares_the_new_one(monkeypatch, kept):
+    """Being alone with it ends with the moving: the next user need not wait."""
+    answering(monkeypatch, WRONG, WRONG)
+    first = dbfile.connect(kept, SCHEMA, 1, on_damage=lambda _: None)
+    second = dbfile.connect(kept, SCHEMA, 1)
+    assert not first.has_moved()
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
+def test_a_file_that_is_no_longer_there_is_noticed(kept, how):
+    """By its device and inode, so that a new file of the same name is none of ours."""
+    database = dbfile.connect(kept, SCHEMA, 1)
+    assert not database.has_moved()
+    if how == "removed":
+        kept.unlink()
+    else:
+        kept.rename(kept.with_name("elsewhere"))
+    if how == "replaced":
+        kept.touch()
+    assert database.has_moved()
+    database.close()

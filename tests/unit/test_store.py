@@ -407,6 +407,76 @@ def test_many_that_find_damage_move_it_once(path):
     assert len(store.list_runs(path)) == 6
 
 
+def finding(monkeypatch, row):
+    """Let quick_check answer with this row, whatever the file holds."""
+
+    class Finding(store.dbfile.Database):
+        def execute(self, statement, *values):
+            if statement.startswith("PRAGMA quick_check"):
+                return super().execute("SELECT ?", (row,))
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(store.dbfile, "Database", Finding)
+
+
+def test_a_store_that_another_process_measures_into_is_not_moved(path, monkeypatch):
+    """Damage that the second comer sees leaves the first one's file in place; the second goes unkept and says why."""
+    script = """
+        with begin(sys.argv[1]) as run:
+            run.timing(timing(8))
+            print("kept", flush=True)
+            sys.stdin.readline()
+            run.timing(timing(16))
+            run.finish()
+            print(run.notes, flush=True)
+    """
+    with run_child(script, path, stdin=subprocess.PIPE) as first:
+        assert first.stdout.readline() == "kept\n"
+        finding(monkeypatch, "Tree 2 page 2: btreeInitPage() returns error code 11")
+        with pytest.warns(UserWarning, match="not kept: .* another run has it open"):
+            begin(path, identity={"spec": "another"}).close()
+        monkeypatch.undo()
+        out, err = first.communicate("\n", timeout=60)
+    assert (out, err) == ("[]\n", "")
+    assert not list(path.parent.glob("*.damaged-*"))
+    with begin(path) as run:
+        assert run.kept.timings == (timing(8), timing(16))
+        assert run.finished
+
+
+def test_a_store_that_cannot_be_read_is_left_alone(path, monkeypatch):
+    """A failing disk is not the file's fault: unkept for this run, with the reason; all is there once it reads."""
+    with begin(path) as run:
+        run.timing(timing(8))
+    finding(monkeypatch, "Tree 4 page 4: unable to get the page. error code=266")
+    with pytest.warns(UserWarning, match=r"not kept: .* reading or writing it failed \(SQLITE_IOERR_READ\)"):
+        begin(path).close()
+    with pytest.raises(StoreError, match="reading or writing it failed"):
+        store.list_runs(path)
+    monkeypatch.undo()
+    with begin(path) as run:
+        assert (run.kept.timings, run.notes) == ((timing(8),), [])
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
+def test_a_store_that_goes_away_under_a_run_is_said_once(path, how):
+    """What is written into a file that nobody finds is not kept; the run says so and measures on."""
+    with begin(path) as run:
+        run.timing(timing(8))
+        aside = store.dbfile._move_aside(path)
+        if how == "removed":
+            aside.unlink()
+        if how == "replaced":
+            path.touch()
+        with pytest.warns(UserWarning, match="not kept: .* moved or removed while in use") as said:
+            run.timing(timing(16))
+            run.finish()
+        assert len(said) == len(run.notes) == 1
+        assert not run.is_kept
+    if how != "removed":
+        assert store.show(aside, 1)[0].num_timings == 2
+
+
 def test_looking_at_a_damaged_store_does_not_move_it(path):
     """List, show and clear say what is wrong and touch nothing."""
     content = damaged(path, "text")
