@@ -19,6 +19,7 @@ _BYTE_UNITS = {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
 _FRACTIONS_BELOW = 1000
 _WHOLE_PERCENT = 0.9995
+_ROUNDING = 1e-9
 _METRIC = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -133,6 +134,19 @@ def format_percent(fraction: float) -> str:
         ('93.4 %', '100 %')
     """
     return f"{_three_figures(100 * fraction)} %" if fraction < _WHOLE_PERCENT else f"{100 * fraction:.0f} %"
+
+
+def format_whole_percent(fraction: float, *, at_most: bool = False) -> str:
+    """
+    Write a fraction as a whole percentage: the nearest, or for a bound one that it does not exceed.
+
+    Example:
+        >>> format_whole_percent(0.034), *(format_whole_percent(share, at_most=True) for share in (0.034, 0.07))
+        ('3 %', '4 %', '7 %')
+    """
+    percent = 100 * fraction
+    # 100 * 0.07 is a little more than 7.
+    return f"{math.ceil(percent - _ROUNDING) if at_most else round(percent)} %"
 
 
 def _three_figures(value: float) -> str:
