@@ -8,6 +8,8 @@ that `cubatch --help` comes at once.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -38,12 +40,14 @@ from cubatch.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from cubatch.profiler import Event
     from cubatch.results import TuningResult
 
 INTERRUPTED = 130
+QUICK_SECONDS = 10.0
+USUAL_SECONDS = 60.0
 
 
 class _Group(TyperGroup):
@@ -124,7 +128,13 @@ def tune(
     optimizer: OptimizerOption = "sgd",
     library: LibraryOption = "auto",
     recompute: RecomputeOption = False,
-    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Measuring time, at most.")] = 60.0,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="SECONDS", help=f"Measuring time, at most. Default: {USUAL_SECONDS:g}."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"A first answer: the same as --budget {QUICK_SECONDS:g}.")
+    ] = False,
     isolate: Annotated[
         bool | None,
         typer.Option("--isolate/--no-isolate", help="Measure in a process that may die. Default: as needed."),
@@ -151,6 +161,9 @@ def tune(
 
     if no_store + fresh + (store is not None) > 1:
         raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
+    if quick and budget is not None:
+        raise typer.BadParameter(f"--quick and --budget exclude each other: --quick is --budget {QUICK_SECONDS:g}")
+    seconds = QUICK_SECONDS if quick else USUAL_SECONDS if budget is None else budget
     sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
     console.check_writable(json=json, plot=plot, report=report)
     if report is not None and not report.lower().endswith((".html", ".htm")):
@@ -159,14 +172,14 @@ def tune(
         plot_module.check(plot)
     spec = read_spec(model, input_shape, classes)
     try:
-        with console.progress_bar(f"tuning {model}") as show:
+        with _watching(model) as watch:
             result = tuning.autotune(
                 spec, device=device, mode=mode, dtype=dtype, objective=objective, tolerance=tolerance,
                 batch_sizes=sizes, max_batch_size=max_batch_size, memory_limit=memory_limit,
-                latency_limit=latency_limit, optimizer=optimizer, library=library, recompute=recompute, budget=budget,
+                latency_limit=latency_limit, optimizer=optimizer, library=library, recompute=recompute, budget=seconds,
                 isolate="auto" if isolate is None else isolate,
                 store="refresh" if fresh else str(store) if store is not None else not no_store,
-                seed=seed, progress=_watch(show),
+                seed=seed, progress=watch,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         partial = cast("TuningResult | None", getattr(stop, "partial", None))
@@ -333,8 +346,8 @@ def train(
         engine.check(network, training_set, epochs=epochs, learning_rate=lr)  # before a minute is spent
         console.say("tuning the batch size first, for up to a minute; --batch-size N does without")
         options: dict[str, Any] = {"mode": "training", "max_batch_size": len(training_set), **shared}
-        with console.progress_bar(f"tuning {model}") as show:
-            size = tuning.autotune(network, device=found, progress=_watch(show), **options).batch_size or 1
+        with _watching(model) as watch:
+            size = tuning.autotune(network, device=found, progress=watch, **options).batch_size or 1
         console.say(f"training with batch size {size}, the answer for training {model} with {optimizer}")
     title = f"{model}, {dtype}, batch {size}, {optimizer}, learning rate {lr:g}, on {found}"
     done: list[engine.Epoch] = []
@@ -367,9 +380,32 @@ def train(
     console.emit([grid], {"schema": 1, **facts}, json)
 
 
-def _watch(show: console.Show | None) -> Callable[[Event], None] | None:
-    """Let the profiler's events move a progress bar, where there is one."""
-    return None if show is None else lambda event: show(event.done, event.total, event.message)
+@contextlib.contextmanager
+def _watching(model: str) -> Iterator[Callable[[Event], None]]:
+    """Let tuning's events move a bar on a terminal, and elsewhere write a line now and then."""
+    with console.progress_bar(f"tuning {model}") as bar:
+        line = console.progress_lines()
+
+        def show(event: Event) -> None:
+            if bar is not None:
+                bar(event.done, event.total, _so_far(event))
+            elif event.kind != "end":  # the answer comes next
+                line(_so_far(event))
+
+        yield show
+
+
+def _so_far(event: Event) -> str:
+    """Say the best size so far and what may still be gained; before there is one, what happened."""
+    from cubatch.units import format_count, format_whole_percent
+
+    if event.best_batch_size is None:
+        return event.message
+    rate = "" if event.best_rate is None else f" ({format_count(event.best_rate)} samples/s)"
+    gain = ""
+    if event.could_gain is not None and math.isfinite(event.could_gain):
+        gain = f", at most {format_whole_percent(event.could_gain, at_most=True)} more to gain"
+    return f"{event.best_batch_size} best so far{rate}{gain}"
 
 
 def _show(result: TuningResult, json_path: str | None) -> None:

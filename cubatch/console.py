@@ -1,8 +1,8 @@
 """
-What the commands share: where output goes, progress on a terminal, errors as one line.
+What the commands share: where output goes, progress, errors as one line.
 
 Results go to stdout, everything else to stderr.  With `--json -` stdout holds the JSON and
-nothing else; colour and progress appear only where a person is looking.
+nothing else; colour and bars appear only where a person is looking, a line now and then elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 STDOUT = "-"
 Show = Callable[[float, float, str], None]
 
+LINE_SECONDS = 5.0
+"""Where there is no terminal, progress is a line per so many seconds, and none before that."""
+
 
 def say(text: str) -> None:
     """Tell the person at the terminal something that is no result, on stderr."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    if sys.stderr is not None:  # as where it was closed before we began
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_path: str | None) -> None:
@@ -123,17 +128,17 @@ def progress_bar(description: str) -> Iterator[Show | None]:
     Yields:
         A function of (done, total, what is being done), None where nobody looks.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar: Progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[now]}"),
+        TextColumn("{task.fields[now]}", markup=False),
         console=Console(stderr=True),
         transient=True,
     )
@@ -144,3 +149,28 @@ def progress_bar(description: str) -> Iterator[Show | None]:
             bar.update(task, completed=done, total=total, now=now)
 
         yield show
+
+
+def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """
+    Tell of progress where no bar can be drawn, as in a log: lines, seldom, and none of a short run.
+
+    Args:
+        now: The clock, which begins with this call.
+
+    Returns:
+        A function of what there is to say; most calls of it say nothing.  It never fails: a log that
+        cannot be written is no reason to stop measuring.
+    """
+    began = last = now()
+
+    def show(text: str) -> None:
+        nonlocal last
+        moment = now()
+        if moment - last < LINE_SECONDS:
+            return
+        last = moment
+        with contextlib.suppress(OSError, ValueError):
+            say(f"cubatch: {moment - began:.0f} s, {text}")
+
+    return show

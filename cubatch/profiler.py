@@ -46,6 +46,9 @@ class Event:
         done, total: Timings there are, and how many there will be at least; the total moves as candidates end.
         seconds_left: Of the budget.
         message: What happened, for a person.
+        best_batch_size: The best so far; None before there is one.
+        best_rate: Its samples per second.
+        could_gain: How much better than it the answer may still turn out, as a share: 0.03 is 3 %; None if unknown.
     """
 
     kind: str
@@ -55,6 +58,9 @@ class Event:
     total: int
     seconds_left: float
     message: str
+    best_batch_size: int | None = None
+    best_rate: float | None = None
+    could_gain: float | None = None
 
 
 def measure(
