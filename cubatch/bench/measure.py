@@ -13,7 +13,7 @@ from cubatch.bench import records
 from cubatch.bench.cases import Case
 from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.place import COLD, Arrays, Place, count_sets, fill
+from cubatch.bench.place import COLD, Arrays, Place, count_sets, fill, filled
 from cubatch.bench.records import OURS, VENDOR, Entry, Result
 from cubatch.bench.rivals import Rival, rival
 from cubatch.bench.ways import Tracer, Way, Which, ways
@@ -108,7 +108,7 @@ def measure(
     planned = _planned(case, place.device, found)
     vendor = rival(case, place.module) if with_rival else "not asked for"
     try:
-        sets = [fill(place.module, case, seed + number) for number in range(count_sets(case, place.device.l2_bytes))]
+        sets = list(itertools.islice(filled(place.module, case, seed), count_sets(case, place.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
         kept = {name: sets[0][name].copy() for name in _given_results(case)}
         entries, entrants = list(planned.entries), []
@@ -177,8 +177,8 @@ def copy_bandwidth(place: Place, contest: Contest, seconds: float = 0.3) -> floa
         seconds: How long.
     """
     size = min(_COPY_BYTES, (place.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
-    source, target = (place.module.ones(size // 4, dtype=np.float32) for _ in range(2))
-    backend.random_generator(source, 0).random(dtype=np.float32, out=source)
+    source = backend.random_generator(place.module.empty(0), 0).random(size=size // 4, dtype=np.float32)
+    target = place.module.empty_like(source)
     entrant = Entrant("copy", OURS, lambda: place.module.copyto(target, source))
     contest.run([entrant], seconds)
     return 2 * float(source.nbytes) / (entrant.seconds or math.nan)

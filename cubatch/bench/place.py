@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -67,20 +68,31 @@ def storage(dtype: str) -> str:
 
 
 def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
+    """Make the arrays of a case and fill them with random data: the first of `filled`."""
+    return next(filled(module, case, seed))
+
+
+def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
     """
-    Make the arrays of a case and fill them with random data: a GPU runs zeros at clocks that real data never sees.
+    Make sets of the arrays of a case, all different, and fill them with random data.
+
+    A GPU runs zeros at clocks that real data never sees, and what swaps equal operands goes unnoticed.
 
     Args:
         module: NumPy or CuPy.
         case: What is called.
         seed: Of the data.
     """
-    random = backend.random_generator(np.empty(0) if module is np else module.empty(0), seed)
+    random = backend.random_generator(module.empty(0), seed)  # one for all: making one takes a GPU long
+    while True:
+        yield _drawn(module, case, random)
+
+
+def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
     arrays: Arrays = {}
     for name, operand in case.operands.items():
-        array = module.empty(operand.shape, dtype=storage(case.dtype_of(name)))
-        drawn = array if array.dtype == np.float32 else module.empty(operand.shape, dtype=np.float32)
-        random.random(dtype=np.float32, out=drawn)
+        dtype = np.dtype(storage(case.dtype_of(name)))
+        drawn = random.random(size=operand.shape, dtype=np.float32)
         if operand.kind == "scaling":
             drawn[...] = module.asarray(_SCALING, dtype=np.float32)
         elif operand.kind == "counts":
@@ -93,9 +105,10 @@ def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
             drawn -= reach
         if case.dtype_of(name) == "bfloat16":
             module.right_shift(drawn.view(np.uint32), 16, out=drawn.view(np.uint32))
-        if drawn is not array:
-            module.copyto(array, drawn.view(np.uint32) if array.dtype == np.uint16 else drawn, casting="unsafe")
-        arrays[name] = array
+        arrays[name] = drawn
+        if dtype != np.float32:
+            arrays[name] = module.empty(operand.shape, dtype=dtype)
+            module.copyto(arrays[name], drawn.view(np.uint32) if dtype == np.uint16 else drawn, casting="unsafe")
     return arrays
 
 

@@ -194,7 +194,11 @@ def rectify(x: Any, out: Any) -> None:
 
 
 def random_generator(like: Any, seed: Any) -> Any:
-    """Give a generator whose random(dtype=..., out=...) fills arrays of the module that owns `like`."""
+    """
+    Give a generator of the module that owns `like`.
+
+    Name the size of what it draws: given `out` alone, CuPy's draws one number and fills the array with that.
+    """
     if isinstance(like, np.ndarray):
         return np.random.Generator(np.random.SFC64(seed))
     random = _cupy().random

@@ -126,6 +126,21 @@ def enter(world, monkeypatch):
     return world
 
 
+class CupysGenerator:
+    """Draws as CuPy's generators do: one number unless it is told a size, which is then all that `out` holds."""
+
+    def __init__(self, seed):
+        self._random = np.random.default_rng(seed)
+
+    def random(self, size=None, dtype=np.float64, out=None):
+        """Draw from [0, 1)."""
+        drawn = self._random.random(size=() if size is None else size, dtype=dtype)
+        if out is None:
+            return drawn
+        out[...] = drawn
+        return out
+
+
 def events(durations):
     """Give an event maker and an elapsed function for a KernelClock: each pair lasts as listed."""
     left, made = iter(durations), itertools.count()

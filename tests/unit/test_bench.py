@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import pytest
 from cubatch import catalogue, kinds, models, probe
 from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, steps, tables
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.engine import functional
+from cubatch.engine import functional, pointwise
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnknownName, UnsupportedLayer
 from cubatch.grids import grid
 from cubatch.hardware import Device
@@ -160,6 +161,50 @@ def test_arrays_hold_random_data_of_their_kind(dtype):
     assert np.unique(x).size > 100
     pool = place.fill(np, cases.of_layer(LAYERS[4], Pass.DGRAD, 4), 3)["argmax"]
     assert set(np.unique(pool)) == set(range(10))
+
+
+@pytest.fixture
+def generators(monkeypatch):
+    """NumPy's generators behave as CuPy's; gives those that are made."""
+    made = []
+
+    def generator(_, seed):
+        made.append(bench_fakes.CupysGenerator(seed))
+        return made[-1]
+
+    monkeypatch.setattr(place.backend, "random_generator", generator)
+    return made
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+def test_no_array_is_one_constant_on_a_gpu(case, generators):
+    """Where CuPy is handed an array and no size it fills it with one number, which passes any permutation."""
+    for name, array in place.fill(np, case, 0).items():
+        assert array.size == 1 or np.unique(array).size > 1, name
+
+
+def test_dropout_draws_a_number_for_each_element_on_a_gpu(generators, monkeypatch):
+    """As above; a mask of one number keeps all or nothing."""
+    monkeypatch.setattr(pointwise, "random_generator", place.backend.random_generator)
+    _, mask = functional.dropout(np.ones(1000, np.float32), p=0.5, seed=0)
+    assert 400 < np.count_nonzero(mask) < 600
+
+
+def test_a_copy_is_timed_on_random_data(generators, world, monkeypatch):
+    """As is everything else: a GPU runs constants at clocks that real data never sees."""
+    copied = []
+    monkeypatch.setattr(np, "copyto", lambda _, source: copied.append(source))
+    measure.copy_bandwidth(world.place(attrs.evolve(DEVICE, memory_bytes=1 << 20)), Contest(world))
+    assert np.unique(copied[0]).size > 1000
+
+
+def test_the_sets_of_a_case_differ_and_come_from_one_generator(generators, world):
+    """A generator's states take a GPU longer to make than the data of a small case, and there are up to 128 sets."""
+    sets = list(itertools.islice(place.filled(np, GEMM, 0), 3))
+    assert len({array.tobytes() for arrays in sets for array in arrays.values()}) == 3 * len(GEMM.operands)
+    assert len(generators) == 1
+    measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    assert len(generators) == 2
 
 
 def test_buffers_rotate_over_twice_the_l2():
@@ -488,7 +533,7 @@ def test_arrays_that_do_not_fit_are_a_status_and_no_crash(world, monkeypatch):
     def refuse(*_):
         raise MemoryError
 
-    monkeypatch.setattr(measure, "fill", refuse)
+    monkeypatch.setattr(measure, "filled", refuse)
     result = measure.measure(GEMM, world.place(), Contest(world))
     assert result.status == "out_of_memory"
     assert result.best is not None
