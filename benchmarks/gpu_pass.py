@@ -97,9 +97,9 @@ def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO,
         begun = time.monotonic()
         try:
             found = {"status": "ok"} | item.run(session)
-        except DeviceFailed:
-            raise  # nothing more runs in this process
         except (CubatchError, MemoryError) as error:
+            if isinstance(error, DeviceFailed) and error.is_fatal:
+                raise  # nothing more runs in this process
             found = {"status": "error", "message": f"{type(error).__name__}: {error}"}
         tell(ends=index, item={"name": item.name, **found, "took_seconds": time.monotonic() - begun})
 

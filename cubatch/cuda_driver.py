@@ -128,4 +128,4 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
 
 def _check(status: int, operation: str) -> None:
     if status != _SUCCESS:
-        raise DeviceFailed(operation, f"CUDA driver status {status}", f"See nvidia-smi. {_REMEDY}")
+        raise DeviceFailed.by_driver(operation, status, f"See nvidia-smi. {_REMEDY}")

@@ -33,6 +33,8 @@ from collections.abc import Iterable, Sequence
 from cubatch.units import format_bytes, format_seconds
 
 _LISTED_NAMES = 32
+# Statuses after which a context answers nothing else: kernels that faulted, hung or broke an assertion, and unknown.
+_FATAL = frozenset({700, 702, 709, 710, *range(714, 720), 999})
 
 
 class CubatchError(Exception):
@@ -132,11 +134,29 @@ class DeviceNotAvailable(CubatchError):
 
 
 class DeviceFailed(CubatchError):
-    """The GPU, a CUDA library or the driver reported an error that is not about memory."""
+    """
+    The GPU, a CUDA library or the driver reported an error that is not about memory.
 
-    def __init__(self, operation: str, status: str, remedy: str = "") -> None:
-        super().__init__(operation, status, remedy)
-        self.operation, self.status, self.remedy = operation, status, remedy
+    Args:
+        operation: What was being done.
+        status: What was reported, in words.
+        remedy: The next step, where there is one.
+        cuda_status: The CUDA driver's number, where it was the driver.
+    """
+
+    def __init__(self, operation: str, status: str, remedy: str = "", cuda_status: int | None = None) -> None:
+        super().__init__(operation, status, remedy, cuda_status)
+        self.operation, self.status, self.remedy, self.cuda_status = operation, status, remedy, cuda_status
+
+    @classmethod
+    def by_driver(cls, operation: str, cuda_status: int, remedy: str = "") -> DeviceFailed:
+        """Make the error of a call that the CUDA driver answered with this status."""
+        return cls(operation, f"CUDA driver status {cuda_status}", remedy, cuda_status)
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nothing more runs in this process; else the driver refused one call, and the next may be right."""
+        return self.cuda_status in _FATAL
 
     def __str__(self) -> str:
         text = f"{self.operation} failed with {self.status}"

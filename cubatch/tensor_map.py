@@ -183,7 +183,7 @@ def encode(described: TensorMap, address: int, driver: Any) -> bytes:
         corners = ((ctypes.c_int * 2)(*window.lower), (ctypes.c_int * 2)(*window.upper))  # w first, then h
         status = _function(driver, "cuTensorMapEncodeIm2col")(*common, *corners, channels, pixels, steps, *ends)
     if status != _SUCCESS:
-        raise DeviceFailed(f"encoding {described.dims} in boxes of {described.box}", f"CUDA driver status {status}")
+        raise DeviceFailed.by_driver(f"encoding {described.dims} in boxes of {described.box}", status)
     return room[start : start + _MAP_BYTES].tobytes()
 
 

@@ -18,7 +18,7 @@ from cubatch.bench.records import OURS, VENDOR, Entry, Result
 from cubatch.bench.rivals import Rival, rival
 from cubatch.bench.ways import Tracer, Way, Which, ways
 from cubatch.engine import backend
-from cubatch.errors import CompileError, InvalidArgument, OutOfMemory
+from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
 from cubatch.hardware import Device
 
 _COPY_BYTES = 1 << 30
@@ -102,7 +102,7 @@ def measure(
 
     Raises:
         UnsupportedLayer: If no kernel computes it.
-        DeviceFailed: If the GPU reported an error; nothing more will run in this process.
+        DeviceFailed: If the GPU reported an error after which nothing more runs in this process.
     """
     found = ways(case, place.device, variants, without)
     planned = _planned(case, place.device, found)
@@ -200,7 +200,9 @@ def _ready(
     try:
         steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
         steps[0]()
-    except (CompileError, InvalidArgument) as error:
+    except (CompileError, InvalidArgument, DeviceFailed) as error:
+        if isinstance(error, DeviceFailed) and error.is_fatal:
+            raise
         return attrs.evolve(entry, status="error", reason=str(error)), None
     check = expected.check(sets[0])
     entry = attrs.evolve(entry, worst_error=check.worst)

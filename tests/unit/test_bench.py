@@ -16,7 +16,14 @@ from cubatch import catalogue, kinds, models, probe
 from cubatch.bench import cases, check, contest, figure, measure, place, records, rivals, steps, tables
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.engine import functional, pointwise
-from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnknownName, UnsupportedLayer
+from cubatch.errors import (
+    DeviceFailed,
+    DeviceNotAvailable,
+    InvalidArgument,
+    OutOfMemory,
+    UnknownName,
+    UnsupportedLayer,
+)
 from cubatch.grids import grid
 from cubatch.hardware import Device
 from cubatch.kernel_clock import HEAD_START, MAX_QUEUED, KernelClock
@@ -465,6 +472,27 @@ def test_a_wrong_kernel_is_reported_and_never_timed(world):
     assert result.best is b
     assert result.wrong == (a,)
     assert world.launched.count("gemm_nt_a") == 1
+
+
+def test_a_variant_that_the_driver_refuses_does_not_end_the_others(world, monkeypatch):
+    """Its error is its result, as that of a variant that does not compile; what breaks the context ends them all."""
+    bind = World.bind
+
+    def refused(self, found, grid, arguments):
+        if found.name == "gemm_nt_a":
+            raise DeviceFailed.by_driver("launching gemm_nt_a", status)
+        return bind(self, found, grid, arguments)
+
+    monkeypatch.setattr(World, "bind", refused)
+    status = 701
+    timed = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", with_rival=False)
+    checked = measure.verify(GEMM, world.place())
+    for result in (timed, checked):
+        assert [entry.status for entry in result.entries] == ["error", "ok"]
+        assert "status 701" in result.entries[0].reason
+    status = 700
+    with pytest.raises(DeviceFailed, match="status 700"):
+        measure.verify(GEMM, world.place())
 
 
 def test_a_vendor_that_refuses_a_case_does_not_end_ours(world, monkeypatch):

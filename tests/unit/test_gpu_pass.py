@@ -18,7 +18,7 @@ from benchmarks.gpu_stages import Item, Stage
 from cubatch import catalogue, kinds
 from cubatch.bench import cases, measure
 from cubatch.bench.contest import Contest
-from cubatch.errors import CompileError, InvalidArgument
+from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
 from cubatch.layer import Pass
 from tests.unit.bench_fakes import DEVICE, World, enter
 
@@ -160,6 +160,21 @@ def test_a_child_says_what_begins_and_what_came_of_it(monkeypatch, tmp_path):
     assert ends[0]["value"] == 7
     assert "tile must be at least 2" in ends[1]["message"]
     assert all(item["took_seconds"] >= 0 for item in ends)
+
+
+def test_a_child_lives_on_where_the_driver_refuses_a_call(monkeypatch, tmp_path):
+    """Only an error that breaks the context ends it: a new process takes seconds that others have work for."""
+
+    def failed(status):
+        def run(_):
+            raise DeviceFailed.by_driver("encoding a tensor map", status)
+
+        return run
+
+    said = lines_of(stage_of(failed(1), lambda _: {}), monkeypatch, tmp_path)
+    assert [line["item"]["status"] for line in said if "ends" in line] == ["error", "ok"]
+    with pytest.raises(DeviceFailed):
+        lines_of(stage_of(failed(719)), monkeypatch, tmp_path)
 
 
 def test_a_child_begins_where_it_is_told_and_ends_with_its_time(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -130,8 +131,9 @@ def test_tensor_maps_are_encoded_by_the_driver_and_passed_by_value(gpu):
 def test_a_tensor_map_that_the_driver_refuses_is_an_error(gpu):
     """With its extents; a misaligned array is refused before the driver sees it."""
     gpu.driver.cuTensorMapEncodeTiled = lambda *_: 1
-    with pytest.raises(DeviceFailed, match=r"\(64, 30\).*status 1"):
+    with pytest.raises(DeviceFailed, match=r"\(64, 30\).*status 1") as caught:
         gpu.launcher.bind(kernel(), (1, 1, 1), [TensorMap(an_array(), "float16", (64, 30), (64, 128))])
+    assert not caught.value.is_fatal
     with pytest.raises(InvalidArgument, match="a multiple of 16"):
         gpu.launcher.bind(kernel(), (1, 1, 1), [TensorMap(an_array(ADDRESS + 8), "float16", (64, 30), (64, 128))])
 
@@ -183,6 +185,17 @@ def test_a_refused_launch_names_the_kernel(gpu, status, error):
     with pytest.raises(error) as caught:
         gpu.launcher.bind(kernel(), (4, 1, 1), [])()
     assert "demo_f32_misc" in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "is_fatal"), [(1, False), (701, False), (700, True), (719, True), (999, True)])
+def test_only_what_breaks_the_context_is_fatal(gpu, status, is_fatal):
+    """A refused launch breaks nothing: other kernels still run in this process, and the error's copies say so too."""
+    gpu.driver.status = status
+    with pytest.raises(DeviceFailed) as caught:
+        gpu.launcher.bind(kernel(), (4, 1, 1), [])()
+    assert (caught.value.cuda_status, caught.value.is_fatal) == (status, is_fatal)
+    assert pickle.loads(pickle.dumps(caught.value)).is_fatal == is_fatal
+    assert not DeviceFailed("reading the clock", "NVML status 9").is_fatal
 
 
 def test_without_cupy_the_remedy_is_named(monkeypatch):
