@@ -11,7 +11,8 @@ most once a second; the sweeps go into a CSV file beside it.  It needs NumPy, Cu
 dependencies; with PyTorch, cuDNN takes part.
 
 --stage NAME runs only this stage (may be given again), --only REGEX only items whose name it finds (and the facts),
---seconds bounds the whole.  Where a family of kernels hangs, --without FAMILY measures the others.
+--seconds bounds the whole.  Where a family of kernels hangs, --without FAMILY measures the others.  --commit NAME
+says what a tree without a repository is a copy of.
 """
 
 from __future__ import annotations
@@ -204,12 +205,14 @@ def _end(process: subprocess.Popen[str], patience: float) -> None:
 
 
 def run_all(
-    stages: Sequence[Stage], out: Path, *, seconds: float, only: str, without: Sequence[str] = ()
+    stages: Sequence[Stage], out: Path, *, seconds: float, only: str, without: Sequence[str] = (), commit: str = ""
 ) -> dict[str, Any]:
     """Run stages into a file; time that one leaves goes to those after it, by their shares."""
     begun, last = time.monotonic(), 0.0
-    found: dict[str, Any] = {"schema": 1, "benchmark": "gpu_pass", **provenance(), "seconds": seconds, "stages": []}
-    found["without"] = list(without)
+    found: dict[str, Any] = {
+        "schema": 1, "benchmark": "gpu_pass", **provenance(commit), "seconds": seconds, "without": list(without),
+        "stages": [],
+    }  # fmt: skip
     runs: list[Run] = []
 
     def save(*, always: bool = False) -> None:
@@ -307,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in kernel.kernels()}))
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--device", default="h200-sxm", help="for --dry-run: a GPU of the catalogue")
     parser.add_argument("--no-compile", action="store_true", help="for --dry-run: do not compile the kernels")
@@ -327,7 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(problem)
     if given.dry_run:
         return gpu_plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
-    found = run_all(stages, given.out, seconds=given.seconds, only=given.only, without=given.without)
+    found = run_all(
+        stages, given.out, seconds=given.seconds, only=given.only, without=given.without, commit=given.commit
+    )
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
     wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]
     print(f"wrote {given.out}; {len(wrong)} items not ok, {len(broken)} stages failed")

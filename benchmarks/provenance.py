@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import subprocess
 
 
-def provenance() -> dict[str, str]:
-    """Give today's date and the checkout's commit, empty outside a repository."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": found.stdout.strip()}
+def provenance(commit: str = "") -> dict[str, str]:
+    """
+    Give today's date and the commit: the one that is named, else $CUBATCH_COMMIT, else the checkout's.
+
+    It is empty where a copy of the tree names none, with or without git.
+    """
+    commit = commit or os.environ.get("CUBATCH_COMMIT", "") or _of_checkout()
+    return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": commit}
+
+
+def _of_checkout() -> str:
+    try:
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return ""
+    return found.stdout.strip()

@@ -225,6 +225,11 @@ def test_the_file_is_whole_after_every_stage_and_holds_what_the_stages_gave(monk
     assert [path.name for path in tmp_path.iterdir()] == ["pass.json"]
 
 
+def test_the_file_names_the_commit_that_it_is_told(tmp_path):
+    """A machine with a GPU may have a copy of the tree and no repository."""
+    assert gpu_pass.run_all([], tmp_path / "pass.json", seconds=1.0, only="", commit="1234567")["commit"] == "1234567"
+
+
 def test_time_that_a_stage_leaves_goes_to_the_later_ones(monkeypatch, tmp_path):
     """Of 100 s the first of three equal shares is 33; it takes 10, so the next has half of 90, the last 80."""
     stages = [attrs.evolve(stage_of(), name=name) for name in "abc"]
