@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 import textwrap
 import time
@@ -268,6 +269,26 @@ def test_wrong_arguments_exit_with_two(arguments, capsys):
         gpu_pass.main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_the_readme_names_all_that_the_pass_imports():
+    """Where there is no package index, what it forgets is found out after the machine was started."""
+    script = """
+    import sys
+    before = set(sys.modules)
+    import benchmarks.gpu_pass, cubatch.runners, cubatch.worker
+    import pynvml  # as cubatch.monitor does where there is a GPU
+    from importlib import metadata
+    known = metadata.packages_distributions()
+    print(*{name for module in set(sys.modules) - before for name in known.get(module, ())})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=render.ROOT, check=True, capture_output=True, text=True
+    )
+    said = (render.ROOT / "benchmarks/README.md").read_text().partition("## The GPU pass")[2].lower()
+    imported = set(done.stdout.split()) - {"cubatch"}
+    assert "platformdirs" in imported
+    assert [name for name in sorted(imported) if name not in said] == []
 
 
 # --- what it would do ----------------------------------------------------------------------------------------------
