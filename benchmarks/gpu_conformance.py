@@ -99,12 +99,11 @@ def build(probes: Sequence[Probe], session: Any) -> dict[str, Any]:
     """Compile the probes and their twins, so that answering them takes no longer than launching."""
     from benchmarks.gpu_items import arch_of
 
-    begun, kernels = time.monotonic(), sources(probes)
-    reason = building.reason_to_skip()
+    begun, reason = time.monotonic(), building.reason_to_skip()
+    twins = () if reason else {probe.kernel for probe in probes}  # a GPU's unit has a whole source, a twin's one entry
     with ThreadPoolExecutor(session.workers) as pool:
-        made = [pool.submit(compiler.compile_unit, each, session.device.arch or "") for each in kernels]
-        if not reason:
-            made += [pool.submit(building.shared_object, each, arch_of(session.device), "plain") for each in kernels]
+        made = [pool.submit(compiler.compile_unit, each, session.device.arch or "") for each in sources(probes)]
+        made += [pool.submit(building.shared_object, each, arch_of(session.device), "plain") for each in twins]
         for future in made:
             future.result()
     return {"seconds": time.monotonic() - begun, "no_twins": reason}
