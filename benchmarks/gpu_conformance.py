@@ -82,7 +82,8 @@ def conforms(probe: Probe, session: Any) -> dict[str, Any]:
     from benchmarks.gpu_items import arch_of
     from tests.cpusim.simulator import Simulator
 
-    got = answer(probe, session.place.launcher)
+    with session.place.trying(probe.kernel):
+        got = answer(probe, session.place.launcher)
     found: dict[str, Any] = {"answer": [packed(array) for array in got]}
     if reason := building.reason_to_skip():
         return found | {"status": "unchecked", "message": reason}

@@ -7,10 +7,11 @@ imported, listed and counted on any machine.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,7 @@ from cubatch.engine import backend
 from cubatch.engine.native import layout
 from cubatch.engine.native.context import Context
 from cubatch.environment import environment
-from cubatch.errors import CubatchError
+from cubatch.errors import CubatchError, DeviceFailed
 from cubatch.hardware import Device
 from cubatch.kernel import Kernel
 from cubatch.kinds import ReLU
@@ -51,13 +52,17 @@ class Session:
     Attributes:
         device: The GPU.
         deadline: On the monotone clock: when the stage's time is over.
+        tell: Told which kernel is launched for the first time, and when it is through.
         without: Families of kernels that take no part.
+        skipped: Names of kernels that are not launched, since a process ended over each.
         workers: Threads that compile.
     """
 
     device: Device
     deadline: float
+    tell: Callable[..., None]
     without: Collection[str] = ()
+    skipped: Collection[str] = ()
     workers: int = 8
 
     def seconds_left(self) -> float:
@@ -67,7 +72,24 @@ class Session:
     @cached_property
     def place(self) -> Place:
         """Where cases run."""
-        return on_gpu(self.device)
+        return attrs.evolve(on_gpu(self.device), trying=self.trying)
+
+    @contextlib.contextmanager
+    def trying(self, found: Kernel) -> Iterator[None]:
+        """
+        Say which kernel is launched, and wait until it is through: whoever listens knows what this process died of.
+
+        Raises:
+            DeviceFailed: Instead of launching one that an earlier process died of.
+        """
+        if found.name in self.skipped:
+            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process", "See skipped_kernels.")
+        self.tell(tries=found.name)
+        try:
+            yield
+        finally:
+            self.place.module.cuda.get_current_stream().synchronize()  # raises where the kernel broke the context
+            self.tell(tries="")
 
     @cached_property
     def contest(self) -> Contest:
@@ -80,9 +102,11 @@ class Session:
         return measure.copy_bandwidth(self.place, self.contest)
 
 
-def session_here(seconds: float, without: Collection[str]) -> Session:
+def session_here(
+    seconds: float, without: Collection[str], skipped: Collection[str], tell: Callable[..., None]
+) -> Session:
     """Open a session on the first GPU of this machine."""
-    return Session(probe.resolve("cuda"), time.monotonic() + seconds, without)
+    return Session(probe.resolve("cuda"), time.monotonic() + seconds, tell, without, skipped)
 
 
 def units(arch: int) -> list[Kernel]:

@@ -6,13 +6,14 @@ Everything that only a GPU can show, in one command of under eight minutes.
 
 Stages run one after another, each in a process of its own with its own time limit, and each useful if the next
 fails.  Within a stage the most valuable comes first; what does not fit the time is listed as skipped.  What hangs
-or crashes is noted, and a new process goes on behind it.  The JSON is put in place whole after every item, at
-most once a second; the sweeps go into a CSV file beside it.  It needs NumPy, CuPy and cubatch's own
-dependencies; with PyTorch, cuDNN takes part.
+or crashes is noted, and a new process goes on behind it.  Where it was a kernel that had just been launched for the
+first time, the new process does the same item without that kernel, which is left out of all that follows; the file
+says why.  The JSON is put in place whole after every item, at most once a second; the sweeps go into a CSV file
+beside it.  It needs NumPy, CuPy and cubatch's own dependencies; with PyTorch, cuDNN takes part.
 
 --stage NAME runs only this stage (may be given again), --only REGEX only items whose name it finds (and the facts),
---seconds bounds the whole.  Where a family of kernels hangs, --without FAMILY measures the others.  --commit NAME
-says what a tree without a repository is a copy of.
+--seconds bounds the whole.  Where kernels hang, --skip-kernel NAME and --without FAMILY measure the others from the
+start.  --commit NAME says what a tree without a repository is a copy of.
 """
 
 from __future__ import annotations
@@ -75,10 +76,68 @@ class Run:
     skipped: list[str] = attrs.field(factory=list)
 
 
+@attrs.define
+class Position:
+    """
+    Where a process is, by what it told.
+
+    Attributes:
+        item: What it told of the item that it is at; None: it is at none.
+        kernel: The kernel that it is launching for the first time; empty for none.
+        limit_seconds: It hangs if it says nothing for longer.
+    """
+
+    item: Record | None = None
+    kernel: str = ""
+    limit_seconds: float = START_SECONDS
+
+    def hear(self, facts: Record, run: Run) -> None:
+        """Take in a line; what the stage keeps of it goes into the run."""
+        if "begins" in facts:
+            self.item, self.limit_seconds = facts, facts["limit"]
+        elif "tries" in facts:
+            self.kernel = facts["tries"]
+        elif "ends" in facts:
+            self.item, self.limit_seconds = None, START_SECONDS
+            run.items.append(facts["item"])
+        elif "skipped" in facts:
+            run.skipped = facts["skipped"]
+
+
+@attrs.frozen
+class Fall:
+    """
+    How a process ended early.
+
+    Attributes:
+        why: What it said last, or for how long it said nothing.
+        status: "hung" or "crashed".
+        at: Where it was.
+    """
+
+    why: str
+    status: str
+    at: Position
+
+    @property
+    def reason(self) -> str:
+        """The last line of why: of a traceback, the error."""
+        return self.why.splitlines()[-1] if self.why else "no message"
+
+
 # --- the child: one stage's items, a line of JSON for each ---------------------------------------------------------
 
 
-def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO, without: Sequence[str] = ()) -> None:
+def child(
+    stage: Stage,
+    *,
+    start: int,
+    seconds: float,
+    only: str,
+    lines: TextIO,
+    without: Sequence[str] = (),
+    skipped: Sequence[str] = (),
+) -> None:
     """Run a stage's items from one on; say which begins, and what it gave."""
     from benchmarks.gpu_items import session_here
     from cubatch.errors import CubatchError, DeviceFailed
@@ -87,7 +146,7 @@ def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO,
         lines.write(json.dumps(facts, allow_nan=False) + "\n")
         lines.flush()
 
-    session = session_here(seconds, without)
+    session = session_here(seconds, without, skipped, tell)
     items = gpu_stages.chosen(stage, session.device, only)
     tell(count=len(items))
     for index, item in enumerate(items[start:], start):
@@ -108,7 +167,9 @@ def child(stage: Stage, *, start: int, seconds: float, only: str, lines: TextIO,
 # --- the parent ----------------------------------------------------------------------------------------------------
 
 
-def run_stage(command: Callable[[int, float], Sequence[str]], run: Run, save: Callable[[], None]) -> None:
+def run_stage(
+    command: Callable[[int, float], Sequence[str]], run: Run, save: Callable[[], None], skipped: dict[str, str]
+) -> None:
     """
     Run a stage to its end or limit, whatever its processes do.
 
@@ -116,29 +177,39 @@ def run_stage(command: Callable[[int, float], Sequence[str]], run: Run, save: Ca
         command: Gives the child's command line for the first item and the seconds left.
         run: Filled in.
         save: Called when there is something new to keep.
+        skipped: Why kernels are left out, by their names; each that ends a process is added.
     """
     begun, start, fallen, restarts = time.monotonic(), 0, 0, 0
     while True:
         left, before = run.limit_seconds - (time.monotonic() - begun), len(run.items)
-        ended, reached = _run_child(command(start, left), run, save)
+        fall = _run_child(command(start, left), run, save)
         run.seconds = time.monotonic() - begun
-        if ended is None:
+        if fall is None:
             break
         fallen += 1
+        run.message = f"{fallen} processes ended early, the last: {fall.reason}"
+        is_over = run.seconds >= run.limit_seconds
+        item, kernel = fall.at.item, fall.at.kernel
+        if item is not None and kernel and kernel not in skipped:
+            skipped[kernel] = f"{run.name}, {item['name']}: {fall.reason}"
+            if not is_over:
+                start = item["begins"]
+                continue
+        if item is not None:
+            run.items.append({"name": item["name"], "status": fall.status, "message": fall.why})
         restarts = restarts + 1 if len(run.items) - before <= 1 else 1  # it got no further than to what broke it
-        if reached is None or restarts > MAX_RESTARTS:  # it did not even begin, or does nothing but fall
-            run.status, run.message = "failed", ended
+        if item is None or restarts > MAX_RESTARTS:  # it did not even begin, or does nothing but fall
+            run.status, run.message = "failed", fall.why
             break
-        start = reached + 1
-        run.message = f"{fallen} processes ended early, the last: {ended.splitlines()[-1] if ended else 'no message'}"
-        if run.limit_seconds - run.seconds <= 0:
+        start = item["begins"] + 1
+        if is_over:
             run.status = "timeout"
             break
     save()
 
 
-def _run_child(command: Sequence[str], run: Run, save: Callable[[], None]) -> tuple[str | None, int | None]:
-    """Follow one process; give why it ended early, None if it did not, and the item it was at."""
+def _run_child(command: Sequence[str], run: Run, save: Callable[[], None]) -> Fall | None:
+    """Follow one process; say how it ended early, None if it did not."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -147,28 +218,21 @@ def _run_child(command: Sequence[str], run: Run, save: Callable[[], None]) -> tu
         reader = threading.Thread(target=_read_lines, args=(process, told), daemon=True)
         reader.start()
         # The child keeps to the stage's time between items; an item may run over by its own limit.
-        current: Record | None = None
-        limit, patience = START_SECONDS, END_SECONDS
+        at, patience = Position(), END_SECONDS
         try:
             while True:
                 try:
-                    line = told.get(timeout=limit)
+                    line = told.get(timeout=at.limit_seconds)
                 except queue.Empty:
                     patience = 0.0
-                    what = current["name"] if current else "the start of the process"
-                    _keep_broken(run, current, "hung", f"no end within {limit:g} s")
-                    return f"{what} took longer than {limit:g} s", current["begins"] if current else None
+                    what = at.item["name"] if at.item else "the start of the process"
+                    return Fall(f"{what} took longer than {at.limit_seconds:g} s", "hung", at)
                 if line is None:
                     break
                 facts = json.loads(line)
-                if "begins" in facts:
-                    current, limit = facts, facts["limit"]
-                elif "ends" in facts:
-                    run.items.append(facts["item"])
-                    current, limit = None, START_SECONDS
+                at.hear(facts, run)
+                if "ends" in facts:
                     save()
-                elif "skipped" in facts:
-                    run.skipped = facts["skipped"]
         finally:
             _end(process, patience)
             reader.join()
@@ -179,14 +243,8 @@ def _run_child(command: Sequence[str], run: Run, save: Callable[[], None]) -> tu
     if process.returncode == 0:
         if run.skipped:
             run.status, run.message = "timeout", f"{len(run.skipped)} items did not fit {run.limit_seconds:.0f} s"
-        return None, None
-    _keep_broken(run, current, "crashed", said)
-    return said or f"exit status {process.returncode}", current["begins"] if current else None
-
-
-def _keep_broken(run: Run, current: Record | None, status: str, message: str) -> None:
-    if current is not None:
-        run.items.append({"name": current["name"], "status": status, "message": message})
+        return None
+    return Fall(said or f"exit status {process.returncode}", "crashed", at)
 
 
 def _read_lines(process: subprocess.Popen[str], told: queue.Queue[str | None]) -> None:
@@ -205,14 +263,22 @@ def _end(process: subprocess.Popen[str], patience: float) -> None:
 
 
 def run_all(
-    stages: Sequence[Stage], out: Path, *, seconds: float, only: str, without: Sequence[str] = (), commit: str = ""
+    stages: Sequence[Stage],
+    out: Path,
+    *,
+    seconds: float,
+    only: str,
+    without: Sequence[str] = (),
+    skipped: Sequence[str] = (),
+    commit: str = "",
 ) -> dict[str, Any]:
     """Run stages into a file; time that one leaves goes to those after it, by their shares."""
     begun, last = time.monotonic(), 0.0
     found: dict[str, Any] = {
         "schema": 1, "benchmark": "gpu_pass", **provenance(commit), "seconds": seconds, "without": list(without),
-        "stages": [],
+        "skipped_kernels": dict.fromkeys(skipped, "named by --skip-kernel"), "stages": [],
     }  # fmt: skip
+    left_out: dict[str, str] = found["skipped_kernels"]
     runs: list[Run] = []
 
     def save(*, always: bool = False) -> None:
@@ -237,9 +303,10 @@ def run_all(
             return [
                 sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--start", str(start),
                 "--seconds", str(rest), "--only", only, *(part for name in without for part in ("--without", name)),
+                *(part for name in left_out for part in ("--skip-kernel", name)),
             ]  # fmt: skip
 
-        run_stage(command, run, save)
+        run_stage(command, run, save, left_out)
         save(always=True)
         print(_line(run), flush=True)
     rows = [row for run in runs if run.name == "sweep" for item in run.items for row in item.get("rows", ())]
@@ -309,6 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stage", action="append", choices=names)
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in kernel.kernels()}))
+    parser.add_argument("--skip-kernel", action="append", default=[], metavar="NAME")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")
     parser.add_argument("--dry-run", action="store_true")
@@ -324,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(2, 1)
         child(
             gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines,
-            without=given.without,
+            without=given.without, skipped=given.skip_kernel,
         )  # fmt: skip
         return 0
     if problem := _problem(given):
@@ -332,10 +400,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.dry_run:
         return gpu_plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
     found = run_all(
-        stages, given.out, seconds=given.seconds, only=given.only, without=given.without, commit=given.commit
-    )
+        stages, given.out, seconds=given.seconds, only=given.only, without=given.without, skipped=given.skip_kernel,
+        commit=given.commit,
+    )  # fmt: skip
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
     wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]
+    for name, reason in found["skipped_kernels"].items():
+        print(f"left out {name}: {reason}")
     print(f"wrote {given.out}; {len(wrong)} items not ok, {len(broken)} stages failed")
     return 1 if broken or wrong else 0
 

@@ -37,7 +37,7 @@ class Item:
         run: Does it.
         case: What it measures, where that is a case.
         seconds: A guess of how long it takes.
-        limit_seconds: It hangs if it takes longer.
+        limit_seconds: It hangs if it, or a kernel of it that is new, takes longer.
     """
 
     name: str

@@ -20,6 +20,7 @@ from cubatch.bench.place import Place, fill
 from cubatch.bench.rivals import Rival, rival
 from cubatch.bench.ways import Tracer, Way
 from cubatch.engine import backend
+from cubatch.errors import DeviceFailed
 from cubatch.layer import Layer, Pass
 from cubatch.stopping import median
 
@@ -68,7 +69,8 @@ def sweep(
         largest: The largest batch.
 
     Returns:
-        dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time;
+        dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time or
+        whose kernel was refused;
         "vendor_algorithm", since timing cuDNN's algorithms at every size would take far longer than the sweep.
     """
     whole = of_layer(layer, pass_, largest)
@@ -77,8 +79,13 @@ def sweep(
     for size in coarse_to_fine(largest):
         if time.monotonic() > until:
             missing.append(size)
-        else:
+            continue
+        try:
             rows.append(_one(of_layer(layer, pass_, size), arrays, place, contest))
+        except DeviceFailed as error:
+            if error.is_fatal:
+                raise
+            missing.append(size)
     found = rival(whole, place.module, benchmark=False)
     return {
         "rows": sorted(rows, key=lambda row: row["batch"]),
@@ -91,7 +98,10 @@ def _one(case: Case, arrays: Mapping[str, Any], place: Place, contest: Contest) 
     parts = _parts(case, arrays)
     way = Way(case, place.device)
     native = way.operations(Tracer(place.launcher))
-    entrants = [Entrant("ours", "ours", _turns([backend.prepare(case.call, native, part) for part in parts]))]
+    steps = [backend.prepare(case.call, native, part) for part in parts]
+    with place.trying(way.main):
+        steps[0]()
+    entrants = [Entrant("ours", "ours", _turns(steps))]
     main = max(way.launches, key=lambda launch: launch.blocks)
     found = rival(case, place.module, benchmark=False)
     if isinstance(found, Rival):

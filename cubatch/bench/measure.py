@@ -198,8 +198,9 @@ def _ready(
         place.module.copyto(sets[0][name], array)
     poison(case, sets[0])
     try:
-        steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
-        steps[0]()
+        with place.trying(way.main):
+            steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
+            steps[0]()
     except (CompileError, InvalidArgument, DeviceFailed) as error:
         if isinstance(error, DeviceFailed) and error.is_fatal:
             raise

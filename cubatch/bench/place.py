@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +17,7 @@ from cubatch.bench.cases import Case
 from cubatch.engine import backend
 from cubatch.engine.native.context import Launcher
 from cubatch.hardware import Device
+from cubatch.kernel import Kernel
 from cubatch.runner import Clock
 
 COLD = 2.0
@@ -37,12 +40,14 @@ class Place:
         launcher: Runs kernels.
         module: Whose arrays the launcher takes.
         clock: Tells the time of what is launched.
+        trying: Entered with a variant's main kernel around its first launch in a case; may refuse it with an error.
     """
 
     device: Device
     launcher: Launcher
     module: ModuleType
     clock: Clock
+    trying: Callable[[Kernel], AbstractContextManager[object]] = contextlib.nullcontext
 
 
 def on_gpu(device: Device) -> Place:

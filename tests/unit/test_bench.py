@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -493,6 +494,24 @@ def test_a_variant_that_the_driver_refuses_does_not_end_the_others(world, monkey
     status = 700
     with pytest.raises(DeviceFailed, match="status 700"):
         measure.verify(GEMM, world.place())
+
+
+def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(world):
+    """So that whoever watches a process knows which kernel ended it; what it refuses is the result of that variant."""
+    seen = []
+
+    @contextlib.contextmanager
+    def trying(found):
+        seen.append((found.name, len(world.launched)))
+        if found.name == "gemm_nt_b":
+            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process")
+        yield
+        seen.append((found.name, len(world.launched)))
+
+    result = measure.verify(GEMM, attrs.evolve(world.place(), trying=trying))
+    assert seen == [("gemm_nt_a", 0), ("gemm_nt_a", 1), ("gemm_nt_b", 1)]
+    assert [entry.status for entry in result.entries] == ["ok", "error"]
+    assert "an earlier process" in result.entries[1].reason
 
 
 def test_a_vendor_that_refuses_a_case_does_not_end_ours(world, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -9,12 +10,24 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
 import pytest
 
-from benchmarks import gpu_cases, gpu_items, gpu_pass, gpu_plan, gpu_stages, gpu_sweep, render, render_gpu
+from benchmarks import (
+    gpu_cases,
+    gpu_conformance,
+    gpu_items,
+    gpu_pass,
+    gpu_plan,
+    gpu_probes,
+    gpu_stages,
+    gpu_sweep,
+    render,
+    render_gpu,
+)
 from benchmarks.gpu_pass import Run
 from benchmarks.gpu_stages import Item, Stage
 from cubatch import catalogue, kinds
@@ -33,24 +46,24 @@ def world(monkeypatch):
     return enter(World(), monkeypatch)
 
 
-def tell(script):
+def tell(script, skipped):
     """A command that runs a script which tells its lines by say()."""
     head = """
     import json, os, sys, time
-    start, seconds = int(sys.argv[1]), float(sys.argv[2])
+    start, seconds, skipped = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     def say(**facts): print(json.dumps(facts), flush=True)
     def do(index, **facts):
         say(begins=index, name=f"item {index}", limit=0.4)
         say(ends=index, item={"name": f"item {index}", "status": "ok", **facts})
     """
     text = textwrap.dedent(head) + textwrap.dedent(script)
-    return lambda start, seconds: [sys.executable, "-c", text, str(start), str(seconds)]
+    return lambda start, seconds: [sys.executable, "-c", text, str(start), str(seconds), *skipped]
 
 
-def ran(script, seconds=30.0):
-    """What became of a stage, and how often it was saved."""
-    run, saved = Run("stage", seconds), []
-    gpu_pass.run_stage(tell(script), run, lambda: saved.append(len(run.items)))
+def ran(script, seconds=30.0, skipped=None):
+    """What became of a stage, and how often it was saved; kernels that are left out go into `skipped`."""
+    run, saved, skipped = Run("stage", seconds), [], {} if skipped is None else skipped
+    gpu_pass.run_stage(tell(script, skipped), run, lambda: saved.append(len(run.items)), skipped)
     return run, saved
 
 
@@ -103,6 +116,130 @@ def test_a_stage_that_only_crashes_is_given_up():
     run, _ = ran("say(begins=start, name=f'item {start}', limit=5); sys.exit('gone')")
     assert run.status == "failed"
     assert len(run.items) == gpu_pass.MAX_RESTARTS + 1
+
+
+@pytest.mark.parametrize(
+    ("falls", "reason"),
+    [
+        ("sys.exit('Traceback\\nCUDARuntimeError: an illegal address')", "CUDARuntimeError: an illegal address"),
+        ("time.sleep(60)", "item 1 took longer than 0.3 s"),
+    ],
+)
+def test_a_kernel_that_ends_its_process_is_left_out_of_the_same_item(falls, reason):
+    """The item's other variants are checked and timed all the same, and the file says which kernel it was and why."""
+    skipped = {}
+    run, _ = ran(
+        f"""
+        for index in range(start, 3):
+            say(begins=index, name=f"item {{index}}", limit=0.3)
+            for kernel in ("good", "bad"):
+                if kernel not in skipped:
+                    say(tries=kernel)
+                    if kernel == "bad" and index == 1:
+                        {falls}
+                    say(tries="")
+            say(ends=index, item={{"name": f"item {{index}}", "status": "ok", "without": skipped}})
+        """,
+        skipped=skipped,
+    )
+    assert [(item["status"], item["without"]) for item in run.items] == [("ok", []), ("ok", ["bad"]), ("ok", ["bad"])]
+    assert skipped == {"bad": f"stage, item 1: {reason}"}
+    assert run.status == "ok"
+    assert reason in run.message
+
+
+def test_a_stage_in_which_many_kernels_fall_goes_on():
+    """Each ends one process and no more, so that they are all found; a stage is given up for what has no name."""
+    skipped, count = {}, gpu_pass.MAX_RESTARTS + 3
+    run, _ = ran(
+        f"""
+        say(begins=0, name="item 0", limit=5)
+        for kernel in map(str, range({count})):
+            if kernel not in skipped:
+                say(tries=kernel)
+                sys.exit("an illegal address")
+        do(0)
+        """,
+        skipped=skipped,
+    )
+    assert (run.status, [item["status"] for item in run.items]) == ("ok", ["ok"])
+    assert list(skipped) == [str(number) for number in range(count)]
+
+
+@pytest.mark.parametrize("tried", ["say(tries='good'); say(tries='')", "say(tries='named before')"])
+def test_a_fall_that_is_no_new_kernels_is_the_items(tried):
+    """What was through is not blamed, and what is left out already is not left out again and again."""
+    skipped = {"named before": "why"}
+    run, _ = ran(
+        f"""
+        if start == 0:
+            say(begins=0, name="item 0", limit=5)
+            {tried}
+            sys.exit("torn")
+        do(1)
+        """,
+        skipped=skipped,
+    )
+    assert [item["status"] for item in run.items] == ["crashed", "ok"]
+    assert skipped == {"named before": "why"}
+
+
+def test_an_item_whose_kernel_takes_the_stages_last_time_is_noted():
+    """There is no time to do it again."""
+    run, _ = ran("say(begins=0, name='item 0', limit=0.3); say(tries='slow'); time.sleep(60)", seconds=0.2)
+    assert (run.status, [item["status"] for item in run.items]) == ("timeout", ["hung"])
+
+
+class Stream:
+    """CuPy's stream, which reports what a kernel did when it is waited for."""
+
+    def __init__(self, said, error):
+        self.said, self.error = said, error
+
+    def synchronize(self):
+        self.said.append("waited")
+        if self.error:
+            raise self.error
+
+
+def session_that(said, error=None, **options):
+    """A session whose kernels end in an error, or well."""
+    session = gpu_items.Session(H200, 0.0, lambda **facts: said.append(facts), **options)
+    stream = Stream(said, error)
+    module = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
+    session.place = SimpleNamespace(module=module, trying=session.trying)
+    return session
+
+
+def test_a_session_says_which_kernel_it_tries_until_it_is_through():
+    """A launch returns before its kernel ran, so what it did to the GPU shows when it is waited for."""
+    found, said = gpu_items.units(90)[0], []
+    with session_that(said).trying(found):
+        said.append("launched")
+    assert said == [{"tries": found.name}, "launched", "waited", {"tries": ""}]
+    said.clear()
+    with pytest.raises(InvalidArgument), session_that(said).trying(found):
+        raise InvalidArgument("tile", 1, "at least 2")
+    assert said[-1] == {"tries": ""}
+    said.clear()
+    with (
+        pytest.raises(RuntimeError, match="illegal"),
+        session_that(said, RuntimeError("an illegal address")).trying(found),
+    ):
+        said.append("launched")
+    assert said == [{"tries": found.name}, "launched", "waited"]
+
+
+def test_a_kernel_that_is_left_out_is_not_launched():
+    """It is an error of that variant or probe, and nothing is told of it."""
+    said, probe = [], gpu_probes.probes(90)[0]
+    session = session_that(said, skipped={probe.kernel.name})
+    with pytest.raises(
+        DeviceFailed, match=f"kernel {probe.kernel.name} failed with the end of an earlier process"
+    ) as no:
+        gpu_conformance.conforms(probe, session)
+    assert not no.value.is_fatal
+    assert said == []
 
 
 def test_a_process_that_does_not_even_begin_fails_the_stage():
@@ -200,7 +337,7 @@ def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0):
     """Run stages whose results are given, on a clock that passes 10 s in each."""
     now, limits = [0.0], []
 
-    def stand_in(_, run, save):
+    def stand_in(_, run, save, __):
         now[0] += 10
         limits.append(run.limit_seconds)
         run.items.extend(runs.get(run.name, ()))
@@ -420,6 +557,24 @@ def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
     """Nothing is made up for it."""
     found = gpu_sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.place(), Contest(world), until=0.0, largest=4)
     assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
+
+
+def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
+    """The sizes that would have run on it are missing."""
+
+    def refuse_small(found):
+        nonlocal asked
+        asked += 1
+        if asked % 2:
+            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process")
+        return contextlib.nullcontext()
+
+    asked = 0
+    here = attrs.evolve(world.place(), trying=refuse_small)
+    found = gpu_sweep.sweep(
+        kinds.Linear(c=6, k=4), Pass.FPROP, here, Contest(world), until=time.monotonic() + 60, largest=4
+    )
+    assert ([row["batch"] for row in found["rows"]], found["missing"]) == ([2, 3], [1, 4])
 
 
 def test_parts_are_disjoint_along_the_batch_and_share_the_filter():

@@ -148,24 +148,31 @@ def test_a_family_that_is_left_out_runs_nowhere(variants):
     assert {way.main.family for way in only} == {"hopper"}
 
 
-def test_the_families_left_out_reach_the_stages(monkeypatch, tmp_path):
-    """By the child's command line, into its session, and into the file."""
+def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
+    """By the child's command line, into its session, and into the file; a kernel that falls, into all that follows."""
     commands = []
 
-    def stand_in(command, run, save):
+    def stand_in(command, run, save, skipped):
         commands.append(command(0, 5.0))
+        skipped["bad"] = "an illegal address"
         save()
 
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
-    stages = [gpu_stages.stage_named("gemm")]
-    found = gpu_pass.run_all(stages, tmp_path / "f.json", seconds=5.0, only="", without=["hopper", "mma"])
+    stages = [gpu_stages.stage_named("gemm"), gpu_stages.stage_named("layers")]
+    found = gpu_pass.run_all(
+        stages, tmp_path / "f.json", seconds=5.0, only="", without=["hopper", "mma"], skipped=["slow"]
+    )
     assert found["without"] == ["hopper", "mma"]
-    assert commands[0][-4:] == ["--without", "hopper", "--without", "mma"]
+    assert found["skipped_kernels"] == {"slow": "named by --skip-kernel", "bad": "an illegal address"}
+    assert commands[0][-6:] == ["--without", "hopper", "--without", "mma", "--skip-kernel", "slow"]
+    assert commands[1][-4:] == ["--skip-kernel", "slow", "--skip-kernel", "bad"]
     opened = []
     monkeypatch.setattr(gpu_items, "session_here", lambda *given: opened.append(given) or SimpleNamespace(device=H200))
     with (tmp_path / "lines").open("w") as lines, pytest.raises(AttributeError):
-        gpu_pass.child(stages[0], start=0, seconds=5.0, only="gemm nt 4096", lines=lines, without=["hopper"])
-    assert opened == [(5.0, ["hopper"])]
+        gpu_pass.child(
+            stages[0], start=0, seconds=5.0, only="gemm nt 4096", lines=lines, without=["hopper"], skipped=["bad"]
+        )
+    assert [given[:3] for given in opened] == [(5.0, ["hopper"], ["bad"])]
 
 
 def test_a_stage_goes_on_where_every_tenth_item_hangs():
