@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +92,14 @@ class Session:
             self.place.module.cuda.get_current_stream().synchronize()  # raises where the kernel broke the context
             self.tell(tries="")
 
+    def get_ready(self) -> None:
+        """Import the libraries, make a context and compute something: from a cold disk this takes longer than items."""
+        module = self.place.module
+        with contextlib.suppress(OSError, RuntimeError):  # a broken PyTorch is for the items that need it
+            rivals.torch_of(module)
+        fill(module, gemm(8, 8, 8), 0)
+        module.cuda.get_current_stream().synchronize()
+
     @cached_property
     def contest(self) -> Contest:
         """What times them."""
@@ -105,8 +114,11 @@ class Session:
 def session_here(
     seconds: float, without: Collection[str], skipped: Collection[str], tell: Callable[..., None]
 ) -> Session:
-    """Open a session on the first GPU of this machine."""
-    return Session(probe.resolve("cuda"), time.monotonic() + seconds, tell, without, skipped)
+    """Open a session on the first GPU of this machine; its time begins when it is ready."""
+    session = Session(probe.resolve("cuda"), math.inf, tell, without, skipped)
+    session.get_ready()
+    session.deadline = time.monotonic() + seconds
+    return session
 
 
 def units(arch: int) -> list[Kernel]:
@@ -148,13 +160,21 @@ def compile_units(session: Session) -> dict[str, Any]:
     }
 
 
-def device_facts(session: Session) -> dict[str, Any]:
-    state = Monitor(session.device.uuid).snapshot() if session.device.uuid else None
+def device_facts(device: Device) -> dict[str, Any]:
+    """What driver, NVML and installed packages say of a device, without a context and without a GPU library."""
+    state = None
+    with contextlib.suppress(CubatchError):
+        state = Monitor(device.uuid).snapshot() if device.uuid else None
     return {
-        "device": session.device.to_mapping(),
-        "environment": environment(session.device) | rivals.versions(),
+        "device": device.to_mapping(),
+        "environment": environment(device),
         "monitor": plain(state) if state else None,
     }
+
+
+def libraries(_: Session) -> dict[str, Any]:
+    """The vendor's libraries as they were loaded."""
+    return dict(rivals.versions())
 
 
 def copies(session: Session) -> dict[str, Any]:

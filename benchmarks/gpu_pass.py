@@ -36,14 +36,15 @@ from typing import Any, TextIO
 
 import attrs
 
-from benchmarks import gpu_plan, gpu_stages, gpu_sweep
+from benchmarks import gpu_items, gpu_plan, gpu_stages, gpu_sweep
 from benchmarks.gpu_stages import Stage
 from benchmarks.provenance import provenance
 from cubatch import catalogue, kernel, probe
-from cubatch.errors import CubatchError
+from cubatch.errors import CubatchError, DeviceFailed
 
 SECONDS = 450.0
-START_SECONDS = 40.0  # Python, CuPy, PyTorch and a context, on a slow disk
+READY_SECONDS = 180.0  # Python, CuPy, PyTorch, a context and a first kernel, from a cold disk
+NEXT_SECONDS = 40.0  # from the end of an item to the next
 END_SECONDS = 10.0
 MAX_RESTARTS = 4
 SAVE_SECONDS = 1.0
@@ -63,6 +64,7 @@ class Run:
         status: "ok", "timeout": its time was over, "failed": it could not go on.
         message: Why.
         seconds: What it took.
+        ready_seconds: What its first process took of that until it was ready, which is no part of the stage's time.
         items: What its items gave, in order, each with its name and status.
         skipped: Names of items that did not fit the time.
     """
@@ -72,6 +74,7 @@ class Run:
     status: str = "ok"
     message: str = ""
     seconds: float = 0.0
+    ready_seconds: float = 0.0
     items: list[Record] = attrs.field(factory=list)
     skipped: list[str] = attrs.field(factory=list)
 
@@ -85,20 +88,25 @@ class Position:
         item: What it told of the item that it is at; None: it is at none.
         kernel: The kernel that it is launching for the first time; empty for none.
         limit_seconds: It hangs if it says nothing for longer.
+        begun: When it was started, on the monotone clock.
     """
 
     item: Record | None = None
     kernel: str = ""
-    limit_seconds: float = START_SECONDS
+    limit_seconds: float = READY_SECONDS
+    begun: float = attrs.field(factory=time.monotonic)
 
     def hear(self, facts: Record, run: Run) -> None:
         """Take in a line; what the stage keeps of it goes into the run."""
-        if "begins" in facts:
+        if "count" in facts:
+            self.limit_seconds = NEXT_SECONDS
+            run.ready_seconds = run.ready_seconds or time.monotonic() - self.begun
+        elif "begins" in facts:
             self.item, self.limit_seconds = facts, facts["limit"]
         elif "tries" in facts:
             self.kernel = facts["tries"]
         elif "ends" in facts:
-            self.item, self.limit_seconds = None, START_SECONDS
+            self.item, self.limit_seconds = None, NEXT_SECONDS
             run.items.append(facts["item"])
         elif "skipped" in facts:
             run.skipped = facts["skipped"]
@@ -139,14 +147,12 @@ def child(
     skipped: Sequence[str] = (),
 ) -> None:
     """Run a stage's items from one on; say which begins, and what it gave."""
-    from benchmarks.gpu_items import session_here
-    from cubatch.errors import CubatchError, DeviceFailed
 
     def tell(**facts: Any) -> None:
         lines.write(json.dumps(facts, allow_nan=False) + "\n")
         lines.flush()
 
-    session = session_here(seconds, without, skipped, tell)
+    session = gpu_items.session_here(seconds, without, skipped, tell)
     items = gpu_stages.chosen(stage, session.device, only)
     tell(count=len(items))
     for index, item in enumerate(items[start:], start):
@@ -179,20 +185,20 @@ def run_stage(
         save: Called when there is something new to keep.
         skipped: Why kernels are left out, by their names; each that ends a process is added.
     """
-    begun, start, fallen, restarts = time.monotonic(), 0, 0, 0
+    begun, start, fallen, restarts, left = time.monotonic(), 0, 0, 0, run.limit_seconds
     while True:
-        left, before = run.limit_seconds - (time.monotonic() - begun), len(run.items)
+        before = len(run.items)
         fall = _run_child(command(start, left), run, save)
         run.seconds = time.monotonic() - begun
+        left = run.limit_seconds - (run.seconds - run.ready_seconds)
         if fall is None:
             break
         fallen += 1
         run.message = f"{fallen} processes ended early, the last: {fall.reason}"
-        is_over = run.seconds >= run.limit_seconds
         item, kernel = fall.at.item, fall.at.kernel
         if item is not None and kernel and kernel not in skipped:
             skipped[kernel] = f"{run.name}, {item['name']}: {fall.reason}"
-            if not is_over:
+            if left > 0:
                 start = item["begins"]
                 continue
         if item is not None:
@@ -202,7 +208,7 @@ def run_stage(
             run.status, run.message = "failed", fall.why
             break
         start = item["begins"] + 1
-        if is_over:
+        if left <= 0:
             run.status = "timeout"
             break
     save()
@@ -268,15 +274,16 @@ def run_all(
     *,
     seconds: float,
     only: str,
+    facts: Mapping[str, Any],
     without: Sequence[str] = (),
     skipped: Sequence[str] = (),
     commit: str = "",
 ) -> dict[str, Any]:
-    """Run stages into a file; time that one leaves goes to those after it, by their shares."""
+    """Run stages into a file, below the facts; time that a stage leaves goes to those after it, by their shares."""
     begun, last = time.monotonic(), 0.0
     found: dict[str, Any] = {
-        "schema": 1, "benchmark": "gpu_pass", **provenance(commit), "seconds": seconds, "without": list(without),
-        "skipped_kernels": dict.fromkeys(skipped, "named by --skip-kernel"), "stages": [],
+        "schema": 1, "benchmark": "gpu_pass", **provenance(commit), **facts, "seconds": seconds,
+        "without": list(without), "skipped_kernels": dict.fromkeys(skipped, "named by --skip-kernel"), "stages": [],
     }  # fmt: skip
     left_out: dict[str, str] = found["skipped_kernels"]
     runs: list[Run] = []
@@ -286,7 +293,7 @@ def run_all(
         if always or time.monotonic() - last >= SAVE_SECONDS:
             found["stages"] = [attrs.asdict(run) for run in runs]
             found["seconds_spent"] = time.monotonic() - begun
-            found.update(facts_of(runs))
+            found["environment"] = {**facts["environment"], **libraries_of(runs)}
             atomically(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
             last = time.monotonic()
 
@@ -316,11 +323,10 @@ def run_all(
     return found
 
 
-def facts_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """Find device and environment among what the stage of facts gave."""
+def libraries_of(runs: Sequence[Run]) -> dict[str, str | None]:
+    """Find the versions of the vendor's libraries among what the stage of facts gave."""
     items = {item["name"]: item for run in runs if run.name == "facts" for item in run.items}
-    device = items.get("device", {})
-    return {name: device.get(name) for name in ("device", "environment")}
+    return {name: items.get("libraries", {}).get(name) for name in ("torch", "cudnn")}
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -401,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return gpu_plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
     found = run_all(
         stages, given.out, seconds=given.seconds, only=given.only, without=given.without, skipped=given.skip_kernel,
-        commit=given.commit,
+        commit=given.commit, facts=gpu_items.device_facts(probe.resolve("cuda")),
     )  # fmt: skip
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
     wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]

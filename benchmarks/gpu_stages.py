@@ -160,7 +160,7 @@ def _sweeps(_: Device) -> list[Item]:
 
 def _facts(_: Device) -> list[Item]:
     return [
-        Item("device", gpu_items.device_facts),
+        Item("libraries", gpu_items.libraries),
         Item("copies", gpu_items.copies, seconds=3.0),
         *(
             Item(f"gemm, {dtype}", functools.partial(gpu_items.gemm_ceiling, dtype), seconds=1.0)
@@ -194,7 +194,7 @@ def _units(device: Device) -> list[Item]:
 
 STAGES = (
     Stage("compile", "every kernel for this GPU", 35, _units),
-    Stage("facts", "the device, its copy bandwidth, cuBLAS's rates", 12, _facts),
+    Stage("facts", "the device's copy bandwidth, cuBLAS's rates", 12, _facts),
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
     Stage("gemm", "matrix products beside cuBLAS", 60, _products),

@@ -28,10 +28,10 @@ from benchmarks import (
     render,
     render_gpu,
 )
-from benchmarks.gpu_pass import Run
+from benchmarks.gpu_pass import Position, Run
 from benchmarks.gpu_stages import Item, Stage
 from cubatch import catalogue, kinds
-from cubatch.bench import cases, measure
+from cubatch.bench import cases, measure, place
 from cubatch.bench.contest import Contest
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
 from cubatch.layer import Pass
@@ -249,6 +249,66 @@ def test_a_process_that_does_not_even_begin_fails_the_stage():
     assert "no module named cupy" in run.message
 
 
+def test_getting_ready_takes_nothing_of_the_stages_time():
+    """From a cold disk PyTorch's import takes longer than a stage; only the first process of each is let off."""
+    run, _ = ran(
+        """
+        time.sleep(0.5)
+        say(count=5)
+        do(start, left=seconds)
+        if start < 4:
+            say(begins=start + 1, name="gone", limit=5)
+            sys.exit("gone")
+        """,
+        seconds=1.2,
+    )
+    first, second, third = (item["left"] for item in run.items if item["status"] == "ok")
+    assert run.ready_seconds >= 0.5
+    assert first == 1.2
+    assert 0.8 < second < 1.2
+    assert third < second - 0.5
+
+
+def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
+    """What the imports, the context and a first kernel take is charged to no item."""
+    now, done = [0.0], []
+
+    def passing(what, seconds):
+        def pass_time(*_):
+            now[0] += seconds
+            done.append(what)
+
+        return pass_time
+
+    module = SimpleNamespace(
+        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=passing("waited", 1.0)))
+    )
+
+    def on_gpu(device):
+        passing("CuPy and a context", 30.0)()
+        return place.Place(device, None, module, None)
+
+    monkeypatch.setattr(gpu_items.probe, "resolve", lambda _: H200)
+    monkeypatch.setattr(gpu_items, "on_gpu", on_gpu)
+    monkeypatch.setattr(gpu_items.rivals, "torch_of", passing("PyTorch", 60.0))
+    monkeypatch.setattr(gpu_items, "fill", passing("a kernel", 5.0))
+    monkeypatch.setattr(gpu_items.time, "monotonic", lambda: now[0])
+    session = gpu_items.session_here(12.0, (), (), print)
+    assert done == ["CuPy and a context", "PyTorch", "a kernel", "waited"]
+    assert session.seconds_left() == 12.0
+
+
+def test_a_start_that_takes_long_is_no_hang_and_one_without_end_is(monkeypatch):
+    """It has minutes, not the seconds between items."""
+    assert gpu_pass.Position().limit_seconds == gpu_pass.READY_SECONDS > 4 * gpu_pass.NEXT_SECONDS
+    script = "time.sleep(0.6); say(count=1); do(0)"
+    monkeypatch.setattr(gpu_pass, "NEXT_SECONDS", 0.3)
+    assert ran(script)[0].status == "ok"
+    monkeypatch.setattr(gpu_pass, "Position", lambda: attrs.evolve(Position(), limit_seconds=0.3))
+    run, _ = ran(script)
+    assert (run.status, run.message) == ("failed", "the start of the process took longer than 0.3 s")
+
+
 def test_what_did_not_fit_the_time_is_listed():
     """The stage keeps what it had."""
     run, _ = ran("do(0); say(skipped=['item 1', 'item 2'])")
@@ -333,7 +393,10 @@ def test_only_chooses_items_by_name(monkeypatch, tmp_path):
 # --- the file ------------------------------------------------------------------------------------------------------
 
 
-def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0):
+FACTS = {"device": {"name": "Test GPU"}, "environment": {"cupy": "14"}, "monitor": None}
+
+
+def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0, facts=FACTS):
     """Run stages whose results are given, on a clock that passes 10 s in each."""
     now, limits = [0.0], []
 
@@ -347,26 +410,41 @@ def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0):
     kept, out = [], tmp_path / "pass.json"
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
     monkeypatch.setattr(gpu_pass.time, "monotonic", lambda: now[0])
-    found = gpu_pass.run_all(stages, out, seconds=seconds, only="")
+    found = gpu_pass.run_all(stages, out, seconds=seconds, only="", facts=facts)
     return found, out, limits, kept
 
 
 def test_the_file_is_whole_after_every_stage_and_holds_what_the_stages_gave(monkeypatch, tmp_path):
-    """Device and environment come from the stage of facts; nothing partial is left beside it."""
+    """The versions of libraries come from the stage of facts; nothing partial is left beside it."""
     stages = [attrs.evolve(stage_of(), name=name) for name in ("facts", "gemm")]
-    facts = {"name": "device", "status": "ok", "device": {"name": "Test GPU"}, "environment": {"cupy": "14"}}
-    found, out, _, kept = run_all(monkeypatch, tmp_path, stages, {"facts": [facts]})
+    libraries = {"name": "libraries", "status": "ok", "torch": "2", "cudnn": "9"}
+    found, out, _, kept = run_all(monkeypatch, tmp_path, stages, {"facts": [libraries]})
     assert json.loads(out.read_text()) == found
     assert found["schema"] == 1
     assert found["device"] == {"name": "Test GPU"}
+    assert found["environment"] == {"cupy": "14", "torch": "2", "cudnn": "9"}
     assert [run["name"] for run in found["stages"]] == ["facts", "gemm"]
     assert [len(each["stages"]) for each in kept] == [1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["pass.json"]
 
 
+def test_the_file_says_what_it_is_of_though_no_stage_could_begin(monkeypatch, tmp_path):
+    """Driver, NVML and packages are asked without a context, and without a library that may not come up."""
+    for name in ("cupy", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it is an error
+    facts = gpu_items.device_facts(attrs.evolve(H200, uuid="GPU-0"))
+    found, *_ = run_all(monkeypatch, tmp_path, [], {}, facts=facts)
+    assert found["device"]["name"] == "NVIDIA H200"
+    assert found["environment"]["numpy"] == np.__version__
+    assert (found["environment"]["torch"], found["monitor"]) == (None, None)
+
+
 def test_the_file_names_the_commit_that_it_is_told(tmp_path):
     """A machine with a GPU may have a copy of the tree and no repository."""
-    assert gpu_pass.run_all([], tmp_path / "pass.json", seconds=1.0, only="", commit="1234567")["commit"] == "1234567"
+    assert (
+        gpu_pass.run_all([], tmp_path / "pass.json", seconds=1.0, only="", commit="1234567", facts=FACTS)["commit"]
+        == "1234567"
+    )
 
 
 def test_time_that_a_stage_leaves_goes_to_the_later_ones(monkeypatch, tmp_path):

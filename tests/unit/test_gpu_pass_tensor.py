@@ -18,7 +18,7 @@ from cubatch.bench.ways import TENSOR_FAMILIES
 from cubatch.errors import CompileError
 from cubatch.layer import Pass
 from tests.unit.bench_fakes import World, enter
-from tests.unit.test_gpu_pass import conv_case, entry, item_of, ran, result_of
+from tests.unit.test_gpu_pass import FACTS, conv_case, entry, item_of, ran, result_of
 
 H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
 
@@ -118,7 +118,7 @@ def test_a_stage_that_is_cut_off_has_some_of_both():
 def test_the_facts_are_whole_whatever_else_is_chosen():
     """They say which device a file is of; of the other stages an expression takes the items that it finds."""
     facts, layers = (gpu_stages.stage_named(name) for name in ("facts", "layers"))
-    assert [item.name for item in gpu_stages.chosen(facts, H200, ", float16")][:2] == ["device", "copies"]
+    assert [item.name for item in gpu_stages.chosen(facts, H200, ", float16")][:2] == ["libraries", "copies"]
     assert {item.case.dtype for item in gpu_stages.chosen(layers, H200, ", float16")} == {"float16"}
 
 
@@ -160,7 +160,7 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
     stages = [gpu_stages.stage_named("gemm"), gpu_stages.stage_named("layers")]
     found = gpu_pass.run_all(
-        stages, tmp_path / "f.json", seconds=5.0, only="", without=["hopper", "mma"], skipped=["slow"]
+        stages, tmp_path / "f.json", seconds=5.0, only="", without=["hopper", "mma"], skipped=["slow"], facts=FACTS
     )
     assert found["without"] == ["hopper", "mma"]
     assert found["skipped_kernels"] == {"slow": "named by --skip-kernel", "bad": "an illegal address"}
