@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import attrs
+
 from cubatch import explain, stopping
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.results import Candidate, Goal, Measured, Measurement, Outcome, Timing, TuningResult
@@ -22,9 +24,10 @@ _REMEDIES = {
     "error": "Mend what the error names, or leave those sizes out with batch_sizes.",
     "interrupted": "Run it again: what was measured is kept.",
 }
-
-
+_NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
 SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
+NEAR_SHARE = 0.02  # how near to what failed the largest that ran must lie, or 1, for its limit to have been met
+_REFUSED = ("out_of_memory", "over_limit")
 
 
 def answer(
@@ -53,20 +56,27 @@ def answer(
     than 5 common rounds no such interval exists; then a size is tied if the range of the log ratios
     contains zero or its median is within the tolerance.  Throttled rounds are not common ones.
 
-    `decided_by` says what kept the answer from being larger (latency: from being smaller):
+    `decided_by` says what kept the answer from being larger (latency: from being smaller).  The first that holds:
 
-        peak            sizes up to twice the answer or more were measured, and the largest of them is clearly worse:
-                        beyond the tolerance, and not tied with the fastest
-        plateau         sizes up to twice the answer or more were measured, and the largest of them is not clearly worse
-        memory          the largest that was measured is less than twice the answer: the plan's limit, or out of memory
-        latency_limit   likewise; the next larger size takes longer than latency_limit
-        max_batch_size  likewise; nothing larger was allowed
-        batch_sizes     likewise; nothing larger is in the list that was asked for
-        budget          likewise; the next larger size did not fit the budget
-        None            likewise; larger sizes were interrupted, in a partial result
+        None            a larger size was interrupted, in a partial result
+        budget          a larger size is "not_run": the budget ended before it, and it might be better
+        memory          the largest that ran is less than twice the answer, and the next larger size that failed, which
+                        ran out of memory, lies within 2 % or 1 of it; or the plan's limit does
+        latency_limit   likewise; the next larger size that failed takes longer than latency_limit
+        peak            sizes up to twice the answer or more were looked at (timed, or dropped by their neighbours'
+                        readings), and the largest that was timed is clearly worse than the fastest: its interval, or
+                        with fewer than 5 timings all of them, lies beyond the tolerance from that of the fastest, and
+                        paired rounds do not tie the two.  Also where a limit ends the sizes earlier, farther than 2 %
+                        from the largest that ran, and all candidates between are dropped: there the curve did not rise
+        plateau         likewise, and it is not clearly worse, or no larger size had to be timed
+        batch_sizes     nothing larger is in the list that was asked for: at all, or below the size that failed
+        max_batch_size  the sizes looked at reach the end of the ladder, and nothing larger was allowed
+        None            nothing of this holds: the sizes above the largest that ran ended in errors or timeouts, or lie
+                        in a gap below the one that failed, neither tried nor ruled out.  No limit was met, so none
+                        is named; the reasons say what is not known
 
-    By latency, a rise of the larger sizes is the rule: "peak" if the answer itself has the lowest
-    latency, "plateau" if it is larger than the one that has.
+    By latency, a rise of the larger sizes is the rule: where any was looked at, it is "peak" if the answer itself has
+    the lowest latency, "plateau" if it is larger than the one that has.
 
     Args:
         ladder: The candidates.
@@ -124,9 +134,18 @@ def answer(
         by_size = {m.batch_size: m for m in measurements}
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
-        limit = _decided_by(chosen, fastest, ties, by_size, outcomes, goal)
-        if limit is None and not any(m.status == "interrupted" for m in measurements if m.batch_size > chosen):
-            limit = _end_of_ladder(header["limits"]["max_batch_size"], largest_batch_size, asked=asked)
+        limit = _Decision(
+            chosen=chosen,
+            fastest=fastest,
+            ties=ties,
+            by_size=by_size,
+            outcomes=outcomes,
+            used=used,
+            goal=goal,
+            largest_batch_size=largest_batch_size,
+            max_batch_size=header["limits"]["max_batch_size"],
+            asked=asked,
+        ).decided_by()
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
         facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": limit}
         reasons = explain.sentences(
@@ -139,6 +158,7 @@ def answer(
             rounds=seconds,
             throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
             l2=header.get("l2"),
+            could_gain={n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None},
         )
     elif not partial:
         if any(m.status == "ok" for m in measurements):
@@ -261,49 +281,94 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
     return {number: cost for number, cost in costs.items() if cost is not None}
 
 
-def _decided_by(
-    chosen: int,
-    fastest: int,
-    ties: Sequence[int],
-    by_size: Mapping[int, Measurement],
-    outcomes: Mapping[int, Outcome],
-    goal: Goal,
-) -> str | None:
-    """Say what kept the answer from being larger, by what became of the larger candidates; None if they do not tell."""
-    larger = [by_size[n] for n in sorted(by_size) if n > chosen]
-    timed = {
-        m.batch_size: value
-        for m in larger
-        if m.status in ("ok", "dropped") and (value := explain.value_of(m, goal.objective)) is not None
-    }
-    if timed and goal.objective == "latency":
-        return "peak" if chosen == fastest else "plateau"
-    # What lies a little above the answer cannot tell a peak from the teeth of a saw.
-    if timed and max(timed) >= SPAN * chosen:
-        best, last = explain.value_of(by_size[fastest], goal.objective) or 0.0, max(timed)
-        return "peak" if timed[last] < (1 - goal.tolerance) * best and last not in ties else "plateau"
-    for m in larger:
-        if m.status == "interrupted":
-            return None
-        if m.status == "over_limit":
-            return "latency_limit" if outcomes[m.batch_size].facts.get("limit") == "latency" else "memory"
-        if m.status in ("out_of_memory", "not_run"):
-            return "memory" if m.status == "out_of_memory" else "budget"
-    return None
+@attrs.frozen(kw_only=True)
+class _Decision:
+    """What became of the sizes larger than the answer, and so what kept it from being one of them."""
+
+    chosen: int
+    fastest: int
+    ties: Sequence[int]
+    by_size: Mapping[int, Measurement]
+    outcomes: Mapping[int, Outcome]
+    used: Mapping[int, Sequence[Timing]]
+    goal: Goal
+    largest_batch_size: int | None
+    max_batch_size: int | None
+    asked: bool
+
+    def decided_by(self) -> str | None:
+        """Go through the rules of `answer` in their order."""
+        larger = [m for n, m in sorted(self.by_size.items()) if n > self.chosen]
+        statuses = {m.status for m in larger}
+        looked = [m.batch_size for m in larger if m.status in explain.TIMED]
+        timed = [n for n in looked if explain.value_of(self.by_size[n], self.goal.objective) is not None]
+        top, reach = max(timed, default=self.chosen), max(looked, default=self.chosen)
+        edge = self._edge(top)
+        if looked and self.goal.objective == "latency":
+            found: str | None = "peak" if self.chosen == self.fastest else "plateau"
+        elif statuses & {"interrupted", "not_run"}:
+            found = None if "interrupted" in statuses else "budget"
+        elif top < SPAN * self.chosen and edge is not None and _is_near(top, edge[0]):
+            found = edge[1]
+        elif reach >= SPAN * self.chosen or (reach > self.chosen and self._is_ruled_out_below(edge, top)):
+            found = self._shape(timed)
+        elif self.asked and (edge is not None or reach == max(self.by_size)):
+            found = "batch_sizes"
+        else:
+            found = "max_batch_size" if edge is None and _is_near(reach, max(self.by_size)) else None
+        return found
+
+    def _is_ruled_out_below(self, edge: tuple[int, str] | None, top: int) -> bool:
+        """Say whether all between the largest that ran and the next limit is dropped: there the curve did not rise."""
+        if edge is None or self.asked:  # a list leaves gaps whatever the curve does
+            return False
+        between = [m for n, m in self.by_size.items() if top < n <= edge[0] and m.status not in _REFUSED]
+        return all(m.status == "dropped" for m in between)
+
+    def _edge(self, top: int) -> tuple[int, str] | None:
+        """Give where the next limit above the largest that ran lies, and which it is; None where none is known."""
+        for n in sorted(self.by_size):
+            status = self.by_size[n].status
+            if n <= top or status not in _REFUSED:
+                continue
+            if status == "over_limit" and self.outcomes[n].facts.get("limit") == "latency":
+                return n, "latency_limit"
+            is_planned = status == "over_limit" and self.largest_batch_size is not None
+            return (self.largest_batch_size or n) if is_planned else n, "memory"
+        largest, allowed = self.largest_batch_size, self.max_batch_size
+        is_end = not self.asked and largest is not None and (allowed is None or allowed > largest)
+        return (largest, "memory") if is_end and largest is not None else None
+
+    def _shape(self, timed: Sequence[int]) -> str:
+        """Say whether the largest that was timed is clearly worse than the fastest."""
+        if not timed or max(timed) in self.ties:
+            return "plateau"
+        last, best = self._range(max(timed)), self._range(self.fastest)
+        return "peak" if last[0] > self.goal.allowed(best[1]) else "plateau"
+
+    def _range(self, batch_size: int) -> tuple[float, float]:
+        """Give where the median cost of a size lies: its interval, or with few timings all that was seen."""
+        costs = [*_costs(self.used[batch_size], self.goal).values()]
+        return stopping.median_interval(costs) or (min(costs), max(costs))
 
 
-def _end_of_ladder(max_batch_size: int | None, largest_batch_size: int | None, *, asked: bool) -> str:
-    """Say what ended the ladder at the answer."""
-    if asked:
-        return "batch_sizes"
-    if largest_batch_size is None or (max_batch_size is not None and max_batch_size <= largest_batch_size):
-        return "max_batch_size"
-    return "memory"
+def _is_near(ran: int, edge: int) -> bool:
+    return edge - ran <= max(1, NEAR_SHARE * ran)
 
 
 def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
+    first = min(measurements, key=lambda m: m.batch_size, default=None)
+    if first is not None and first.status == "over_limit" and first.latency_seconds is not None:
+        # All larger ones take longer still: whatever became of them, only another limit helps.
+        smaller = " or allow smaller batch sizes" if first.batch_size > 1 else ""
+        reason = f"batch size {explain.breaks_latency_limit(first, goal)}"
+        return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
     statuses = {m.status for m in measurements}
+    over = [m.latency_seconds is not None for m in measurements if m.status == "over_limit"]
     remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
-    if "over_limit" in statuses:
-        remedies.append("Raise memory_limit or latency_limit." if goal.latency_limit else "Raise memory_limit.")
-    return NothingMeasured(explain.count_statuses(measurements) or "there are no candidates", " ".join(remedies))
+    remedies += ["Raise memory_limit."] if not all(over) else []
+    remedies += ["Raise latency_limit."] if any(over) else []
+    reason = explain.count_statuses(measurements, goal) or "there are no candidates"
+    if any(over):
+        return NothingMeasured(reason, " ".join(remedies), _NO_ANSWER)
+    return NothingMeasured(reason, " ".join(remedies))

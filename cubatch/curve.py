@@ -17,7 +17,7 @@ import attrs
 from cubatch.units import format_bytes, format_count, format_metric, format_seconds
 
 STATUS_WORDS = {
-    "dropped": "dropped: clearly slower",
+    "dropped": "dropped: cannot be the answer",
     "out_of_memory": "out of memory",
     "over_limit": "over the limit",
     "not_run": "not run",
@@ -25,6 +25,9 @@ STATUS_WORDS = {
     "error": "error",
     "interrupted": "interrupted",
 }
+RULED_OUT = "ruled out by its neighbours"  # dropped without a timing
+NOISY_SHARE = 0.05  # half an interval beyond this share of its median is wide
+TIED_SHARE = 0.9  # a tie below this share of the best says more of its noise than of its speed
 _MAX_TICKS = 12
 _MAX_LABELS = 4
 _LABEL_REACH = 0.2  # how far the answer's label stretches to either side, as a share of the axis
@@ -102,6 +105,23 @@ def is_predicted(result: Mapping[str, Any]) -> bool:
     return bool(result.get("predicted"))
 
 
+def is_recommended(result: Mapping[str, Any]) -> bool:
+    """
+    Say whether the answer was compared with anything: another size, or a limit met right above it.
+
+    A single size that was asked for is the answer; a single one that happened to be measured is not.
+
+    Example:
+        >>> sizes = [{"batch_size": 1, "latency_seconds": 0.5}, {"batch_size": 2, "status": "not_run"}]
+        >>> is_recommended({"batch_size": 1, "decided_by": "budget", "measurements": sizes})
+        False
+    """
+    measurements = list(_measurements(result))
+    num_timed = sum(m.get("latency_seconds") is not None for m in measurements)
+    is_compared = len(measurements) == 1 or num_timed > 1 or result.get("decided_by") in ("memory", "latency_limit")
+    return bool(result.get("batch_size")) and (is_compared or is_predicted(result))
+
+
 def subject(result: Mapping[str, Any]) -> str:
     """
     Name what was tuned: the network's name, else the kind of layer, else "a callable".
@@ -158,6 +178,23 @@ def share_of_best(result: Mapping[str, Any]) -> dict[int, float]:
     return {n: best / value if objective == "latency" else value / best for n, value in values.items()}
 
 
+def is_only_noise(share: float | None, interval: Sequence[float] | None) -> bool:
+    """
+    Say whether a size ties with the fastest for its noise alone: far worse by its median, and hardly known.
+
+    Args:
+        share: What part of the best it reaches; None where it is no tie.
+        interval: Where its throughput lies; None where there were too few timings to tell.
+
+    Example:
+        >>> is_only_noise(0.65, (50.0, 150.0)), is_only_noise(0.65, (99.0, 101.0)), is_only_noise(0.95, None)
+        (True, False, False)
+    """
+    if share is None or share >= TIED_SHARE:
+        return False
+    return interval is None or interval[1] - interval[0] > NOISY_SHARE * (interval[0] + interval[1])
+
+
 def format_value(value: float, objective: str) -> str:
     """
     Write a tick or a label of the y axis.
@@ -194,13 +231,13 @@ def curve_of(result: Mapping[str, Any]) -> Curve:
     """
     objective = result.get("objective") or "throughput"
     predicted = is_predicted(result)
-    tied = set(result.get("tied_with") or ())
+    tied, shares = set(result.get("tied_with") or ()), share_of_best(result)
     points, absent = [], []
     for measurement in sorted(_measurements(result), key=lambda m: int(m["batch_size"])):
         batch_size, value = int(measurement["batch_size"]), value_of(measurement, objective)
         status = measurement.get("status") or "ok"
         if value is None:
-            absent.append((batch_size, STATUS_WORDS.get(status, status)))
+            absent.append((batch_size, RULED_OUT if status == "dropped" else STATUS_WORDS.get(status, status)))
             continue
         label = f"batch {batch_size}: {format_objective(value[0], objective)}"
         text = [label]
@@ -209,12 +246,16 @@ def curve_of(result: Mapping[str, Any]) -> Curve:
         points.append(
             Point(
                 batch_size=batch_size, value=value[0], low=value[1], high=value[2], kept=status in ("ok", "predicted"),
-                tied=batch_size in tied, label=label, text="; ".join(part for part in text if part),
+                tied=batch_size in tied
+                and (predicted or not is_only_noise(shares.get(batch_size), measurement.get("throughput_interval"))),
+                label=label, text="; ".join(part for part in text if part),
             )
         )  # fmt: skip
     by_size = {point.batch_size: point for point in points}
     answer, fastest = by_size.get(result.get("batch_size") or 0), by_size.get(result.get("fastest_batch_size") or 0)
     sizes = [point.batch_size for point in points] + [size for size, _ in absent]
+    if not is_recommended(result):  # of one size nothing is the best
+        answer = fastest = None
     limit = _limit(result, sizes)
     x_low, x_high = _x_range(sizes + ([limit[0]] if limit else []))
     values = [point.value for point in points if point.value > 0]

@@ -244,14 +244,21 @@ class DoesNotFit(OutOfMemory):
 
 
 class NothingMeasured(CubatchError):
-    """No candidate gave a measurement that the answer could come from."""
+    """
+    No candidate gave a measurement that the answer could come from.
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason, remedy)
-        self.reason, self.remedy = reason, remedy
+    Args:
+        reason: How they ended.
+        remedy: What helps, and nothing that does not.
+        lead: What it comes to, before the reason.
+    """
+
+    def __init__(self, reason: str, remedy: str, lead: str = "no batch size could be measured") -> None:
+        super().__init__(reason, remedy, lead)
+        self.reason, self.remedy, self.lead = reason, remedy, lead
 
     def __str__(self) -> str:
-        return f"no batch size could be measured: {self.reason}. {self.remedy}"
+        return f"{self.lead}: {self.reason}. {self.remedy}"
 
 
 class EnergyNotAvailable(CubatchError):

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -156,10 +157,11 @@ def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
     """Two rounds cannot tell 0.5 % from nothing, and are enough for a factor of two."""
     result = answer_of({10: [1.0, 1.0], 20: [2.01, 2.01], 40: [8.0, 8.0]})
     assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
-    assert "Paired rounds cannot tell 20 from it." in result.reasons
+    assert "Paired rounds cannot tell 20 from 10." in result.reasons
     result = answer_of({10: [1.0, 1.0], 20: [1.99, 1.99]})
     assert (result.batch_size, result.fastest_batch_size, result.tied_with) == (10, 20, (10,))
-    assert "The best is 10.1 samples/s at 20; paired rounds cannot tell 10 from it." in result.reasons
+    assert "The best is 10.1 samples/s at 20." in result.reasons
+    assert "Paired rounds cannot tell 10 from 20." in result.reasons
 
 
 def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
@@ -180,9 +182,9 @@ def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
         ({1: 1.0, 2: 1.0, 4: 4.0}, {4: "dropped"}, {}, "peak"),
         ({1: 1.0, 2: 1.0, 4: 2.0}, {}, {}, "plateau"),  # 1, 2, 2
         ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2}, "memory"),
-        ({1: 1.0, 2: 1.0, 4: None}, {4: "out_of_memory"}, {"largest_batch_size": 8}, "memory"),
+        ({1: 1.0, 2: 1.0, 3: None}, {3: "out_of_memory"}, {"largest_batch_size": 8}, "memory"),
         ({1: 1.0, 2: 1.0, 4: None}, {4: "over_limit"}, {"largest_batch_size": 2}, "memory"),
-        ({1: 1.0, 2: 1.0, 4: 1.5}, {4: "latency"}, {}, "latency_limit"),
+        ({1: 1.0, 2: 1.0, 3: 1.5}, {3: "latency"}, {}, "latency_limit"),
         ({1: 1.0, 2: 1.0, 4: None}, {4: "not_run"}, {}, "budget"),
         ({1: 1.0, 2: 1.0, 4: None, 8: None}, {4: "error", 8: "not_run"}, {}, "budget"),
         ({1: 1.0, 2: 1.0}, {}, {"asked": True, "largest_batch_size": 2}, "batch_sizes"),
@@ -228,8 +230,10 @@ def test_by_latency_the_lowest_itself_has_nothing_larger_near_it() -> None:
     """As by throughput it has nothing smaller."""
     result = answer_of(steady((8, 1.0), (16, 2.0)), goal=Goal(objective="latency"))
     assert result.reasons[0] == "8 has the lowest latency, 1.00 s, and no larger size is within 1 % of it."
-    result = answer_of(steady((8, 1.0), (16, 4.0)))
+    result = answer_of(steady((4, 1.0), (8, 1.0), (16, 4.0)))
     assert result.reasons[0] == "8 has the best throughput, 8 samples/s, and no smaller size is within 1 % of it."
+    result = answer_of(steady((8, 1.0), (16, 4.0)))
+    assert result.reasons[0] == "8 has the best throughput, 8 samples/s."  # of nothing smaller anything is known
 
 
 def test_the_reasons_by_latency_give_the_share_of_the_lowest() -> None:
@@ -267,7 +271,7 @@ def test_nothing_to_choose_from_says_how_every_size_ended() -> None:
     )
     with pytest.raises(NothingMeasured) as caught:
         choose.answer([Candidate(n) for n in (8, 16, 32)], Measured(outcomes=outcomes), goal=Goal(), setting={})
-    assert caught.value.reason == "error: 8 (ValueError: no); not run: 16 and 32 (too slow)"
+    assert caught.value.reason == "error: 8 (ValueError: no); not run: 16 and 32 (16: too slow)"
     assert "Raise budget." in caught.value.remedy
 
 
@@ -368,7 +372,10 @@ def test_sizes_with_too_few_timings_are_named_if_they_might_be_the_answer() -> N
     """Four are too few for an interval; a size that was dropped needs none, and five are enough."""
     result = answer_of({8: [1.0] * 5, 16: [1.5] * 4, 32: [3.0] * 5, 64: [9.0] * 2}, {64: "dropped"})
     (few,) = (reason for reason in result.reasons if "fewer than 5 timings" in reason)
-    assert few.endswith("certain: 16.")
+    assert few == "Sizes with fewer than 5 timings, too few for an interval: 16."
+    cut_short = {**steady((8, 1.0)), 16: [1.5] * 4, 32: []}
+    (few,) = (reason for reason in answer_of(cut_short, {32: "not_run"}).reasons if "fewer than 5" in reason)
+    assert few.endswith("a larger budget makes them certain: 16.")
 
 
 @pytest.mark.parametrize(("l2", "said"), [("cold", "L2 cache is cold"), ("warm", "back to back"), (None, None)])
@@ -430,3 +437,315 @@ def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
         result = answer_of(seconds, failed, largest_batch_size=32)
         assert (result.batch_size, result.decided_by) == (32, "memory")
         assert any(reason.startswith("Memory decided: nothing larger than 32 fits") for reason in result.reasons)
+
+
+@attrs.frozen
+class Ended:
+    """How a size ended: its seconds by round, its status, and which limit it broke."""
+
+    seconds: float | None = None
+    status: str = "ok"
+    limit: str | None = None
+    times: int = 5
+    could_gain: float | None = None
+
+
+DROPPED, NOT_RUN, ERROR = Ended(status="dropped"), Ended(status="not_run"), Ended(status="error")
+NO_MEMORY, PLANNED = Ended(status="out_of_memory"), Ended(status="over_limit", limit="memory")
+
+
+def too_slow(seconds: float, times: int = 5) -> Ended:
+    """End above the latency limit."""
+    return Ended(seconds, "over_limit", "latency", times)
+
+
+def decide(ended: Mapping[int, Ended], goal: Goal | None = None, **more: Any) -> TuningResult:
+    """Choose among sizes that ended in these ways."""
+    timings = [
+        timing for n, how in ended.items() if how.seconds is not None for timing in rounds(n, [how.seconds] * how.times)
+    ]
+    outcomes = []
+    for n, how in ended.items():
+        facts = {"limit": how.limit, "could_gain": how.could_gain}
+        kept = {name: value for name, value in facts.items() if value is not None}
+        outcomes.append(Outcome(n, how.status, f"why of {n}", kept))
+    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
+    options = {"setting": {"budget_seconds": 60.0}} | more
+    return choose.answer([Candidate(n) for n in ended], measured, goal=goal or Goal(), **options)
+
+
+def rate(value: float, batch_size: int, status: str = "ok", times: int = 5) -> Ended:
+    """End with so many samples per second."""
+    return Ended(batch_size / value, status, times=times)
+
+
+def test_the_budget_decided_wherever_a_larger_size_was_not_tried() -> None:
+    """A size that might be better was left out: that the others show a peak does not say it is the peak."""
+    ended = {8: rate(80, 8), 16: rate(100, 16), 32: rate(60, 32, "dropped"), 64: NOT_RUN}
+    assert decide(ended).decided_by == "budget"
+    assert decide({**ended, 64: DROPPED}).decided_by == "peak"
+    assert decide({4: NOT_RUN, **ended, 64: DROPPED}).decided_by == "peak"  # a smaller one keeps nothing from growing
+
+
+@pytest.mark.parametrize(
+    ("ran", "failed", "decided_by"),
+    [
+        (100, {102: NO_MEMORY}, "memory"),
+        (100, {103: NO_MEMORY}, None),
+        (3, {4: NO_MEMORY}, "memory"),
+        (3, {5: NO_MEMORY}, None),
+        (100, {102: too_slow(1.2)}, "latency_limit"),
+        (100, {103: too_slow(1.2)}, None),
+        (100, {102: too_slow(1.2), 103: NO_MEMORY}, "latency_limit"),
+        (100, {101: ERROR, 102: NO_MEMORY}, "memory"),
+        (100, {103: NO_MEMORY, 200: NO_MEMORY}, None),
+        (100, {101: DROPPED, 102: NO_MEMORY}, "memory"),
+    ],
+)
+def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
+    ran: int, failed: dict[int, Ended], decided_by: str | None
+) -> None:
+    """Between 100 that ran and 103 that failed there may be a better one, so neither memory nor latency is blamed."""
+    result = decide({ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}, Goal(latency_limit=1.1))
+    assert (result.batch_size, result.decided_by) == (ran, decided_by)
+    if decided_by is None:
+        said = f"no size between {ran}, which ran, and {min(failed)}, which did not, gave a timing"
+        assert said in " ".join(result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("ended", "largest", "decided_by"),
+    [
+        ({500: rate(100, 500), 4096: PLANNED}, 510, "memory"),
+        ({500: rate(100, 500), 4096: PLANNED}, 511, None),
+        ({500: rate(100, 500)}, 510, "memory"),
+        ({500: rate(100, 500)}, 511, None),
+        ({3: rate(100, 3), 4: ERROR}, 4, "memory"),
+        ({500: rate(100, 500), 600: DROPPED}, 600, "plateau"),
+    ],
+)
+def test_the_plans_limit_is_met_within_2_percent_or_1_of_the_largest_by_plan(
+    ended: dict[int, Ended], largest: int, decided_by: str | None
+) -> None:
+    """However far above it the refused size lies: what counts is how near to the limit a size ran."""
+    assert decide(ended, largest_batch_size=largest).decided_by == decided_by
+
+
+def test_a_size_that_failed_below_one_that_ran_is_no_limit() -> None:
+    """101 ran out of memory and 110 did not: the end of the ladder decided."""
+    ended = {50: rate(50, 50), 100: rate(100, 100), 101: NO_MEMORY, 110: rate(90, 110, "dropped")}
+    assert decide(ended).decided_by == "max_batch_size"
+
+
+def test_a_limit_met_does_not_decide_where_twice_the_answer_was_measured() -> None:
+    """Memory ends at 401, and the curve is flat from 200 on: the plateau kept the answer from being larger."""
+    flat = {100: rate(50, 100), 200: rate(100, 200), 400: rate(100, 400), 401: NO_MEMORY}
+    assert (decide(flat).batch_size, decide(flat).decided_by) == (200, "plateau")
+
+
+@pytest.mark.parametrize(
+    ("beyond", "decided_by"),
+    [
+        ({150: rate(100, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, "plateau"),
+        ({150: rate(90, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, "peak"),
+        ({150: rate(90, 150, "dropped"), 190: NO_MEMORY}, "peak"),
+        ({150: rate(90, 150, "dropped"), 180: ERROR, 190: NO_MEMORY}, None),
+        ({150: DROPPED, 190: NO_MEMORY}, "plateau"),
+        ({150: rate(90, 150, "dropped"), 180: DROPPED, 190: too_slow(2.2)}, "peak"),
+    ],
+)
+def test_a_far_limit_with_all_between_dropped_is_judged_by_what_was_timed(
+    beyond: dict[int, Ended], decided_by: str | None
+) -> None:
+    """Where the curve does not rise nobody looks for the limit: the curve decided, even short of twice the answer."""
+    result = decide({50: rate(50, 50), 100: rate(100, 100), **beyond}, Goal(latency_limit=2.0))
+    assert (result.batch_size, result.decided_by) == (100, decided_by)
+
+
+def test_sizes_dropped_without_a_timing_count_as_looked_at() -> None:
+    """Their neighbours' readings rule out 512 and more: up to there the curve gains nothing, which is a plateau."""
+    result = decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 512: DROPPED}, largest_batch_size=10_000)
+    assert (result.batch_size, result.decided_by) == (128, "plateau")
+    said = "Larger batches, judged up to 512 by the readings of smaller ones, gain no more than 1 %: a plateau."
+    assert said in result.reasons
+    assert decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 300: ERROR}).decided_by == "plateau"
+    result = decide({64: rate(100, 64), 128: rate(100, 128), 512: DROPPED}, largest_batch_size=10_000)
+    assert "measured up to 128 and by these readings up to 512" in " ".join(result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("far", "decided_by"),
+    [
+        ([1.05, 1.06, 1.05, 1.06, 1.05], "peak"),  # worse by 5 % throughout
+        ([1.05, 1.06, 0.99, 1.06, 1.05], "plateau"),  # its interval reaches the fastest's
+        ([1.005] * 5, "plateau"),  # worse throughout, and within the tolerance
+        ([1.05, 1.06, 1.05], "peak"),  # too few for an interval: all of them are worse
+        ([1.05, 1.06, 0.99], "plateau"),
+        ([1.05], "peak"),
+    ],
+)
+def test_a_peak_needs_intervals_apart_or_with_few_timings_all_of_them(far: list[float], decided_by: str) -> None:
+    """A median 5 % behind is no fall while the timings of the two overlap."""
+    result = answer_of({64: [0.64] * 7, 256: [2.56 * one for one in far]}, {256: "dropped"})
+    assert (result.batch_size, result.decided_by) == (64, decided_by)
+
+
+def test_a_tie_is_no_fall_even_where_intervals_lie_apart() -> None:
+    """Each was disturbed in a quarter of the rounds, in different ones: half of the pairs call 256 the faster."""
+    best, far = [1.0] * 15 + [2.0] * 5, [0.5] * 5 + [1.1] * 15
+    result = answer_of({64: [0.64 * one for one in best], 256: [2.56 * one for one in far]})
+    near, last = (m.throughput_interval for m in result.measurements)
+    assert near is not None
+    assert last is not None
+    assert last[1] < 0.95 * near[0]
+    assert (result.batch_size, result.tied_with, result.decided_by) == (64, (256,), "plateau")
+
+
+def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> None:
+    """Nothing between 16 and 1000 was asked for, so that 1000 does not fit says little about 16."""
+    for failed in (NO_MEMORY, PLANNED, too_slow(1.5)):
+        result = decide({16: rate(100, 16), 1000: failed}, Goal(latency_limit=1.0), asked=True, largest_batch_size=900)
+        assert result.decided_by == "batch_sizes"
+        said = "The list of batch sizes decided: it holds nothing between 16 and 1000, which might be better."
+        assert said in result.reasons
+    slower = {50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}
+    assert decide(slower, asked=True).decided_by == "batch_sizes"
+    assert decide(slower).decided_by == "peak"
+    assert decide({16: rate(100, 16), 17: NO_MEMORY}, asked=True).decided_by == "memory"
+
+
+def test_errors_above_the_answer_are_no_limit() -> None:
+    """Neither the list, nor max_batch_size, nor memory kept the answer from sizes that raised an error."""
+    for more in ({}, {"asked": True}, {"largest_batch_size": 99}):
+        assert decide({8: rate(100, 8), 32: ERROR}, **more).decided_by is None
+
+
+def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
+    """Also where the last was dropped by its neighbours' readings."""
+    for last in (rate(100, 12), DROPPED):
+        result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last})
+        assert (result.batch_size, result.decided_by) == (8, "max_batch_size")
+        assert "max_batch_size decided: nothing larger than 12 was allowed, which might be better." in result.reasons
+
+
+def test_by_latency_a_larger_size_that_was_looked_at_shows_the_rise() -> None:
+    """Timed or ruled out, and whatever else the budget left open."""
+    goal = Goal(objective="latency")
+    assert decide({1: Ended(1.0), 2: DROPPED, 4: NOT_RUN}, goal).decided_by == "peak"
+    assert decide({1: Ended(1.0), 2: Ended(1.005), 4: Ended(2.0), 8: NOT_RUN}, goal).decided_by == "plateau"
+    assert decide({1: Ended(1.0), 4: NOT_RUN}, goal).decided_by == "budget"
+
+
+def test_a_tie_larger_than_the_answer_moves_where_the_peak_ends() -> None:
+    """384 is the answer, 1024 ties with it: the fall is said of what lies beyond 1024."""
+    swing = [1.0, 1.5, 1.1, 1.4, 1.2, 1.3, 1.05]
+    sign = [1, -1, 1, -1, 1, -1, 1]
+    result = answer_of({
+        384: [3.84 * one for one in swing],
+        1024: [10.24 * 1.02 * one * (1 + 0.05 * s) for one, s in zip(swing, sign, strict=True)],
+        4096: [40.96 * 3 * one for one in swing],
+    })  # fmt: skip
+    assert (result.batch_size, result.tied_with, result.decided_by) == (384, (1024,), "peak")
+    assert any(reason.startswith("Beyond 1024, the largest tie, the throughput falls") for reason in result.reasons)
+
+
+def test_by_latency_a_larger_tie_is_named_where_larger_batches_take_longer() -> None:
+    """2 takes 30 % longer by its median, and paired rounds cannot tell it from 1."""
+    result = answer_of({1: [1.0] * 7, 2: [1.3, 0.9, 1.3, 0.9, 1.3, 0.9, 1.3]}, goal=Goal(objective="latency"))
+    assert "Larger batches take longer than 1, as far as paired rounds tell: 2 is tied." in result.reasons
+
+
+def test_a_plateau_under_noise_is_said_to_be_one_as_far_as_can_be_told() -> None:
+    """At ± 24.4 % nobody knows whether larger batches gain 1 %."""
+    busy = [1.0, 1.6, 1.0, 1.6, 1.3, 1.3]
+    result = answer_of({8: busy, 16: [2 * one for one in busy]})
+    assert any(
+        reason.endswith("a plateau, as far as timings that spread by ± 24.4 % tell.") for reason in result.reasons
+    )
+
+
+def test_a_tie_far_behind_with_a_wide_interval_is_called_too_noisy_to_tell() -> None:
+    """Paired rounds hold 128 possible, its median is 40 % behind: it stays in tied_with, and is no equal in words."""
+    noise = [1.0, 3.0, 1.0, 3.0, 1.6, 1.7, 1.0]
+    result = answer_of({64: [0.64] * 7, 96: [0.96 * 1.005] * 7, 128: [1.28 * one for one in noise]}, {96: "ok"})
+    assert result.tied_with == (128,)
+    said = [reason for reason in result.reasons if reason.startswith("Too noisy to tell from 64: 128 (")]
+    assert said == ["Too noisy to tell from 64: 128 (62.5 % of it, ± 53.3 %)."]
+    assert not any("Paired rounds" in reason for reason in result.reasons)
+
+
+def test_a_sole_measured_size_is_compared_with_nothing() -> None:
+    """Of the best and of smaller sizes nothing is said where nothing else was measured."""
+    result = decide({1: Ended(11.5, times=1), 2: NOT_RUN, 4: NOT_RUN})
+    assert result.reasons[0] == "Only 1 was measured, so there is nothing to compare it with."
+    assert not any("best" in reason for reason in result.reasons)
+
+
+def test_few_timings_are_said_beside_the_best() -> None:
+    """No sentence that claims the best leaves out that two timings are no interval."""
+    result = answer_of({8: [1.0] * 2, 16: [1.0] * 2, 32: [8.0] * 5})
+    assert result.reasons[0] == "16 has the best throughput, 16 samples/s, on 2 timings: too few for an interval."
+    result = answer_of({16: [1.0] * 2, 32: [1.995] * 5})
+    assert result.reasons[0].endswith("99.8 % of it, on 2 timings: too few for an interval.")
+
+
+def test_what_untried_sizes_might_gain_is_said() -> None:
+    """The most that any of them could; without the fact nothing is guessed."""
+    result = decide({1: Ended(1.0), 2: Ended(1.0), 8: Ended(status="not_run", could_gain=0.08),
+                     16: Ended(status="not_run", could_gain=0.034), 32: NOT_RUN})  # fmt: skip
+    assert (
+        "Not tried, for lack of time, with up to 8 % to gain: 8, 16 and 32. A larger budget tries them."
+        in result.reasons
+    )
+    assert "The budget decided: 3 larger sizes were not tried before it ended, and might be better." in result.reasons
+    result = decide({1: Ended(1.0), 2: Ended(1.0), 8: NOT_RUN})
+    assert "Not tried, for lack of time: 8. A larger budget tries them." in result.reasons
+
+
+def test_refusals_are_told_apart_by_their_limit() -> None:
+    """64 took too long and 4096 does not fit: each with its sizes, and whose median it is."""
+    result = decide({1: Ended(0.01), 64: too_slow(0.0605, 3), 96: too_slow(0.09, 3), 4096: PLANNED},
+                    Goal(latency_limit=0.05), largest_batch_size=4000)  # fmt: skip
+    assert result.reasons[-1] == (
+        "No answer could come from: above the latency limit: 64 and 96 (64 already takes 60.5 ms (median of 3 "
+        "timings), above the latency limit of 50.0 ms); over the memory limit: 4096 (why of 4096)."
+    )
+
+
+def test_a_long_message_is_cut_in_a_sentence_and_kept_in_the_measurement() -> None:
+    """Foreign libraries write paragraphs."""
+    outcomes = (Outcome(8, "ok"), Outcome(16, "error", "RuntimeError: " + "no " * 200))
+    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=outcomes)
+    result = choose.answer([Candidate(8), Candidate(16)], measured, goal=Goal(), setting={})
+    assert len(result.reasons[-1]) < 220
+    assert result.reasons[-1].endswith("no no …).")
+    assert len(result.measurements[1].stop_reason) > 600
+
+
+def test_a_latency_limit_that_the_smallest_size_breaks_is_the_only_thing_to_raise() -> None:
+    """Whatever became of larger sizes, which take longer still: no budget and no memory helps."""
+    ended = {1: too_slow(0.0576, 3), 2: NOT_RUN, 4: NO_MEMORY, 4096: PLANNED}
+    with pytest.raises(NothingMeasured) as caught:
+        decide(ended, Goal(latency_limit=1e-6))
+    assert str(caught.value) == (
+        "no batch size can be the answer: batch size 1 already takes 57.6 ms (median of 3 timings), above the latency "
+        "limit of 1.00 µs. Raise latency_limit."
+    )
+    with pytest.raises(NothingMeasured, match=r"\(1 timing\).*Raise latency_limit or allow smaller batch sizes\.$"):
+        decide({64: too_slow(0.0576, 1)}, Goal(latency_limit=1e-6))
+
+
+def test_a_remedy_is_given_for_each_limit_that_was_broken_and_no_other() -> None:
+    """Memory refuses 4096, latency 2, and 1 raised an error."""
+    goal = Goal(latency_limit=1e-6)
+    with pytest.raises(NothingMeasured) as caught:
+        decide({1: ERROR, 2: too_slow(0.1), 4096: PLANNED}, goal)
+    assert caught.value.remedy.endswith("batch_sizes. Raise memory_limit. Raise latency_limit.")
+    assert "could be measured" not in str(caught.value)
+    with pytest.raises(NothingMeasured) as caught:
+        decide({1: ERROR, 2: too_slow(0.1)}, goal)
+    assert caught.value.remedy.endswith("batch_sizes. Raise latency_limit.")
+    with pytest.raises(NothingMeasured) as caught:
+        decide({1: ERROR, 4096: PLANNED}, goal)
+    assert caught.value.remedy.endswith("batch_sizes. Raise memory_limit.")
+    assert "could be measured" in str(caught.value)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.curve import curve_of, ticks
+from cubatch.curve import RULED_OUT, curve_of, ticks
 from tests.unit.tuned import measurement, tuned
 
 SIZES = st.lists(st.integers(1, 2**20), min_size=1, max_size=12, unique=True)
@@ -75,3 +75,10 @@ def test_a_limit_far_to_the_right_is_left_out():
     """A hundred-fold room of memory would squeeze the curve into a corner."""
     assert curve_of(tuned(largest_batch_size=300)).limit == (300, "largest that fits in 1.00 GiB: 300")
     assert curve_of(tuned(largest_batch_size=30_000)).limit is None
+
+
+def test_a_size_dropped_without_a_timing_is_ruled_out_and_not_called_slow():
+    """Nothing was measured of it."""
+    shown = curve_of(tuned(measurements=[measurement(32, status="dropped"), measurement(64, 0.02)]))
+
+    assert shown.absent == ((32, RULED_OUT),)

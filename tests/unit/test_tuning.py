@@ -171,7 +171,7 @@ def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
         assert statuses(result) == {16: "ok", 10_000: "over_limit"}
         assert result.measurements[1].timings_seconds == ()
         assert result.measurements[1].predicted_peak_bytes > 2**22
-        assert (result.batch_size, result.decided_by) == (16, "memory")
+        assert (result.batch_size, result.decided_by) == (16, "batch_sizes")  # it holds nothing near the limit
         assert result.limits["memory_bytes"] == 2**22
         assert result.largest_batch_size == max_batch_size("mlp", 2**22, device="cpu", mode="inference")
 
@@ -192,7 +192,7 @@ def test_a_latency_limit_rules_out_slow_sizes_with_their_timings(virtual):
     large = result.measurements[1]
     assert set(large.timings_seconds) == {1e-3 + 1e-5 * 1000}
     assert "latency limit" in large.stop_reason
-    assert (result.batch_size, result.decided_by) == (1, "latency_limit")
+    assert (result.batch_size, result.decided_by) == (1, "batch_sizes")  # nothing near the limit was asked for
 
 
 def test_latency_asks_for_the_largest_size_that_is_still_as_quick(virtual):
@@ -623,7 +623,7 @@ def test_without_a_list_a_callable_gets_the_plain_ladder(virtual):
 
 
 def test_a_callable_that_runs_out_of_memory_at_some_size(virtual):
-    """MemoryError, by type, at 40 and above: those are out_of_memory, the others answer, and memory decided."""
+    """MemoryError, by type, at 40 and above: those are out_of_memory, the others answer, and the list decided."""
 
     def make_step(n):
         if n >= 40:
@@ -632,7 +632,7 @@ def test_a_callable_that_runs_out_of_memory_at_some_size(virtual):
 
     result = autotune_callable(make_step, max_batch_size=64, device="cpu", batch_sizes=[1, 8, 48, 64], budget=30.0)
     assert statuses(result)[48] == statuses(result)[64] == "out_of_memory"
-    assert (result.largest_measured, result.batch_size, result.decided_by) == (8, 8, "memory")
+    assert (result.largest_measured, result.batch_size, result.decided_by) == (8, 8, "batch_sizes")
     with pytest.raises(errors.NothingMeasured, match="memory"):
         autotune_callable(make_step, max_batch_size=64, device="cpu", batch_sizes=[48, 64], budget=1.0)
 
