@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 110
 _UNKNOWN = "–"  # noqa: RUF001 - a dash for a cell with nothing in it
 _NUMBER = re.compile(r"[-+±]?\s*\d")
-_GROUPS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
+_UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _MIN_LAST = 16
 _STYLES = {"title": "bold", "head": "dim", "row": "", "marked": "bold green", "answer": "bold", "note": ""}
@@ -34,7 +34,8 @@ def grid(content: Mapping[str, Any], *, width: int = WIDTH) -> str:
 
     Args:
         content: "columns": names; "rows": lists of text, numbers or None; optional "title", "notes"
-            (beneath: texts, or lists of texts for points) and "marked" (row numbers that matter most).
+            (below: texts, or lists of texts for points), "beneath" (texts right under the rows: what has no row)
+            and "marked" (row numbers that matter most).
         width: Characters per line.
 
     Returns:
@@ -87,6 +88,8 @@ def _lines(content: Mapping[str, Any], width: int) -> Iterator[tuple[str, str]]:
                 for cell, size, flush in zip(cells, widths, right, strict=True)
             )
             yield "  ".join(padded).rstrip(), role
+    for text in shape["beneath"]:
+        yield from ((line, "head") for line in _wrap(str(text), width))
     for number, note in enumerate(shape["notes"]):
         yield "", "note"
         role = "answer" if number == 0 and shape["marked"] else "note"
@@ -99,8 +102,8 @@ def _lines(content: Mapping[str, Any], width: int) -> Iterator[tuple[str, str]]:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break text into lines, but not inside a number that is written in groups: "27 462"."""
-    whole = _GROUPS.sub(_NO_BREAK, text)
+    """Break text into lines, but not inside a number, be it written in groups or with its sign: "27 462", "± 3 %"."""
+    whole = _UNBROKEN.sub(_NO_BREAK, text)
     return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(whole, width)]
 
 
@@ -127,6 +130,7 @@ def filled(content: Mapping[str, Any]) -> dict[str, Any]:
         "columns": [names[index] for index in kept],
         "rows": cells,
         "right": right,
+        "beneath": list(content.get("beneath") or ()),
         "notes": list(content.get("notes") or ()),
         "marked": set(content.get("marked") or ()),
     }

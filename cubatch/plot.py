@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cubatch.curve import Curve, Point, curve_of, format_value
+from cubatch.curve import RULED_OUT, Curve, Point, curve_of, format_value
 from cubatch.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in grey.
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072b2", "#d55e00", "#009e73", "#b22222", "#7a7a7a"
-_MARKS = {"out of memory": ("x", _RED), "not run": ("|", _GREY), "over the limit": ("v", _GREY)}
+_MARKS = {
+    "out of memory": ("x", _RED), "not run": ("|", _GREY), "over the limit": ("v", _GREY), RULED_OUT: (".", _GREY),
+}  # fmt: skip
 _EDGE = 0.2  # a label this near to an end of the axis turns inwards
 _SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -118,8 +120,10 @@ def _draw_references(axes: Axes, shown: Curve) -> None:
 def _draw_points(axes: Axes, shown: Curve) -> None:
     kept, dropped = [p for p in shown.points if p.kept], [p for p in shown.points if not p.kept]
     word = "predicted" if shown.predicted else "median, 90 % interval"
+    if shown.points:
+        style = ":" if shown.predicted else "-"
+        axes.plot(*_xy([*shown.points]), color=_BLUE, linewidth=1.4, alpha=0.65, linestyle=style)
     if kept:
-        axes.plot(*_xy(kept), color=_BLUE, linewidth=1.4, alpha=0.65, linestyle=":" if shown.predicted else "-")
         axes.errorbar(*_xy(kept), yerr=_errors(kept), fmt="o", markersize=4.5, color=_BLUE, capsize=2.5,
                       elinewidth=1.2, label=word)  # fmt: skip
     if dropped:

@@ -20,7 +20,7 @@ from cubatch.curve import (
     value_of,
 )
 from cubatch.grids import WIDTH, filled, grid, rich_grid
-from cubatch.page import document, legend_of, svg
+from cubatch.page import document, figures, legend_of
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds
 
 __all__ = ["WIDTH", "answer", "fitted", "grid", "html", "rich_grid", "table", "tuning_grid"]
@@ -181,7 +181,7 @@ def html(result: Mapping[str, Any]) -> str:
         predicted=shown.predicted,
         answer=answer(result),
         reasons=_points(result),
-        figure=svg(shown, result.get("objective") or "throughput"),
+        figures=figures(shown, result.get("objective") or "throughput"),
         legend=legend_of(shown),
         table=content,
         facts=_facts(result),

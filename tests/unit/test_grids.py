@@ -124,3 +124,18 @@ def test_a_first_note_is_an_answer_only_where_a_row_is_marked():
     for marked, bold in (([0], ["Use 1."]), ([], [])):
         text = grids.rich_grid({**content, "marked": marked})
         assert [text.plain[span.start : span.end] for span in text.spans if span.style == "bold"] == bold
+
+
+def test_what_has_no_row_stands_right_beneath_the_rows():
+    """Notes are parted by an empty line, these are not; and they keep to the width."""
+    text = grids.grid({"columns": ["n"], "rows": [[1]], "beneath": ["2 more: 3 and 4."], "notes": ["Use 1."]}, width=12)
+
+    assert text == "n\n-\n1\n2 more: 3\nand 4.\n\nUse 1."
+
+
+@pytest.mark.parametrize("width", range(10, 40))
+def test_a_number_keeps_its_sign_and_its_percent(width):
+    """± at the end of a line is nothing, and so is % at the start."""
+    lines = grids.grid({"notes": ["the best is known to ± 53.8 % of it"]}, width=width).split("\n")
+
+    assert any("± 53.8 %" in line for line in lines)

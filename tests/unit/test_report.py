@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from html.parser import HTMLParser
 
@@ -126,6 +127,19 @@ def test_the_table_keeps_to_its_width_with_one_line_for_each_size(width):
     assert "+7" in row_of(text, 64)
 
 
+def test_a_phone_gets_a_figure_of_its_own_whose_ticks_do_not_touch():
+    """Shown at 390 pixels its letters have 13, and no two numbers beneath the axis overlap."""
+    text = report.html(tuned(measurements=[measurement(2**k, 2**k / 1000) for k in range(18)], batch_size=64))
+    desk, phone = (text.split(f'<svg class="{style}"')[1].split("</svg>")[0] for style in ("wide-figure", "narrow"))
+    ticks = re.findall(r'<text class="" x="([\d.]+)" y="307.0" text-anchor="middle">(\d+)</text>', phone)
+
+    assert 'viewBox="0 0 400 340"' in phone
+    assert desk.count("<circle") == phone.count("<circle")
+    assert len(ticks) >= 4
+    for (left, before), (right, after) in itertools.pairwise(ticks):
+        assert float(right) - float(left) >= 7 * (len(before) + len(after)) / 2
+
+
 def test_a_prediction_says_so_in_every_line():
     """Nobody may take a predicted figure for a measured one."""
     result = tuned(predicted=True, measurements=[measurement(32, 0.01), measurement(64, 0.02)], fastest_batch_size=64)
@@ -189,7 +203,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_stands_alone_and_holds_the_answer_the_curve_and_every_size():
-    """No script, nothing fetched: the file can be mailed; every size is a row and the four measured ones are points."""
+    """No script, nothing fetched: the file can be mailed; the four measured sizes are points, on desk and phone."""
     text = report.html(tuned())
     page = Page(text)
 
@@ -201,7 +215,7 @@ def test_the_page_stands_alone_and_holds_the_answer_the_curve_and_every_size():
     assert report.answer(tuned()) in page.text
     assert "The curve is flat from batch 64 on." in page.text
     assert "needs 1.20 GiB, 1.00 GiB may be used" in page.text
-    assert sum(tag == "circle" and attrs["class"] in ("dot", "out") for tag, attrs in page.tags) == 4
+    assert sum(tag == "circle" and attrs["class"] in ("dot", "out") for tag, attrs in page.tags) == 2 * 4
     assert "prefers-color-scheme: dark" in text
 
 
