@@ -55,16 +55,160 @@ def test_the_answer_is_two_sentences_with_the_rule_and_the_deciding_limit():
     """First what to use and what it gives, then the rule of the contract and why the search ended."""
     assert report.answer(tuned()) == (
         "Use batch size 64 on Test GPU: 3 000 samples/s, 21.3 ms per batch. "
+        "64 and 128 are about equally fast here; 64 is the smallest within 1 % of the best median, "
+        "and larger batches gain no more than that."
+    )
+    assert report.answer(tuned(tied_with=[])).endswith(
         "It is the smallest size within 1 % of the fastest, batch 128, and larger batches gain no more than that."
     )
 
 
-def test_a_sole_size_is_called_the_fastest_of_none():
-    """Nothing was compared: the sentence says what was asked for; one that the budget ended at says that."""
+def test_a_sole_size_that_was_asked_for_is_the_answer():
+    """Nothing was to be compared: the sentence says what was asked for."""
     alone = {"measurements": [measurement(64, 64 / 3000)], "batch_size": 64, "fastest_batch_size": 64}
 
     assert report.answer(tuned(**alone, decided_by="batch_sizes")).endswith("per batch. No other size was asked for.")
-    assert "the budget was spent" in report.answer(tuned(**alone, decided_by="budget"))
+
+
+@pytest.mark.parametrize(("status", "within"), [("not_run", " in 60 s"), ("error", ""), ("dropped", "")])
+def test_a_sole_size_that_happened_to_be_measured_is_no_recommendation(status, within):
+    """One timing among many sizes compares with nothing; the budget is named only where it ended the others."""
+    result = tuned(
+        measurements=[measurement(1, 11.5), *(measurement(n, status=status) for n in (2, 4, 8, 16))],
+        batch_size=1, fastest_batch_size=1, tied_with=[], decided_by="budget",
+    )  # fmt: skip
+    text = report.table(result)
+
+    assert report.answer(result).startswith(f"Only batch size 1 could be measured{within}: no recommendation.")
+    assert "0.0870 samples/s, 11.5 s per batch on Test GPU" in report.answer(result)
+    assert "→ the only size measured." in text
+    assert not {"★", "▲"} & set(report.html(result))
+    assert 'class="star"' not in report.html(result)
+    assert not re.search("→ answer|Use batch", text)
+
+
+@pytest.mark.parametrize("decided_by", ["memory", "latency_limit"])
+def test_a_sole_size_right_below_a_limit_is_the_answer(decided_by):
+    """Nothing larger is possible: there is nothing that it should have been compared with."""
+    result = tuned(
+        measurements=[measurement(1, 11.5), measurement(2, status="out_of_memory")],
+        batch_size=1, fastest_batch_size=1, tied_with=[], decided_by=decided_by,
+    )  # fmt: skip
+
+    assert "Use batch size 1 on Test GPU" in report.answer(result)
+    assert "It is the only size that could be measured, and" in report.answer(result)
+
+
+def about(rates, *, few=(), wide=(), **more):
+    """Lay out sizes by their samples per second, a few of them with 2 timings, others known to ± 30 % only."""
+    measurements = []
+    for n, rate in rates.items():
+        spread = 0.3 if n in wide else 0.001
+        facts = {"throughput_interval": [(1 - spread) * rate, (1 + spread) * rate]}
+        if n in few:
+            facts = {"throughput_interval": None, "latency_interval": None, "timings_seconds": [n / rate] * 2}
+        measurements.append(measurement(n, n / rate, **facts))
+    best = max(rates, key=lambda n: rates[n])
+    return tuned(**{"measurements": measurements, "fastest_batch_size": best, "batch_size": best, "tied_with": [],
+                    "decided_by": "peak"} | more)  # fmt: skip
+
+
+FLAT = {16: 985.0, 48: 992.0, 96: 1000.0, 512: 995.0, 1536: 990.0, 4096: 700.0}
+
+
+def test_ties_stand_in_the_headline_by_their_range_and_why_this_one():
+    """Where everything between is equally fast the ends say it all, where something is not each is named."""
+    answer = report.answer(about(FLAT, batch_size=48, tied_with=[48, 512, 1536]))
+    assert "48 to 1536 are about equally fast here; 48 is the smallest within 1 % of the best median, and" in answer
+
+    answer = report.answer(about(FLAT, batch_size=48, tied_with=[48, 1536]))
+    assert "48, 96 and 1536 are about equally fast here; 48 is the smallest" in answer
+
+    answer = report.answer(about(FLAT, batch_size=48, tied_with=[16, 48]))
+    assert "16 to 96 are about equally fast here; 48 is the smallest" in answer
+
+
+def test_ties_by_latency_take_about_equally_long():
+    """Then the answer is the largest within the tolerance of the lowest median."""
+    result = about({1: 100.0, 2: 199.0, 4: 300.0}, objective="latency", batch_size=2, fastest_batch_size=1,
+                   tied_with=[2])  # fmt: skip
+
+    said = "1 and 2 take about equally long here; 2 is the largest within 1 % of the lowest median, and larger batches"
+    assert said in report.answer(result)
+
+
+def test_a_larger_tie_forbids_to_say_that_larger_batches_are_slower():
+    """Of 1536, a tie, that would be false; of the largest that was measured it is true."""
+    result = about(FLAT, batch_size=48, tied_with=[48, 512, 1536])
+
+    assert "larger batches are slower" not in report.answer(result)
+    assert report.answer(result).endswith("and the largest measured, 4096, is slower.")
+    assert report.answer(about(FLAT, batch_size=96, tied_with=[48])).endswith("and larger batches are slower.")
+
+
+def test_by_latency_a_larger_tie_forbids_it_too():
+    """What ties with the lowest latency does not take longer, as far as anybody knows."""
+    latency = {"objective": "latency", "batch_size": 1, "fastest_batch_size": 1}
+    said = {
+        last: report.answer(about({1: 100.0, 2: 190.0, 4: 200.0}, tied_with=[2, *last], **latency))
+        for last in ((), (4,))
+    }
+
+    assert said[()].endswith("and the largest measured, 4, takes longer.")
+    assert said[(4,)].endswith("of the lowest median.")
+
+
+def test_too_few_timings_are_never_called_the_fastest_without_saying_so():
+    """Two timings have no interval: that is said, and that no smaller size comes near is not."""
+    result = about({32: 500.0, 48: 1000.0, 96: 900.0}, few=[48])
+    assert "It measured fastest, on 2 timings (too few for an interval), and" in report.answer(result)
+    assert "no smaller" not in report.answer(result)
+
+    result = about({48: 995.0, 96: 1000.0}, few=[96], batch_size=48)
+    assert "batch 96, on 2 timings (too few for an interval), and" in report.answer(result)
+
+    result = about({48: 995.0, 96: 1000.0}, few=[96], batch_size=48, tied_with=[48])
+    assert "within 1 % of the best median, on 2 timings (too few for an interval), and" in report.answer(result)
+
+
+def test_that_no_smaller_size_comes_near_is_said_only_where_there_is_a_smaller_one():
+    """Of batch 1 it says nothing; and with the budget gone, of those that were measured only."""
+    assert "It is the fastest size, and larger" in report.answer(about({1: 1000.0, 2: 500.0}))
+    rule = "no smaller size comes within 1 % of it, and"
+    assert f"It is the fastest size, {rule}" in report.answer(about({1: 500.0, 2: 1000.0}))
+    assert f"It is the fastest size measured, {rule}" in report.answer(
+        about({1: 500.0, 2: 1000.0}, decided_by="budget")
+    )
+    assert "It has the lowest latency, and larger" in report.answer(
+        about({1: 1000.0, 2: 500.0}, objective="latency", batch_size=2, fastest_batch_size=2)
+    )
+
+
+def test_a_tie_far_behind_and_hardly_known_is_too_noisy_to_tell():
+    """128 at 65 % and ± 30 % is no equal of 96; at 65 % and ± 0.1 % or at 91 % it keeps its mark."""
+    noisy = about({48: 500.0, 96: 1000.0, 128: 650.0}, wide=[128], tied_with=[128])
+    text = report.table(noisy)
+
+    assert row_of(text, 128).startswith("~")
+    assert text.endswith("→ answer, ~ too noisy to tell.")
+    assert "It is the fastest size by its median, from which 128 is too noisy to tell." in report.answer(noisy)
+    assert 'class="tie"' not in report.html(noisy)
+
+    for rate, wide in ((650.0, []), (910.0, [128])):
+        known = about({48: 500.0, 96: 1000.0, 128: rate}, wide=wide, tied_with=[128])
+        assert row_of(report.table(known), 128).startswith("≈")
+        assert "96 and 128 are about equally fast" in report.answer(known)
+        assert 'class="tie"' in report.html(known)
+
+
+def test_a_plateau_under_noise_is_claimed_only_as_far_as_the_noise_allows():
+    """At ± 30 % a gain of 1 % could not be seen."""
+    quiet, busy = (
+        about({48: 995.0, 96: 1000.0}, wide=wide, batch_size=48, decided_by="plateau") for wide in ([], [48])
+    )
+
+    assert report.answer(quiet).endswith("and larger batches gain no more than that.")
+    assert report.answer(busy).endswith("gain no more than that, as far as a noise of ± 30.0 % lets it be seen.")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +267,71 @@ def test_the_table_keeps_to_its_width_with_one_line_for_each_size(width):
     text = report.table(tuned(measurements=measurements, batch_size=64), width=width)
 
     assert max(len(line) for line in text.split("\n")) <= width
-    assert sum(bool(re.match(r"[→▲≈]?\s*\d+ ", line)) for line in text.split("\n")) == len(measurements)
+    rows = text.split("\n\n")[1].split("\n")
+    assert sum(bool(re.match(r"[→▲≈]?\s*\d+ ", line)) for line in rows) == len(measurements)
     assert "+7" in row_of(text, 64)
+
+
+def test_sizes_ruled_out_without_a_timing_share_a_line_beneath_the_table():
+    """What tells nothing takes no row, on a terminal as on the page; the JSON keeps it all."""
+    gone = [measurement(n, status="dropped", stop_reason="by 16 and 64") for n in (1, 2, 3)]
+    result = tuned(measurements=[*gone, *tuned()["measurements"]])
+    line = "3 sizes cannot be the answer: 1, 2, 3, by their neighbours' readings."
+    text = report.table(result)
+
+    assert [row for row in text.split("\n") if re.match(r"\s+[123]\s", row)] == []
+    assert "dropped" in row_of(text, 16)  # it was measured
+    assert line in text.split("\n\n")[1].split("\n")
+    page = Page(report.html(result))
+    assert line in page.text
+    assert "by 16 and 64" not in page.text
+    one = report.table(tuned(measurements=[gone[0], *tuned()["measurements"]]))
+    assert "1 size cannot be the answer: 1, by its neighbours' readings." in one
+
+
+@pytest.mark.parametrize(("count", "is_folded"), [(3, False), (4, True)])
+def test_more_than_three_sizes_that_were_not_tried_share_a_line(count, is_folded):
+    """Three rows can be read; of more the reasons are long and alike."""
+    sizes = [2**k for k in range(9, 9 + count)]
+    untried = [measurement(n, status="not_run", stop_reason=f"{n} would take too long") for n in sizes]
+    result = tuned(measurements=[*tuned()["measurements"], *untried])
+    line = f"{count} sizes not tried, for lack of time: {', '.join(map(str, sizes))}."
+
+    assert (line in report.table(result)) == is_folded
+    assert bool(re.search(r"\n\s+512 .*not run", report.table(result))) != is_folded
+    assert ("512: not run: 512 would take too long" in Page(report.html(result)).text) != is_folded
+
+
+def test_many_sizes_in_a_line_are_cut_off_with_their_number():
+    """Twelve are shown; of thirteen the last takes no more room than the words for it."""
+    for count, end in ((13, "13, by"), (14, "12 and 2 more, by")):
+        gone = [measurement(n, status="dropped") for n in range(1, count + 1)]
+        text = report.table(tuned(measurements=[*gone, measurement(64, 0.02)]), width=200)
+        assert f"{end} their neighbours' readings." in text
+
+
+def test_the_page_says_why_beneath_the_table_and_sizes_of_one_reason_together():
+    """A sentence in a column of the table would make its row twenty lines tall."""
+    long = "RuntimeError: " + "can't allocate memory; " * 20
+    failed = [measurement(n, status="error", stop_reason=long) for n in (512, 1024)]
+    many = measurement(2048, 2.0, reasons=[f"crest {n} of layer{n}.0.convolution" for n in range(1, 9)])
+    text = report.html(tuned(measurements=[*tuned()["measurements"], *failed, many]))
+    table, beneath = text.split("<tbody>")[1].split("</tbody>")[0], text.split("</tbody></table></div>")[1]
+
+    assert "allocate" not in table
+    assert "needs 1.20 GiB" not in table
+    assert beneath.count("512, 1024: error: RuntimeError") == 1
+    assert "<li>256: out of memory: needs 1.20 GiB, 1.00 GiB may be used</li>" in beneath
+    assert max(len(cell) for cell in re.findall("<td[^>]*>(.*?)</td>", table)) <= 80
+
+
+def test_over_limit_says_which_limit():
+    """One was refused by the plan, the other measured and too slow."""
+    refused = [measurement(512, status="over_limit"), measurement(1024, 2.0, status="over_limit")]
+    text = report.table(tuned(measurements=[*tuned()["measurements"], *refused]))
+
+    assert "over memory" in row_of(text, 512)
+    assert "over latency" in row_of(text, 1024)
 
 
 def test_a_phone_gets_a_figure_of_its_own_whose_ticks_do_not_touch():
