@@ -194,6 +194,9 @@ def test_a_tie_far_behind_and_hardly_known_is_too_noisy_to_tell():
     assert "It is the fastest size by its median, from which 128 is too noisy to tell." in report.answer(noisy)
     assert 'class="tie"' not in report.html(noisy)
 
+    unknown = about({48: 500.0, 96: 1000.0, 128: 650.0}, few=[128], tied_with=[128])
+    assert row_of(report.table(unknown), 128).startswith("~")  # too few timings for an interval
+
     for rate, wide in ((650.0, []), (910.0, [128])):
         known = about({48: 500.0, 96: 1000.0, 128: rate}, wide=wide, tied_with=[128])
         assert row_of(report.table(known), 128).startswith("≈")
@@ -345,6 +348,13 @@ def test_a_phone_gets_a_figure_of_its_own_whose_ticks_do_not_touch():
     assert len(ticks) >= 4
     for (left, before), (right, after) in itertools.pairwise(ticks):
         assert float(right) - float(left) >= 7 * (len(before) + len(after)) / 2
+
+
+def test_the_line_joins_all_that_was_measured():
+    """Also what was dropped: a search that drops most of what it read would leave loose dots."""
+    paths = re.findall(r'<polyline class="line" points="([^"]*)"', report.html(tuned()))
+
+    assert [len(path.split()) for path in paths] == [4, 4]
 
 
 def test_a_prediction_says_so_in_every_line():
