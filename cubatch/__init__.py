@@ -21,7 +21,7 @@ _HOMES = {
     "errors": (
         "CompileError", "CubatchError", "DeviceFailed", "DeviceNotAvailable", "DoesNotFit", "EnergyNotAvailable",
         "InvalidArgument", "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory",
-        "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "WorkerFailed",
+        "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "WorkerDied", "WorkerFailed",
     ),
     "kinds": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",

@@ -1,5 +1,5 @@
 """
-The budget of a run: what is spent, what a size would take before it was ever run, and whether that fits.
+The budget of a run: what is spent, and what a visit to a size would take.
 
 Everything here is arithmetic on seconds, apart from the clock that the budget is told by.
 """
@@ -7,16 +7,14 @@ Everything here is arithmetic on seconds, apart from the clock that the budget i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
-from cubatch.stopping import MIN_ROUNDS
-from cubatch.units import format_seconds
-
-# The first step of a size meets compilers, allocators and cold pages; the second one says how long a step is.
-FIRST_WARMUPS, LATER_WARMUPS = 2, 1
 MAX_REPEATS = 10_000
+WARMUPS = 2  # steps before the first reading of a visit, where they agree
+FEWEST_READINGS, MOST_READINGS = 3, 9
+DEAR_SHARE, DEAREST_SHARE = 0.003, 0.006  # of what is left: a reading that takes more is taken twice, or once
 
 
 class OutOfBudget(Exception):
@@ -39,8 +37,14 @@ class Budget:
     _started: float = attrs.field(default=0.0, init=False)
 
     def start(self, now: Callable[[], float]) -> None:
-        """Begin to count, by this clock."""
-        self._now, self._started = now, now()
+        """Begin to count, by this clock; what is counting goes on."""
+        if self._now is None:
+            self._now, self._started = now, now()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it counts."""
+        return self._now is not None
 
     def spent(self) -> float:
         """Give the seconds that are gone, those of earlier runs included."""
@@ -73,114 +77,42 @@ def repeats_for(step_seconds: float, span_seconds: float) -> int:
     return min(MAX_REPEATS, max(1, math.ceil(span_seconds / step_seconds)))
 
 
-def rounds_seconds(step_seconds: float, span_seconds: float, rounds: int, *, is_first: bool) -> float:
+def readings_for(step_seconds: float, span_seconds: float, *, overhead_seconds: float, left: float) -> int:
     """
-    Guess what so many rounds of a size take: discarded steps and timings, without preparing.
-
-    Args:
-        step_seconds: Seconds of one step.
-        span_seconds: What a timing must span at least.
-        rounds: How many rounds.
-        is_first: Whether the first of them is the first of the process, with more discarded steps.
-    """
-    warmups = rounds * LATER_WARMUPS + (FIRST_WARMUPS - LATER_WARMUPS) * is_first
-    return warmups * step_seconds + rounds * repeats_for(step_seconds, span_seconds) * step_seconds
-
-
-def extrapolate_seconds(batch_size: int, known: Mapping[int, float]) -> float | None:
-    """
-    Guess the seconds of a step from those of smaller sizes, before it was ever run.
-
-    A line through the nearest smaller size and one of at most half of that; never less than the
-    nearest took, never more than in proportion to it.
-
-    Returns:
-        Seconds, or None where no smaller size is known.
+    Give how many readings a visit takes: as long as it took to get there, but a handful, or fewer where they are dear.
 
     Example:
-        >>> extrapolate_seconds(400, {100: 2.0, 200: 3.0}), extrapolate_seconds(400, {200: 3.0})
-        (5.0, 6.0)
+        >>> readings_for(0.002, 0.01, overhead_seconds=0.08, left=60.0)
+        8
+        >>> readings_for(4.0, 0.01, overhead_seconds=8.1, left=30.0)
+        1
     """
-    smaller = [n for n in known if n < batch_size]
-    if not smaller:
-        return None
-    nearest = max(smaller)
-    proportional = known[nearest] * batch_size / nearest
-    halves = [n for n in smaller if 2 * n <= nearest]
-    if not halves:
-        return proportional
-    before = max(halves)
-    slope = (known[nearest] - known[before]) / (nearest - before)
-    return min(max(known[nearest] + slope * (batch_size - nearest), known[nearest]), proportional)
+    reading = repeats_for(step_seconds, span_seconds) * step_seconds
+    if reading > DEAREST_SHARE * left:
+        return 1
+    if reading > DEAR_SHARE * left:
+        return 2
+    return min(MOST_READINGS, max(FEWEST_READINGS, int(overhead_seconds / reading)))
+
+
+def visit_seconds(step_seconds: float, span_seconds: float, *, prepare_seconds: float, left: float) -> float:
+    """Guess what a visit takes: preparing, the steps before the first reading, the readings."""
+    overhead = prepare_seconds + WARMUPS * step_seconds
+    readings = readings_for(step_seconds, span_seconds, overhead_seconds=overhead, left=left)
+    repeats = repeats_for(step_seconds, span_seconds)
+    own = readings - 1 if repeats == 1 else readings  # the last step before the readings is one of them
+    return overhead + own * repeats * step_seconds
 
 
 def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:
     """
-    Guess the seconds that preparing a size takes: along the line of smaller ones, or less by proportion to any.
+    Guess the seconds that preparing a size takes, from others: the cheapest that they say.
 
-    A size that something was compiled for, or that met cold pages, is dear: the cheapest guess counts,
-    and a single size says nothing.
+    A size that something was compiled for, or that met cold pages, was dear. Preparing a larger batch takes no
+    more than in proportion, and no less than a smaller one.
 
     Example:
-        >>> guess_prepare(400, {100: 5.0, 200: 1.0}), guess_prepare(400, {100: 5.0})
-        (1.0, 0.0)
+        >>> guess_prepare(400, {100: 5.0, 200: 1.0}), guess_prepare(100, {200: 1.0}), guess_prepare(8, {})
+        (2.0, 1.0, 0.0)
     """
-    if len(known) <= 1:
-        return 0.0
-    in_proportion = min(seconds * max(1.0, batch_size / n) for n, seconds in known.items())
-    line = None if batch_size in known else extrapolate_seconds(batch_size, known)
-    return in_proportion if line is None else min(in_proportion, line)
-
-
-def why_not_first(
-    batch_size: int,
-    known: Mapping[int, float],
-    *,
-    left: float,
-    unfinished: Mapping[int, int],
-    waiting: Collection[int],
-    prepare_seconds: Mapping[int, float],
-    span_seconds: float,
-) -> str | None:
-    """
-    Say why the budget does not hold a size that has not run yet; None if it does.
-
-    The minimum number of rounds must fit what is left, less what the sizes that have begun still
-    need for theirs, divided by the sizes that wait for their first.  The largest of those take no
-    share while they would not fit into theirs: a size that cannot run must not keep others from it.
-
-    Args:
-        batch_size: The size.
-        known: Seconds of a step of every size that has run.
-        left: Seconds left of the budget.
-        unfinished: Rounds done, of the sizes that have begun and are still measured.
-        waiting: Sizes that wait for their first round, this one included.
-        prepare_seconds: What preparing took the last time, by size.
-        span_seconds: What a timing must span at least.
-    """
-    step = extrapolate_seconds(batch_size, known)
-    if step is None:
-        return None
-
-    def needed(size: int) -> float:
-        guess = extrapolate_seconds(size, known) or step
-        prepare = guess_prepare(size, prepare_seconds)
-        return MIN_ROUNDS * prepare + rounds_seconds(guess, span_seconds, MIN_ROUNDS, is_first=True)
-
-    owed = {n: MIN_ROUNDS - done for n, done in unfinished.items() if done < MIN_ROUNDS}
-    promised = sum(
-        rounds * guess_prepare(n, prepare_seconds) + rounds_seconds(known[n], span_seconds, rounds, is_first=False)
-        for n, rounds in owed.items()
-    )
-    free = max(0.0, left - promised)
-    needs = sorted(map(needed, waiting))
-    sharing = next((count for count in range(len(needs), 0, -1) if needs[count - 1] <= free / count), 0)
-    need, share = needed(batch_size), free / (sharing + 1)  # a size more would have this
-    if sharing and need <= needs[sharing - 1]:
-        return None
-    promised = min(promised, left)
-    return (
-        f"{MIN_ROUNDS} rounds with steps of about {format_seconds(step)} would take {format_seconds(need)}, "
-        f"its share of the budget is {format_seconds(share)} ({format_seconds(left)} left, "
-        f"{format_seconds(promised)} of them promised, {sharing} of {len(needs)} waiting sizes share the rest)"
-    )
+    return min((seconds * max(1.0, batch_size / n) for n, seconds in known.items()), default=0.0)

@@ -15,7 +15,7 @@ import attrs
 
 from cubatch import explain, stopping
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
-from cubatch.results import Candidate, Goal, Measured, Measurement, Outcome, Timing, TuningResult
+from cubatch.results import Candidate, Goal, Measured, Measurement, Outcome, Timing, TuningResult, counting
 
 _REMEDIES = {
     "not_run": "Raise budget.",
@@ -105,7 +105,7 @@ def answer(
         >>> result.batch_size, result.fastest_batch_size, result.decided_by
         (32, 64, 'plateau')
     """
-    used = {candidate.batch_size: _used(measured.of(candidate.batch_size)) for candidate in ladder}
+    used = {candidate.batch_size: counting(measured.of(candidate.batch_size)) for candidate in ladder}
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(
@@ -201,11 +201,6 @@ def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
     return min(n for n, value in values.items() if value >= (1 - goal.tolerance) * values[fastest]), fastest
 
 
-def _used(timings: Sequence[Timing]) -> tuple[Timing, ...]:
-    """Give the timings that count: those of an unthrottled clock, or all where there are none."""
-    return tuple(timing for timing in timings if not timing.throttled) or tuple(timings)
-
-
 def _measurement(
     candidate: Candidate,
     outcome: Outcome,
@@ -215,10 +210,10 @@ def _measurement(
     roofline_seconds: float | None,
     layers: Sequence[Mapping[str, Any]],
 ) -> Measurement:
-    n, used = candidate.batch_size, _used(timings)
+    n, used = candidate.batch_size, counting(timings)
     seconds = [timing.seconds for timing in used]
     latency = _median(seconds)
-    interval = stopping.median_interval(seconds)
+    interval = stopping.median_interval(seconds, stopping.CHOSEN_CONFIDENCE)
     joules = _median([timing.joules for timing in used])
     return Measurement(
         batch_size=n,
@@ -231,6 +226,7 @@ def _measurement(
         timings_seconds=seconds,
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
+        disturbed=sum(not timing.throttled for timing in timings) - sum(not timing.throttled for timing in used),
         flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
@@ -239,6 +235,7 @@ def _measurement(
         peak_device_bytes=max((t.peak_device_bytes for t in timings if t.peak_device_bytes is not None), default=None),
         predicted_peak_bytes=candidate.predicted_peak_bytes,
         predicted_seconds=candidate.predicted_seconds,
+        **{name: outcome.facts.get(name) for name in ("visits", "prepare_seconds", "warmup_seconds", "query_seconds")},
         occupancy=_weighted(layers, "occupancy"),
         fill=_weighted(layers, "fill"),
         layers=layers,

@@ -16,6 +16,7 @@ Every exception that cubatch raises on purpose.
     ├── EnergyNotAvailable                  the energy objective needs power readings that are not there
     ├── TimedOut                            what was being measured did not come back by its deadline
     ├── WorkerFailed                        the measuring process could not start or broke the protocol
+    │   └── WorkerDied                      it ended while it measured, and not for want of memory
     ├── StoreError                          the store cannot be opened or read
     ├── InvalidData (ValueError)            a data set or result file that is not what it should be
     └── MissingDependency (ImportError)     an optional library is not installed; gives the install line
@@ -292,6 +293,10 @@ class WorkerFailed(CubatchError):
 
     def __str__(self) -> str:
         return f"the measuring process failed: {self.reason}. {self.remedy}"
+
+
+class WorkerDied(WorkerFailed):
+    """The measuring process ended while it measured, by a signal or by itself, and not for want of memory."""
 
 
 class StoreError(CubatchError):

@@ -231,7 +231,7 @@ def explain(
         return []
     if found is None:
         found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
-    multiple = _multiple(gpu, dtype)
+    multiple = tensor_core_multiple(gpu, dtype)
     alike: dict[object, list[tuple[Node, Pass]]] = {}
     for node, pass_ in timing.layer_passes(resolved, mode):
         if node.layer.gemms(pass_, 1):
@@ -273,7 +273,7 @@ def _proposals(
     if device.num_sms is not None:
         teeth += coulom(spec, device.num_sms, limit)
         teeth += crests(slowest(spec, device, mode, dtype, limit, library), device.num_sms, limit)
-    multiple = _multiple(device, dtype)
+    multiple = tensor_core_multiple(device, dtype)
     if multiple:
         rounded = [tooth.batch_size // multiple * multiple for tooth in teeth]
         text = f"tensor-core multiple of {multiple}"
@@ -337,7 +337,21 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     return kept
 
 
-def _multiple(device: Device, dtype: str) -> int | None:
+def between(size: int, steps: Sequence[Candidate]) -> Candidate:
+    """
+    Make a candidate of a size that the search adds, saying what it lies between.
+
+    Example:
+        >>> between(113, [Candidate(96), Candidate(128)]).reasons
+        ('between 96 and 128',)
+    """
+    sizes = [step.batch_size for step in steps]
+    below, above = (max(n for n in sizes if n < size), min(n for n in sizes if n > size))
+    return Candidate(size, (f"between {below} and {above}",))
+
+
+def tensor_core_multiple(device: Device, dtype: str) -> int | None:
+    """Give what channels and batches are to be multiples of for Tensor Cores; None where there are none."""
     return TENSOR_CORE_MULTIPLES.get(dtype) if timing.has_tensor_cores(device, dtype) else None
 
 

@@ -1,37 +1,45 @@
 """
-Rounds over the candidates: what is measured, in which order, and when it ends.
+The search: sizes are visited as `search` says, until it says no more.
 
-    round 0      ascending: tells what larger sizes will take, and meets the memory edge from below
-    round 1, 2…  shuffled by the seed: slow drifts of the clock do not favour any size
-    one visit    prepare, discarded steps, ONE timing of back-to-back steps, kept at once
-    one round    then the rules of `stopping` close what is known well enough, or hopeless
+    scout      a few widely spaced sizes, ascending: after the first step there is an answer
+    zoom       where a visit promises most for its seconds: a size not seen yet, between others if need be
+    confirm    sweeps over what may still be the answer, shuffled by the seed, so that slow drifts favour no size
+    bisect     where memory or the latency limit ends, as long as the curve rises there
 
-A runner brings its own clock, so that hours pass in milliseconds on a fake.  Everything is handed
-to a `Keeper` as it happens; a rerun that is given what was kept fills in only what is missing.
+Here is what happens: visits, failures, what is kept, who is told.  A runner brings its own clock, so that hours
+pass in milliseconds on a fake.  Everything is handed to a `Keeper` as it happens; a rerun that is given what was
+kept goes on from there.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import attrs
-from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
+import numpy as np
+from numpy.random import default_rng  # noqa: F401 - not when it is first used: its import swallows a Ctrl-C
+from threadpoolctl import ThreadpoolController
 
-from cubatch import stopping
-from cubatch.budget import Budget, OutOfBudget, extrapolate_seconds, rounds_seconds, why_not_first
-from cubatch.errors import CubatchError, EnergyNotAvailable, OutOfMemory, TimedOut
+from cubatch import search, verdicts
+from cubatch.budget import Budget, OutOfBudget, guess_prepare, visit_seconds
+from cubatch.errors import CubatchError, EnergyNotAvailable, OutOfMemory, TimedOut, WorkerDied
 from cubatch.foreign import is_out_of_memory
-from cubatch.results import Candidate, Goal, Keeper, Measured, Outcome, Recorder, Timing
+from cubatch.history import Record
+from cubatch.results import PER_VISIT, Candidate, Goal, Keeper, Measured, Outcome, Recorder, Timing
 from cubatch.runner import RunnerFactory
-from cubatch.stopping import MAX_ROUNDS, MIN_ROUNDS, StopRule
 from cubatch.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.units import format_seconds
+from cubatch.view import Situation, View
 
 __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 
 _log = logging.getLogger(__name__)
+
+_SURELY = 0.9  # quantile of what may still be gained, that progress shows
 
 
 @attrs.frozen(kw_only=True)
@@ -40,22 +48,23 @@ class Event:
     One thing that happened, for whoever shows progress.
 
     Attributes:
-        kind: "round" (begins), "timing" (taken), "outcome" (a candidate is done), "end".
+        kind: "round" (a sweep begins), "timing" (taken), "outcome" (a candidate is done), "end".
         round: Round it belongs to, from 0.
         batch_size: Which candidate; None for "round" and "end".
-        done, total: Timings there are, and how many there will be at least; the total moves as candidates end.
+        done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
         seconds_left: Of the budget.
         message: What happened, for a person.
-        best_batch_size: The best so far; None before there is one.
-        best_rate: Its samples per second.
-        could_gain: How much better than it the answer may still turn out, as a share: 0.03 is 3 %; None if unknown.
+        best_batch_size: What the answer would be now; None before the first reading.
+        best_rate: Samples per second of it.
+        could_gain: By what share the answer may still get better, at most in nine of ten cases; None where that
+            is not known.
     """
 
     kind: str
     round: int
     batch_size: int | None
-    done: int
-    total: int
+    done: float
+    total: float
     seconds_left: float
     message: str
     best_batch_size: int | None = None
@@ -73,13 +82,16 @@ def measure(
     budget: float,
     seed: int,
     progress: Callable[[Event], None] | None = None,
+    extend: Callable[[int], Candidate] | None = None,
+    multiple: int = 1,
 ) -> Measured:
     """
     Measure the candidates until the answer is known well enough or the budget is spent.
 
     Candidates planned over the memory limit are never tried.  Whatever a candidate raises is its
     outcome and tuning goes on: "out_of_memory" by exception type and status code, "timeout",
-    "error".  No size is ruled out because a smaller one failed: memory need not be monotone.
+    "error".  A size that fails after it has run, or takes its worker with it, is tried once more, in a new worker;
+    if it fails again its timings still count.
 
     Args:
         factory: Makes the runner; not called if nothing is left to measure.
@@ -90,14 +102,17 @@ def measure(
         keep: Told of every timing, outcome and second as it happens.
         budget: Seconds of measuring by the runner's clock, those of `kept` included.  The last step
             that is begun may exceed it.
-        seed: Shuffles the rounds.
+        seed: Shuffles the sweeps.
         progress: Called with an Event after everything that happens.
+        extend: Makes a candidate of a size that the search adds between those of the ladder; None: it adds none, and
+            each candidate, which was then asked for by name, is visited once before any is visited again.
+        multiple: Of which added sizes are multiples.
 
     Returns:
         Measured: everything, old and new; every candidate has an outcome.
 
     Raises:
-        EnergyNotAvailable: If energy is the objective and a whole round gave no reading of it.
+        EnergyNotAvailable: If energy is the objective and none of the first readings had one of it.
         KeyboardInterrupt, SystemExit: As they came; unfinished candidates are kept as "interrupted".
 
     Example:
@@ -121,35 +136,15 @@ def measure(
         >>> [(outcome.batch_size, outcome.status) for outcome in measured.outcomes]
         [(32, 'dropped'), (64, 'ok')]
     """
-    run = _Run(factory, ladder, goal, kept or Measured(), keep=keep, budget=budget, seed=seed, progress=progress)
+    run = _Run(
+        factory, ladder, goal, kept or Measured(), keep=keep, budget=budget, seed=seed, progress=progress,
+        extend=extend, multiple=multiple,
+    )  # fmt: skip
     return run.run()
 
 
-@attrs.define(eq=False)
-class _Size:
-    """A candidate that is being measured."""
-
-    batch_size: int
-    rule: StopRule
-    predicted_seconds: float | None
-    rounds: dict[int, Timing] = attrs.field(factory=dict)
-
-    def add(self, timing: Timing, goal: Goal) -> None:
-        self.rounds[timing.round] = timing
-        cost = goal.cost(timing.batch_size, seconds=timing.seconds, joules=timing.joules)
-        self.rule.add(cost, throttled=timing.throttled)
-
-    def step_seconds(self) -> float | None:
-        return stopping.median([timing.seconds for timing in self.rounds.values()]) if self.rounds else None
-
-    def counting_seconds(self) -> list[float]:
-        """Seconds of the timings that the result rests on: throttled ones only where there are no others."""
-        clear = [timing.seconds for timing in self.rounds.values() if not timing.throttled]
-        return clear or [timing.seconds for timing in self.rounds.values()]
-
-
 class _Run:
-    """One call of `measure`: which candidates are still open, and the walk over them."""
+    """One call of `measure`: what was read, what is closed, and the walk."""
 
     def __init__(
         self,
@@ -162,147 +157,157 @@ class _Run:
         budget: float,
         seed: int,
         progress: Callable[[Event], None] | None,
+        extend: Callable[[int], Candidate] | None,
+        multiple: int,
     ) -> None:
         self.factory, self.goal, self.seed, self.progress = factory, goal, seed, progress
+        self.extend, self.multiple = extend, multiple
         self.book = Recorder(kept, keep)
         self.budget = Budget(budget, kept.seconds_spent)
         self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
         self.clocks_mhz = [timing.sm_clock_mhz for timing in kept.timings if timing.sm_clock_mhz]
         self.stopwatch: Stopwatch | None = None
-        self.round = 0
-        self.sizes: dict[int, _Size] = {}
-        predicted = {candidate.batch_size: candidate.predicted_seconds for candidate in ladder}
-        for batch_size in sorted(predicted):
-            rule = StopRule(stopping.target_width(goal))
-            self.sizes[batch_size] = _Size(batch_size, rule, predicted[batch_size])
+        self.candidates = {c.batch_size: c for c in sorted((*ladder, *kept.added), key=lambda c: c.batch_size)}
+        self.records = {n: Record(n, goal) for n in self.candidates}
         for timing in kept.timings:
-            if timing.batch_size in self.sizes:
-                self.sizes[timing.batch_size].add(timing, goal)
-        final = {outcome.batch_size: outcome.status for outcome in kept.outcomes if outcome.status != "interrupted"}
-        self.open = [size for size in self.sizes.values() if size.batch_size not in final]
-        self.good = [size for size in self.sizes.values() if final.get(size.batch_size) == "ok"]
-        self.never = [candidate.batch_size for candidate in ladder if candidate.over_limit]
+            if timing.batch_size in self.records:
+                self.records[timing.batch_size].add(timing)
+        self.outcomes = {o.batch_size: o for o in kept.outcomes if o.status != "interrupted"}
+        self.retried: set[int] = set()
+        self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
+        model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
+        self.model = model if len(model) == len(ladder) else None
+        self.fruitless, self.best_cost = 0, math.inf
+        self.view = self.look()
 
     # --- the walk ---
 
     def run(self) -> Measured:
         try:
-            for size in tuple(self.open):
-                if size.batch_size in self.never:
+            for n, candidate in self.candidates.items():
+                if candidate.over_limit and n not in self.outcomes:
                     reason = "planned above the memory limit, so it was not tried"
-                    self.end(size, "over_limit", reason, limit="memory")
-            for self.round in range(MAX_ROUNDS):
-                self.walk_round()
-                self.close_what_is_known()
+                    self.end(n, "over_limit", reason, limit="memory")
+            if self.open:
+                self.walk()
             self.tell("end", None, "measuring is done")
         except (KeyboardInterrupt, SystemExit):
-            for size in tuple(self.open):
-                self.end(size, "interrupted", f"interrupted after {len(size.rounds)} timings")
+            for n in self.open:
+                self.end(n, "interrupted", f"interrupted after {len(self.records[n].timings)} timings")
             raise
         finally:
             self.close_runner()
         return self.book.measured
 
-    def walk_round(self) -> None:
-        missing = [size for size in self.in_order() if size in self.open and self.round not in size.rounds]
-        if not missing:
-            return
-        self.tell("round", None, f"round {self.round + 1}, {len(missing)} batch sizes")
-        for size in missing:
-            self.visit(size)
-        timed = [size for size in self.sizes.values() if size.rounds]
-        if self.goal.objective == "energy" and timed and not any(size.rule.costs for size in timed):
+    @property
+    def open(self) -> list[int]:
+        """Sizes without an outcome."""
+        return [n for n in self.candidates if n not in self.outcomes]
+
+    def walk(self) -> None:
+        """Visit what the search says until it says nothing; then say what became of every size."""
+        while self.open and (step := self.next()):
+            if len(step) > 1 or step[0] in self.view.read:
+                self.sweep += 1
+                self.tell("round", None, f"sweep {self.sweep}: {', '.join(map(str, sorted(step)))}")
+            for n in step:
+                self.visit(n)
+        self.view = self.look()
+        with self.one_thread():
+            ends = verdicts.verdicts(self.view)
+        for n, verdict in ends.items():
+            cut = {"limit": "budget"} if self.budget.left() <= 0 and verdict.status == "ok" else {}
+            self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **cut})
+
+    def next(self) -> list[int]:
+        self.view = self.look()
+        best = self.view.read[self.view.fastest].cost if self.view.fastest else None
+        if best is not None and best < self.best_cost * (1 - search.KNOWN * self.view.tolerance):
+            self.fruitless, self.best_cost = 0, best
+        if self.stopwatch is not None and self.budget.left() <= 0:
+            return []
+        if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):
             raise EnergyNotAvailable("the device")
+        with self.one_thread():
+            return search.next_visits(self.view)
 
-    def in_order(self) -> list[_Size]:
-        """Round 0 ascends; the others are shuffled, the same way in every resume."""
-        sizes = list(self.sizes.values())
-        if self.round == 0:
-            return sizes
-        return [sizes[place] for place in default_rng((self.seed, self.round)).permutation(len(sizes))]
+    @functools.cached_property
+    def blas(self) -> ThreadpoolController:
+        """The BLAS libraries of this process."""
+        return ThreadpoolController()
 
-    def close_what_is_known(self) -> None:
-        """Close the candidates that the rules have heard enough of."""
-        for size in tuple(self.open):
-            if self.is_over_latency_limit(size):
-                self.end_over_latency_limit(size)
-            elif size.rule.is_finished():
-                self.end(size, "ok", size.rule.reason)
-        leader = self.leader()
-        for size in tuple(self.open):
-            if leader is not None and stopping.is_clearly_worse(size.rule, leader.rule, self.goal):
-                reason = f"clearly worse than batch size {leader.batch_size} after {len(size.rounds)} rounds"
-                self.end(size, "dropped", reason)
+    def one_thread(self) -> AbstractContextManager[object]:
+        """Think on one thread: those of BLAS go on spinning for a tenth of a second, beside what is measured next."""
+        limited: AbstractContextManager[object] = self.blas.limit(limits=1, user_api="blas")
+        return limited
 
-    def is_over_latency_limit(self, size: _Size) -> bool:
-        """Whether all timings of enough rounds are above the limit, or the final median is."""
-        limit = self.goal.latency_limit
-        if limit is None:
-            return False
-        seconds = size.counting_seconds()
-        if size.rule.is_finished():
-            return stopping.median(seconds) > limit
-        return len(seconds) >= stopping.MIN_ROUNDS_TO_DROP and min(seconds) > limit
+    def look(self) -> View:
+        """Look at all that is known now."""
+        prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
+        left = self.budget.left()
 
-    def leader(self) -> _Size | None:
-        """Give the best size so far of those that surely keep the latency limit."""
-        limit = self.goal.latency_limit or math.inf
-        able = [size for size in (*self.open, *self.good) if size.rule.costs and max(size.counting_seconds()) <= limit]
-        return min(able, key=lambda size: size.rule.median or math.inf, default=None)
+        def seconds(n: int, step: float) -> float:
+            return visit_seconds(step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left)
+
+        return View(
+            Situation(
+                goal=self.goal,
+                ladder=self.candidates,
+                model=self.model,
+                records=self.records,
+                closed=self.outcomes,
+                failed={n for n, outcome in self.outcomes.items() if outcome.status == "out_of_memory"},
+                visit_seconds=seconds,
+                left=left,
+                budget=self.budget.seconds,
+                fruitless=self.fruitless,
+                extends=self.extend is not None,
+                multiple=self.multiple,
+                seed=self.seed,
+            )
+        )
 
     # --- one visit ---
 
-    def visit(self, size: _Size) -> None:
-        stopwatch = self.stopwatch or self.open_runner()
-        if (reason := self.why_not(size, stopwatch)) is not None:
-            self.end_for_budget(size, reason)
+    def visit(self, n: int) -> None:
+        """Visit a size; whatever it raises is its outcome, at once or at the second time."""
+        if n in self.outcomes:
             return
-        # What is predicted tells a hang from a long step while no smaller size has run.
-        likely = extrapolate_seconds(size.batch_size, self.known()) or size.predicted_seconds
+        self.fruitless += 1
+        if n not in self.candidates and self.extend is not None:
+            self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
+            self.book.candidate(self.candidates[n])
+        stopwatch = self.stopwatch or self.open_runner()
+        record = self.records[n]
         try:
-            timing = stopwatch.time(
-                size.batch_size, round_number=self.round, step_seconds=size.step_seconds(), likely=likely
+            stopwatch.visit(
+                n,
+                first_round=(self.sweep if record.timings else 0) * PER_VISIT,
+                likely=self.likely_seconds(n),
+                keep=functools.partial(self.keep, record),
             )
         except OutOfBudget:
-            self.end_for_budget(size, f"the budget of {format_seconds(self.budget.seconds)} is spent")
+            pass  # what became of the size is said at the end
         except Exception as error:  # noqa: BLE001 - what a candidate raises is its outcome
-            self.fail(size, error, stopwatch)
-        else:
-            self.book.timing(timing)
-            size.add(timing, self.goal)
-            flag = ", throttled" if timing.throttled else ""
-            self.tell("timing", size, f"batch size {size.batch_size}: {format_seconds(timing.seconds)}{flag}")
-            stopwatch.rest(timing)
+            self.fail(n, error, stopwatch)
         self.book.spent(self.budget.spent())
 
-    def why_not(self, size: _Size, stopwatch: Stopwatch) -> str | None:
-        """Say why the budget does not hold a visit; None if it does."""
-        left, step = self.budget.left(), size.step_seconds()
-        if left <= 0:
-            return f"the budget of {format_seconds(self.budget.seconds)} is spent"
-        if step is not None:
-            is_first = not stopwatch.has_visited(size.batch_size)
-            need = rounds_seconds(step, self.span_seconds, 1, is_first=is_first)
-            another = (
-                f"the {format_seconds(left)} left of the budget do not hold another round of {format_seconds(need)}"
-            )
-            return another if need > left else None
-        return why_not_first(
-            size.batch_size,
-            self.known(),
-            left=left,
-            unfinished={other.batch_size: len(other.rounds) for other in self.open if other.rounds},
-            waiting=[other.batch_size for other in self.open if not other.rounds],
-            prepare_seconds=stopwatch.prepare_seconds,
-            span_seconds=self.span_seconds,
-        )
+    def likely_seconds(self, n: int) -> float | None:
+        """Guess seconds of a step, to tell a hang from a long one."""
+        if self.view.seen and n in self.view.sizes:
+            return float(self.view.steps[self.view.place(n)])
+        return self.candidates[n].predicted_seconds
 
-    def known(self) -> dict[int, float]:
-        return {size.batch_size: step for size in self.sizes.values() if (step := size.step_seconds()) is not None}
+    def keep(self, record: Record, timing: Timing) -> None:
+        self.book.timing(timing)
+        record.add(timing)
+        flag = ", throttled" if timing.throttled else ""
+        self.tell(
+            "timing", record.batch_size, f"batch size {record.batch_size}: {format_seconds(timing.seconds)}{flag}"
+        )
 
     def open_runner(self) -> Stopwatch:
         runner = self.factory()
-        self.budget.start(runner.clock.now)
         self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz)
         return self.stopwatch
 
@@ -317,56 +322,63 @@ class _Run:
 
     # --- what becomes of a candidate ---
 
-    def end_for_budget(self, size: _Size, reason: str) -> None:
-        limit = self.goal.latency_limit
-        if not size.rounds:
-            self.end(size, "not_run", reason)
-        elif limit is not None and stopping.median(size.counting_seconds()) > limit:
-            self.end_over_latency_limit(size, cut_short=True)
-        else:
-            self.end(size, "ok", f"{reason}; {size.rule.reason}", limit="budget")
+    def fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
+        """
+        Clear up after what a candidate raised, and keep it as its outcome, unless it deserves a second try.
 
-    def end_over_latency_limit(self, size: _Size, **facts: object) -> None:
-        median, limit = stopping.median(size.counting_seconds()), self.goal.latency_limit or 0.0
-        reason = f"its median of {format_seconds(median)} is above the latency limit of {format_seconds(limit)}"
-        self.end(size, "over_limit", reason, limit="latency", **facts)
-
-    def fail(self, size: _Size, error: Exception, stopwatch: Stopwatch) -> None:
-        """Keep what a candidate raised as its outcome, and clear up for the next one."""
+        A size that has run before can run, and a worker may be killed for what another process did: both are tried
+        once more.  A size with readings that fails again is judged by them.
+        """
         stopwatch.forget()
+        has_run = bool(self.records[n].timings)
+        try:
+            stopwatch.runner.release()
+        except Exception as second:  # noqa: BLE001 - the next prepare will tell whether the runner still works
+            _log.warning("releasing batch size %d failed: %s", n, second)
+        if n not in self.retried and (has_run or isinstance(error, WorkerDied)):
+            self.retried.add(n)
+            _log.warning("batch size %d failed and is tried once more: %s", n, error)
+            self.visit(n)
+            return
         facts: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
         reason = str(error) if isinstance(error, CubatchError) else f"{type(error).__name__}: {error}"
+        if has_run:
+            text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {reason}"
+            self.end(n, "ok", text, cut_short=True, **facts)
+            return
         status = "timeout" if isinstance(error, TimedOut) else "error"
         if is_out_of_memory(error):
             status = "out_of_memory"
             if isinstance(error, OutOfMemory):
                 facts |= {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
-        try:
-            stopwatch.runner.release()
-        except Exception as second:  # noqa: BLE001 - the next prepare will tell whether the runner still works
-            _log.warning("releasing batch size %d failed: %s", size.batch_size, second)
-        self.end(size, status, reason, **facts)
+        self.end(n, status, reason, **facts)
 
-    def end(self, size: _Size, status: str, reason: str, **facts: object) -> None:
-        self.open.remove(size)
-        if status == "ok":
-            self.good.append(size)
-        self.book.outcome(Outcome(size.batch_size, status, reason, facts))
-        self.tell("outcome", size, f"batch size {size.batch_size}: {status.replace('_', ' ')}; {reason}")
+    def end(self, n: int, status: str, reason: str, **facts: object) -> None:
+        spent = self.stopwatch.spent.get(n) if self.stopwatch else None
+        if spent is not None:
+            facts |= attrs.asdict(spent)
+        self.outcomes[n] = Outcome(n, status, reason, facts)
+        self.book.outcome(self.outcomes[n])
+        self.tell("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
 
-    def tell(self, kind: str, size: _Size | None, message: str) -> None:
+    def tell(self, kind: str, n: int | None, message: str) -> None:
         if self.progress is None:
             return
-        done = sum(len(size.rounds) for size in self.sizes.values())
-        needed = sum(max(1, MIN_ROUNDS - len(size.rounds)) for size in self.open)
+        view = self.view
+        best = view.read.get(view.answer or 0)
+        with self.one_thread():
+            could_gain = float(np.expm1(np.quantile(view.lost, _SURELY))) if best else None
         self.progress(
             Event(
                 kind=kind,
-                round=self.round,
-                batch_size=size.batch_size if size else None,
-                done=done,
-                total=done + needed,
+                round=self.sweep,
+                batch_size=n,
+                done=min(self.budget.spent(), self.budget.seconds),
+                total=self.budget.seconds,
                 seconds_left=self.budget.left(),
                 message=message,
+                best_batch_size=view.answer,
+                best_rate=best.batch_size / best.seconds if best else None,
+                could_gain=could_gain,
             )
         )

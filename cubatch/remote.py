@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import cubatch
 from cubatch import errors
-from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, TimedOut, WorkerFailed
+from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, TimedOut, WorkerDied, WorkerFailed
 from cubatch.runner import FactoryRef, Reading
 
 PREPARE_SECONDS = 600.0  # start, compile and prepare; a hang, not a slow compiler, takes longer
@@ -210,7 +210,7 @@ class RemoteRunner:
             reason = f"signal {-code} ({signal.strsignal(-code)}) ended it at {self._doing}"
         else:
             reason = f"it ended with exit status {code} at {self._doing}"
-        return WorkerFailed(f"{reason}; its last words: {tail}" if tail else reason)
+        return WorkerDied(f"{reason}; its last words: {tail}" if tail else reason)
 
     def _end(self, grace_seconds: float = 0.0) -> tuple[int | None, str]:
         """End the worker's whole session, wait for it, and close what led to it; exit code if by itself, last words."""

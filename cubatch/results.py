@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -56,7 +57,8 @@ class Timing:
 
     Attributes:
         batch_size: Samples per step.
-        round: Which round of the run it belongs to, from 0; rounds pair timings of different sizes.
+        round: Which round of the run it belongs to, from 0; rounds pair timings of different sizes. A visit of several
+            readings takes several rounds: see `history.PER_VISIT`.
         seconds: Time of one step.
         repeats: Steps the clock ran over.
         throttled: Taken while the clock was clearly below what it should be; kept, not used.
@@ -104,11 +106,13 @@ class Measured:
     Attributes:
         timings: In the order they were taken; at most one per batch size and round.
         outcomes: At most one per batch size.
+        added: Sizes that the search looked at beside those of the ladder.
         seconds_spent: Seconds of measuring so far, over all resumes.
     """
 
     timings: tuple[Timing, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    added: tuple[Candidate, ...] = ()
     seconds_spent: float = 0.0
 
     def of(self, batch_size: int) -> tuple[Timing, ...]:
@@ -116,8 +120,41 @@ class Measured:
         return tuple(sorted((t for t in self.timings if t.batch_size == batch_size), key=lambda timing: timing.round))
 
 
+PER_VISIT = 16
+"""Round numbers of a visit: a visit of round r takes its readings in rounds r, r + 1, ... below the next multiple."""
+
+DISTURBED = 0.1
+"""A visit whose median is so much above that of the best visit to its size was disturbed."""
+
+
+def counting(timings: Sequence[Timing]) -> tuple[Timing, ...]:
+    """
+    Give the timings of one size that count: those of a full clock and of visits that nothing disturbed.
+
+    Throttled ones count where there are no others.  A visit that took clearly longer than another one to the same
+    size met another process, a cold cache or a compiler; what is compared is what sizes do undisturbed.
+
+    Example:
+        >>> seconds = [0.7, 0.7, 0.024, 0.025]
+        >>> read = [Timing(batch_size=1, round=r, seconds=s) for r, s in zip((0, 1, 16, 17), seconds)]
+        >>> [timing.seconds for timing in counting(read)]
+        [0.024, 0.025]
+    """
+    clear = [timing for timing in timings if not timing.throttled] or list(timings)
+    visits: dict[int, list[float]] = {}
+    for timing in clear:
+        visits.setdefault(timing.round // PER_VISIT, []).append(timing.seconds)
+    medians = {visit: statistics.median(seconds) for visit, seconds in visits.items()}
+    most = min(medians.values(), default=0.0) * (1 + DISTURBED)
+    return tuple(timing for timing in clear if medians[timing.round // PER_VISIT] <= most)
+
+
 class Keeper(Protocol):
     """Who is told of everything as it happens, so that a kill loses nothing; the store is one."""
+
+    def candidate(self, candidate: Candidate) -> None:
+        """Keep a size that the search added."""
+        ...
 
     def timing(self, timing: Timing) -> None:
         """Keep a timing that was just taken."""
@@ -134,6 +171,9 @@ class Keeper(Protocol):
 
 class NullKeeper:
     """A Keeper that keeps nothing."""
+
+    def candidate(self, candidate: Candidate) -> None:
+        """Forget a size."""
 
     def timing(self, timing: Timing) -> None:
         """Forget a timing."""
@@ -156,10 +196,15 @@ class Recorder:
 
     def __init__(self, kept: Measured | None = None, keep: Keeper | None = None) -> None:
         kept = kept or Measured()
-        self._timings = list(kept.timings)
+        self._timings, self._added = list(kept.timings), list(kept.added)
         self._outcomes = {outcome.batch_size: outcome for outcome in kept.outcomes}
         self._seconds_spent = kept.seconds_spent
         self._keep: Keeper = keep or NullKeeper()
+
+    def candidate(self, candidate: Candidate) -> None:
+        """Remember a size that the search added and pass it on."""
+        self._added.append(candidate)
+        self._keep.candidate(candidate)
 
     def timing(self, timing: Timing) -> None:
         """Remember a timing and pass it on."""
@@ -180,7 +225,12 @@ class Recorder:
     def measured(self) -> Measured:
         """All of it."""
         outcomes = sorted(self._outcomes.values(), key=lambda outcome: outcome.batch_size)
-        return Measured(timings=tuple(self._timings), outcomes=tuple(outcomes), seconds_spent=self._seconds_spent)
+        return Measured(
+            timings=tuple(self._timings),
+            outcomes=tuple(outcomes),
+            added=tuple(self._added),
+            seconds_spent=self._seconds_spent,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -228,6 +278,8 @@ class Goal:
         return best_cost / (1 - self.tolerance)
 
 
+_ADDED = {"added": True}  # a key that older files of the same schema do not have
+
 # --- after measuring -----------------------------------------------------------------------------------------
 
 
@@ -244,9 +296,10 @@ class Measurement:
         latency_interval: Where the true median lies, with 90 % confidence or more; None under 5 timings.
         samples_per_second: batch_size / latency_seconds.
         throughput_interval: The same of the latency interval.
-        timings_seconds: The timings that count, by round.  Throttled ones count only where there are no others.
+        timings_seconds: The timings that count, by round: see `counting`.
         stop_reason: Why measuring ended, as a sentence.
         throttled: Timings taken under a clearly lowered clock.
+        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
@@ -254,6 +307,9 @@ class Measurement:
         peak_bytes: High water of what the engine took from the device.
         peak_device_bytes: What the driver says the process held, context included.
         predicted_peak_bytes, predicted_seconds: What the plan and the model of time say.
+        visits: How often the size was prepared and read, in the run that ended its measuring.
+        prepare_seconds, warmup_seconds, query_seconds: What those visits took besides their timings, in all: preparing;
+            steps until steps agreed; asking the driver for memory.
         occupancy, fill: Means over `layers`, weighted by their predicted time; None where that is not known.
         layers: Per layer and pass that a tiled kernel of ours computes: layer, pass, kernel, slices, blocks,
             blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. Counted, not measured: of the variant
@@ -271,6 +327,7 @@ class Measurement:
     timings_seconds: tuple[float, ...] = field(default=(), converter=fields.numbers)
     stop_reason: str = field(default="", converter=fields.required_text)
     throttled: int = field(default=0, converter=fields.required_whole)
+    disturbed: int | None = field(default=None, converter=fields.whole, metadata=_ADDED)
     flops_per_second: float | None = field(default=None, converter=fields.number)
     roofline_fraction: float | None = field(default=None, converter=fields.number)
     sm_clock_mhz: float | None = field(default=None, converter=fields.number)
@@ -279,6 +336,10 @@ class Measurement:
     peak_device_bytes: int | None = field(default=None, converter=fields.whole)
     predicted_peak_bytes: int | None = field(default=None, converter=fields.whole)
     predicted_seconds: float | None = field(default=None, converter=fields.number)
+    visits: int | None = field(default=None, converter=fields.whole, metadata=_ADDED)
+    prepare_seconds: float | None = field(default=None, converter=fields.number, metadata=_ADDED)
+    warmup_seconds: float | None = field(default=None, converter=fields.number, metadata=_ADDED)
+    query_seconds: float | None = field(default=None, converter=fields.number, metadata=_ADDED)
     occupancy: float | None = field(default=None, converter=fields.number)
     fill: float | None = field(default=None, converter=fields.number)
     layers: tuple[dict[str, Any], ...] = field(default=(), converter=fields.mappings)
@@ -301,7 +362,8 @@ class TuningResult:
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         largest_measured: The largest that really ran.
         tied_with: Sizes that paired per-round differences cannot tell from the fastest.
-        decided_by: One of DECIDED_BY; `choose.answer` defines them.  None only in a partial result.
+        decided_by: One of DECIDED_BY; `choose.answer` defines them.  None in a partial result, and where nothing but
+            failures lies above the answer.
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
@@ -414,6 +476,8 @@ def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     for attribute in attrs.fields(cls):  # type: ignore[arg-type]
         name = attribute.name
         if name not in data:
+            if attribute.metadata == _ADDED:
+                continue
             raise InvalidData(source, f"{path}{name} is missing")
         try:
             values[name] = attribute.converter(data[name]) if attribute.converter else data[name]

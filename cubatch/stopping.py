@@ -19,6 +19,8 @@ from cubatch.results import Goal
 from cubatch.units import format_percent
 
 CONFIDENCE = 0.9
+# Of a size that was chosen for its readings, as the fastest is, an interval of 90 % holds the truth in 87 % of cases.
+CHOSEN_CONFIDENCE = 0.92
 MIN_ROUNDS = 5  # the fewest timings whose range holds the median with CONFIDENCE: 1 - 2 / 2**5 = 94 %
 MAX_ROUNDS = 30  # noise that 30 rounds do not average away will not be by 60
 MIN_ROUNDS_TO_DROP = 3
@@ -35,30 +37,36 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     """
     Give an interval that holds the true median with at least this confidence, whatever the distribution.
 
-    It is [k-th smallest, k-th largest] for the largest k that is safe: the median lies outside only
-    if fewer than k of n independent timings fall on one side of it, which has the probability
-    2 * P(Binomial(n, 1/2) < k) (David and Nagaraja, Order Statistics, section 7.1).
+    The interval [k-th smallest, k-th largest] fails to hold it only if fewer than k of n independent timings
+    fall on one side of it, which has the probability 2 * P(Binomial(n, 1/2) < k).  No k meets the confidence
+    exactly, so between the two nearest to it the ends are interpolated (Hettmansperger and Sheather 1986, Statistics
+    & Probability Letters 4), which holds what it says within a percent for all but freakish noise.
 
     Returns:
         (low, high), or None where even the whole range is not that sure: under 5 values for 90 %.
 
     Example:
-        >>> median_interval([3.0, 1.0, 2.0, 5.0, 4.0])
-        (1.0, 5.0)
+        >>> low, high = median_interval([3.0, 1.0, 2.0, 5.0, 4.0])
+        >>> round(low, 2), round(high, 2)
+        (1.35, 4.65)
         >>> median_interval([1.0, 2.0, 3.0, 4.0]) is None
         True
     """
     n = len(values)
-    doubt, safe = 0.0, 0
-    for k in range(1, n // 2 + 1):
-        doubt += 2 * math.comb(n, k - 1) / 2**n
-        if doubt > 1 - confidence:
+    sure, k = 1.0, 0
+    while True:
+        less_sure = sure - 2 * math.comb(n, k) / 2**n  # of the interval between the values of rank k + 1
+        if less_sure < confidence or 2 * (k + 1) >= n:
             break
-        safe = k
-    if not safe:
+        sure, k = less_sure, k + 1
+    if k == 0:
         return None
     ranked = sorted(values)
-    return ranked[safe - 1], ranked[n - safe]
+    part = (sure - confidence) / (sure - less_sure)
+    share = (n - k) * part / (k + (n - 2 * k) * part)
+    low = (1 - share) * ranked[k - 1] + share * ranked[k]
+    high = (1 - share) * ranked[n - k] + share * ranked[n - k - 1]
+    return low, high
 
 
 @attrs.define
@@ -78,7 +86,7 @@ class StopRule:
         >>> for seconds in (1.000, 1.001, 1.002, 1.003, 1.004):
         ...     rule.add(seconds)
         >>> rule.is_finished(), rule.reason
-        (True, 'the median is known to 0.399 % after 5 timings, 1 % was asked')
+        (True, 'the median is known to 0.329 % after 5 timings, 1 % was asked')
     """
 
     target_width: float

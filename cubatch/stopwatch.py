@@ -1,17 +1,19 @@
 """
-One visit to one batch size: prepare, discard the first steps, take one timing.
+One visit to one batch size: prepare, step until steps agree, then a handful of readings.
 
-Clocks are warmed before the first timing of a process.  A timing taken under a clearly lowered
+Clocks are warmed before the first reading of a process.  A reading taken under a clearly lowered
 clock is flagged, and the device is given a rest before the next.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from cubatch.budget import FIRST_WARMUPS, LATER_WARMUPS, Budget, repeats_for
+import attrs
+
+from cubatch.budget import Budget, readings_for, repeats_for
 from cubatch.errors import DeviceFailed, TimedOut
 from cubatch.results import Timing
 from cubatch.runner import Reading, Runner
@@ -23,7 +25,9 @@ MIN_SPAN_SECONDS = 0.01
 # Energy counters of GPUs move every 20 to 100 ms, so a timing must hold several of their ticks.
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
-WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.5, 3.0, 0.05
+WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 1.0, 0.025
+# A size is warm when a step is no faster than the one before by more than this share: noise of one step.
+AGREE, MOST_WARMUPS, SETTLE_SECONDS = 0.1, 20, 0.04
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
 THROTTLED_CLOCK = 0.75  # of the highest clock seen, as in NVBench
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
@@ -38,15 +42,37 @@ class HasStepLimit(Protocol):
     step_seconds: float | None  # how long one clock reading may take; set before each
 
 
+@attrs.define
+class Spent:
+    """
+    What visits to a size took besides its readings.
+
+    Attributes:
+        visits: How many there were.
+        prepare_seconds: Preparing, in all of them.
+        warmup_seconds: Steps that are not readings, in all of them.
+        query_seconds: Asking for memory and power, and whatever else is neither.
+    """
+
+    visits: int = 0
+    prepare_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    query_seconds: float = 0.0
+
+
 class Stopwatch:
     """
-    Takes timings of a runner.
+    Takes readings of a runner.
 
     Args:
         runner: What is timed.
         budget: Checked before every step.
-        span_seconds: What a timing must span at least.
+        span_seconds: What a reading must span at least.
         clocks_mhz: SM clocks read in earlier runs.
+
+    Attributes:
+        prepare_seconds: What preparing took the last time, by size.
+        spent: What visits took besides their readings, by size.
     """
 
     def __init__(
@@ -54,55 +80,97 @@ class Stopwatch:
     ) -> None:
         self.runner, self.budget, self.span_seconds = runner, budget, span_seconds
         self.prepare_seconds: dict[int, float] = {}
+        self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
-        self._visited: set[int] = set()
         self._is_warm = False
         self._rests, self._rested = 0, 0.0
         self._highest_clock = max(clocks_mhz, default=0.0)
 
-    def time(self, batch_size: int, *, round_number: int, step_seconds: float | None, likely: float | None) -> Timing:
+    def visit(self, batch_size: int, *, first_round: int, likely: float | None, keep: Callable[[Timing], None]) -> None:
         """
-        Visit a size and take one timing.
+        Visit a size and take readings.
+
+        The last of the steps that agreed is the first reading.  However little is left, a step that came back is one:
+        the first size of a run may be all that it measures.
 
         Args:
             batch_size: The size.
-            round_number: Written into the timing.
-            step_seconds: Seconds of a step by earlier timings; None for a size without any.
-            likely: The same, extrapolated or predicted, to tell a hang from a long step; None where nothing is known.
+            first_round: Written into the first reading; the others take the numbers after it.
+            likely: Seconds of a step by what is known, to tell a hang from a long step; None where nothing is.
+            keep: Called with each reading as it is taken.
 
         Raises:
-            OutOfBudget: If the budget does not hold the next step.
+            OutOfBudget: If the budget does not hold the first step.
             TimedOut: If a step took so long that it counts as hung.
             Exception: Whatever the runner raises.
         """
+        spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
+        began = now()
         self._prepare(batch_size)
-        expected = step_seconds or likely
-        if not self._is_warm:
-            self._warm_clocks(expected)
-        for _ in range(LATER_WARMUPS if self.has_visited(batch_size) else FIRST_WARMUPS):
+        spent.visits += 1
+        prepared = now()
+        spent.prepare_seconds += prepared - began
+        last, repeats = self._settle([] if self._is_warm else self._warm_clocks(likely), likely)
+        asked = now()
+        spent.warmup_seconds += asked - prepared
+        memory = self.runner.peak_bytes, self.runner.peak_device_bytes
+        spent.query_seconds += now() - asked
+        step = last.seconds
+        count = readings_for(
+            step, self.span_seconds, overhead_seconds=now() - began, left=max(self.budget.left(), step)
+        )
+        taken = 0
+        if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
+            keep(self._timing(batch_size, first_round, last, repeats, memory))
+            taken = 1
+        while taken < count:
+            repeats = repeats_for(step, self.span_seconds)
+            if taken and self.budget.left() < repeats * step:
+                return
+            reading = self._read(repeats, step)
+            timing = self._timing(batch_size, first_round + taken, reading, repeats, memory)
+            keep(timing)
+            self.rest(timing)
+            step, taken = min(step, reading.seconds), taken + 1
+
+    def _settle(self, steps: list[Reading], expected: float | None) -> tuple[Reading, int]:
+        """
+        Step until a reading is not clearly faster than the one before: caches, allocators and compilers are done.
+
+        What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
+        steps are read in blocks, for SETTLE_SECONDS at least.
+
+        Returns:
+            The last reading, and of how many steps it is.
+        """
+        worked, repeats = 0.0, 1
+        if not steps:
             self.budget.check()
-            expected = self._read(1, expected).seconds
-        self._visited.add(batch_size)
-        step = step_seconds or expected or self.span_seconds
-        repeats = repeats_for(step, self.span_seconds)
-        self.budget.check(repeats * step)
-        reading = self._read(repeats, step)
+            steps = [self._read(1, expected)]
+        while worked < SETTLE_SECONDS or not _agree(steps):
+            wanted = repeats_for(steps[-1].seconds, self.span_seconds)
+            if self.budget.left() <= wanted * steps[-1].seconds or len(steps) > MOST_WARMUPS:
+                break
+            repeats = wanted
+            steps.append(self._read(repeats, expected or steps[-1].seconds))
+            worked += repeats * steps[-1].seconds
+        return steps[-1], repeats
+
+    def _timing(
+        self, batch_size: int, number: int, reading: Reading, repeats: int, memory: tuple[int | None, int | None]
+    ) -> Timing:
         clock = reading.sm_clock_mhz
         return Timing(
             batch_size=batch_size,
-            round=round_number,
+            round=number,
             seconds=reading.seconds,
             repeats=repeats,
             throttled=reading.throttled or (clock is not None and clock < THROTTLED_CLOCK * self._highest_clock),
             sm_clock_mhz=clock,
             joules=reading.joules,
-            peak_bytes=self.runner.peak_bytes,
-            peak_device_bytes=self.runner.peak_device_bytes,
+            peak_bytes=memory[0],
+            peak_device_bytes=memory[1],
         )
-
-    def has_visited(self, batch_size: int) -> bool:
-        """Whether the size ran before in this process, so that fewer steps are discarded."""
-        return batch_size in self._visited
 
     def rest(self, timing: Timing) -> None:
         """Let a throttled device cool, longer each time in a row, but never for more than a share of the budget."""
@@ -118,33 +186,35 @@ class Stopwatch:
     def forget(self) -> None:
         """After a failure nothing is prepared, and what runs next may be another process that was never warmed."""
         self._prepared = None
-        self._visited.clear()
 
     def _prepare(self, batch_size: int) -> None:
         if self._prepared == batch_size:
             return
         self._prepared = None
-        self.budget.check()
+        if self.budget.is_started:
+            self.budget.check()
         before = self.runner.clock.now()
         self.runner.prepare(batch_size)
         self.prepare_seconds[batch_size] = self.runner.clock.now() - before
         self._prepared = batch_size
 
-    def _warm_clocks(self, expected: float | None) -> None:
-        """Work until the clocks have risen and the readings no longer trend; nothing of it is kept."""
-        self._read(1, None)  # may compile or load: says nothing of the clocks, and only the budget bounds it
+    def _warm_clocks(self, expected: float | None) -> list[Reading]:
+        """Work until the clocks have risen and the readings no longer trend; the last two of them."""
+        steps = [self._read(1, None)]  # may compile or load, which is not measuring: only the budget bounds it
+        self.budget.start(self.runner.clock.now)
         began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
         history: list[tuple[float, float]] = []
         repeats, worked = 1, 0.0
         while worked < most:
-            self.budget.check()
-            seconds = self._read(repeats, expected).seconds
+            steps.append(self._read(repeats, expected))
+            seconds = steps[-1].seconds
             worked = max(worked + repeats * seconds, self.runner.clock.now() - began)
             history.append((worked, seconds))
             if worked >= WARM_SECONDS and _is_settled(history, max(WARM_SECONDS / 2, repeats * seconds)):
                 break
             repeats = repeats_for(seconds, self.span_seconds)
         self._is_warm = True
+        return steps[-2:]
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
         """Read the clock once; what takes far longer than expected counts as hung, also if it came back."""
@@ -158,6 +228,11 @@ class Stopwatch:
             raise TimedOut(f"batch size {self._prepared}", limit)
         self._highest_clock = max(self._highest_clock, reading.sm_clock_mhz or 0.0)
         return reading
+
+
+def _agree(steps: Sequence[Reading]) -> bool:
+    """Say whether there are two readings, and the last is not clearly faster than the one before."""
+    return len(steps) > 1 and steps[-1].seconds >= steps[-2].seconds * (1 - AGREE)
 
 
 def _is_settled(history: Sequence[tuple[float, float]], window: float) -> bool:

@@ -64,6 +64,7 @@ class Run:
         self._resources = contextlib.ExitStack()
         self._database: dbfile.Database | None = None
         self._id = 0
+        self._candidates: list[Candidate] = []
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +84,14 @@ class Run:
         """Whether what is measured now is being kept."""
         return self._database is not None
 
+    def candidate(self, candidate: Candidate) -> None:
+        """Keep a size that the search added to the ladder."""
+        self._candidates.append(candidate)
+        self._write(tables.update_run, "ladder", self._ladder_text())
+
+    def _ladder_text(self) -> str:
+        return tables.to_json([attrs.asdict(candidate) for candidate in self._candidates])
+
     def timing(self, timing: Timing) -> None:
         """Keep one timing; a round that is already there stays as it is."""
         self._write(tables.insert_timing, timing)
@@ -101,8 +110,8 @@ class Run:
 
         A run that ends before its first timing or outcome gives neither back.
         """
-        ladder = tables.to_json([attrs.asdict(candidate) for candidate in candidates])
-        self._write(tables.update_run, "ladder", ladder)
+        self._candidates = list(candidates)
+        self._write(tables.update_run, "ladder", self._ladder_text())
         self._write(tables.update_run, '"limit"', tables.to_json(limit))
 
     def finish(self) -> None:
@@ -163,6 +172,7 @@ class Run:
         self.finished = run.state == "finished"
         if self.kept.timings or self.kept.outcomes:
             self.ladder, self.limit = run.ladder, run.limit
+            self._candidates = list(run.ladder or ())
         self._database = database
 
     def _take_turn(self, path: Path, digest: str, wait_seconds: float) -> None:

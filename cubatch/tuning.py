@@ -170,12 +170,17 @@ def autotune(
             },
         )
         isolated = _is_isolated(isolate, found, steps, limit.bytes)
-        measure = worker.measure if isolated else profiler.measure
-        roofline = {
-            step.batch_size: seconds
-            for step in steps
-            if (seconds := timing.roofline_seconds(spec, step.batch_size, found, mode, dtype)) is not None
-        }
+
+        def extend(size: int) -> Candidate:
+            planned = plan(spec, batch_size=size, device=found, **shape).total
+            added = attrs.evolve(ladder.between(size, steps), predicted_peak_bytes=planned)
+            return ladder.timed([added], spec, found, mode=mode, dtype=dtype, library=library, recompute=recompute)[0]
+
+        measure = functools.partial(
+            worker.measure if isolated else profiler.measure,
+            extend=None if asked else extend,
+            multiple=ladder.tensor_core_multiple(found, dtype) or 1,
+        )
         setting = {
             "spec": spec.to_mapping(),
             "input_shape": list(as_network(spec).input_shape),
@@ -193,19 +198,24 @@ def autotune(
         }
 
         def answer(measured: Measured, **more: Any) -> TuningResult:
-            rows: dict[int, list[dict[str, Any]]] = {}
+            rungs = [*steps, *measured.added]
+            sizes, rows = [rung.batch_size for rung in rungs], {}
             if library == "cubatch":  # now, so that what won in this run is known
-                sizes, chosen = [step.batch_size for step in steps], select.kept_choice(found, winners)
+                chosen = select.kept_choice(found, winners)
                 rows = loads.layer_rows(spec, sizes, found, mode=mode, dtype=dtype, recompute=recompute, choose=chosen)
             return choose.answer(
-                steps,
+                rungs,
                 measured,
                 goal=goal,
                 setting=setting,
                 largest_batch_size=largest,
                 asked=asked is not None,
                 flops_per_sample=spec.flops(mode),
-                roofline_seconds=roofline,
+                roofline_seconds={
+                    size: seconds
+                    for size in sizes
+                    if (seconds := timing.roofline_seconds(spec, size, found, mode, dtype)) is not None
+                },
                 layers=rows,
                 **more,
             )
@@ -298,10 +308,17 @@ def autotune_callable(
         "device": _device(found, limit.free_bytes),
         "environment": environment(found),
     }
-    answer = functools.partial(choose.answer, steps, goal=goal, setting=setting, asked=asked is not None)
+
+    def answer(measured: Measured, **more: Any) -> TuningResult:
+        rungs = [*steps, *measured.added]
+        return choose.answer(rungs, measured, goal=goal, setting=setting, asked=asked is not None, **more)
+
+    measure = functools.partial(
+        profiler.measure, extend=None if asked else functools.partial(ladder.between, steps=steps)
+    )
     with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
         factory = functools.partial(CallableRunner, make_step, limit.bytes if memory_limit is not None else None)
-        measured = _measured(profiler.measure, factory, steps, run, goal, budget, seed, progress, answer)
+        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer)
     if isinstance(clocks.callable_clock(), clocks.EventClock):
         return answer(measured)
     notes = ["Timed by the host's clock: no library with CUDA events is loaded and has a GPU."]

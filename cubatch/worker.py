@@ -57,6 +57,8 @@ def measure(
     budget: float,
     seed: int,
     progress: Callable[[profiler.Event], None] | None = None,
+    extend: Callable[[int], Candidate] | None = None,
+    multiple: int = 1,
 ) -> Measured:
     """
     Measure as `profiler.measure` does, in a worker process.
@@ -70,8 +72,9 @@ def measure(
     """
     remote = functools.partial(RemoteRunner, factory)
     return profiler.measure(
-        remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress
-    )
+        remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress,
+        extend=extend, multiple=multiple,
+    )  # fmt: skip
 
 
 _WATCH_SECONDS = 1.0

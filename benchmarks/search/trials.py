@@ -14,7 +14,7 @@ from benchmarks.search.sessions import Session
 from benchmarks.search.timed_rivals import KNOW_LATENCY, TIMED
 from cubatch import choose, profiler
 from cubatch.errors import NothingMeasured
-from cubatch.results import TuningResult
+from cubatch.results import Candidate, TuningResult
 
 OURS = "cubatch"
 FINDERS: dict[str, Rival] = RIVALS | TIMED
@@ -73,15 +73,14 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
     """Search as autotune() does: the candidates, the profiler, the choice; None where nothing could be measured."""
     ladder = case.candidates()
     try:
-        measured = profiler.measure(lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed)
+        measured = profiler.measure(
+            lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed, extend=Candidate
+        )
     except Exception as error:
         error.add_note(f"on a device of the class {case.kind}, with a budget of {budget:g} s")
         raise
-    # Sizes that the search added between those of the ladder are candidates like them.
-    known = {candidate.batch_size for candidate in ladder}
-    added = [candidate for candidate in getattr(measured, "added", ()) if candidate.batch_size not in known]
     try:
-        return choose.answer([*ladder, *added], measured, goal=case.goal, setting={})
+        return choose.answer([*ladder, *measured.added], measured, goal=case.goal, setting={})
     except NothingMeasured:
         return None
 

@@ -16,7 +16,15 @@ import pytest
 
 import cubatch
 from cubatch import remote, worker
-from cubatch.errors import CubatchError, DeviceNotAvailable, InvalidArgument, OutOfMemory, TimedOut, WorkerFailed
+from cubatch.errors import (
+    CubatchError,
+    DeviceNotAvailable,
+    InvalidArgument,
+    OutOfMemory,
+    TimedOut,
+    WorkerDied,
+    WorkerFailed,
+)
 from cubatch.remote import RemoteRunner
 from cubatch.results import Candidate, Goal
 from cubatch.runner import FactoryRef
@@ -148,8 +156,8 @@ def test_our_errors_arrive_as_themselves(start):
         ("memory error", OutOfMemory, "MemoryError: numpy could not"),
         ("own child", OutOfMemory, "SilentCubatchError: out of memory: conv2"),  # no class that can be made again
         ("mistake", WorkerFailed, "ZeroDivisionError: in the step"),
-        ("crash", WorkerFailed, f"signal {int(signal.SIGSEGV)}"),
-        ("exit", WorkerFailed, "exit status 3"),
+        ("crash", WorkerDied, f"signal {int(signal.SIGSEGV)}"),
+        ("exit", WorkerDied, "exit status 3"),
     ],
 )
 def test_foreign_errors_and_deaths_say_what_happened(start, habit, kind, words):
@@ -172,7 +180,7 @@ def test_the_last_words_of_a_worker_are_in_the_error(start):
     ("counts", "kind"),
     [
         ([4, 5], OutOfMemory),  # the kernel counted a kill meanwhile
-        ([4, 4], WorkerFailed),  # somebody else sent the signal
+        ([4, 4], WorkerDied),  # somebody else sent the signal
         ([None, None], OutOfMemory),  # not readable: memory is by far the likeliest reason
     ],
 )
