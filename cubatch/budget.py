@@ -14,7 +14,7 @@ import attrs
 MAX_REPEATS = 10_000
 WARMUPS = 2  # steps before the first reading of a visit, where they agree
 FEWEST_READINGS, MOST_READINGS = 3, 9
-DEAR_SHARE, DEAREST_SHARE = 0.003, 0.006  # of what is left: a reading that takes more is taken twice, or once
+DEAR_SHARE, DEAR_SECONDS = 0.007, 0.2  # of what is left, or in all: what takes more is read twice, if twice that once
 
 
 class OutOfBudget(Exception):
@@ -88,10 +88,9 @@ def readings_for(step_seconds: float, span_seconds: float, *, overhead_seconds: 
         1
     """
     reading = repeats_for(step_seconds, span_seconds) * step_seconds
-    if reading > DEAREST_SHARE * left:
-        return 1
-    if reading > DEAR_SHARE * left:
-        return 2
+    dear = min(DEAR_SHARE * left, DEAR_SECONDS)
+    if reading > dear:
+        return 2 if reading <= 2 * dear else 1
     return min(MOST_READINGS, max(FEWEST_READINGS, int(overhead_seconds / reading)))
 
 

@@ -4,6 +4,7 @@ What to visit next: the rules, asked in this order; the first that names sizes i
 When none does, the answer is known, or the budget holds no more.
 
     asked             sizes asked for by name, each once
+    above_limit       the smallest size once more, if it broke the latency limit: it may have been a bad time
     scouts            a few widely spaced sizes, as long as they promise something
     latency_limit     where a step takes as long as it may, while the curve rises there
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
@@ -38,8 +39,9 @@ share."""
 PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
-VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.008, 0.15  # visits, of what is left, behind the fastest
-GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
+VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.15  # visits, of what is left, behind the fastest
+SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
+GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.02  # factor between neighbours, log of what is behind, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 DOUBTFUL = 0.03  # a size that its neighbours say is faster by less was not read at a bad time
@@ -54,7 +56,7 @@ def next_visits(view: View) -> list[int]:
     """
     if not view.read:
         return first(view)
-    rules = (asked, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
+    rules = (asked, above_limit, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
     return next((found for rule in rules if (found := rule(view))), [])
 
 
@@ -75,6 +77,15 @@ def asked(view: View) -> list[int]:
         return []
     waiting = [n for n in view.of.ladder if n not in view.of.closed and n not in view.read]
     return [n for n in sorted(waiting) if view.affordable(n)][:1]
+
+
+def above_limit(view: View) -> list[int]:
+    """Name the smallest size that was read once and broke the latency limit, where nothing keeps it."""
+    if view.answer is not None or view.goal.latency_limit is None:
+        return []
+    smallest = min(view.read)
+    once = view.read[smallest].visits < VISITS_TO_BELIEVE and smallest not in view.of.closed
+    return [smallest] if once and view.read[smallest].least_seconds < FAR_LATENCY * view.goal.latency_limit else []
 
 
 def scouts(view: View) -> list[int]:
@@ -203,7 +214,8 @@ def believed(view: View) -> list[int]:
     reach = math.log(1 / (1 - BELIEVE_WITHIN))
     once = [n for n, record in view.read.items() if n not in view.of.closed and _is_hardly_read(view, n, record)]
     near = [n for n in once if view.goal.objective == "latency" or view.gain(n) > -reach]
-    return _shuffled(view, [n for n in near if view.affordable(n, SHARE_TO_BELIEVE)])
+    share = SHARE_TO_BELIEVE if view.of.extends else SHARE_OF_ASKED
+    return _shuffled(view, [n for n in near if view.affordable(n, share)])
 
 
 def _is_hardly_read(view: View, n: int, record: Record) -> bool:

@@ -25,9 +25,9 @@ MIN_SPAN_SECONDS = 0.01
 # Energy counters of GPUs move every 20 to 100 ms, so a timing must hold several of their ticks.
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
-WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 1.0, 0.025
+WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
 # A size is warm when a step is no faster than the one before by more than this share: noise of one step.
-AGREE, MOST_WARMUPS, SETTLE_SECONDS = 0.1, 20, 0.04
+AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
 THROTTLED_CLOCK = 0.75  # of the highest clock seen, as in NVBench
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
@@ -138,7 +138,7 @@ class Stopwatch:
         Step until a reading is not clearly faster than the one before: caches, allocators and compilers are done.
 
         What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
-        steps are read in blocks, for SETTLE_SECONDS at least.
+        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.
 
         Returns:
             The last reading, and of how many steps it is.
@@ -149,7 +149,8 @@ class Stopwatch:
             steps = [self._read(1, expected)]
         while worked < SETTLE_SECONDS or not _agree(steps):
             wanted = repeats_for(steps[-1].seconds, self.span_seconds)
-            if self.budget.left() <= wanted * steps[-1].seconds or len(steps) > MOST_WARMUPS:
+            share = 1.0 if len(steps) == 1 else SETTLE_SHARE
+            if wanted * steps[-1].seconds >= share * self.budget.left() or len(steps) > MOST_WARMUPS:
                 break
             repeats = wanted
             steps.append(self._read(repeats, expected or steps[-1].seconds))

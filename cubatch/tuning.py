@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from cubatch import choose, clocks, ladder, loads, memory, models, probe, profiler, select, store, timing, worker
+from cubatch import choose, clocks, ladder, load, loads, memory, models, probe, profiler, select, store, timing, worker
 from cubatch.environment import conditions, environment
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import Device
@@ -220,7 +220,7 @@ def autotune(
                 **more,
             )
 
-        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer)
+        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer, found.threads or 1)
         return answer(measured, notes=run.notes)
 
 
@@ -318,10 +318,10 @@ def autotune_callable(
     )
     with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
         factory = functools.partial(CallableRunner, make_step, limit.bytes if memory_limit is not None else None)
-        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer)
+        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer, found.threads or 1)
     if isinstance(clocks.callable_clock(), clocks.EventClock):
-        return answer(measured)
-    notes = ["Timed by the host's clock: no library with CUDA events is loaded and has a GPU."]
+        return answer(measured, notes=run.notes)
+    notes = [*run.notes, "Timed by the host's clock: no library with CUDA events is loaded and has a GPU."]
     if memory_limit is not None:
         notes.append("memory_limit was not watched: no library that says what it holds is loaded and has a GPU.")
     return answer(measured, notes=notes)
@@ -337,12 +337,13 @@ def _measured(
     seed: int,
     progress: Callable[[profiler.Event], None] | None,
     answer: Callable[..., TuningResult],
+    threads: int,
 ) -> Measured:
-    """Measure what is not kept yet; on Ctrl-C hand out what there is."""
+    """Measure what is not kept yet, and note who else was busy; on Ctrl-C hand out what there is."""
     if run.finished:
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
-    recorder = Recorder(run.kept, run)
+    recorder, before = Recorder(run.kept, run), load.snapshot()
     try:
         measured = measure(
             factory, steps, goal=goal, kept=run.kept, keep=recorder, budget=budget, seed=seed, progress=progress
@@ -350,6 +351,8 @@ def _measured(
     except (KeyboardInterrupt, SystemExit) as stop:
         stop.partial = answer(recorder.measured, notes=run.notes, partial=True)  # type: ignore[union-attr]
         raise
+    met = load.between(before, load.snapshot())
+    run.notes += [sentence] if met is not None and (sentence := met.sentence(threads)) else []
     run.finish()
     return measured
 
