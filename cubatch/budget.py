@@ -37,14 +37,12 @@ class Budget:
     _started: float = attrs.field(default=0.0, init=False)
 
     def start(self, now: Callable[[], float]) -> None:
-        """Begin to count, by this clock; what is counting goes on."""
-        if self._now is None:
-            self._now, self._started = now, now()
+        """Begin to count, by this clock."""
+        self._now, self._started = now, now()
 
-    @property
-    def is_started(self) -> bool:
-        """Whether it counts."""
-        return self._now is not None
+    def forgive(self, seconds: float) -> None:
+        """Do not count seconds that have just passed."""
+        self._started += seconds
 
     def spent(self) -> float:
         """Give the seconds that are gone, those of earlier runs included."""

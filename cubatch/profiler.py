@@ -308,6 +308,7 @@ class _Run:
 
     def open_runner(self) -> Stopwatch:
         runner = self.factory()
+        self.budget.start(runner.clock.now)
         self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz)
         return self.stopwatch
 

@@ -192,7 +192,7 @@ class Stopwatch:
         if self._prepared == batch_size:
             return
         self._prepared = None
-        if self.budget.is_started:
+        if self._is_warm:  # whatever the first size takes to prepare, it is to have its step
             self.budget.check()
         before = self.runner.clock.now()
         self.runner.prepare(batch_size)
@@ -201,8 +201,9 @@ class Stopwatch:
 
     def _warm_clocks(self, expected: float | None) -> list[Reading]:
         """Work until the clocks have risen and the readings no longer trend; the last two of them."""
+        before = self.runner.clock.now()
         steps = [self._read(1, None)]  # may compile or load, which is not measuring: only the budget bounds it
-        self.budget.start(self.runner.clock.now)
+        self.budget.forgive(self.runner.clock.now() - before)
         began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
         history: list[tuple[float, float]] = []
         repeats, worked = 1, 0.0
