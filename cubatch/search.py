@@ -180,7 +180,7 @@ def zoom(view: View) -> list[int]:
         return []
     gains = race.learning(view.field, _variance(view), _visited(view))
     gains[[n in view.of.closed or (n in view.read and view.read[n].visits >= MOST_VISITS) for n in view.sizes]] = 0.0
-    rate = np.where(view.visit_seconds <= view.of.left, gains / view.visit_seconds, 0.0)
+    rate = np.where(view.visit_seconds <= view.within_reach, gains / view.visit_seconds, 0.0)
     best = int(rate.argmax())
     if rate[best] * max(view.of.budget, WORTH_SECONDS) < WORTH:
         return []

@@ -179,7 +179,8 @@ def autotune(
         measure = functools.partial(
             worker.measure if isolated else profiler.measure,
             extend=None if asked else extend,
-            multiple=ladder.tensor_core_multiple(found, dtype) or 1,
+            # What does not divide among the threads of a CPU leaves some of them idle.
+            multiple=ladder.tensor_core_multiple(found, dtype) or (found.threads if found.kind == "cpu" else None) or 1,
         )
         setting = {
             "spec": spec.to_mapping(),

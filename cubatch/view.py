@@ -19,6 +19,7 @@ from cubatch.history import Noise, Record, noise_of, seen_of
 from cubatch.results import Goal
 
 LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
+UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
 SURE = 1.645  # standard deviations: 90 % two-sided
 RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though one that is so much smaller ran out of memory
 
@@ -135,7 +136,7 @@ class View:
         """Probability that a size runs and keeps the latency limit; none where the budget does not hold a visit."""
         top = max((n for n in self.read if n not in self.of.failed), default=0)
         runs = np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
-        in_reach = (self.visit_seconds <= self.of.left) | np.isin(self.sizes, list(self.read))
+        in_reach = (self.visit_seconds <= self.within_reach) | np.isin(self.sizes, list(self.read))
         return np.where(in_reach, runs, 0.0)
 
     def _runs(self, n: int, top: int) -> float:
@@ -182,4 +183,10 @@ class View:
 
     def affordable(self, n: int, share: float = 1.0) -> bool:
         """Whether a visit to a size takes at most this share of what is left."""
-        return bool(self.visit_seconds[self.place(n)] <= share * self.of.left)
+        return bool(self.visit_seconds[self.place(n)] <= share * self.within_reach[self.place(n)])
+
+    @functools.cached_property
+    def within_reach(self) -> Array:
+        """What a visit may take: all that is left, or a part of it where its steps are longer than any that was read."""
+        longest = max((record.seconds for record in self.read.values()), default=0.0)
+        return np.where(self.steps > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.of.left

@@ -1,0 +1,112 @@
+"""
+How good an answer is after 30 s, on the CPU at hand: `cubatch tune` beside an exhaustive run.
+
+    python -m benchmarks.bench_tune_cpu --json benchmarks/results/amd-epyc-2-threads/tune.json
+
+Each case is tuned several times, unkept.  Then every size of the ladder whose step takes no longer than
+LONGEST_STEP, and every answer, is measured in interleaved rounds: the throughput lost is judged by
+their medians, so that a slow minute of the machine hits all sizes alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cubatch as cb
+from benchmarks.provenance import provenance
+from cubatch import probe
+from cubatch.environment import environment
+from cubatch.runners import network_runner
+
+LONGEST_STEP = 5.0
+FARTHEST = 8  # times the largest answer: nothing farther is measured
+CASES: dict[str, dict[str, Any]] = {
+    "resnet18 inference": {"model": "resnet18", "mode": "inference"},
+    "resnet18 training 32x32": {
+        "model": "resnet18", "mode": "training", "options": {"input_shape": (32, 32, 3), "classes": 10}
+    },
+    "vgg16 inference": {"model": "vgg16", "mode": "inference"},
+    "mnist-cnn training": {"model": "mnist-cnn", "mode": "training"},
+}  # fmt: skip
+
+
+def exhaustive(case: Mapping[str, Any], sizes: Sequence[int], rounds: int) -> dict[int, float]:
+    """Give the median samples per second of each size, over rounds in which each is measured once."""
+    spec = cb.models.build(case["model"], **case.get("options", {}))
+    runner = network_runner(
+        spec=spec.to_mapping(), device="cpu", mode=case["mode"], dtype="float32", optimizer="sgd", library="im2col",
+        recompute=False, seed=0,
+    )  # fmt: skip
+    seconds: dict[int, list[float]] = {}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for size in order.sample(sizes, len(sizes)):
+            runner.prepare(size)
+            step = min(runner.clock.time(runner.step, 1).seconds for _ in range(2))
+            repeats = max(1, int(0.2 / step))
+            seconds.setdefault(size, []).append(runner.clock.time(runner.step, repeats).seconds)
+    runner.close()
+    return {size: size / statistics.median(read) for size, read in seconds.items()}
+
+
+def compare(name: str, *, budget: float, repeats: int, rounds: int) -> dict[str, Any]:
+    """Tune a case several times, and hold the answers against an exhaustive run."""
+    case = CASES[name]
+    spec = cb.models.build(case["model"], **case.get("options", {}))
+    tuned = []
+    for seed in range(repeats):
+        began = time.monotonic()
+        result = cb.autotune(spec, device="cpu", mode=case["mode"], budget=budget, store=False, seed=seed)
+        tuned.append({
+            "batch_size": result.batch_size, "decided_by": result.decided_by, "seconds": time.monotonic() - began,
+            "per_second": {m.batch_size: m.samples_per_second for m in result.measurements if m.samples_per_second},
+        })  # fmt: skip
+    answers = {row["batch_size"] for row in tuned}
+    fastest = max(max(row["per_second"].values()) for row in tuned)
+    ladder = [m.batch_size for m in result.measurements if "between" not in " ".join(m.reasons)]
+    kept = [n for n in ladder if n <= FARTHEST * max(answers) and n / fastest <= LONGEST_STEP]
+    truth = exhaustive(case, sorted({*kept, *answers}), rounds)
+    best = max(truth, key=truth.__getitem__)
+    for row in tuned:
+        row["lost"] = max(0.0, 1 - truth[row["batch_size"]] / truth[best])
+        del row["per_second"]
+    return {"case": name, "tuned": tuned, "best_batch_size": best, "samples_per_second": truth}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the cases and print a line for each answer."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--budget", type=float, default=30.0)
+    parser.add_argument("--repeats", type=int, default=2, help="how often each case is tuned")
+    parser.add_argument("--rounds", type=int, default=3, help="of the exhaustive run")
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    options = parser.parse_args(arguments)
+    rows = []
+    for name in options.cases:
+        rows.append(compare(name, budget=options.budget, repeats=options.repeats, rounds=options.rounds))
+        for tuned in rows[-1]["tuned"]:
+            print(
+                f"{name}: {tuned['batch_size']} in {tuned['seconds']:.1f} s ({tuned['decided_by']}), best "
+                f"{rows[-1]['best_batch_size']}, {100 * tuned['lost']:.1f} % lost"
+            )
+            sys.stdout.flush()
+    if options.json:
+        device = probe.device("cpu")
+        content = {
+            "schema": 1, "benchmark": "tune_cpu", **provenance(), "device": device.name, "threads": device.threads,
+            "environment": environment(device), "budget_seconds": options.budget, "rows": rows,
+        }  # fmt: skip
+        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
