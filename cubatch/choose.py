@@ -326,9 +326,10 @@ class _Decision:
         """Give where the next limit above the largest that ran lies, and which it is; None where none is known."""
         for n in sorted(self.by_size):
             status = self.by_size[n].status
-            if n <= top or status not in _REFUSED:
+            is_slow = n in self.outcomes and self.outcomes[n].facts.get("limit") == "latency"
+            if n <= top or not (status in _REFUSED or is_slow):
                 continue
-            if status == "over_limit" and self.outcomes[n].facts.get("limit") == "latency":
+            if is_slow:
                 return n, "latency_limit"
             is_planned = status == "over_limit" and self.largest_batch_size is not None
             return (self.largest_batch_size or n) if is_planned else n, "memory"

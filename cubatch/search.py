@@ -4,7 +4,7 @@ What to visit next: the rules, asked in this order; the first that names sizes i
 When none does, the answer is known, or the budget holds no more.
 
     asked             sizes asked for by name, each once
-    above_limit       the smallest size once more, if it broke the latency limit: it may have been a bad time
+    below             the smallest size, where all that were read break the latency limit
     scouts            a few widely spaced sizes, as long as they promise something
     latency_limit     where a step takes as long as it may, while the curve rises there
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
@@ -56,7 +56,7 @@ def next_visits(view: View) -> list[int]:
     """
     if not view.read:
         return first(view)
-    rules = (asked, above_limit, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
+    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
     return next((found for rule in rules if (found := rule(view))), [])
 
 
@@ -65,7 +65,8 @@ def first(view: View) -> list[int]:
     waiting, model = [n for n in sorted(view.of.ladder) if n not in view.of.closed], view.of.model
     if not waiting or model is None or not view.of.extends:
         return waiting[:1]
-    known = [n for n in waiting if n in model]
+    limit = view.goal.latency_limit
+    known = [n for n in waiting if n in model and (limit is None or model[n] <= limit)]
     if not known or view.of.visit_seconds(known[0], model[known[0]]) <= SCOUT_SHARE * view.of.left:
         return waiting[:1]
     return [min(known, key=lambda n: model[n] / n)]
@@ -79,13 +80,15 @@ def asked(view: View) -> list[int]:
     return [n for n in sorted(waiting) if view.affordable(n)][:1]
 
 
-def above_limit(view: View) -> list[int]:
-    """Name the smallest size that was read once and broke the latency limit, where nothing keeps it."""
-    if view.answer is not None or view.goal.latency_limit is None:
+def below(view: View) -> list[int]:
+    """Name the smallest size, where all that were read break the latency limit: once more, if it was read once."""
+    if view.answer is not None:
         return []
-    smallest = min(view.read)
-    once = view.read[smallest].visits < VISITS_TO_BELIEVE and smallest not in view.of.closed
-    return [smallest] if once and view.read[smallest].least_seconds < FAR_LATENCY * view.goal.latency_limit else []
+    least = min(view.read)
+    waiting = [n for n in sorted(view.of.ladder) if n < least]
+    if view.read[least].visits < VISITS_TO_BELIEVE:
+        waiting.append(least)
+    return [n for n in waiting if n not in view.of.closed and view.affordable(n)][:1]
 
 
 def scouts(view: View) -> list[int]:
@@ -116,14 +119,19 @@ def latency_limit(view: View) -> list[int]:
     limit = view.goal.latency_limit
     if limit is None or view.answer is None or view.goal.objective == "latency":
         return []
-    able = [n for n in view.read if view.is_able(n)]
-    low = max(able)
+    low = max(n for n in view.read if view.is_able(n))
     high = min((n for n, record in view.read.items() if n > low and record.seconds > limit), default=None)
-    if high is None:
-        return []
-    first, last = view.read[low].seconds, view.read[high].seconds
-    guess = low + (limit - first) / (last - first) * (high - low)
-    return _in_gap(view, low, high, guess)
+    first = view.read[low].seconds
+    if high is not None:
+        last = view.read[high].seconds
+    else:  # by what is believed, until one is read
+        beyond = [n for n in view.sizes if n > low and n not in view.of.closed and view.steps[view.place(n)] > limit]
+        if not beyond or not view.affordable(beyond[0], GAP_SHARE):
+            return []
+        high, last = beyond[0], float(view.steps[view.place(beyond[0])])
+        if bisection.is_met(low, high) or not any(low < n < high for n in view.sizes):
+            return [high]
+    return _in_gap(view, low, high, low + (limit - first) / (last - first) * (high - low))
 
 
 def memory(view: View) -> list[int]:
@@ -133,7 +141,9 @@ def memory(view: View) -> list[int]:
         return []
     low = max(able)
     high = min((n for n in view.of.failed if n > low), default=None)
-    return [] if high is None else _in_gap(view, low, high, None)
+    if high is None or any(low < n < high for n in view.read):  # what ran and breaks a limit ends the sizes earlier
+        return []
+    return _in_gap(view, low, high, None)
 
 
 def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
@@ -145,7 +155,8 @@ def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
     if wanted is None:
         return []
     like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
-    return [wanted if view.of.extends else like] if view.affordable(like) else []
+    size = wanted if view.of.extends and wanted not in view.of.closed else like
+    return [size] if size not in view.of.closed and view.affordable(like) else []
 
 
 def lowest_latency(view: View) -> list[int]:
