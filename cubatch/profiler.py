@@ -49,7 +49,7 @@ class Event:
 
     Attributes:
         kind: "round" (a sweep begins), "timing" (taken), "outcome" (a candidate is done), "end".
-        round: Round it belongs to, from 0.
+        round: Of a timing, its round; else that with which the present sweep began.
         batch_size: Which candidate; None for "round" and "end".
         done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
         seconds_left: Of the budget.
@@ -216,8 +216,9 @@ class _Run:
         with self.one_thread():
             ends = verdicts.verdicts(self.view)
         for n, verdict in ends.items():
-            cut = {"limit": "budget"} if self.budget.left() <= 0 and verdict.status == "ok" else {}
-            self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **cut})
+            cut: dict[str, object] = {"cut_short": True} if verdict.status == "over_limit" else {"limit": "budget"}
+            is_cut = self.budget.left() <= 0 and verdict.status in {"ok", "over_limit"}
+            self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
 
     def next(self) -> list[int]:
         self.view = self.look()
@@ -279,10 +280,13 @@ class _Run:
             self.book.candidate(self.candidates[n])
         stopwatch = self.stopwatch or self.open_runner()
         record = self.records[n]
+        number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
+        if record.timings:  # one that is tried again has readings of this sweep already
+            number = self.sweep = max(self.sweep, number)
         try:
             stopwatch.visit(
                 n,
-                first_round=(self.sweep if record.timings else 0) * PER_VISIT,
+                first_round=number * PER_VISIT,
                 likely=self.likely_seconds(n),
                 keep=functools.partial(self.keep, record),
             )
@@ -302,9 +306,8 @@ class _Run:
         self.book.timing(timing)
         record.add(timing)
         flag = ", throttled" if timing.throttled else ""
-        self.tell(
-            "timing", record.batch_size, f"batch size {record.batch_size}: {format_seconds(timing.seconds)}{flag}"
-        )
+        text = f"batch size {record.batch_size}: {format_seconds(timing.seconds)}{flag}"
+        self.tell("timing", record.batch_size, text, timing.round)
 
     def open_runner(self) -> Stopwatch:
         runner = self.factory()
@@ -362,17 +365,17 @@ class _Run:
         self.book.outcome(self.outcomes[n])
         self.tell("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
 
-    def tell(self, kind: str, n: int | None, message: str) -> None:
+    def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         if self.progress is None:
             return
         view = self.view
         best = view.read.get(view.answer or 0)
         with self.one_thread():
-            could_gain = float(np.expm1(np.quantile(view.lost, _SURELY))) if best else None
+            could_gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))])) if best else None
         self.progress(
             Event(
                 kind=kind,
-                round=self.sweep,
+                round=self.sweep * PER_VISIT if number is None else number,
                 batch_size=n,
                 done=min(self.budget.spent(), self.budget.seconds),
                 total=self.budget.seconds,
