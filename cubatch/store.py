@@ -222,9 +222,9 @@ def open_run(
     """
     Open the run of this identity, or begin it.
 
-    Outcomes that a kill or Ctrl-C left as "interrupted" are dropped, so that they are measured again; a
-    larger budget than before also drops "not_run" and what the budget cut short.  Either makes a finished
-    run open again.
+    Outcomes that a kill or Ctrl-C left as "interrupted" are dropped, so that they are measured again, and so are
+    errors by the death of a worker; a larger budget than before also drops "not_run" and what the budget cut short.
+    Each of these makes a finished run open again.
 
     Args:
         path: The store's file, made if missing; None keeps nothing.

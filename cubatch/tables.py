@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from cubatch.errors import WorkerDied
 from cubatch.results import Candidate, Measured, Outcome, Timing
 
 VERSION = 1
@@ -99,14 +100,14 @@ def reopen(database: sqlite3.Connection, run: int, budget: float) -> None:
     """
     Drop the outcomes that are not final under this budget, and open a finished run that lost some.
 
-    Those are "interrupted" and, under a larger budget than before, "not_run" and whatever the budget cut
-    short, which says so in its facts.
+    Those are "interrupted", an "error" that is the death of a worker, which somebody else may have ended, and, under
+    a larger budget than before, "not_run" and whatever the budget cut short, which says so in its facts.
     """
     before, state = database.execute("SELECT budget, state FROM runs WHERE id = ?", (run,)).fetchone()
     rows = database.execute("SELECT batch_size, status, facts FROM outcomes WHERE run = ?", (run,)).fetchall()
 
     def is_final(status: str, facts: dict[str, Any]) -> bool:
-        if status == "interrupted":
+        if status == "interrupted" or (status == "error" and facts.get("type") == WorkerDied.__name__):
             return False
         return budget <= before or not (status == "not_run" or facts.get("limit") == "budget" or "cut_short" in facts)
 

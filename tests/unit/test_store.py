@@ -256,6 +256,47 @@ def test_interrupted_sizes_are_measured_again(path):
         assert not run.finished
 
 
+def test_the_death_of_a_worker_is_not_final(path):
+    """Who ended it may have been another: its size is measured again, once the others are kept as they were."""
+    died, failed = {"type": "WorkerDied", "message": "SIGKILL ended it"}, {"type": "ValueError", "message": "no"}
+    rest = (
+        Outcome(1, "ok", "judged by its 5 timings", {"cut_short": True} | died),  # it has run, and is judged by that
+        Outcome(4, "error", "no", failed),
+        Outcome(8, "out_of_memory", "", {"type": "OutOfMemory", "needed_bytes": 5}),
+        Outcome(16, "dropped"),
+        Outcome(32, "over_limit", "", {"limit": "memory"}),
+        Outcome(64, "timeout", "", {"type": "TimedOut"}),
+        Outcome(128, "not_run", "", {"limit": "budget"}),
+    )
+    with begin(path) as run:
+        run.timing(timing(2))
+        for outcome in (*rest, Outcome(2, "error", "SIGKILL ended it", died)):
+            run.outcome(outcome)
+        run.finish()
+    with begin(path) as run:
+        assert (run.kept.outcomes, run.finished) == (rest, False)
+        assert run.kept.timings == (timing(2),)
+        run.finish()
+    with begin(path) as run:
+        assert run.finished
+
+
+def test_sizes_that_the_search_added_are_kept_with_the_ladder(path):
+    """A rerun's ladder holds them, those of two runs after each other too, with their reasons and plans."""
+    steps = [Candidate(1, ("power of two",)), Candidate(8, ("memory limit",), predicted_peak_bytes=7)]
+    added = [Candidate(5, ("between 1 and 8",), predicted_peak_bytes=4, predicted_seconds=0.5), Candidate(3)]
+    with begin(path) as run:
+        run.save_ladder(steps, {"memory_bytes": 9})
+        run.candidate(added[0])
+        run.timing(timing(5))
+    with begin(path) as run:
+        assert run.ladder == (*steps, added[0])
+        run.candidate(added[1])
+    with begin(path) as run:
+        assert run.ladder == (*steps, *added)
+        assert run.limit == {"memory_bytes": 9}
+
+
 # --- kills and crowds ----------------------------------------------------------------------------------------
 
 
