@@ -13,6 +13,7 @@ When none does, the answer is known, or the budget holds no more.
     memory            where memory ends, while the curve rises there
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
+    leftover          a size that may be much better, where what is left of the budget holds it
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ KNOWN = 0.5
 WORTH, WORTH_SECONDS = 0.7, 60.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
 share."""
+MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
 PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
@@ -56,7 +58,7 @@ def next_visits(view: View) -> list[int]:
     """
     if not view.read:
         return first(view)
-    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
+    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts, leftover)
     return next((found for rule in rules if (found := rule(view))), [])
 
 
@@ -253,6 +255,18 @@ def doubts(view: View) -> list[int]:
         if expected * (1 + DOUBTFUL) < read and math.log(expected) < -view.field.value[view.field.answer]:
             found.append(n)
     return found[:1]
+
+
+def leftover(view: View) -> list[int]:
+    """Name a size that was not read, where so much may be gained that the budget left over is for it, dear or not."""
+    if view.answer is None or view.goal.objective == "latency" or view.of.fruitless >= PATIENCE:
+        return []
+    if view.lost.mean() < MUCH * view.tolerance:
+        return []
+    gains = race.learning(view.field, _variance(view), _visited(view))
+    gains[[n in view.of.closed or n in view.read or not view.affordable(n) for n in view.sizes]] = 0.0
+    best = int((gains / view.visit_seconds).argmax())
+    return [view.sizes[best]] if gains[best] >= KNOWN * view.tolerance else []
 
 
 def _variance(view: View) -> Array:
