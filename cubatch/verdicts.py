@@ -64,12 +64,9 @@ def _of_read(view: View, n: int) -> Verdict:
 def _of_unread(view: View, n: int, spent: str) -> Verdict:
     if not view.of.extends:
         return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
-    if (reason := _slower_than_lowest(view, n) or _above_failed(view, n)) is not None:
-        return Verdict("dropped", reason)
-    if (reason := _above_limit(view, n)) is not None:
-        return Verdict("dropped", reason, {"limit": "latency"})
-    if (reason := _beyond_flat(view, n)) is not None:
-        return Verdict("dropped", reason)
+    for rule in (_slower_than_lowest, _above_failed, _above_limit, _beyond_flat):
+        if (reason := rule(view, n)) is not None:
+            return Verdict("dropped", reason, {"limit": "latency"} if rule is _above_limit else {})
     average, most = _gain(view, n)
     if (view.goal.objective == "latency" or average >= KNOWN * view.tolerance) and not view.affordable(n):
         need = format_seconds(float(view.visit_seconds[view.place(n)]))

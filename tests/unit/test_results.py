@@ -24,6 +24,7 @@ from cubatch.results import (
     Recorder,
     Timing,
     TuningResult,
+    counting,
 )
 
 # The keys of schema 1, copied from the contract.
@@ -66,6 +67,7 @@ MEASUREMENT_KEYS = [
     "timings_seconds",
     "stop_reason",
     "throttled",
+    "disturbed",
     "flops_per_second",
     "roofline_fraction",
     "sm_clock_mhz",
@@ -74,10 +76,15 @@ MEASUREMENT_KEYS = [
     "peak_device_bytes",
     "predicted_peak_bytes",
     "predicted_seconds",
+    "visits",
+    "prepare_seconds",
+    "warmup_seconds",
+    "query_seconds",
     "occupancy",
     "fill",
     "layers",
 ]
+ADDED_KEYS = ("disturbed", "visits", "prepare_seconds", "warmup_seconds", "query_seconds")  # files of before have none
 
 positive = st.floats(min_value=1e-12, max_value=1e12)
 maybe = st.none() | positive
@@ -161,6 +168,42 @@ def test_unknown_keys_are_passed_over() -> None:
     assert TuningResult.from_json(json.dumps(data)) == a_result()
 
 
+def test_results_of_before_keys_were_added_still_load() -> None:
+    """A file of the same schema without what visits took reads as if that were unknown; other keys are needed."""
+    data = a_result().to_mapping()
+    for name in ADDED_KEYS:
+        del data["measurements"][0][name]
+    assert TuningResult.from_json(json.dumps(data)) == a_result()
+    del data["measurements"][0]["throttled"]
+    with pytest.raises(InvalidData):
+        TuningResult.from_json(json.dumps(data))
+
+
+def reading(number: int, seconds: float, *, throttled: bool = False) -> Timing:
+    """Give a timing of one size."""
+    return Timing(batch_size=8, round=number, seconds=seconds, throttled=throttled)
+
+
+@pytest.mark.parametrize(
+    ("timings", "count"),
+    [
+        ([], []),
+        ([reading(0, 1.0)], [0]),
+        ([reading(0, 1.0), reading(1, 1.5)], [0, 1]),  # one visit: what scatters within it all counts
+        ([reading(0, 1.0), reading(15, 1.0), reading(16, 1.11)], [0, 1]),  # the next visit took 11 % longer
+        ([reading(0, 1.0), reading(16, 1.09)], [0, 1]),  # 9 %: noise
+        ([reading(0, 1.2), reading(1, 1.2), reading(16, 1.0)], [2]),  # the first one was disturbed
+        ([reading(0, 1.0), reading(1, 3.0), reading(2, 1.0), reading(16, 1.0)], [0, 1, 2, 3]),  # its median was not
+        ([reading(0, 1.0, throttled=True), reading(1, 1.3)], [1]),
+        ([reading(0, 0.5, throttled=True), reading(16, 1.0)], [1]),  # a throttled visit says nothing of the others
+        ([reading(0, 1.0, throttled=True), reading(16, 1.5, throttled=True)], [0]),  # there are no others
+    ],
+)
+def test_what_counts_are_clear_timings_of_undisturbed_visits(timings: list[Timing], count: list[int]) -> None:
+    """A visit is disturbed if its median is more than a tenth above that of the best one to the same size."""
+    assert counting(timings) == tuple(timings[place] for place in count)
+
+
 def test_print_shows_the_table() -> None:
     """Whoever prints a result reads the answer, not the record."""
     assert str(a_result()) == a_result().table()
@@ -191,7 +234,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         TuningResult.from_json(json.dumps(data))
 
 
-@pytest.mark.parametrize("key", MEASUREMENT_KEYS)
+@pytest.mark.parametrize("key", [key for key in MEASUREMENT_KEYS if key not in ADDED_KEYS])
 def test_a_missing_key_of_a_measurement_is_named_with_its_place(key: str) -> None:
     """The path leads to the measurement."""
     data = a_result().to_mapping()

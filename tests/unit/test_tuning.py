@@ -22,6 +22,7 @@ import attrs
 import numpy as np
 import pytest
 
+import cubatch
 from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, select, tuning, variants
 from cubatch.environment import kernels_sha256
 from cubatch.kernel_plan import problem_of
@@ -35,6 +36,7 @@ from cubatch.tuning import autotune, autotune_callable
 from cubatch.units import format_bytes
 from tests.unit.launch_fakes import FakeDevice
 
+CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(cubatch.__file__).parents[1])}  # for scripts: the one under test
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 CONV = Conv2d(h=6, w=6, c=3, k=4, r=3, s=3, pad=1)
 tune = functools.partial(autotune, "mlp", device="cpu", batch_sizes=[4, 32], budget=30.0, store=False, isolate=False)
@@ -209,7 +211,7 @@ def test_a_limit_of_latency_that_nothing_keeps_is_an_error(virtual):
 
 def test_a_budget_too_small_for_all_says_so(virtual):
     """A step that would take 50 times as long is `not_run`, with the reason; nothing is guessed."""
-    result = tune(batch_sizes=[100, 10_000], budget=0.5)
+    result = tune(batch_sizes=[100, 10_000], budget=0.2)
     assert statuses(result) == {100: "ok", 10_000: "not_run"}
     assert "budget" in result.measurements[1].stop_reason
     assert result.decided_by == "budget"
@@ -423,12 +425,14 @@ def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, s
     taken = {m.batch_size: m.timings_seconds for m in partial.measurements}
     assert sum(map(len, taken.values())) == 3
     json.loads(partial.to_json())
-    more = []
+    before, more = rows(kept), []
+    assert {n: tuple(before[key][0] for key in sorted(before) if key[0] == n) for n in (4, 32)} == taken
     result = tune(store=kept, progress=more.append)
+    after, new = rows(kept), {(event.batch_size, event.round) for event in more if event.kind == "timing"}
+    assert after.items() >= before.items()
+    assert new == after.keys() - before.keys()
     for m in result.measurements:
-        assert m.timings_seconds[: len(taken[m.batch_size])] == taken[m.batch_size]
-        new = sum(event.kind == "timing" and event.batch_size == m.batch_size for event in more)
-        assert len(m.timings_seconds) == len(taken[m.batch_size]) + new
+        assert len(m.timings_seconds) + m.disturbed == [size for size, _ in after].count(m.batch_size)
     assert set(statuses(result).values()) <= {"ok", "dropped"}
     assert result.seconds_spent > partial.seconds_spent
 
@@ -464,14 +468,14 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
     SIGKILL at three random moments, then a rerun: no stored timing is measured again, and no candidate is missing.
 
     The moments are numbers of kept timings, drawn from a seed, so that the test does not depend on the machine's speed;
-    sizes so near to each other are all measured for five rounds at least.
+    each of the sizes asked for is measured once before any is measured again.
     """
     script, kept = tmp_path / "script.py", tmp_path / "kept.sqlite3"
     script.write_text(textwrap.dedent(KILLED))
     draw, before = random.Random(20), {}
     for _ in range(3):
         enough = len(before) + draw.randint(1, 6)
-        process = subprocess.Popen([sys.executable, str(script), str(kept)], start_new_session=True)
+        process = subprocess.Popen([sys.executable, str(script), str(kept)], start_new_session=True, env=CHECKOUT)
         try:
             deadline = time.monotonic() + 60
             while len(rows(kept)) < enough and process.poll() is None and time.monotonic() < deadline:
@@ -497,7 +501,9 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
     assert [m.batch_size for m in result.measurements] == list(range(30, 36))
     for m in result.measurements:
         assert m.status in {"ok", "dropped"}
-        assert list(m.timings_seconds) == [after[m.batch_size, i][0] for i in range(len(m.timings_seconds))]
+        taken = [value[0] for (size, _), value in sorted(after.items()) if size == m.batch_size]
+        assert set(m.timings_seconds) <= set(taken)
+        assert len(m.timings_seconds) + m.disturbed + m.throttled == len(taken)
     assert not [reason for reason in result.reasons if "refused" in reason]
 
 
@@ -545,7 +551,7 @@ def test_any_script_in_any_folder_can_isolate(tmp_path, guard):
         """)
     )
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=CHECKOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[4, 8]\n"  # once: the worker did not run the script again
 
@@ -700,19 +706,20 @@ def test_an_interrupted_callable_hands_out_what_there_is(virtual, stop):
     """Nothing is stored, but what was measured is on the exception."""
 
     def make_step(n):
-        made.append(n)
-
         def step():
-            if len(made) > 2:
+            steps.append(n)
+            if steps.count(8) > 5:
                 raise stop
 
         return step
 
-    made = []
+    steps = []
     with pytest.raises(stop) as caught:
         autotune_callable(make_step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=30.0)
     partial = caught.value.partial
-    assert {m.batch_size: len(m.timings_seconds) for m in partial.measurements} == {1: 1, 8: 1}
+    counts = {m.batch_size: len(m.timings_seconds) for m in partial.measurements}
+    assert 0 < counts[8] <= 5
+    assert counts[1] > 0
     assert set(statuses(partial).values()) == {"interrupted"}
 
 
