@@ -206,13 +206,19 @@ class _Run:
 
     def walk(self) -> None:
         """Visit what the search says until it says nothing; then say what became of every size."""
-        while self.open and (step := self.next()):
-            if len(step) > 1 or step[0] in self.view.read:
-                self.sweep += 1
-                self.tell("round", None, f"sweep {self.sweep}: {', '.join(map(str, sorted(step)))}")
-            for n in step:
-                self.visit(n)
-        self.view = self.look()
+        while True:
+            while self.open and (step := self.next()):
+                if len(step) > 1 or step[0] in self.view.read:
+                    self.sweep += 1
+                    self.tell("round", None, f"sweep {self.sweep}: {', '.join(map(str, sorted(step)))}")
+                for n in step:
+                    self.visit(n)
+            self.view = self.look()
+            best = self.outcomes.get(self.view.answer or 0)
+            if best is None or best.status != "dropped":
+                break
+            # An earlier run dropped it against a size that has fallen since.
+            self.outcomes = {n: outcome for n, outcome in self.outcomes.items() if outcome.status != "dropped"}
         with self.one_thread():
             ends = verdicts.verdicts(self.view)
         for n, verdict in ends.items():
