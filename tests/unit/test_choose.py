@@ -598,6 +598,16 @@ def test_a_peak_needs_intervals_apart_or_with_few_timings_all_of_them(far: list[
     assert (result.batch_size, result.decided_by) == (64, decided_by)
 
 
+@pytest.mark.parametrize(("next_size", "decided_by"), [(102, "latency_limit"), (103, "plateau")])
+def test_a_size_dropped_for_the_latency_limit_ends_the_sizes(next_size: int, decided_by: str) -> None:
+    """It was never read, and by its neighbours it takes too long: nothing else kept the answer from being larger."""
+    outcomes = (Outcome(100, "ok"), Outcome(next_size, "dropped", "too slow", {"limit": "latency"}))
+    measured = Measured(timings=tuple(rounds(100, [0.5] * 5)), outcomes=outcomes)
+    ladder, setting = [Candidate(100), Candidate(next_size)], {"limits": {"max_batch_size": next_size}}
+    result = choose.answer(ladder, measured, goal=Goal(latency_limit=0.505), setting=setting)
+    assert result.decided_by == decided_by
+
+
 def test_a_tie_is_no_fall_even_where_intervals_lie_apart() -> None:
     """Each was disturbed in a quarter of the rounds, in different ones: half of the pairs call 256 the faster."""
     best, far = [1.0] * 15 + [2.0] * 5, [0.5] * 5 + [1.1] * 15
