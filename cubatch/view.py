@@ -140,7 +140,7 @@ class View:
 
     def _runs(self, n: int, top: int) -> float:
         """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""
-        if n in self.read:
+        if n in self.read or n < top:
             return 1.0
         probability, last = 1.0, top
         for size in sorted(size for size in self.of.failed if size > top):
