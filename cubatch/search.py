@@ -122,6 +122,8 @@ def memory(view: View) -> list[int]:
         return []
     low = max(able)
     high = min((n for n in view.of.failed if n > low), default=None)
+    if max(view.read) > low:  # what ran there breaks the latency limit
+        return []
     return [] if high is None else _in_gap(view, low, high, None)
 
 
@@ -134,7 +136,8 @@ def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
     if wanted is None:
         return []
     like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
-    return [wanted if view.of.extends else like] if view.affordable(like) else []
+    may_add = view.of.extends and wanted not in view.of.closed
+    return [wanted if may_add else like] if view.affordable(like) else []
 
 
 def lowest_latency(view: View) -> list[int]:
@@ -149,7 +152,7 @@ def lowest_latency(view: View) -> list[int]:
         likely = [n for n in inside if view.steps[view.place(n)] <= allowed]
         size = likely[-1] if likely else inside[0]
         return [size] if view.affordable(size) else []
-    near = [n for n in dict.fromkeys([view.fastest, low, *above]) if view.affordable(n)]
+    near = [n for n in dict.fromkeys([view.fastest, low, *above]) if n not in view.of.closed and view.affordable(n)]
     unsure = [n for n in near if _unsure(view, n, allowed) and view.read[n].visits < MOST_VISITS_OF_LATENCY]
     return _shuffled(view, near) if unsure else []
 
