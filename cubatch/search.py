@@ -4,6 +4,7 @@ What to visit next: the rules, asked in this order; the first that names sizes i
 When none does, the answer is known, or the budget holds no more.
 
     asked             sizes asked for by name, each once
+    below             the smallest size, where all that was read breaks the latency limit
     scouts            a few widely spaced sizes, as long as they promise something
     latency_limit     where a step takes as long as it may, while the curve rises there
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
@@ -54,19 +55,25 @@ def next_visits(view: View) -> list[int]:
     """
     if not view.read:
         return first(view)
-    rules = (asked, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
+    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts)
     return next((found for rule in rules if (found := rule(view))), [])
 
 
 def first(view: View) -> list[int]:
-    """Name the smallest size, or, where the model says that even its steps are dear, the one that it says is best."""
+    """
+    Name the smallest size, or, where the model says that even its steps are dear, the one that it says is best.
+
+    By the objective latency the smallest is the one that is best.
+    """
     waiting, model = [n for n in sorted(view.of.ladder) if n not in view.of.closed], view.of.model
-    if not waiting or model is None or not view.of.extends:
+    if not waiting or model is None or not view.of.extends or view.goal.objective == "latency":
         return waiting[:1]
     known = [n for n in waiting if n in model]
     if not known or view.of.visit_seconds(known[0], model[known[0]]) <= SCOUT_SHARE * view.of.left:
         return waiting[:1]
-    return [min(known, key=lambda n: model[n] / n)]
+    limit = view.goal.latency_limit or math.inf
+    able = [n for n in known if model[n] <= limit and view.of.visit_seconds(n, model[n]) <= view.of.left]
+    return [min(able or known[:1], key=lambda n: model[n] / n)]
 
 
 def asked(view: View) -> list[int]:
@@ -75,6 +82,14 @@ def asked(view: View) -> list[int]:
         return []
     waiting = [n for n in view.of.ladder if n not in view.of.closed and n not in view.read]
     return [n for n in sorted(waiting) if view.affordable(n)][:1]
+
+
+def below(view: View) -> list[int]:
+    """Name the smallest size, where all that was read breaks the latency limit."""
+    if view.answer is not None:
+        return []
+    waiting = [n for n in sorted(view.of.ladder) if n < min(view.read) and n not in view.of.closed]
+    return [n for n in waiting[:1] if view.affordable(n)]
 
 
 def scouts(view: View) -> list[int]:
