@@ -45,7 +45,7 @@ def prior(a: int, b: int, smooth: float, teeth: float) -> float:
 def textbook(
     seen: Sequence[Seen], sizes: Sequence[int], smooth: float, teeth: float, shape: Callable[[int], float]
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Mean, covariance and log evidence of one process (Rasmussen and Williams, algorithm 2.1), by inverse and loops."""
+    """Mean, covariance and log evidence of one process (Rasmussen and Williams, algorithm 2.1), by loops."""
     count = len(seen)
     known = np.empty((count, count))
     for i, one in enumerate(seen):
@@ -267,7 +267,7 @@ def test_a_right_model_tells_what_was_never_read() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 20.0])
 def test_of_a_model_only_the_shape_counts(factor: float) -> None:
-    """A model that is wrong by a factor everywhere says what it says without the factor, but for a tenth of the doubt."""
+    """A model that is wrong by a factor everywhere says the same without it, but for a tenth of the doubt."""
     seen = read(bent, 1, 64)
     right, scaled = (believe(seen, SIZES, model_of(lambda n, f=f: f * bent(n))) for f in (1.0, factor))
     assert np.all(np.abs(scaled.mean - right.mean) <= 1e-5 + 0.1 * right.sd)

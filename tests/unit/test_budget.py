@@ -89,4 +89,4 @@ def test_a_visit_is_preparing_two_steps_and_the_readings() -> None:
 def test_preparing_is_the_cheapest_that_others_say(size: int, known: dict[int, float]) -> None:
     """Every size says its own seconds, in proportion where it is smaller; whoever was disturbed says too much."""
     said = [seconds if n >= size else seconds * size / n for n, seconds in known.items()]
-    assert guess_prepare(size, known) == pytest.approx(sorted(said)[0] if said else 0.0)
+    assert guess_prepare(size, known) == pytest.approx(min(said) if said else 0.0)

@@ -40,7 +40,8 @@ def test_a_record_is_its_counting_readings_by_visit() -> None:
 def test_costs_are_those_of_the_goal() -> None:
     """2 s and 12 J for eight samples: a quarter of a second, two seconds, 1.5 J."""
     costs = {
-        name: record(8, 2.0, goal=Goal(objective=name), joules=12.0).cost for name in ("throughput", "latency", "energy")
+        name: record(8, 2.0, goal=Goal(objective=name), joules=12.0).cost
+        for name in ("throughput", "latency", "energy")
     }
     assert costs == pytest.approx({"throughput": 0.25, "latency": 2.0, "energy": 1.5})
 
@@ -91,7 +92,7 @@ def test_a_few_disturbed_readings_do_not_count() -> None:
 
 
 def test_the_variance_of_a_median_is_that_of_many_draws() -> None:
-    """Five visits of nine readings: the median of all readings varies as said, within a fifth (four standard errors)."""
+    """Five visits of nine readings: the median of all readings varies as said, within 5 %, five standard errors."""
     random = np.random.default_rng(3)
     draws = 0.02 * random.standard_normal((20_000, 1, 45))
     assert Noise(0.02, 0.0).variance(45) == pytest.approx(np.median(draws, axis=2).var(), rel=0.05)
@@ -123,16 +124,16 @@ def test_what_was_read_at_a_bad_time_is_not_seen_until_it_is_visited_again() -> 
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1.09, set()), (1.12, {4})])
-def test_a_bad_time_is_a_tenth_longer_than_the_shortest_of_any_larger_size(
-    seconds: float, expected: set[int]
-) -> None:
+def test_a_bad_time_is_a_tenth_longer_than_the_shortest_of_any_larger_size(seconds: float, expected: set[int]) -> None:
     """The next larger size took long itself; the one after read 1.0 s once: a median of more than 1.1 s is suspect."""
-    found = suspect({
-        4: record(4, [[seconds] * 3]),
-        8: record(8, [[3.0] * 3] * 2),
-        16: record(16, [[1.0, 1.04, 1.05]]),
-        32: Record(32, Goal()),
-    })
+    found = suspect(
+        {
+            4: record(4, [[seconds] * 3]),
+            8: record(8, [[3.0] * 3] * 2),
+            16: record(16, [[1.0, 1.04, 1.05]]),
+            32: Record(32, Goal()),
+        }
+    )
     assert found == expected
 
 

@@ -61,7 +61,7 @@ def test_the_mean_loss_of_two_sizes_is_that_of_the_formula() -> None:
 
 
 def test_the_mean_loss_of_four_sizes_is_that_of_many_draws() -> None:
-    """Values drawn by their covariance, each size there with its probability: what the best has beyond the tolerance."""
+    """Values drawn by their covariance, each there with its probability: what the best has beyond the tolerance."""
     allowed, answer, tolerance = [1.0, 0.7, 0.2, 0.5], 1, 0.02
     field = field_of(VALUE, COVARIANCE, answer=answer, tolerance=tolerance, allowed=allowed)
     random = np.random.default_rng(1)
@@ -169,7 +169,7 @@ def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[
 
 @given(sizes=st.lists(st.integers(1, 10**5), min_size=1, max_size=40, unique=True))
 def test_scouts_are_nearest_to_the_powers_of_eight(sizes: list[int]) -> None:
-    """Ascending, of the ladder, and each power of 8 times the smallest has its nearest by ratio among them, no other."""
+    """Ascending, of the ladder, and each power of 8 times the smallest has its nearest by ratio among them."""
     found = race.scouts(sizes)
     assert found == sorted(set(found))
     powers = itertools.takewhile(lambda power: power <= max(sizes), (min(sizes) * 8**k for k in itertools.count()))

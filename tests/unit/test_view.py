@@ -55,7 +55,7 @@ def test_energy_has_an_answer_of_its_own_and_seconds_of_its_own() -> None:
 
 
 def test_sizes_are_those_of_the_ladder_and_openings_beside_them() -> None:
-    """Closed ones are out unless they were read; between 8 and 16 open 10, 11 and 13, or none where none may be added."""
+    """Closed ones are out unless they were read; between 8 and 16 open 10, 11 and 13, where any may be added."""
     read = along(line, 8, 16)
     assert view(read, ladder=[32], extends=False).sizes == [8, 16, 32]
     assert view(read, ladder=[32], closed=[16, 32], extends=False).sizes == [8, 16]
