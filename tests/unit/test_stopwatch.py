@@ -298,6 +298,29 @@ def test_a_run_has_an_answer_after_its_first_visit(seconds: float, step: float) 
     assert stopwatch.budget.spent() <= seconds + 2 * max(step, 0.011)
 
 
+def test_the_only_step_of_a_budget_is_a_timing_however_short() -> None:
+    """Half of a millisecond is left after one step of a millisecond: that step counts, and no block is begun."""
+    stopwatch = scripted(0.001, seconds=0.5015)
+    kept = visit(stopwatch)
+    assert [(timing.seconds, timing.repeats) for timing in kept] == [(0.001, 1)]
+    assert stopwatch.runner.repeats == [1]  # type: ignore[attr-defined]
+
+
+def test_readings_that_took_the_budget_are_the_last() -> None:
+    """Nine of 20 ms were to be taken of 57 s; two that were disturbed for 29 s each leave nothing for more."""
+    kept = visit(scripted(0.02, 0.02, 0.02, 29.0, 29.0, 0.02, seconds=57.0))
+    assert [timing.seconds for timing in kept] == [0.02, 29.0, 29.0]
+
+
+def test_steps_that_became_faster_are_taken_more_at_a_time() -> None:
+    """Two steps of 5 ms span 10 ms, ten of 1 ms do: the first reading that is faster says so for those after it."""
+    stopwatch = scripted(*[0.005] * 5, 0.001)
+    kept = visit(stopwatch)
+    assert stopwatch.runner.repeats == [1] + [2] * 4 + [2] + [10] * (len(kept) - 2)  # type: ignore[attr-defined]
+    assert [timing.repeats for timing in kept] == [2, 2] + [10] * (len(kept) - 2)
+    assert len(kept) > 2
+
+
 def test_readings_end_with_the_budget() -> None:
     """Steps of 20 ms: after preparing, three steps and some readings, one more would not fit."""
     stopwatch = scripted(0.02, seconds=0.5 + 4.5 * 0.02)

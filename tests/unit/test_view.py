@@ -40,6 +40,13 @@ def test_sizes_over_the_latency_limit_are_no_answer() -> None:
         nothing.field  # noqa: B018
 
 
+def test_a_size_that_was_read_and_then_ran_out_of_memory_is_no_answer() -> None:
+    """An older run may have kept both; what it read still tells of the others."""
+    found = view(along(line, 64, 512), ladder=[], failed=[512])
+    assert (found.answer, found.fastest) == (64, 64)
+    assert 512 in found.sizes
+
+
 def test_energy_has_an_answer_of_its_own_and_seconds_of_its_own() -> None:
     """Joules per sample decide; what a visit takes is still in seconds, as read."""
     goal = Goal(objective="energy")
