@@ -95,7 +95,7 @@ class View:
         found = set(known)
         if of.extends:
             found |= set(race.openings(known | set(of.failed), of.multiple)) - set(of.closed)
-        return sorted(found - set(of.failed) | set(self.read))
+        return sorted(found)
 
     @functools.cached_property
     def belief(self) -> Belief:
