@@ -223,7 +223,7 @@ def test_the_very_first_step_does_not_count_against_the_budget() -> None:
     """100 s of compiling and 5 s of loading before steps of 20 ms: 60 s are there to measure with, and a reading."""
     device = FakeDevice(STEADY, prepare_seconds=5.0, behaviours=(Settles((2750.0,)),))
     stopwatch = open_stopwatch(device)
-    kept = visit(stopwatch)
+    kept = visit(stopwatch, likely=0.02)
     assert [timing.seconds for timing in kept] == pytest.approx([0.02] * len(kept))
     now = stopwatch.runner.clock.now()
     assert now > 60.0
@@ -257,6 +257,10 @@ def test_a_throttled_device_rests_ever_longer_up_to_a_share_of_the_budget() -> N
     for _ in range(30):
         stopwatch.rest(hot)
     assert sum(runner.slept) == pytest.approx(6.0)
+    late = scripted(0.02, seconds=60.0)
+    late.budget.spent_before = 59.98
+    late.rest(hot)
+    assert late.runner.slept == pytest.approx([0.02])  # type: ignore[attr-defined]
     visited = scripted(Reading(seconds=0.02, throttled=True))
     assert len(visit(visited)) == len(visited.runner.slept) + 1  # type: ignore[attr-defined]
 
@@ -359,6 +363,8 @@ def test_a_step_that_takes_twenty_times_what_it_should_hangs() -> None:
     assert visit(scripted(79.0, seconds=1e4), likely=4.0)[0].seconds == 79.0
     with pytest.raises(TimedOut, match=r"batch size 8 did not come back within 80\.0 s"):
         visit(scripted(81.0, seconds=1e4), likely=4.0)
+    with pytest.raises(TimedOut):
+        visit(scripted(0.001, 4.0, seconds=1e4))  # ten of them
     assert visit(scripted(29.0, 0.1, seconds=1e4), likely=0.1)
     with pytest.raises(TimedOut):
         visit(scripted(31.0, 0.1, seconds=1e4), likely=0.1)
