@@ -302,6 +302,12 @@ def test_zoom_visits_what_promises_most_for_its_seconds() -> None:
     assert search.zoom(view(rising(), **CHEAP, closed=[best])) != [best]
 
 
+def test_what_breaks_the_limit_is_nothing_to_compare_with() -> None:
+    """512 is the best that was read and takes too long: what lies between it and 64 still promises much."""
+    (size,) = search.zoom(view(rising(), **CHEAP, goal=Goal(latency_limit=0.3)))
+    assert 64 < size < 512
+
+
 def test_zoom_names_only_what_the_budget_holds() -> None:
     """With a second left, 1024 is not visited."""
     assert search.zoom(view(rising(), **CHEAP)) == [1024]
@@ -349,6 +355,8 @@ def test_contenders_are_swept_together_in_an_order_of_the_seed() -> None:
     assert {tuple(sorted(order)) for order in orders.values()} == {(64, 200)}
     assert len(set(orders.values())) == 2
     assert tuple(search.zoom(view(noisy(6), seed=3, **NOISY))) == orders[3]
+    later = {seed: tuple(search.zoom(view(noisy(7), seed=seed, **NOISY))) for seed in range(12)}
+    assert any(later[seed] != order for seed, order in orders.items())  # each sweep has an order of its own
 
 
 def test_what_was_visited_often_is_not_visited_again(monkeypatch: pytest.MonkeyPatch) -> None:
