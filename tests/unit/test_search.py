@@ -446,8 +446,14 @@ def test_a_slow_early_single_visit_is_revisited() -> None:
     assert search.doubts(view(read, ladder=[], model=model, goal=LATENCY)) == []
     twice = plateau | {400: record(400, flat(400) * 1.5, visits=2)}
     assert search.doubts(view(twice, ladder=[], model=model)) == []
-    near = plateau | {400: record(400, flat(400) * 0.92, visits=1)}
-    assert search.doubts(view(near, ladder=[], model=model)) == []
+    low = {n: seconds * (0.98 if n == 400 else 1.0) for n, seconds in along(flat, 256, 400, 384, 640, 768).items()}
+    expected = view(plateau, ladder=[400], model=low, extends=False)
+    assert (
+        expected.steps[expected.place(400)] < flat(400) < 1.03 * expected.steps[expected.place(400)] < flat(400) * 1.03
+    )
+    for factor, found in ((1.0, []), (1.03, [400])):
+        near = plateau | {400: record(400, [[factor * flat(400)] * 5])}
+        assert search.doubts(view(near, ladder=[], model=low)) == found
 
 
 def test_a_size_read_at_a_bad_time_that_would_not_be_the_answer_is_left() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from cubatch.history import Record
 from cubatch.results import STATUSES, Goal
-from cubatch.verdicts import Verdict, verdicts
+from cubatch.verdicts import Verdict, _gain, verdicts
 from tests.unit.situations import POWERS, along, record, view
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
@@ -159,6 +160,27 @@ def test_what_could_be_better_and_is_not_affordable_is_not_run() -> None:
     ahead = costs[:, answer] - costs[:, place] + math.log(2)
     assert verdict.facts["limit"] == "budget"
     assert math.log1p(float(str(verdict.facts["could_gain"]))) == pytest.approx(np.quantile(ahead, 0.95), abs=0.003)
+
+
+def test_what_was_affordable_and_left_is_dropped_with_what_it_may_be() -> None:
+    """The search ended for its patience or for the worth of a visit: nothing is said of the budget."""
+    found = judge(rising(), ladder=[1024], left=60.0)[1024]
+    assert found.status == "dropped"
+    assert re.fullmatch(r"by its neighbours' readings it is at most [\d.]+ % better than batch size 512", found.reason)
+
+
+def test_gains_are_those_of_two_sizes_that_are_alike() -> None:
+    """Of two costs that are known to 10 and 20 % and move together, by many draws: the mean beyond 1 %, the 95th."""
+    covariance = np.array([[0.01, 0.015], [0.015, 0.04]])
+    field = SimpleNamespace(value=np.array([0.0, 0.05]), answer=0)
+    stub: Any = SimpleNamespace(
+        place=[0, 1].index, field=field, belief=SimpleNamespace(covariance=covariance), tolerance=0.01
+    )
+    values = np.random.default_rng(4).multivariate_normal(field.value, covariance, 400_000)
+    ahead = values[:, 1] - values[:, 0]
+    average, most = _gain(stub, 1)
+    assert average == pytest.approx(np.maximum(ahead - 0.01, 0).mean(), rel=0.01)
+    assert math.log1p(most) == pytest.approx(np.quantile(ahead, 0.95), rel=0.01)
 
 
 def test_what_promises_little_is_dropped_though_it_is_not_affordable() -> None:
