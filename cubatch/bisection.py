@@ -36,13 +36,13 @@ def between(low: int, high: int, guess: float | None = None, multiple: int = 1) 
         multiple: Only multiples of this.
 
     Returns:
-        A size strictly between, or None where the limit is met.
+        A size strictly between, or None where the limit is met or no multiple lies between.
 
     Example:
         >>> between(64, 512), between(256, 512), between(256, 512, guess=300.7)
         (181, 384, 300)
-        >>> between(100, 102) is None
-        True
+        >>> between(100, 102) is None, between(97, 105, multiple=8)
+        (True, 104)
     """
     if is_met(low, high):
         return None
@@ -50,5 +50,7 @@ def between(low: int, high: int, guess: float | None = None, multiple: int = 1) 
     if guess is not None:
         margin = _MARGIN * (high - low)
         middle = min(max(guess, low + margin), high - margin)
-    size = max(int(middle) // multiple * multiple, low + 1)
+    size = int(middle) // multiple * multiple
+    if size <= low:
+        size = (low // multiple + 1) * multiple
     return size if size < high else None

@@ -78,19 +78,19 @@ def learning(field: Field, variance: Array, visited: NDArray[np.bool_]) -> Array
     Args:
         field: What is known.
         variance: Of what a visit reads, by size.
-        visited: Which sizes were visited, and so may be the answer.
+        visited: Which sizes were visited, and so may be the answer, as the one now is.
     """
     covariance = field.belief.covariance
     moved = covariance / np.sqrt(np.diag(covariance) + variance)[None]  # (any size, size that is visited)
     shift = moved - moved[field.answer]
     ahead = field.value - field.value[field.answer] - field.tolerance
     ahead[field.answer] = 0.0
-    now = max(float(ahead[visited].max()), 0.0)
+    now = float(ahead[visited].max())
     gain = np.zeros(len(ahead))
     for outcome, weight in zip(_OUTCOMES, _WEIGHTS, strict=True):
         known = (ahead[visited, None] - shift[visited] * outcome).max(axis=0)
         own = ahead - np.diag(shift) * outcome
-        gain += weight * np.maximum(np.maximum(known, own) - now, -now)
+        gain += weight * (np.maximum(known, own) - now)
     return np.maximum(gain, 0.0) * field.allowed
 
 

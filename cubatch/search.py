@@ -63,15 +63,20 @@ def next_visits(view: View) -> list[int]:
 
 
 def first(view: View) -> list[int]:
-    """Name the smallest size, or, where the model says that even its steps are dear, the one that it says is best."""
+    """
+    Name the smallest size, or, where the model says that even its steps are dear, the one that it says is best.
+
+    By the objective latency the smallest is the one that is best.
+    """
     waiting, model = [n for n in sorted(view.of.ladder) if n not in view.of.closed], view.of.model
-    if not waiting or model is None or not view.of.extends:
+    if not waiting or model is None or not view.of.extends or view.goal.objective == "latency":
         return waiting[:1]
-    limit = view.goal.latency_limit
-    known = [n for n in waiting if n in model and (limit is None or model[n] <= limit)]
+    known = [n for n in waiting if n in model]
     if not known or view.of.visit_seconds(known[0], model[known[0]]) <= SCOUT_SHARE * view.of.left:
         return waiting[:1]
-    return [min(known, key=lambda n: model[n] / n)]
+    limit = view.goal.latency_limit or math.inf
+    able = [n for n in known if model[n] <= limit and view.of.visit_seconds(n, model[n]) <= view.of.left]
+    return [min(able or known[:1], key=lambda n: model[n] / n)]
 
 
 def asked(view: View) -> list[int]:
@@ -173,7 +178,7 @@ def lowest_latency(view: View) -> list[int]:
         likely = [n for n in inside if view.steps[view.place(n)] <= allowed]
         size = likely[-1] if likely else inside[0]
         return [size] if view.affordable(size) else []
-    near = [n for n in dict.fromkeys([view.fastest, low, *above]) if view.affordable(n)]
+    near = [n for n in dict.fromkeys([view.fastest, low, *above]) if n not in view.of.closed and view.affordable(n)]
     unsure = [n for n in near if _unsure(view, n, allowed) and view.read[n].visits < MOST_VISITS_OF_LATENCY]
     return _shuffled(view, near) if unsure else []
 

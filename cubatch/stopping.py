@@ -56,7 +56,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     sure, k = 1.0, 0
     while True:
         less_sure = sure - 2 * math.comb(n, k) / 2**n  # of the interval between the values of rank k + 1
-        if less_sure < confidence or 2 * (k + 1) >= n:
+        if less_sure < confidence:
             break
         sure, k = less_sure, k + 1
     if k == 0:

@@ -116,9 +116,7 @@ class Stopwatch:
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
         spent.query_seconds += now() - asked
         step = last.seconds
-        count = readings_for(
-            step, self.span_seconds, overhead_seconds=now() - began, left=max(self.budget.left(), step)
-        )
+        count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
         taken = 0
         if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
             keep(self._timing(batch_size, first_round, last, repeats, memory))

@@ -54,11 +54,12 @@ def _of_read(view: View, n: int) -> Verdict:
     record, best = view.read[n], view.read[view.fastest or n]
     own, leading = record.cost or math.inf, best.cost or 0.0
     count = len(record.counting)
+    readings = f"{count} reading{'s' * (count > 1)}"
     sd = math.sqrt(view.noise.variance(count, record.visits) + view.noise.variance(len(best.counting), best.visits))
-    if n != view.answer and own > view.goal.allowed(leading) and math.log(own / leading) - SURE * sd > view.tolerance:
+    if math.log(own / leading) - SURE * sd > view.tolerance:  # so that it is not the answer either
         by = format_percent(1 - leading / own)
-        return Verdict("dropped", f"{by} behind batch size {best.batch_size} after {count} readings")
-    return Verdict("ok", f"{count} readings in {record.visits} visit{'s' * (record.visits > 1)}")
+        return Verdict("dropped", f"{by} behind batch size {best.batch_size} after {readings}")
+    return Verdict("ok", f"{readings} in {record.visits} visit{'s' * (record.visits > 1)}")
 
 
 def _of_unread(view: View, n: int, spent: str) -> Verdict:

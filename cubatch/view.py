@@ -96,7 +96,7 @@ class View:
         found = set(known)
         if of.extends:
             found |= set(race.openings(known | set(of.failed), of.multiple)) - set(of.closed)
-        return sorted(found - set(of.failed) | set(self.read))
+        return sorted(found)
 
     @functools.cached_property
     def belief(self) -> Belief:
@@ -141,7 +141,7 @@ class View:
 
     def _runs(self, n: int, top: int) -> float:
         """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""
-        if n in self.read:
+        if n in self.read or n < top:
             return 1.0
         probability, last = 1.0, top
         for size in sorted(size for size in self.of.failed if size > top):

@@ -1,4 +1,4 @@
-"""The arithmetic of the budget: what a size would take, and whether that fits."""
+"""The arithmetic of the budget: what a visit takes, and what is left."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.budget import (
+    MAX_REPEATS,
     Budget,
     OutOfBudget,
-    extrapolate_seconds,
     guess_prepare,
+    readings_for,
     repeats_for,
-    rounds_seconds,
-    why_not_first,
+    visit_seconds,
 )
+
+SECONDS = st.floats(1e-6, 1e4)
 
 
 def test_a_budget_counts_from_its_start_and_on_top_of_earlier_runs() -> None:
@@ -22,7 +24,9 @@ def test_a_budget_counts_from_its_start_and_on_top_of_earlier_runs() -> None:
     now = [100.0]
     budget = Budget(60.0, 20.0)
     assert budget.spent() == 20.0
+    assert not budget.is_started
     budget.start(lambda: now[0])
+    assert budget.is_started
     now[0] = 115.0
     assert (budget.spent(), budget.left()) == (35.0, 25.0)
     budget.check(25.0)
@@ -34,115 +38,55 @@ def test_a_budget_counts_from_its_start_and_on_top_of_earlier_runs() -> None:
         budget.check()
 
 
+def test_what_counts_goes_on_when_it_is_started_again() -> None:
+    """The second start, by another clock, changes nothing: 5 s since the first are 5 s."""
+    now = [100.0]
+    budget = Budget(60.0)
+    budget.start(lambda: now[0])
+    now[0] = 105.0
+    budget.start(lambda: 0.0)
+    assert budget.spent() == 5.0
+
+
 def test_a_timing_spans_its_minimum_with_whole_steps() -> None:
     """Four 3 ms steps span 10 ms; a step longer than the span is taken once; a broken clock ends somewhere."""
-    assert [repeats_for(step, 0.01) for step in (0.003, 0.01, 7.0, 1e-12)] == [4, 1, 1, 10_000]
+    assert [repeats_for(step, 0.01) for step in (0.003, 0.01, 7.0, 1e-12)] == [4, 1, 1, MAX_REPEATS]
 
 
-def test_rounds_count_their_discarded_steps() -> None:
-    """Five rounds of a 1 s step: six discarded (two in the first) and five timed; four later ones, eight in all."""
-    assert rounds_seconds(1.0, 0.01, 5, is_first=True) == 11.0
-    assert rounds_seconds(1.0, 0.01, 4, is_first=False) == 8.0
+@given(step=st.floats(1e-3, 1e3), overhead=SECONDS, left=SECONDS)
+def test_a_visit_takes_three_to_nine_readings_unless_one_is_dear(step: float, overhead: float, left: float) -> None:
+    """A reading over 0.6 % of what is left is taken once, over 0.3 % twice; else as many as fill the overhead."""
+    reading = step * next(n for n in range(1, 100) if n * step >= 0.01)
+    share = reading / left
+    expected = 1 if share > 0.006 else 2 if share > 0.003 else max(3, min(9, overhead // reading))
+    assert readings_for(step, 0.01, overhead_seconds=overhead, left=left) == expected
 
 
-@given(
-    overhead=st.floats(0, 1),
-    per_sample=st.floats(1e-6, 1),
-    sizes=st.lists(st.integers(1, 10**6), min_size=3, unique=True),
+@pytest.mark.parametrize(
+    ("overhead", "left", "expected"),
+    [(0.059, 60.0, 5), (0.0, 60.0, 3), (1.0, 60.0, 9), (1.0, 3.0, 2), (1.0, 1.6, 1)],
+    ids=["as long as it took to get there", "at least three", "at most nine", "0.33 % of what is left", "0.6 % of it"],
 )
-def test_a_straight_line_is_extrapolated_exactly_or_from_above(
-    overhead: float, per_sample: float, sizes: list[int]
-) -> None:
-    """Step time that is a line in the batch is never guessed too low, nor above proportion."""
-    *smaller, largest = sorted(sizes)
-    known = {n: overhead + per_sample * n for n in smaller}
-    guess = extrapolate_seconds(largest, known)
-    assert guess is not None
-    assert guess >= (overhead + per_sample * largest) * (1 - 1e-6)
-    assert guess <= known[smaller[-1]] * largest / smaller[-1] * (1 + 1e-9)
+def test_readings_of_ten_milliseconds(overhead: float, left: float, expected: int) -> None:
+    """Two steps of 5 ms are one reading, whatever the overhead is."""
+    assert readings_for(0.005, 0.01, overhead_seconds=overhead, left=left) == expected
 
 
-def test_noise_cannot_make_a_larger_batch_cheaper_than_the_one_before() -> None:
-    """A falling line is cut at the time of the nearest smaller size; nothing smaller known gives no guess."""
-    assert extrapolate_seconds(400, {100: 2.0, 200: 1.5}) == 1.5
-    assert extrapolate_seconds(50, {50: 1.0, 100: 2.0}) is None
+def test_a_visit_is_preparing_two_steps_and_the_readings() -> None:
+    """
+    1 s to prepare and steps of 0.1 s: nine readings, the first being one of the two steps before.
+
+    Steps of 4 ms: three to a reading, nine readings besides the two steps.
+    """
+    long = visit_seconds(0.1, 0.01, prepare_seconds=1.0, left=1000.0)
+    assert long == pytest.approx(1.0 + 2 * 0.1 + 8 * 0.1)
+    short = visit_seconds(0.004, 0.01, prepare_seconds=1.0, left=1000.0)
+    assert short == pytest.approx(1.0 + 2 * 0.004 + 9 * 3 * 0.004)
+    assert visit_seconds(5.0, 0.01, prepare_seconds=1.0, left=60.0) == pytest.approx(1.0 + 2 * 5.0)
 
 
-def test_a_curve_is_continued_along_its_end() -> None:
-    """From 2 s at 100 to 3 s at 200 the line says 5 s at 400, whatever a size of a quarter took."""
-    assert extrapolate_seconds(400, {50: 0.1, 100: 2.0, 200: 3.0}) == 5.0
-
-
-def test_a_steep_line_is_cut_at_proportion() -> None:
-    """From 1 s at 100 to 3 s at 200 the line says 7 s at 400; twice the batch takes twice 3 s at most."""
-    assert extrapolate_seconds(400, {100: 1.0, 200: 3.0}) == 6.0
-
-
-def ask(
-    left: float,
-    *,
-    unfinished: dict[int, int] | None = None,
-    size: int = 200,
-    waiting: tuple[int, ...] = (200,),
-    prepare: dict[int, float] | None = None,
-) -> str | None:
-    """Ask for a size; 200 needs 11 s: its step is guessed at 1 s, in proportion to 0.5 s at half the size."""
-    return why_not_first(
-        size,
-        {100: 0.5},
-        left=left,
-        unfinished=unfinished or {},
-        waiting=waiting,
-        prepare_seconds=prepare or {},
-        span_seconds=0.01,
-    )
-
-
-def test_a_size_runs_if_its_minimum_of_rounds_fits_its_share() -> None:
-    """Eleven seconds fit eleven, not ten; the reason holds both numbers."""
-    assert ask(11.0) is None
-    assert "would take 11.0 s, its share of the budget is 10.9 s" in (ask(10.9) or "")
-
-
-def test_sizes_that_would_not_fit_their_share_take_none() -> None:
-    """Of 33 s, 200 and 300 (11 s and 16.5 s) have a half each, since 400 (22 s) would not fit into a third."""
-    waiting = (200, 300, 400)
-    assert ask(33.0, waiting=waiting) is None
-    assert ask(33.0, waiting=waiting, size=300) is None
-    assert ask(32.9, waiting=waiting, size=300)
-    assert ask(33.0, waiting=waiting, size=400)
-    assert ask(66.0, waiting=waiting, size=400) is None
-
-
-def test_what_is_promised_to_begun_sizes_is_not_shared_out() -> None:
-    """A begun size with one round of 0.5 s steps still needs four, 4 s: 15 s hold both, 14.9 s do not."""
-    assert ask(15.0, unfinished={100: 1}) is None
-    assert ask(14.9, unfinished={100: 1})
-    assert ask(11.0, unfinished={100: 7}) is None
-    assert ask(10.9, unfinished={100: 7})  # rounds beyond the least give nothing back
-
-
-def test_preparing_counts_in_every_round_and_never_by_its_first_time() -> None:
-    """A first preparation of 50 s held compiling and is passed over; a line through 1 s and 2 s says 4 s."""
-    assert ask(11.0, prepare={50: 50.0}) is None
-    assert ask(31.0, prepare={50: 1.0, 100: 2.0}) is None
-    assert ask(30.9, prepare={50: 1.0, 100: 2.0})
-    # Four rounds of 100 are promised 2 s to prepare and 1 s each.
-    assert ask(43.0, prepare={50: 1.0, 100: 2.0}, unfinished={100: 1}) is None
-    assert ask(42.9, prepare={50: 1.0, 100: 2.0}, unfinished={100: 1})
-
-
-def test_a_size_that_was_prepared_before_is_not_guessed_from_smaller_ones() -> None:
-    """4 s stay 4 s, though a line through 2 s at 100 and 2.5 s at 200 says 3.5 s of a size that never was."""
-    smaller = {100: 2.0, 200: 2.5}
-    assert (guess_prepare(400, smaller), guess_prepare(400, {**smaller, 400: 4.0})) == (3.5, 4.0)
-
-
-def test_a_smaller_size_takes_as_long_to_prepare_as_a_larger_one() -> None:
-    """What does not grow with the batch does not shrink with it either: 2 s at 200 are 2 s at 100."""
-    assert guess_prepare(100, {200: 2.0, 400: 8.0}) == 2.0
-
-
-def test_the_first_of_all_sizes_runs_untried() -> None:
-    """With nothing smaller known there is no guess, and somebody must begin."""
-    assert why_not_first(64, {}, left=1e-3, unfinished={}, waiting=(64,), prepare_seconds={}, span_seconds=0.01) is None
+@given(size=st.integers(1, 4096), known=st.dictionaries(st.integers(1, 4096), st.floats(0, 100), max_size=6))
+def test_preparing_is_the_cheapest_that_others_say(size: int, known: dict[int, float]) -> None:
+    """Every size says its own seconds, in proportion where it is smaller; whoever was disturbed says too much."""
+    said = [seconds if n >= size else seconds * size / n for n, seconds in known.items()]
+    assert guess_prepare(size, known) == pytest.approx(min(said) if said else 0.0)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.results import (
     DECIDED_BY,
+    DISTURBED,
     OBJECTIVES,
+    PER_VISIT,
     STATUSES,
     Goal,
     Keeper,
@@ -338,3 +340,50 @@ def test_a_null_keeper_answers_every_call_of_a_keeper() -> None:
     keeper.timing(Timing(batch_size=1, round=0, seconds=1.0))
     keeper.outcome(Outcome(1, "ok"))
     keeper.spent(1.0)
+
+
+def read_of(*visits: list[float], throttled: tuple[int, ...] = ()) -> list[Timing]:
+    """Timings of one size, visit by visit; those of these visits throttled."""
+    return [
+        Timing(batch_size=8, round=PER_VISIT * visit + number, seconds=seconds, throttled=visit in throttled)
+        for visit, values in enumerate(visits)
+        for number, seconds in enumerate(values)
+    ]
+
+
+def test_a_visit_counts_as_a_whole_by_its_median() -> None:
+    """A visit 9.9 % above the best one counts with its outliers, one 10.1 % above with none of its readings."""
+    best, near, far = [1.0, 1.0, 5.0], [1.099, 1.099, 0.5], [1.101, 1.101, 0.5]
+    timings = read_of(best, near, far)
+    assert DISTURBED == 0.1
+    assert counting(timings) == tuple(timings[:6])
+
+
+def test_throttled_timings_count_where_there_are_no_others_only() -> None:
+    """However fast they are, a clear reading sets them aside; alone they count, disturbed visits apart."""
+    timings = read_of([1.0, 1.1], [9.0], [2.0], throttled=(0, 1))
+    assert counting(timings) == (timings[3],)
+    assert counting(timings[:3]) == tuple(timings[:2])
+
+
+@given(
+    st.lists(st.builds(Timing, batch_size=st.just(8), round=st.integers(0, 99), seconds=st.floats(1e-9, 1e9),
+                       throttled=st.booleans()))
+)  # fmt: skip
+def test_of_any_timings_some_count(timings: list[Timing]) -> None:
+    """What counts is never empty, in the order it was taken, of one kind, and holds the visit of the best median."""
+    found = counting(timings)
+    assert bool(found) == bool(timings)
+    assert len({timing.throttled for timing in found}) <= 1
+    assert [timing for timing in timings if timing in found] == list(found)
+    assert counting(found) == found
+
+
+def test_a_result_without_the_keys_that_were_added_later_is_read() -> None:
+    """Files of the same schema from before visits were counted know nothing of them, and stay readable."""
+    data = json.loads(a_result().to_json())
+    for measurement in data["measurements"]:
+        for name in ADDED_KEYS:
+            del measurement[name]
+    read = TuningResult.from_json(json.dumps(data))
+    assert {getattr(measurement, name) for measurement in read.measurements for name in ADDED_KEYS} == {None}
