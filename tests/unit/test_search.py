@@ -320,7 +320,7 @@ def test_zoom_ends_where_the_answer_is_known_or_nothing_was_found_for_long() -> 
     assert search.zoom(view(rising(), **CHEAP, fruitless=search.PATIENCE)) == []
     assert search.zoom(view(rising(), **CHEAP, goal=Goal(tolerance=0.6))) == []
     free: dict[str, Any] = CHEAP | {"visit_seconds": lambda n, step: 1e-6}
-    assert search.zoom(view(rising(), **free, goal=Goal(tolerance=0.2))) == []
+    assert search.zoom(view(rising(), **free, goal=Goal(tolerance=0.06))) == []
     assert search.zoom(view({1: 9.0}, goal=Goal(latency_limit=1.0))) == []
     assert search.zoom(view(rising(), **CHEAP, goal=LATENCY)) == []
 
