@@ -56,6 +56,11 @@ class Record:
         return len({timing.round // PER_VISIT for timing in self.timings})
 
     @property
+    def is_mute(self) -> bool:
+        """Whether visits gave no reading of what the goal compares: energy of a step too short for the counter."""
+        return self.visits > 1 and self.cost is None
+
+    @property
     def seconds(self) -> float:
         """Median time of a step."""
         return median([timing.seconds for timing in self.counting])

@@ -262,7 +262,7 @@ class _Run:
                 ladder=self.candidates,
                 model=self.model,
                 records=self.records,
-                closed=self.outcomes,
+                closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
                 failed={n for n, outcome in self.outcomes.items() if outcome.status == "out_of_memory"},
                 visit_seconds=seconds,
                 left=left,

@@ -110,7 +110,7 @@ class Stopwatch:
         spent.visits += 1
         prepared = now()
         spent.prepare_seconds += prepared - began
-        last, repeats = self._settle([] if self._is_warm else self._warm_clocks(likely), likely)
+        last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
         asked = now()
         spent.warmup_seconds += asked - prepared
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
@@ -131,7 +131,7 @@ class Stopwatch:
             self.rest(timing)
             step, taken = min(step, reading.seconds), taken + 1
 
-    def _settle(self, steps: list[Reading], expected: float | None) -> tuple[Reading, int]:
+    def _settle(self, steps: list[Reading], repeats: int, expected: float | None) -> tuple[Reading, int]:
         """
         Step until a reading is not clearly faster than the one before: caches, allocators and compilers are done.
 
@@ -141,7 +141,7 @@ class Stopwatch:
         Returns:
             The last reading, and of how many steps it is.
         """
-        worked, repeats = 0.0, 1
+        worked = 0.0
         if not steps:
             self.budget.check()
             steps = [self._read(1, expected)]
@@ -197,8 +197,8 @@ class Stopwatch:
         self.prepare_seconds[batch_size] = self.runner.clock.now() - before
         self._prepared = batch_size
 
-    def _warm_clocks(self, expected: float | None) -> list[Reading]:
-        """Work until the clocks have risen and the readings no longer trend; the last two of them."""
+    def _warm_clocks(self, expected: float | None) -> tuple[list[Reading], int]:
+        """Work until the clocks have risen and the readings no longer trend; the last two, and of how many steps."""
         before = self.runner.clock.now()
         steps = [self._read(1, None)]  # may compile or load, which is not measuring: only the budget bounds it
         self.budget.forgive(self.runner.clock.now() - before)
@@ -206,15 +206,15 @@ class Stopwatch:
         history: list[tuple[float, float]] = []
         repeats, worked = 1, 0.0
         while worked < most:
+            repeats = 1 if not history else repeats_for(steps[-1].seconds, self.span_seconds)
             steps.append(self._read(repeats, expected))
             seconds = steps[-1].seconds
             worked = max(worked + repeats * seconds, self.runner.clock.now() - began)
             history.append((worked, seconds))
             if worked >= WARM_SECONDS and _is_settled(history, max(WARM_SECONDS / 2, repeats * seconds)):
                 break
-            repeats = repeats_for(seconds, self.span_seconds)
         self._is_warm = True
-        return steps[-2:]
+        return steps[-2:], repeats
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
         """Read the clock once; what takes far longer than expected counts as hung, also if it came back."""

@@ -187,6 +187,6 @@ class View:
 
     @functools.cached_property
     def within_reach(self) -> Array:
-        """What a visit may take: all that is left, or a part of it where its steps are longer than any that was read."""
+        """What a visit may take: what is left, or a part of that where steps are longer than any that was read."""
         longest = max((record.seconds for record in self.read.values()), default=0.0)
         return np.where(self.steps > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.of.left

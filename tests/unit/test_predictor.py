@@ -382,7 +382,9 @@ def test_a_layer_takes_as_long_in_a_network_as_alone():
         for n, got, algorithm in zip((48, 5), found.seconds, found.algorithms, strict=True):
             alone = predict_step(node.layer, [n], V100, mode="training")
             (same,) = (one for one in alone.passes if one.pass_ is pass_)
-            assert (got, algorithm) == (pytest.approx(same.seconds[0], rel=1e-12), same.algorithms[0])
+            # The residual of the log is a sum over the 1007 measurements that are fitted, in float32, and BLAS adds
+            # in an order that depends on how many cases there are.
+            assert (got, algorithm) == (pytest.approx(same.seconds[0], rel=gamma(1007, 2.0**-24)), same.algorithms[0])
 
 
 @pytest.mark.parametrize("layer", [CONV, Linear(c=4096, k=4096)], ids=str)

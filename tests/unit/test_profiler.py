@@ -219,8 +219,8 @@ def test_no_size_and_round_is_measured_twice() -> None:
 
 
 def test_a_cold_start_stays_out_of_the_timings_that_count() -> None:
-    """A first step 50 times too long and a clock that takes seconds to rise leave what counts within 10 %."""
-    device = FakeDevice(affine(1e-3, 1e-4), behaviours=(ColdStart(slower=0.28, seconds=1.5),))
+    """A first step 50 times too long and a clock that takes a second to rise leave what counts within 10 %."""
+    device = FakeDevice(affine(1e-3, 1e-4), behaviours=(ColdStart(slower=0.28, seconds=1.0),))
     measured = go(device, given())
     for n in SIZES:
         for timing in counting(measured.of(n)):

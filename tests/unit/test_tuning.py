@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import cubatch
-from cubatch import clocks, errors, host, models, outlook, probe, remote, runners, select, tuning, variants
+from cubatch import clocks, errors, host, load, models, outlook, probe, remote, runners, select, tuning, variants
 from cubatch.environment import kernels_sha256
 from cubatch.kernel_plan import problem_of
 from cubatch.kinds import Conv2d, Linear
@@ -86,6 +86,12 @@ class VirtualClock(clocks.HostClock):
         seconds = 1e-3 + 1e-5 * VirtualClock.batch_size
         VirtualClock.passed += repeats * seconds
         return Reading(seconds=seconds)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Nobody else is busy here, whatever runs beside the tests."""
+    monkeypatch.setattr(load, "snapshot", lambda: None)
 
 
 @pytest.fixture
