@@ -116,7 +116,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=360, help="how many devices; the classes take turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budgets", default=",".join(f"{budget:g}" for budget in BUDGETS), help="of ours, in seconds")
-    parser.add_argument("--kinds", default="all", help=f"classes, separated by ';': {'; '.join(ALL_KINDS)}")
+    parser.add_argument(
+        "--kinds", default="all", help=f"classes, separated by ';': {'; '.join(ALL_KINDS)}".replace("%", "%%")
+    )
     parser.add_argument("--rivals", default="all", help="names separated by ';', or none")
     parser.add_argument(
         "--against", default="none", help="rivals whose seconds ours is given too: names separated by ';', or all"

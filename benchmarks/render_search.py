@@ -11,8 +11,6 @@ _ALL = "all classes"
 
 def search(result: dict[str, Any]) -> str:
     """Regret and seconds of our search and of the rivals' rules on fake devices."""
-    if result["schema"] == 1:
-        return _by_class(result)
     tolerance = f"{100 * result['tolerance']:.0f} %"
     rows = []
     for row in result["summary"]:
@@ -38,21 +36,3 @@ def _percent(share: float) -> str:
 
 def _seconds(row: dict[str, Any]) -> str:
     return f"{row['seconds']['mean']:.1f}"
-
-
-def _by_class(result: dict[str, Any]) -> str:
-    """The first form of the file: the 95th percentile of regret by class."""
-    kinds = list(dict.fromkeys(row["kind"] for row in result["summary"]))
-    finders = list(dict.fromkeys(row["finder"] for row in result["summary"]))
-    cells = {(row["finder"], row["kind"]): row["regret"]["p95"] for row in result["summary"]}
-
-    def text(value: float | None) -> str:
-        return "fails" if value is None else f"{100 * value:.1f}"
-
-    rows = [[finder, *(text(cells[finder, kind]) for kind in kinds)] for finder in finders]
-    caption = (
-        f"{result['date']}, commit {result['commit']}: {result['devices']} fake devices, seed {result['seed']}: "
-        "regret beyond a tolerance of "
-        f"{100 * result['tolerance']:.0f} %, 95th percentile in percent; “fails” is no usable answer."
-    )
-    return f"{caption}\n\n{table(['finder', *kinds], rows)}"
