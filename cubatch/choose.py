@@ -7,6 +7,7 @@ repeat it with a pocket calculator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -356,7 +357,11 @@ def _is_near(ran: int, edge: int) -> bool:
 
 def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
     first = min(measurements, key=lambda m: m.batch_size, default=None)
-    if first is not None and first.status == "over_limit" and first.latency_seconds is not None:
+    if (
+        first is not None
+        and first.status == "over_limit"
+        and (first.latency_seconds or 0) > (goal.latency_limit or math.inf)
+    ):
         # All larger ones take longer still: whatever became of them, only another limit helps.
         smaller = " or allow smaller batch sizes" if first.batch_size > 1 else ""
         reason = f"batch size {explain.breaks_latency_limit(first, goal)}"

@@ -21,7 +21,6 @@ from contextlib import AbstractContextManager
 
 import attrs
 import numpy as np
-from numpy.random import default_rng  # noqa: F401 - not when it is first used: its import swallows a Ctrl-C
 from threadpoolctl import ThreadpoolController
 
 from cubatch import search, verdicts
@@ -54,7 +53,7 @@ class Event:
         done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
         seconds_left: Of the budget.
         message: What happened, for a person.
-        best_batch_size: What the answer would be now; None before the first reading.
+        best_batch_size: What the answer would be by the visits before this one, or before its sweep; None in the first.
         best_rate: Samples per second of it.
         could_gain: By what share the answer may still get better, at most in nine of ten cases; None where that
             is not known.
@@ -97,8 +96,8 @@ def measure(
         factory: Makes the runner; not called if nothing is left to measure.
         ladder: The candidates, in any order.
         goal: What is to be as good as possible.
-        kept: What an earlier run left.  Its timings are not taken again, its outcomes are final,
-            except "interrupted".
+        kept: What an earlier run left.  Its timings are not taken again, its outcomes are final, except "interrupted"
+            and "dropped" against a size that has fallen since.
         keep: Told of every timing, outcome and second as it happens.
         budget: Seconds of measuring by the runner's clock, those of `kept` included.  The last step
             that is begun may exceed it.
@@ -186,7 +185,8 @@ class _Run:
         try:
             for n, candidate in self.candidates.items():
                 if candidate.over_limit and n not in self.outcomes:
-                    reason = "planned above the memory limit, so it was not tried"
+                    tried = "not tried again" if self.records[n].timings else "not tried"
+                    reason = f"planned above the memory limit, so it was {tried}"
                     self.end(n, "over_limit", reason, limit="memory")
             if self.open:
                 self.walk()
@@ -223,8 +223,14 @@ class _Run:
             ends = verdicts.verdicts(self.view)
         for n, verdict in ends.items():
             cut: dict[str, object] = {"cut_short": True} if verdict.status == "over_limit" else {"limit": "budget"}
-            is_cut = self.budget.left() <= 0 and verdict.status in {"ok", "over_limit"}
+            is_cut = verdict.status in {"ok", "over_limit"} and self.budget.left() < self.next_seconds(n)
             self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
+        for n in self.open:
+            self.end(n, "dropped", f"{self.records[n].visits} visits gave no reading of its energy")
+
+    def next_seconds(self, n: int) -> float:
+        """Give what another visit to a size that was read would take."""
+        return float(self.view.visit_seconds[self.view.place(n)])
 
     def next(self) -> list[int]:
         self.view = self.look()
@@ -252,6 +258,7 @@ class _Run:
         """Look at all that is known now."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
         left = self.budget.left()
+        refused = {n for n, o in self.outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
 
         def seconds(n: int, step: float) -> float:
             return visit_seconds(step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left)
@@ -261,7 +268,7 @@ class _Run:
                 goal=self.goal,
                 ladder=self.candidates,
                 model=self.model,
-                records=self.records,
+                records={n: record for n, record in self.records.items() if n not in refused},
                 closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
                 failed={n for n, outcome in self.outcomes.items() if outcome.status == "out_of_memory"},
                 visit_seconds=seconds,
@@ -354,7 +361,9 @@ class _Run:
         reason = str(error) if isinstance(error, CubatchError) else f"{type(error).__name__}: {error}"
         if has_run:
             text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {reason}"
-            self.end(n, "ok", text, cut_short=True, **facts)
+            is_over = self.goal.latency_limit is not None and self.records[n].seconds > self.goal.latency_limit
+            limit = {"limit": "latency"} if is_over else {}
+            self.end(n, "over_limit" if is_over else "ok", text, cut_short=True, **facts, **limit)
             return
         status = "timeout" if isinstance(error, TimedOut) else "error"
         if is_out_of_memory(error):

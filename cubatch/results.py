@@ -58,10 +58,10 @@ class Timing:
     Attributes:
         batch_size: Samples per step.
         round: Which round of the run it belongs to, from 0; rounds pair timings of different sizes. A visit of several
-            readings takes several rounds: see `history.PER_VISIT`.
+            readings takes several rounds: see PER_VISIT.
         seconds: Time of one step.
         repeats: Steps the clock ran over.
-        throttled: Taken while the clock was clearly below what it should be; kept, not used.
+        throttled: Taken while the clock was clearly below what it should be; kept, and used where there is no other.
         sm_clock_mhz: SM clock right after the reading; None where it cannot be read.
         joules: Energy of one step; None where it cannot be read.
         peak_bytes: The engine's high water of device memory at that time.

@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.random import default_rng
+from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 from numpy.typing import NDArray
 
 from cubatch import bisection, race

@@ -66,7 +66,7 @@ class Stopwatch:
 
     Args:
         runner: What is timed.
-        budget: Checked before every step.
+        budget: No visit begins when it is spent, and no reading that it does not hold but the first.
         span_seconds: What a reading must span at least.
         clocks_mhz: SM clocks read in earlier runs.
 
@@ -119,7 +119,9 @@ class Stopwatch:
         count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
         taken = 0
         if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
-            keep(self._timing(batch_size, first_round, last, repeats, memory))
+            timing = self._timing(batch_size, first_round, last, repeats, memory)
+            keep(timing)
+            self.rest(timing)
             taken = 1
         while taken < count:
             repeats = repeats_for(step, self.span_seconds)

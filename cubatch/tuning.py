@@ -55,9 +55,10 @@ def autotune(
     """
     Find the batch size at which a layer or network really runs fastest on a device, and say why.
 
-    The candidates come from the device and the layers (`candidates`), are bounded by the computed
-    memory plan (`footprint`), and are timed in interleaved rounds.  The answer is the smallest size
-    whose median is within `tolerance` of the best; for latency the largest within it of the lowest.
+    The candidates come from the device and the layers (`candidates`) and are bounded by the computed memory plan
+    (`footprint`).  A few widely spaced ones are timed first, then whichever promises most for its seconds, also sizes
+    between them, until the answer is known.  It is the smallest size whose median is within `tolerance` of the best;
+    for latency the largest within it of the lowest.
 
     Args:
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a .toml or .json file.
@@ -68,7 +69,7 @@ def autotune(
             there are no Tensor Cores for them, products are float32 too, and the result says so.
         objective: "throughput", "latency" or "energy" (samples per joule).
         tolerance: Share of the best that may be given up for a smaller batch.
-        batch_sizes: Measure exactly these.
+        batch_sizes: Measure exactly these, each at least once if the budget holds it.
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
         latency_limit: Seconds that a step may take.
@@ -76,12 +77,13 @@ def autotune(
         library: "cubatch": our kernels, on a GPU only; "im2col": the vendor's GEMM through CuPy, or NumPy's
             BLAS, in float32 only. "auto" is the first on a GPU and the second on the CPU; the result says which.
         recompute: Forget activations and compute them again in the backward pass.
-        budget: Seconds of measuring, at most.
+        budget: Seconds of measuring, at most: it ends sooner where the answer is known. What the very first step
+            takes, which may load and compile, does not count; the last step that is begun may exceed it.
         isolate: Measure in a worker process that may die: True, False, or "auto": on a GPU, and on the CPU
             if a candidate's plan exceeds a quarter of the limit.
         store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
             question, and which kernels won on this GPU, is forgotten.
-        seed: Draws parameters, data and the order of the rounds.
+        seed: Draws parameters, data and the order of the sweeps.
         progress: Called with a `profiler.Event` after everything that happens.
 
     Returns:

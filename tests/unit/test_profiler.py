@@ -1001,3 +1001,28 @@ def test_is_out_of_memory_and_goal_are_at_hand_for_workers() -> None:
     assert profiler.is_out_of_memory(MemoryError())
     assert profiler.Goal is Goal
     assert str(TimedOut("a step", 30.0)) == "a step did not come back within 30.0 s"
+
+
+def test_a_kept_leader_that_no_longer_fits_leaves_the_answer_to_the_others() -> None:
+    """After a kill the fastest size is planned above what memory is left: the others are judged among themselves."""
+    device = FakeDevice(affine(1e-3, 1e-5), noise=0.002)
+    kept = tuple(go(device, given()).timings)
+    most = max(timing.batch_size for timing in kept)
+    measured = go(device, [Candidate(n, over_limit=n == most) for n in SIZES], kept=Measured(timings=kept))
+    statuses = {outcome.batch_size: outcome.status for outcome in measured.outcomes}
+    assert statuses[most] == "over_limit"
+    assert "ok" in {status for n, status in statuses.items() if n != most}
+
+
+def test_a_size_without_energy_readings_ends_all_the_same() -> None:
+    """Of sizes whose energy is read but for one, that one has an outcome, and the others are chosen from."""
+
+    class Silent(FakeRunner):
+        def prepare(self, batch_size: int) -> None:
+            super().prepare(batch_size)
+            self.true_joules = None if batch_size == 16 else self.true_joules
+
+    device = FakeDevice(affine(1e-3, 1e-4), joules=affine(1.0, 0.01))
+    measured = go(lambda: Silent(device), given(), goal=Goal(objective="energy"))
+    assert {outcome.batch_size for outcome in measured.outcomes} >= set(SIZES)
+    assert "interrupted" not in {outcome.status for outcome in measured.outcomes}
