@@ -206,7 +206,7 @@ def _limit(
         "latency_limit": f"The latency limit decided: the next larger size takes longer than {limit}.",
         "max_batch_size": f"max_batch_size decided: nothing larger than {looked} was allowed, which might be better.",
         "batch_sizes": f"{listed}, which might be better.",
-        "budget": f"The budget decided: {untried} not tried before it ended, and might be better.",
+        "budget": f"The budget decided: {untried} not tried, since it held no visit to them, and might be better.",
     }[decided_by]
 
 

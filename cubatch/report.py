@@ -41,7 +41,7 @@ _WHY = {
     "latency_limit": "larger batches take longer than the latency limit allows",
     "max_batch_size": "much larger batches were ruled out by max_batch_size",
     "batch_sizes": "only the sizes asked for were looked at",
-    "budget": "the budget ended before every size was tried, so a larger budget may find better",
+    "budget": "the budget did not hold a visit to every size, so a larger one may find better",
 }
 _ALIKE = {"latency": "take about equally long", "energy": "take about equally little energy"}
 _TIMED = ("ok", "dropped")

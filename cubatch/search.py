@@ -47,6 +47,7 @@ GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what i
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 DOUBTFUL = 0.03  # a size that its neighbours say is faster by less was not read at a bad time
+LAST = 0.05  # log of what the largest size read may be behind by its neighbours: all that lies beyond is judged by it
 READINGS = 5  # that a visit is thought to take, when it is judged what it would tell
 
 
@@ -257,7 +258,9 @@ def doubts(view: View) -> list[int]:
         alone = believe(others, [n], view.model)
         read = record.cost or math.inf
         expected = math.exp(alone.mean[0]) / n
-        if expected * (1 + DOUBTFUL) < read and math.log(expected) < -view.field.value[view.field.answer]:
+        behind = math.log(expected) + view.field.value[view.field.answer]
+        last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
+        if expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0):
             found.append(n)
     return found[:1]
 

@@ -47,7 +47,7 @@ def _without_answer(view: View, n: int, spent: str) -> Verdict:
     breaks = [size for size in view.read if size < n]
     if breaks:
         return Verdict("dropped", f"batch size {breaks[0]}, which is smaller, breaks the latency limit")
-    return Verdict("not_run", f"{spent} is spent", {"limit": "budget"})
+    return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
 
 
 def _of_read(view: View, n: int) -> Verdict:

@@ -715,7 +715,10 @@ def test_what_untried_sizes_might_gain_is_said() -> None:
         "Not tried, for lack of time, with up to 8 % to gain: 8, 16 and 32. A larger budget tries them."
         in result.reasons
     )
-    assert "The budget decided: 3 larger sizes were not tried before it ended, and might be better." in result.reasons
+    assert (
+        "The budget decided: 3 larger sizes were not tried, since it held no visit to them, and might be better."
+        in result.reasons
+    )
     result = decide({1: Ended(1.0), 2: Ended(1.0), 8: NOT_RUN})
     assert "Not tried, for lack of time: 8. A larger budget tries them." in result.reasons
 

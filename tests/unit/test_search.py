@@ -463,6 +463,19 @@ def test_a_size_read_at_a_bad_time_that_would_not_be_the_answer_is_left() -> Non
     assert search.doubts(view({64: line(64)}, ladder=[])) == []
 
 
+def test_the_largest_size_read_is_doubted_where_larger_ones_are_judged_by_it() -> None:
+    """400 took 1.2 times its line and would not be the answer; but if that is true, what lies beyond is worse."""
+
+    def sinking(n: int) -> float:
+        return 0.01 * n**1.01
+
+    slow: dict[int, float | Record] = along(sinking, 64, 128, 256, 320)
+    slow[400] = record(400, 1.2 * sinking(400), visits=1)
+    assert search.doubts(view(slow, ladder=[800])) == [400]
+    assert search.doubts(view(slow, ladder=[], extends=False)) == []
+    assert search.doubts(view({**slow, 800: sinking(800)}, ladder=[], extends=False)) == []
+
+
 def test_a_size_that_another_process_slowed_down_is_visited_again() -> None:
     """The first visit of all takes 20 times as long: longer than larger sizes do, so it counts as not read."""
     read = along(falling, 16, 32, 64, 128)

@@ -95,7 +95,7 @@ def test_without_an_answer_what_lies_above_a_broken_limit_is_dropped() -> None:
     """8 breaks the limit, so that 16 does; of 4 nothing is known but that the budget is spent."""
     found = judge({8: record(8, [[0.9] * 3])}, ladder=[4, 8, 16], goal=Goal(latency_limit=0.5))
     assert found[16] == Verdict("dropped", "batch size 8, which is smaller, breaks the latency limit")
-    assert found[4] == Verdict("not_run", "the budget of 60.0 s is spent", {"limit": "budget"})
+    assert found[4] == Verdict("not_run", "the budget of 60.0 s does not hold a visit", {"limit": "budget"})
     assert {verdict.status for verdict in judge({}).values()} == {"not_run"}
 
 
