@@ -41,10 +41,10 @@ import attrs
 import numpy as np
 
 import cubatch as cb
-from benchmarks.fake_devices import KINDS, numbers
 from benchmarks.provenance import provenance
 from benchmarks.search import networks, summary, tables
 from benchmarks.search.cases import TOLERANCE
+from benchmarks.search.fake_devices import KINDS, numbers
 from benchmarks.search.timed_rivals import KNOW_LATENCY
 from benchmarks.search.trials import FINDERS, Request, Trial, search_device
 

@@ -18,8 +18,8 @@ import attrs
 import numpy as np
 
 import cubatch
-from benchmarks import fitting, published
-from benchmarks.published import Rows
+from benchmarks.predictor import fitting, published
+from benchmarks.predictor.published import Rows
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.fitted import Fitted
 

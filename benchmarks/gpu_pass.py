@@ -36,8 +36,10 @@ from typing import Any, TextIO
 
 import attrs
 
-from benchmarks import gpu_items, gpu_plan, gpu_stages, gpu_sweep
-from benchmarks.gpu_stages import Stage
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import plan, sweep
+from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu.stages import Stage
 from benchmarks.provenance import provenance
 from cubatch.errors import CubatchError, DeviceFailed
 from cubatch.hardware import catalogue, probe
@@ -334,7 +336,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the sweeps: a line for each layer, pass and batch size."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, gpu_sweep.COLUMNS)
+        writer = csv.DictWriter(file, sweep.COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
     part.replace(path)
@@ -405,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := _problem(given):
         parser.error(problem)
     if given.dry_run:
-        return gpu_plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
+        return plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
     found = run_all(
         stages, given.out, seconds=given.seconds, only=given.only, without=given.without, skipped=given.skip_kernel,
         commit=given.commit, facts=gpu_items.device_facts(probe.resolve("cuda")),

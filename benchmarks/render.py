@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import render_gpu, render_predictor, render_search
-from benchmarks.tables import table
+from benchmarks.pages import gpu, predictor, search
+from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parent.parent
@@ -140,14 +140,14 @@ def mixed_precision(result: dict[str, Any]) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tuning": tuning,
     "engine_cpu": engine_cpu,
-    "search": render_search.search,
+    "search": search.search,
     "training": training,
     "imports": imports,
     "mixed_precision": mixed_precision,
-    "predictor": render_predictor.scores,
-    "predictor_goals": render_predictor.goals,
-    "predict_speed": render_predictor.speed,
-    **render_gpu.KINDS,
+    "predictor": predictor.scores,
+    "predictor_goals": predictor.goals,
+    "predict_speed": predictor.speed,
+    **gpu.KINDS,
 }
 
 

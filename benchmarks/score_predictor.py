@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import fitting, published
 from benchmarks.fit_predictor import RESULTS, fingerprints, path_of
-from benchmarks.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows
-from benchmarks.score_batches import cliffs, knees
-from benchmarks.score_networks import networks
+from benchmarks.predictor import fitting, published
+from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows
+from benchmarks.predictor.score_batches import cliffs, knees
+from benchmarks.predictor.score_networks import networks
 from cubatch.estimate.vendor.algorithms import Array, Mask
 from cubatch.estimate.vendor.fitted import Fitted
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-from benchmarks.rivals import GIB, Task
+from benchmarks.search.finders import GIB, Task
 from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate

@@ -15,8 +15,8 @@ import random
 import attrs
 
 import cubatch as cb
-from benchmarks.rivals import GIB, Task
 from benchmarks.search.cases import ORDINARY_START, TOLERANCE, Case, judged
+from benchmarks.search.finders import GIB, Task
 from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch.estimate import expected
 from cubatch.hardware import arithmetic, catalogue

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.rivals import Rival, Task
+from benchmarks.search.finders import Rival, Task
 from cubatch.measure.goal import Goal
 from cubatch.measure.runner import Runner
 from cubatch.tuning import ladder

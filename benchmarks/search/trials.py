@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from benchmarks import fake_devices
-from benchmarks.rivals import RIVALS, Rival
-from benchmarks.search import networks
+from benchmarks.search import fake_devices, networks
 from benchmarks.search.cases import Case
+from benchmarks.search.finders import RIVALS, Rival
 from benchmarks.search.sessions import Session
 from benchmarks.search.timed_rivals import KNOW_LATENCY, TIMED
 from cubatch.errors import NothingMeasured

@@ -16,7 +16,8 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks import gpu_conformance, gpu_items, gpu_probes
+from benchmarks.gpu import conformance, probes
+from benchmarks.gpu import items as gpu_items
 from cubatch.bench.target import on_gpu
 from cubatch.errors import CubatchError
 from cubatch.hardware import catalogue, probe
@@ -25,7 +26,7 @@ from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 
 ARCHS = (52, 70, 75, 80, 90)
-EVERY = {arch: gpu_probes.probes(arch) for arch in ARCHS}
+EVERY = {arch: probes.probes(arch) for arch in ARCHS}
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 UNPROBED = {
     "misuse", "atom_places", "places", "turns", "untouched",  # no question to a GPU
@@ -69,14 +70,12 @@ def here():
 @pytest.mark.gpu
 @pytest.mark.skipif(GPU is None, reason="no GPU in this machine")
 @needs_twins
-@pytest.mark.parametrize(
-    "asked", gpu_probes.probes(gpu_items.arch_of(GPU)) if GPU else [], ids=lambda asked: asked.name
-)
+@pytest.mark.parametrize("asked", probes.probes(gpu_items.arch_of(GPU)) if GPU else [], ids=lambda asked: asked.name)
 def test_the_gpu_answers_as_its_twin(asked, here):
     """Bit for bit, or for sums that may be added in any order within the rounding of all of them."""
-    got = gpu_conformance.answer(asked, here.launcher)
-    want = gpu_conformance.answer(asked, Simulator(gpu_items.arch_of(GPU)))
-    assert gpu_conformance.differences(asked, got, want) == []
+    got = conformance.answer(asked, here.launcher)
+    want = conformance.answer(asked, Simulator(gpu_items.arch_of(GPU)))
+    assert conformance.differences(asked, got, want) == []
 
 
 def kept_answers():
@@ -98,11 +97,11 @@ def test_the_twins_answer_as_gpus_did():
     if not kept:
         pytest.skip("no GPU has answered yet")
     for name, arch, answers in kept:
-        for asked in gpu_probes.probes(arch):
+        for asked in probes.probes(arch):
             if asked.name in answers:
-                got = [gpu_conformance.unpacked(array) for array in answers[asked.name]]
-                want = gpu_conformance.answer(asked, Simulator(arch))
-                assert gpu_conformance.differences(asked, got, want) == [], f"{name}: {asked.name}"
+                got = [conformance.unpacked(array) for array in answers[asked.name]]
+                want = conformance.answer(asked, Simulator(arch))
+                assert conformance.differences(asked, got, want) == [], f"{name}: {asked.name}"
 
 
 @needs_twins
@@ -110,10 +109,10 @@ def test_the_twins_answer_as_gpus_did():
 def test_the_twins_answer_every_probe_and_always_alike(arch):
     """In two orders of threads and both modes of copies; some output is written by each."""
     for asked in EVERY[arch]:
-        first = gpu_conformance.answer(asked, Simulator(arch, schedule="in_order", copies="early"))
-        second = gpu_conformance.answer(asked, Simulator(arch, schedule="shuffled", copies="late", seed=7))
-        assert gpu_conformance.differences(attrs.evolve(asked, slack=0.0), first, second) == [], asked.name
-        before = gpu_conformance.answer(asked, Nobody())
+        first = conformance.answer(asked, Simulator(arch, schedule="in_order", copies="early"))
+        second = conformance.answer(asked, Simulator(arch, schedule="shuffled", copies="late", seed=7))
+        assert conformance.differences(attrs.evolve(asked, slack=0.0), first, second) == [], asked.name
+        before = conformance.answer(asked, Nobody())
         writes = [not np.array_equal(old, new) for old, new in zip(before, first, strict=True)]
         assert all(writes) or asked.name in NOTHING_TO_WRITE, asked.name
 
@@ -121,7 +120,7 @@ def test_the_twins_answer_every_probe_and_always_alike(arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_probes_have_names_of_their_own_and_the_same_data_in_every_process(arch):
     """An answer is found by its name, in a file of another day."""
-    again = gpu_probes.probes(arch)
+    again = probes.probes(arch)
     assert len({asked.name for asked in again}) == len(again) > 0
     for one, other in zip(EVERY[arch], again, strict=True):
         pairs = zip(one.arguments(np.array), other.arguments(np.array), strict=True)
@@ -133,14 +132,14 @@ def test_probes_have_names_of_their_own_and_the_same_data_in_every_process(arch)
 def test_an_answer_that_is_off_is_told_with_its_place(arch):
     """One bit of a whole number, more than the slack of a sum; NaN is like NaN."""
     for asked in EVERY[arch]:
-        want = gpu_conformance.answer(asked, Simulator(arch))
+        want = conformance.answer(asked, Simulator(arch))
         got = [array.copy() for array in want]
         flat = got[-1].reshape(-1)
         if asked.slack:
             flat[3] += 2 * asked.slack
         else:
             flat.view(np.uint8)[3 * flat.itemsize] ^= 1
-        said = gpu_conformance.differences(asked, got, want)
+        said = conformance.differences(asked, got, want)
         is_nan = flat.dtype.kind == "f" and np.isnan(flat[3])
         assert is_nan or len(said) == 1, asked.name
         assert is_nan or f"1 of {flat.size} differ" in said[0]
@@ -153,11 +152,11 @@ def test_probes_and_twins_are_built_beforehand(reason, monkeypatch):
     of half of the probes. Without g++ the twins are left out, and it is said.
     """
     compiled, built = [], []
-    monkeypatch.setattr(gpu_conformance.compiler, "compile_unit", lambda found, arch: compiled.append((found, arch)))
+    monkeypatch.setattr(conformance.compiler, "compile_unit", lambda found, arch: compiled.append((found, arch)))
     monkeypatch.setattr(building, "shared_object", lambda found, arch, mode: built.append((found, arch, mode)))
     monkeypatch.setattr(building, "reason_to_skip", lambda: reason)
     h200 = SimpleNamespace(workers=2, device=catalogue.find("h200-sxm"))
-    assert gpu_conformance.build(EVERY[90], h200)["no_twins"] == reason
+    assert conformance.build(EVERY[90], h200)["no_twins"] == reason
     sources = {asked.kernel.source for asked in EVERY[90]}
     assert len(sources) == 3
     assert {found.source for found, _ in compiled} == sources
@@ -169,7 +168,7 @@ def test_probes_and_twins_are_built_beforehand(reason, monkeypatch):
 def test_an_answer_comes_back_from_json():
     """Every type and shape, bit for bit."""
     for array in (np.arange(12, dtype=np.uint16).reshape(3, 4), np.array([np.nan, -0.0, 1e-45], np.float32)):
-        back = gpu_conformance.unpacked(json.loads(json.dumps(gpu_conformance.packed(array))))
+        back = conformance.unpacked(json.loads(json.dumps(conformance.packed(array))))
         assert (back.dtype, back.shape) == (array.dtype, array.shape)
         assert back.tobytes() == array.tobytes()
 
@@ -201,7 +200,7 @@ def test_a_gpu_without_a_compiler_for_the_twins_leaves_its_answer_unchecked(monk
     here = SimpleNamespace(place=SimpleNamespace(launcher=Simulator(80), trying=contextlib.nullcontext))
     asked = EVERY[80][0]
     monkeypatch.setattr(building, "reason_to_skip", lambda: "no g++")
-    found = gpu_conformance.conforms(asked, here)
+    found = conformance.conforms(asked, here)
     assert (found["status"], found["message"]) == ("unchecked", "no g++")
-    want = gpu_conformance.answer(asked, Simulator(80))
-    assert gpu_conformance.differences(asked, [gpu_conformance.unpacked(a) for a in found["answer"]], want) == []
+    want = conformance.answer(asked, Simulator(80))
+    assert conformance.differences(asked, [conformance.unpacked(a) for a in found["answer"]], want) == []

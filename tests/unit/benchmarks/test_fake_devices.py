@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import cubatch as cb
-from benchmarks.fake_devices import KINDS, make, numbers
 from benchmarks.search import networks, plain
 from benchmarks.search.cases import MAXIMA, Case
+from benchmarks.search.fake_devices import KINDS, make, numbers
 from benchmarks.search.sessions import Bimodal, LoadsCode, Noise, SearchDevice
 from benchmarks.search.waves import CLASSES as WAVES
 from benchmarks.search.waves import convolution_seconds

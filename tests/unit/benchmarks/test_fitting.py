@@ -11,9 +11,10 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks import fit_predictor, fitting
-from benchmarks.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows, find_device, load
+from benchmarks import fit_predictor
+from benchmarks.predictor import fitting
+from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
+from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows, find_device, load
 from cubatch.estimate.vendor.algorithms import algorithms, seconds
 from cubatch.estimate.vendor.fitted import Fitted
 from cubatch.hardware import catalogue

@@ -16,20 +16,14 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks import (
-    gpu_cases,
-    gpu_conformance,
-    gpu_items,
-    gpu_pass,
-    gpu_plan,
-    gpu_probes,
-    gpu_stages,
-    gpu_sweep,
-    render,
-    render_gpu,
-)
+from benchmarks import gpu_pass, render
+from benchmarks.gpu import cases as gpu_cases
+from benchmarks.gpu import conformance, plan, probes, sweep
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu.stages import Item, Stage
 from benchmarks.gpu_pass import Position, Run
-from benchmarks.gpu_stages import Item, Stage
+from benchmarks.pages import gpu
 from cubatch.bench import cases, measure, target
 from cubatch.bench.contest import Contest
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
@@ -233,12 +227,12 @@ def test_a_session_says_which_kernel_it_tries_until_it_is_through():
 
 def test_a_kernel_that_is_left_out_is_not_launched():
     """It is an error of that variant or probe, and nothing is told of it."""
-    said, probe = [], gpu_probes.probes(90)[0]
+    said, probe = [], probes.probes(90)[0]
     session = session_that(said, skipped={probe.kernel.name})
     with pytest.raises(
         DeviceFailed, match=f"kernel {probe.kernel.name} failed with the end of an earlier process"
     ) as no:
-        gpu_conformance.conforms(probe, session)
+        conformance.conforms(probe, session)
     assert not no.value.is_fatal
     assert said == []
 
@@ -464,13 +458,13 @@ def test_a_stage_without_time_does_not_begin(monkeypatch, tmp_path):
 
 def test_sweeps_go_into_a_table_beside_the_file(monkeypatch, tmp_path):
     """One line for each layer, pass and batch size."""
-    row = dict.fromkeys(gpu_sweep.COLUMNS) | {"batch": 3, "ours_ms": 0.5}
+    row = dict.fromkeys(sweep.COLUMNS) | {"batch": 3, "ours_ms": 0.5}
     stages = [attrs.evolve(stage_of(), name="sweep")]
     run_all(monkeypatch, tmp_path, stages, {"sweep": [{"name": "x", "status": "ok", "rows": [row, row]}]})
     with (tmp_path / "pass.csv").open() as file:
         read = list(csv.DictReader(file))
     assert [line["batch"] for line in read] == ["3", "3"]
-    assert set(read[0]) == set(gpu_sweep.COLUMNS)
+    assert set(read[0]) == set(sweep.COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -563,8 +557,8 @@ def test_a_dry_run_fails_with_a_kernel_that_does_not_compile(monkeypatch, capsys
 
 def test_a_dry_run_fails_with_a_case_that_does_not_fit(monkeypatch, capsys):
     """The largest layers at batch 256 take more than a card of 4 GiB has."""
-    small = attrs.evolve(gpu_plan.room.memory_limit(H200), bytes=4 << 30)
-    monkeypatch.setattr(gpu_plan.room, "memory_limit", lambda _: small)
+    small = attrs.evolve(plan.room.memory_limit(H200), bytes=4 << 30)
+    monkeypatch.setattr(plan.room, "memory_limit", lambda _: small)
     only = "224x224x64 to 64.*n=256, fprop"
     assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "layers", "--only", only]) == 1
     assert "4.00 GiB are there" in capsys.readouterr().out
@@ -595,11 +589,11 @@ def test_odd_shapes_are_odd_and_always_the_same():
 
 def test_an_uncovered_kernel_is_a_problem():
     """A kernel that no case of the correctness stage runs is named."""
-    assert gpu_plan._unchecked(set(), H200)
-    every = {found.name for found in gpu_plan.variant.kernels()}
-    assert gpu_plan._unchecked(every, H200) == []
+    assert plan._unchecked(set(), H200)
+    every = {found.name for found in plan.variant.kernels()}
+    assert plan._unchecked(every, H200) == []
     lost = next(name for name in sorted(every) if name.startswith("conv2d_fprop_implicit"))
-    assert gpu_plan._unchecked(every - {lost}, H200) == [f"no case runs {lost}"]
+    assert plan._unchecked(every - {lost}, H200) == [f"no case runs {lost}"]
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------
@@ -608,7 +602,7 @@ def test_an_uncovered_kernel_is_a_problem():
 @pytest.mark.parametrize("largest", [1, 2, 7, 256])
 def test_sweeps_go_from_coarse_to_fine(largest):
     """Every size once; after any half of them the widest gap is at most twice the narrowest possible."""
-    order = list(gpu_sweep.coarse_to_fine(largest))
+    order = list(sweep.coarse_to_fine(largest))
     assert sorted(order) == list(range(1, largest + 1))
     half = sorted(order[: max(1, largest // 2)])
     assert max(b - a for a, b in zip([0, *half], [*half, largest + 1], strict=True)) <= 4 or largest < 4
@@ -618,13 +612,13 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
     """Its rows are ascending and tell what was run; the buffers of the largest batch are all there is."""
     layer = kinds.Linear(c=6, k=4)
     world.seconds = {"gemm_nt_a": 1e-3, "vendor": 2e-3}
-    found = gpu_sweep.sweep(
+    found = sweep.sweep(
         layer, Pass.FPROP, world.place(), Contest(world), until=time.monotonic() + 60, largest=9
     )  # fmt: skip
     rows = found["rows"]
     assert [row["batch"] for row in rows] == list(range(1, 10))
     assert found["missing"] == []
-    assert all(set(row) == set(gpu_sweep.COLUMNS) for row in rows)
+    assert all(set(row) == set(sweep.COLUMNS) for row in rows)
     assert rows[4] | {"ours_kernel": "gemm_nt_a", "ours_blocks": 30, "ours_busiest_sm_blocks": 3} == rows[4]
     assert rows[4]["ours_ms"] == pytest.approx(1.0)
     assert rows[4]["vendor_ms"] == pytest.approx(2.0)
@@ -634,7 +628,7 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
 
 def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
     """Nothing is made up for it."""
-    found = gpu_sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.place(), Contest(world), until=0.0, largest=4)
+    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.place(), Contest(world), until=0.0, largest=4)
     assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
 
 
@@ -650,7 +644,7 @@ def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
 
     asked = 0
     here = attrs.evolve(world.place(), trying=refuse_small)
-    found = gpu_sweep.sweep(
+    found = sweep.sweep(
         kinds.Linear(c=6, k=4), Pass.FPROP, here, Contest(world), until=time.monotonic() + 60, largest=4
     )
     assert ([row["batch"] for row in found["rows"]], found["missing"]) == ([2, 3], [1, 4])
@@ -660,7 +654,7 @@ def test_parts_are_disjoint_along_the_batch_and_share_the_filter():
     """Three samples at a time out of eight: two parts, each with its own samples."""
     whole = cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 8)
     arrays = {name: _numbered(operand.shape) for name, operand in whole.operands.items()}
-    parts = gpu_sweep._parts(cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 3), arrays)
+    parts = sweep._parts(cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 3), arrays)
     assert [part["x"][0, 0] for part in parts] == [0, 6]
     assert [part["x"].shape for part in parts] == [(3, 2), (3, 2)]
     assert parts[0]["w"] is parts[1]["w"] is arrays["w"]
@@ -743,7 +737,7 @@ SYNTHETIC = result_of(
 
 def test_goals_are_judged_by_the_geometric_mean_and_the_least():
     """Products of 0.5 and 2 are at 1, convolutions of 0.8 and 1.25 too (not 3x3, stride 1); misc goes by its worst."""
-    text = render_gpu.goals(SYNTHETIC)
+    text = gpu.goals(SYNTHETIC)
     assert "| matrix products, float32: geometric mean of the ratio to cuBLAS | 0.95 | 1.000 | 2 | yes |" in text
     assert "| 1x1 and strided convolutions of resnet50, float32: ... to cuDNN | 1.00 | 1.000 | 2 | yes |" in text
     assert "| other operations: least share of a copy's bandwidth | 0.85 | 0.700 | 2 | **no** |" in text
@@ -752,7 +746,7 @@ def test_goals_are_judged_by_the_geometric_mean_and_the_least():
 
 def test_the_table_of_products_leaves_out_what_was_wrong():
     """And the caption counts what was skipped."""
-    text = render_gpu.gemm(SYNTHETIC)
+    text = gpu.gemm(SYNTHETIC)
     assert "gemm nt 64 x 64 x 64" in text
     assert "0.50 (0.49 to 0.51)" in text
     assert "16 x 64" not in text
@@ -762,17 +756,17 @@ def test_the_table_of_products_leaves_out_what_was_wrong():
 
 def test_convolutions_are_averaged_by_network_and_pass():
     """1x1 and strided apart from 3x3 at stride 1."""
-    assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in render_gpu.convolutions(SYNTHETIC)
+    assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in gpu.convolutions(SYNTHETIC)
 
 
 def test_bandwidth_is_a_share_of_a_copy():
     """For what only moves bytes."""
-    assert "| relu 8x8x4, n=2, fprop | 1.00 ms | 100 GB/s | 90.0 % |  |" in render_gpu.bandwidth(SYNTHETIC)
+    assert "| relu 8x8x4, n=2, fprop | 1.00 ms | 100 GB/s | 90.0 % |  |" in gpu.bandwidth(SYNTHETIC)
 
 
 def test_the_slow_are_listed_with_what_limits_them():
     """Empty SMs, the vendor's other algorithm, bandwidth; what meets its goal is not there."""
-    text = render_gpu.slow(SYNTHETIC)
+    text = gpu.slow(SYNTHETIC)
     lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
     assert len(lines) == 4
     assert "gemm nt 64 x 64 x 64" in lines[0]
@@ -786,10 +780,10 @@ def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):
     """Every kind has its marker; a page without markers stays as it is."""
     (tmp_path / "pass.json").write_text(json.dumps(SYNTHETIC))
     monkeypatch.setattr(render, "ROOT", tmp_path)
-    page = "".join(f"<!-- results: {kind} pass.json -->\nold\n<!-- end -->\n" for kind in render_gpu.KINDS)
+    page = "".join(f"<!-- results: {kind} pass.json -->\nold\n<!-- end -->\n" for kind in gpu.KINDS)
     written = render.rendered(page)
     assert "old" not in written
-    assert written.count("Imaginary GPU") == len(render_gpu.KINDS)
+    assert written.count("Imaginary GPU") == len(gpu.KINDS)
     assert render.rendered("no markers") == "no markers"
 
 
@@ -798,7 +792,7 @@ def test_a_real_result_is_what_the_tables_read(world):
     result = measure.measure(cases.gemm(70, 50, 30), world.place(), Contest(world), seconds=10.0)
     facts = {"name": "x", "status": "ok", "result": json.loads(json.dumps(result.to_mapping()))}
     passed = result_of(gemm=([facts], 0))
-    assert "gemm nt 70 x 50 x 30" in render_gpu.gemm(passed)
-    assert "| gemm | float32 | fake | 1 |" in render_gpu.families(passed)
-    assert render_gpu.limit_of(render_gpu.rows_of(passed, "gemm")[0])
+    assert "gemm nt 70 x 50 x 30" in gpu.gemm(passed)
+    assert "| gemm | float32 | fake | 1 |" in gpu.families(passed)
+    assert gpu.limit_of(gpu.rows_of(passed, "gemm")[0])
     assert DEVICE.num_sms == 10

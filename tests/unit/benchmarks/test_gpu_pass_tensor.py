@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from benchmarks import gpu_items, gpu_pass, gpu_plan, gpu_stages, gpu_tensor_cases, gpu_training, render, render_gpu
+from benchmarks import gpu_pass, render
+from benchmarks.gpu import items, plan, tensor_cases, training
+from benchmarks.gpu import stages as gpu_stages
 from benchmarks.gpu_pass import Run
-from benchmarks.render_gpu_rows import limit_of, rows_of
+from benchmarks.pages import gpu
+from benchmarks.pages.gpu_rows import limit_of, rows_of
 from cubatch.bench import cases, fused, measure
 from cubatch.bench.contest import Entrant
 from cubatch.bench.implementations import TENSOR_FAMILIES
@@ -31,7 +34,7 @@ H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
 
 def test_products_hold_the_sizes_that_the_goal_names():
     """Squares from 2048 to 8192 in three layouts and the networks' linear layers, in every type; first float16."""
-    found = gpu_tensor_cases.gemms()
+    found = tensor_cases.gemms()
     for dtype in ("float16", "bfloat16", "tf32"):
         names = {case.name for case in found if case.dtype == dtype}
         assert {
@@ -46,7 +49,7 @@ def test_products_hold_the_sizes_that_the_goal_names():
 
 def test_convolutions_hold_all_of_resnet50_in_float16():
     """Every layer in three passes at both batch sizes, weighted as it occurs; a few in the other types."""
-    found, network = gpu_tensor_cases.convolutions(), models.build("resnet50")
+    found, network = tensor_cases.convolutions(), models.build("resnet50")
     convolutions = {f"resnet50/{node.name}" for node in network.nodes if isinstance(node.layer, kinds.Conv2d)}
     for batch_size in (32, 256):
         for pass_ in Pass:
@@ -60,7 +63,7 @@ def test_convolutions_hold_all_of_resnet50_in_float16():
 
 def test_fused_cases_are_what_follows_each_convolution_of_resnet50():
     """16 blocks end in a sum with their shortcut; two convolutions of each and the first are followed by a ReLU."""
-    found = [case for case in gpu_tensor_cases.fused_convolutions() if case.batch_size == 32]
+    found = [case for case in tensor_cases.fused_convolutions() if case.batch_size == 32]
     residual = [layer for case in found if case.operation == fused.WITH_RESIDUAL for layer in case.layers]
     others = [layer for case in found if case.operation == "conv2d" for layer in case.layers]
     assert len(residual) == 16
@@ -72,9 +75,9 @@ def test_fused_cases_are_what_follows_each_convolution_of_resnet50():
 
 def test_odd_shapes_have_the_channels_that_tensor_cores_stumble_over():
     """8, 24, 64, 100 and 512 on either side, H unlike W, stride 2, dilation 2, pads of one side, several N."""
-    found = gpu_tensor_cases.odd_shapes()
-    assert [case.name for case in found] == [case.name for case in gpu_tensor_cases.odd_shapes()]
-    assert {case.name for case in found} != {case.name for case in gpu_tensor_cases.odd_shapes(seed=1)}
+    found = tensor_cases.odd_shapes()
+    assert [case.name for case in found] == [case.name for case in tensor_cases.odd_shapes()]
+    assert {case.name for case in found} != {case.name for case in tensor_cases.odd_shapes(seed=1)}
     for dtype in ("float16", "bfloat16", "tf32"):
         layers = [case.layer for case in found if case.dtype == dtype and isinstance(case.layer, kinds.Conv2d)]
         assert {8, 24, 64, 100, 512} <= {layer.c for layer in layers} & {layer.k for layer in layers}
@@ -89,11 +92,11 @@ def test_odd_shapes_have_the_channels_that_tensor_cores_stumble_over():
 @pytest.mark.parametrize("device", [H200, V100, catalogue.find("a100-sxm4-40gb"), catalogue.find("t4")], ids=str)
 def test_every_variant_on_tensor_cores_is_checked(device):
     """By the cases that come first in the stage: none is left to chance, whatever the GPU."""
-    arch = gpu_items.arch_of(device)
+    arch = items.arch_of(device)
     wanted = {k.name for k in variant.kernels() if k.family in TENSOR_FAMILIES and k.runs_on(arch)}
     launched = {
         launch.kernel
-        for case in gpu_tensor_cases.odd_shapes()
+        for case in tensor_cases.odd_shapes()
         if arch >= 80 or case.dtype != "tf32"
         for entry in measure.plan(case, device, variants="all", compiled=False).entries
         for launch in entry.launches
@@ -170,7 +173,7 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
     assert commands[0][-6:] == ["--without", "hopper", "--without", "mma", "--skip-kernel", "slow"]
     assert commands[1][-4:] == ["--skip-kernel", "slow", "--skip-kernel", "bad"]
     opened = []
-    monkeypatch.setattr(gpu_items, "session_here", lambda *given: opened.append(given) or SimpleNamespace(device=H200))
+    monkeypatch.setattr(items, "session_here", lambda *given: opened.append(given) or SimpleNamespace(device=H200))
     with (tmp_path / "lines").open("w") as lines, pytest.raises(AttributeError):
         gpu_pass.child(
             stages[0], start=0, seconds=5.0, only="gemm nt 4096", lines=lines, without=["hopper"], skipped=["bad"]
@@ -205,7 +208,7 @@ def test_training_steps_are_compared_in_the_same_rounds(monkeypatch):
         Entrant(name, side, lambda name=name: world.launched.append(name))
         for name, side in (("ours", "ours"), ("theirs", "vendor"))
     ]
-    found = gpu_training.compared_steps(entrants, 256, world)
+    found = training.compared_steps(entrants, 256, world)
     assert found["images_per_second"] == pytest.approx({"ours": 2560, "theirs": 3200})
     assert found["ratio"] == pytest.approx(0.8)
     assert found["ratio_interval"] == pytest.approx([0.8, 0.8])
@@ -216,7 +219,7 @@ def test_training_steps_are_compared_in_the_same_rounds(monkeypatch):
 def test_without_pytorch_there_is_no_ratio(monkeypatch):
     """Ours is timed all the same."""
     world = enter(World(), monkeypatch)
-    found = gpu_training.compared_steps([Entrant("ours", "ours", lambda: world.launched.append("x"))], 32, world)
+    found = training.compared_steps([Entrant("ours", "ours", lambda: world.launched.append("x"))], 32, world)
     assert (found["ratio"], found["ratio_interval"]) == (None, None)
     assert found["images_per_second"]["ours"] == pytest.approx(32 / 1e-3)
 
@@ -239,17 +242,17 @@ def test_a_training_step_prepares_both_sides_and_lets_go_of_ours(has_torch, monk
         said.append((network.name, batch_size, dtype))
         return lambda: world.launched.append("theirs")
 
-    monkeypatch.setattr(gpu_training, "_runner", runner)
-    monkeypatch.setattr(gpu_training.rivals, "torch_of", lambda _: "torch" if has_torch else None)
-    monkeypatch.setattr(gpu_training.rivals, "set_precision", lambda *given, **named: said.append((*given, named)))
-    monkeypatch.setattr(gpu_training.torch_network, "training_step", theirs)
+    monkeypatch.setattr(training, "_runner", runner)
+    monkeypatch.setattr(training.rivals, "torch_of", lambda _: "torch" if has_torch else None)
+    monkeypatch.setattr(training.rivals, "set_precision", lambda *given, **named: said.append((*given, named)))
+    monkeypatch.setattr(training.torch_network, "training_step", theirs)
     session = SimpleNamespace(place=world.place())
-    found = gpu_training.training_step("resnet50", 256, "float16", session)
+    found = training.training_step("resnet50", 256, "float16", session)
     assert (found["network"], found["dtype"], found["batch_size"]) == ("resnet50", "float16", 256)
     both = [("torch", "float16", {"benchmark": True}), ("resnet50", 256, "float16")] if has_torch else []
     assert said == [("resnet50", "float16", "training", "cubatch"), 256, *both, "closed"]
     assert len(found["images_per_second"]) == 1 + has_torch
-    text = render_gpu.training(result_of(training=([{"name": "x", "status": "ok"} | found], 0)))
+    text = gpu.training(result_of(training=([{"name": "x", "status": "ok"} | found], 0)))
     assert ("| resnet50 | float16 | 256 |" in text) == has_torch
 
 
@@ -322,8 +325,8 @@ SYNTHETIC = result_of(
 )
 def test_goals_of_a_type_are_judged_by_that_type_alone(line):
     """The best of our families in each case, geometric mean; what has no case has no line."""
-    assert line in render_gpu.goals(SYNTHETIC)
-    assert "batch 32" not in render_gpu.goals(SYNTHETIC)
+    assert line in gpu.goals(SYNTHETIC)
+    assert "batch 32" not in gpu.goals(SYNTHETIC)
 
 
 @pytest.mark.parametrize(
@@ -337,12 +340,12 @@ def test_goals_of_a_type_are_judged_by_that_type_alone(line):
 )
 def test_families_are_compared_by_their_fastest_variant(line):
     """Mean ratio over the cases that a family runs, and in how many it was the fastest of ours."""
-    assert line in render_gpu.families(SYNTHETIC)
+    assert line in gpu.families(SYNTHETIC)
 
 
 def test_convolutions_of_a_type_have_lines_of_their_own():
     """Tensor cores have no Winograd column: the goal is for all of them; fused passes stand beside the plain ones."""
-    text = render_gpu.convolutions(SYNTHETIC)
+    text = gpu.convolutions(SYNTHETIC)
     assert "| resnet50 | float16 | 256 | fprop | 1 | 1.100 |  | 1.100 |" in text
     assert "| resnet50 | float16 | 256 | fused fprop | 1 | 1.100 |  | 1.100 |" in text
     assert "| resnet50 | float32 | 32 | fprop | 1 |  | 0.400 | 0.400 |" in text
@@ -350,21 +353,21 @@ def test_convolutions_of_a_type_have_lines_of_their_own():
 
 def test_training_steps_are_listed_with_both_sides():
     """One that failed is not."""
-    lines = [line for line in render_gpu.training(SYNTHETIC).splitlines() if line.startswith("| resnet50")]
+    lines = [line for line in gpu.training(SYNTHETIC).splitlines() if line.startswith("| resnet50")]
     assert lines[0] == "| resnet50 | float16 | 256 | 2560 | 3200 | 0.80 (0.79 to 0.81) |"
     assert len(lines) == 2
 
 
 def test_what_the_hardware_does_otherwise_is_listed():
     """With what differs; the others are counted."""
-    text = render_gpu.conformance(SYNTHETIC)
+    text = gpu.conformance(SYNTHETIC)
     assert "1 differs, 1 ok" in text
     assert "| TMA, ties of tf32 | argument 1: 3 of 4 differ |" in text
 
 
 def test_what_misses_the_goal_of_its_type_is_slow():
     """1.1 is enough for a convolution, not for a fused one; 0.9 is not enough for bfloat16 products."""
-    lines = [line for line in render_gpu.slow(SYNTHETIC).splitlines() if line.startswith(("| gemm", "| conv"))]
+    lines = [line for line in gpu.slow(SYNTHETIC).splitlines() if line.startswith(("| gemm", "| conv"))]
     assert [line.split(" | ")[2] for line in lines] == ["0.50", "0.90", "0.70", "0.40", "1.10"]
 
 
@@ -384,15 +387,15 @@ def test_a_dry_run_compiles_the_probes_too(monkeypatch, capsys):
             raise CompileError(found.name, arch, (), "line 7")
         return found
 
-    monkeypatch.setattr(gpu_items.compiler, "compile_unit", refuse)
+    monkeypatch.setattr(items.compiler, "compile_unit", refuse)
     assert gpu_pass.main(["--dry-run", "--stage", "facts"]) == 1
     assert capsys.readouterr().out.count("problem: ") == 3
 
 
 def test_memory_plans_cover_every_type(monkeypatch, capsys):
     """A GPU that is too small for one is a problem of the dry run."""
-    small = attrs.evolve(gpu_plan.room.memory_limit(H200), bytes=1 << 30)
-    monkeypatch.setattr(gpu_plan.room, "memory_limit", lambda _: small)
+    small = attrs.evolve(plan.room.memory_limit(H200), bytes=1 << 30)
+    monkeypatch.setattr(plan.room, "memory_limit", lambda _: small)
     assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "memory"]) == 1
     out = capsys.readouterr().out
     assert "resnet50, training, batch 256, float16, cubatch needs" in out

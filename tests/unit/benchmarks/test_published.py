@@ -8,8 +8,8 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks import published
-from benchmarks.published import CONV, GEMM, JUSTUS, NEUSIGHT, SOURCES, find_device, load
+from benchmarks.predictor import published
+from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, SOURCES, find_device, load
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.estimate.vendor.algorithms import Work
 from cubatch.hardware import catalogue

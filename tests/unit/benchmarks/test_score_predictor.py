@@ -10,11 +10,12 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks import fitting, score_predictor
+from benchmarks import score_predictor
 from benchmarks.fit_predictor import fingerprints
-from benchmarks.published import CONV, GEMM, NEUSIGHT, find_device
-from benchmarks.score_batches import cliffs, knee, knees, ladders
-from benchmarks.score_networks import network, networks
+from benchmarks.predictor import fitting
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, find_device
+from benchmarks.predictor.score_batches import cliffs, knee, knees, ladders
+from benchmarks.predictor.score_networks import network, networks
 from benchmarks.score_predictor import anchored, errors, owned, roofline, score_source, summary, table
 from cubatch.estimate.roofline import layer_seconds
 from cubatch.estimate.step import predict_step

@@ -9,10 +9,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from benchmarks import bench_search, render_search
-from benchmarks.fake_devices import KINDS, make, numbers
+from benchmarks import bench_search
+from benchmarks.pages import search
 from benchmarks.search import networks, summary, tables, trials
 from benchmarks.search.cases import Case
+from benchmarks.search.fake_devices import KINDS, make, numbers
 from benchmarks.search.sessions import Session
 from benchmarks.search.summary import ALL, EQUAL, GOALS, LOST
 from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival, understands
@@ -225,7 +226,7 @@ def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: 
     assert all(f"\n{kind}\n" in shown for kind in ("plateau", "latency limit"))
     assert "goal" in shown
     assert figure.read_bytes().startswith(b"\x89PNG")
-    page = render_search.search(content)
+    page = search.search(content)
     assert page.count("\n| ") == 2 + 2 + len(FINDERS)  # two lines of head, two budgets
     assert "| **cubatch, 10 s** |" in page
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from benchmarks.rivals import GIB, RIVALS, Task
 from benchmarks.search import timed_rivals
+from benchmarks.search.finders import GIB, RIVALS, Task
 from benchmarks.search.timed_rivals import KNOW_LATENCY, TIMED
 from cubatch.measure.goal import Goal
 from cubatch.tuning import ladder

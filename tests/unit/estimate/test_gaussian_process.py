@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from benchmarks import fitting, fitting_gaussian_process
-from benchmarks.fitting_gaussian_process import fit_gaussian_process
-from benchmarks.published import GEMM
+from benchmarks.predictor import fitting, gaussian_process
+from benchmarks.predictor.gaussian_process import fit_gaussian_process
+from benchmarks.predictor.published import GEMM
 from cubatch.estimate.vendor import trees
 from cubatch.estimate.vendor.algorithms import algorithms, seconds
 from cubatch.estimate.vendor.fitted import Fitted
@@ -128,15 +128,15 @@ def test_the_slopes_of_the_search_are_those_of_its_value():
     rows = rows_with(lambda rows: 0.3 * np.sin(np.log(rows.work.m)))
     rows = rows.take(np.arange(len(rows)) % 3 == 0)
     places = rows.places({})
-    x, alike = table(fitting.columns(model_of(), rows)), fitting_gaussian_process._alike(rows, places)
+    x, alike = table(fitting.columns(model_of(), rows)), gaussian_process._alike(rows, places)
     first = np.log([3.0] * len(FEATURES) + [0.15, 0.1, 0.1, 0.12, 0.05, 0.05, 0.08])
     gaps = np.log(rows.seconds / fitting.analytic(model_of(), rows))
     arguments = (first, np.ones(7), x, alike, gaps)
     logs = first + np.random.default_rng(0).normal(0, 0.3, len(first))
-    value, slopes = fitting_gaussian_process._improbable(logs, *arguments)
+    value, slopes = gaussian_process._improbable(logs, *arguments)
     wrong = check_grad(
-        lambda at: fitting_gaussian_process._improbable(at, *arguments)[0],
-        lambda at: fitting_gaussian_process._improbable(at, *arguments)[1], logs, epsilon=1e-6,
+        lambda at: gaussian_process._improbable(at, *arguments)[0],
+        lambda at: gaussian_process._improbable(at, *arguments)[1], logs, epsilon=1e-6,
     )  # fmt: skip
     assert np.isfinite(value)
     assert wrong < 1e-4 * np.linalg.norm(slopes)

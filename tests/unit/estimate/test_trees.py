@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fitting import flatten
+from benchmarks.predictor.fitting import flatten
 from cubatch.estimate.vendor.algorithms import FAMILIES, algorithms, seconds
 from cubatch.estimate.vendor.trees import SHOWN, Trees, features, logarithmic
 from cubatch.network.layers import Conv2d

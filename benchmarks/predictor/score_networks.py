@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import cubatch as cb
-from benchmarks.published import find_device
+from benchmarks.predictor.published import find_device
 from cubatch.errors import UnknownName
 from cubatch.estimate.step import predict_step
 from cubatch.hardware.arithmetic import peak_flops_per_second

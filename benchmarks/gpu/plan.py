@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from benchmarks import gpu_cases, gpu_conformance, gpu_items, gpu_probes
-from benchmarks.gpu_stages import Item, Stage, chosen
+from benchmarks.gpu import cases, conformance
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import probes as gpu_probes
+from benchmarks.gpu.stages import Item, Stage, chosen
 from cubatch.bench import measure
 from cubatch.bench.target import count_sets
 from cubatch.errors import CubatchError
@@ -35,7 +37,7 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
     problems: list[str] = []
     if compiled:
         workers = len(os.sched_getaffinity(0))
-        probes = gpu_conformance.sources(gpu_probes.probes(gpu_items.arch_of(device)))
+        probes = conformance.sources(gpu_probes.probes(gpu_items.arch_of(device)))
         failed = [*gpu_items.compile_all(device, workers), *gpu_items.compile_all(device, workers, probes)]
         problems += [f"{found.name}: {reason}" for found, reason in failed]
     rows = []
@@ -92,7 +94,7 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
         for found in variant.kernels()
         if found.runs_on(gpu_items.arch_of(device))
         and found.name not in launched
-        and (found.operation, found.dtype) not in gpu_cases.ELSEWHERE
+        and (found.operation, found.dtype) not in cases.ELSEWHERE
         and found.operation not in gpu_items.LAYOUTS
     ]
 
@@ -100,7 +102,7 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
 def _plans(device: Device) -> list[str]:
     """Name the networks whose planned memory the device does not have."""
     limit, problems = room.memory_limit(device).bytes, []
-    for network, mode, batch_size, dtype, library in gpu_cases.trained():
+    for network, mode, batch_size, dtype, library in cases.trained():
         total = parts.footprint(
             network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library
         ).total

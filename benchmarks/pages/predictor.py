@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.pages.tables import table
 from cubatch.units import format_seconds
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky
 from scipy.optimize import minimize
 
-from benchmarks.published import Rows
+from benchmarks.predictor.published import Rows
 from cubatch.estimate.vendor.algorithms import Array, Places
 from cubatch.estimate.vendor.gaussian_process import GaussianProcess, near, table
 

@@ -9,9 +9,9 @@ import lightgbm
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks import published
-from benchmarks.fitting_gaussian_process import fit_gaussian_process
-from benchmarks.published import Rows
+from benchmarks.predictor import published
+from benchmarks.predictor.gaussian_process import fit_gaussian_process
+from benchmarks.predictor.published import Rows
 from cubatch.estimate.vendor import trees as tree_model
 from cubatch.estimate.vendor.algorithms import FAMILIES, SLICED, Array, algorithms, seconds
 from cubatch.estimate.vendor.fitted import Fitted

@@ -7,7 +7,7 @@ import random
 
 import attrs
 
-from benchmarks.gpu_cases import BATCH_SIZES, NETWORKS, SEED, merged, of_network
+from benchmarks.gpu.cases import BATCH_SIZES, NETWORKS, SEED, merged, of_network
 from cubatch.bench import cases, fused
 from cubatch.bench.cases import Case
 from cubatch.network import layers as kinds

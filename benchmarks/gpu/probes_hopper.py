@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_conformance import WHOLE, Array, Probe, blank, elements, hard_floats, random_for, twin_kernel
+from benchmarks.gpu.conformance import WHOLE, Array, Probe, blank, elements, hard_floats, random_for, twin_kernel
 from cubatch.kernels.tensor_map import TensorMap, Window
 
 _SHARED = 65536 + 64

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from benchmarks import torch_network
-from benchmarks.gpu_items import Session
+from benchmarks.gpu.items import Session
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.records import OURS, VENDOR

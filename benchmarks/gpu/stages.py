@@ -10,8 +10,10 @@ from typing import Any
 
 import attrs
 
-from benchmarks import gpu_cases, gpu_conformance, gpu_items, gpu_probes, gpu_sweep, gpu_tensor_cases, gpu_training
-from benchmarks.gpu_items import Session
+from benchmarks.gpu import cases, conformance, sweep, tensor_cases, training
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import probes as gpu_probes
+from benchmarks.gpu.items import Session
 from cubatch.bench.cases import Case, of_layer
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
@@ -89,11 +91,11 @@ def _mixed(on_tensor_cores: Iterable[Case], others: Iterable[Case]) -> list[Case
 
 
 def _checks(device: Device) -> list[Item]:
-    odd = [case for case in gpu_tensor_cases.odd_shapes() if case.dtype in arithmetic.supported_dtypes(device)]
-    odd += gpu_cases.odd_shapes()
+    odd = [case for case in tensor_cases.odd_shapes() if case.dtype in arithmetic.supported_dtypes(device)]
+    odd += cases.odd_shapes()
     return [
         Item(case.name, lambda session, case=case, seed=seed: gpu_items.verified(case, seed, session), case, 0.05, 10.0)
-        for seed, case in enumerate(odd, start=gpu_cases.SEED)
+        for seed, case in enumerate(odd, start=cases.SEED)
     ] + [Item("layouts", gpu_items.layouts, seconds=0.5, limit_seconds=10.0)]
 
 
@@ -112,11 +114,11 @@ def _memories(_: Device) -> list[Item]:
     return [
         Item(
             f"{network.name}, {mode}, batch {batch_size}, {dtype}, {library}",
-            functools.partial(gpu_training.memory_of, network.name, mode, batch_size, dtype, library),
+            functools.partial(training.memory_of, network.name, mode, batch_size, dtype, library),
             seconds=3.0,
             limit_seconds=60.0,
         )
-        for network, mode, batch_size, dtype, library in gpu_cases.trained()
+        for network, mode, batch_size, dtype, library in cases.trained()
     ]
 
 
@@ -124,7 +126,7 @@ def _trainings(_: Device) -> list[Item]:
     return [
         Item(
             f"{name}, batch {batch_size}, {dtype}",
-            functools.partial(gpu_training.training_step, name, batch_size, dtype),
+            functools.partial(training.training_step, name, batch_size, dtype),
             seconds=15.0,
             limit_seconds=90.0,
         )
@@ -136,7 +138,7 @@ def _tunings(_: Device) -> list[Item]:
     return [
         Item(
             f"{name}, {mode}, {dtype}, {library}",
-            functools.partial(gpu_training.tuned, name, mode, dtype, library),
+            functools.partial(training.tuned, name, mode, dtype, library),
             seconds=16.0,
             limit_seconds=60.0,
         )
@@ -147,15 +149,15 @@ def _tunings(_: Device) -> list[Item]:
 def _sweeps(_: Device) -> list[Item]:
     return [
         Item(
-            of_layer(layer, pass_, gpu_cases.LARGEST_SWEPT).name,
-            lambda session, layer=layer, pass_=pass_: gpu_sweep.sweep(
+            of_layer(layer, pass_, cases.LARGEST_SWEPT).name,
+            lambda session, layer=layer, pass_=pass_: sweep.sweep(
                 layer, pass_, session.place, session.contest, until=session.deadline
             ),
-            of_layer(layer, pass_, gpu_cases.LARGEST_SWEPT),
+            of_layer(layer, pass_, cases.LARGEST_SWEPT),
             4.0,
             60.0,
         )
-        for layer, pass_ in gpu_cases.swept()
+        for layer, pass_ in cases.swept()
     ]
 
 
@@ -165,31 +167,31 @@ def _facts(_: Device) -> list[Item]:
         Item("copies", gpu_items.copies, seconds=3.0),
         *(
             Item(f"gemm, {dtype}", functools.partial(gpu_items.gemm_ceiling, dtype), seconds=1.0)
-            for dtype in ("float32", *gpu_tensor_cases.DTYPES)
+            for dtype in ("float32", *tensor_cases.DTYPES)
         ),
     ]
 
 
 def _conformances(device: Device) -> list[Item]:
     return [
-        Item(found.name, functools.partial(gpu_conformance.conforms, found), seconds=0.05, limit_seconds=30.0)
+        Item(found.name, functools.partial(conformance.conforms, found), seconds=0.05, limit_seconds=30.0)
         for found in gpu_probes.probes(gpu_items.arch_of(device))
     ]
 
 
 def _products(device: Device) -> list[Item]:
-    return _of_cases(_mixed(gpu_tensor_cases.gemms(), gpu_cases.gemms()), device)
+    return _of_cases(_mixed(tensor_cases.gemms(), cases.gemms()), device)
 
 
 def _convolutions(device: Device) -> list[Item]:
-    return _of_cases(_mixed(gpu_tensor_cases.convolutions(), gpu_cases.convolutions()), device)
+    return _of_cases(_mixed(tensor_cases.convolutions(), cases.convolutions()), device)
 
 
 def _units(device: Device) -> list[Item]:
     probes = gpu_probes.probes(gpu_items.arch_of(device))
     return [
         Item("all units", gpu_items.compile_units, seconds=20.0, limit_seconds=240.0),
-        Item("probes and twins", functools.partial(gpu_conformance.build, probes), seconds=8.0, limit_seconds=60.0),
+        Item("probes and twins", functools.partial(conformance.build, probes), seconds=8.0, limit_seconds=60.0),
     ]
 
 
@@ -202,10 +204,10 @@ STAGES = (
     Stage("layers", "convolutions beside cuDNN", 110, _convolutions),
     Stage(
         "fused", "convolutions with bias, residual and ReLU beside cuDNN and PyTorch's kernels", 20,
-        lambda device: _of_cases(gpu_tensor_cases.fused_convolutions(), device),
+        lambda device: _of_cases(tensor_cases.fused_convolutions(), device),
     ),
     Stage("training", "a training step beside PyTorch's", 35, _trainings),
-    Stage("misc", "depthwise and misc against a copy", 22, lambda device: _of_cases(gpu_cases.memory_bound(), device)),
+    Stage("misc", "depthwise and misc against a copy", 22, lambda device: _of_cases(cases.memory_bound(), device)),
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
     Stage("tune", "autotune against a dense sweep around its answer", 35, _tunings),

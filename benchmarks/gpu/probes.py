@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks import gpu_probes_hopper
-from benchmarks.gpu_conformance import WHOLE, Probe, blank, elements, hard_floats, random_for, twin_kernel
+from benchmarks.gpu import probes_hopper
+from benchmarks.gpu.conformance import WHOLE, Probe, blank, elements, hard_floats, random_for, twin_kernel
 
 
 def probes(arch: int) -> list[Probe]:
@@ -18,7 +18,7 @@ def probes(arch: int) -> list[Probe]:
     Args:
         arch: Compute capability times ten.
     """
-    found = [*(gpu_probes_hopper.probes() if arch == 90 else ()), *_mma(arch)]
+    found = [*(probes_hopper.probes() if arch == 90 else ()), *_mma(arch)]
     if arch >= 80:
         found += _copies()
     return [*found, *_plain()]

@@ -79,7 +79,7 @@ def differences(probe: Probe, got: Sequence[Array], want: Sequence[Array]) -> li
 
 def conforms(probe: Probe, session: Any) -> dict[str, Any]:
     """Ask the GPU and its twin; the GPU's answer goes into the JSON."""
-    from benchmarks.gpu_items import arch_of
+    from benchmarks.gpu.items import arch_of
     from tests.cpusim.simulator import Simulator
 
     with session.place.trying(probe.kernel):
@@ -98,7 +98,7 @@ def sources(probes: Sequence[Probe]) -> list[Kernel]:
 
 def build(probes: Sequence[Probe], session: Any) -> dict[str, Any]:
     """Compile the probes and their twins, so that answering them takes no longer than launching."""
-    from benchmarks.gpu_items import arch_of
+    from benchmarks.gpu.items import arch_of
 
     begun, reason = time.monotonic(), building.reason_to_skip()
     twins = () if reason else {probe.kernel for probe in probes}  # a GPU's unit has a whole source, a twin's one entry

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.render_gpu_rows import (
+from benchmarks.pages.gpu_rows import (
     Row,
     is_of,
     is_winograd_ground,
@@ -23,7 +23,7 @@ from benchmarks.render_gpu_rows import (
     rows_of,
     shares_of,
 )
-from benchmarks.tables import table
+from benchmarks.pages.tables import table
 from cubatch.units import format_metric, format_percent, format_seconds
 
 GEMM_GOAL, CONV_GOAL, DEPTHWISE_GOAL, DEPTHWISE_COPY_GOAL, COPY_GOAL = 0.95, 1.0, 1.2, 0.8, 0.85

@@ -1,0 +1,1 @@
+"""What the GPU pass runs: plan, stages, items, cases, probes."""

@@ -1,0 +1,1 @@
+"""The figures of README and benchmarks/README, rendered from the results."""

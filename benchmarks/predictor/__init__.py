@@ -1,0 +1,1 @@
+"""Fitting and scoring the model of time with published measurements."""
