@@ -73,7 +73,7 @@ PUBLISHED = {
     "rtx-pro-6000-blackwell-workstation": (188, 2617, 96, 1792, 125),
 }
 
-# Tensor rates of 16 bits with sums in float32, dense, from NVIDIA's data sheets and architecture papers.
+# Tensor rates of 16 bits with sums in float32, dense, typed by hand from data sheets and architecture papers.
 PUBLISHED_TENSOR = {
     "v100s-pcie-32gb": 130, "rtx-2070": 29.9, "rtx-2080-super": 44.6, "quadro-rtx-5000": 89.2, "quadro-rtx-8000": 130.5,
     "a2": 18, "rtx-a4000": 153.4 / 2, "rtx-a6000": 309.7 / 2, "rtx-3070": 40.6, "rtx-3080-10gb": 59.5, "l4": 242 / 2,
