@@ -33,8 +33,9 @@ GOAL = 0.8
 def ours(batch_size: int, threads: int) -> Callable[[], object]:
     import attrs
 
-    from cubatch import models, probe
     from cubatch.engine.network import Model
+    from cubatch.hardware import probe
+    from cubatch.network import models
 
     device = attrs.evolve(probe.device("cpu"), threads=threads)
     model = Model(models.build("mnist-cnn"), device=device, mode="training", optimizer="sgd")
@@ -126,8 +127,8 @@ def main() -> int:
 
     import torch
 
-    from cubatch import probe
-    from cubatch.environment import environment
+    from cubatch.hardware import probe
+    from cubatch.measure.conditions import environment
 
     device = probe.device("cpu")
     print("batch  cubatch/s  torch NCHW/s  torch channels_last/s  ratio")

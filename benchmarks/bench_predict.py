@@ -17,8 +17,9 @@ from pathlib import Path
 
 import cubatch as cb
 from benchmarks.provenance import provenance
-from cubatch import models, probe
-from cubatch.predictor import predict_step
+from cubatch.estimate.step import predict_step
+from cubatch.hardware import probe
+from cubatch.network import models
 
 SIZES = (*range(1, 33), 48, 64, 96, 128, 160, 192, 224, 256)
 GOAL = 0.3

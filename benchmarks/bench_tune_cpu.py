@@ -22,9 +22,9 @@ from typing import Any
 
 import cubatch as cb
 from benchmarks.provenance import provenance
-from cubatch import probe
-from cubatch.environment import environment
-from cubatch.runners import network_runner
+from cubatch.hardware import probe
+from cubatch.measure.conditions import environment
+from cubatch.measure.network_runner import network_runner
 
 LONGEST_STEP = 5.0
 FARTHEST = 8  # times the largest answer: nothing farther is measured

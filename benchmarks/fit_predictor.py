@@ -20,8 +20,8 @@ import numpy as np
 import cubatch
 from benchmarks import fitting, published
 from benchmarks.published import Rows
-from cubatch.algorithms import Array
-from cubatch.fitted import Fitted
+from cubatch.estimate.vendor.algorithms import Array
+from cubatch.estimate.vendor.fitted import Fitted
 
 DATA = Path(cubatch.__file__).parent / "data"
 RESULTS = Path(__file__).parent / "results" / "predictor"

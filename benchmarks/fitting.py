@@ -12,9 +12,9 @@ from scipy.optimize import least_squares
 from benchmarks import published
 from benchmarks.fitting_gaussian_process import fit_gaussian_process
 from benchmarks.published import Rows
-from cubatch import residual
-from cubatch.algorithms import FAMILIES, SLICED, Array, algorithms, seconds
-from cubatch.fitted import Fitted
+from cubatch.estimate.vendor import trees as tree_model
+from cubatch.estimate.vendor.algorithms import FAMILIES, SLICED, Array, algorithms, seconds
+from cubatch.estimate.vendor.fitted import Fitted
 
 # Where the search starts, and what it is drawn to: data sheets' rates, published tiles, bytes moved once.
 START = {
@@ -123,7 +123,7 @@ def columns(model: Fitted, rows: Rows) -> dict[str, Array]:
     """Describe rows to the residual."""
     places, added = rows.places(model.scales), extra(model, rows)
     found = algorithms(rows.work, places.num_sms, transforms=model.transforms)
-    return residual.features(rows.work, places, found, seconds(rows.work, places, model.constants, found), added)
+    return tree_model.features(rows.work, places, found, seconds(rows.work, places, model.constants, found), added)
 
 
 def fit_trees(model: Fitted, rows: Rows, *, seed: int) -> Fitted:
@@ -136,13 +136,13 @@ def fit_trees(model: Fitted, rows: Rows, *, seed: int) -> Fitted:
     settings = {"seed": seed, "deterministic": True, "force_col_wise": True, "verbose": -1}
     gaps = np.log(rows.seconds / analytic(model, rows))
     learned = lightgbm.train({**TREES[rows.source], **_SAMPLING, **settings}, lightgbm.Dataset(table, gaps))
-    sizes = residual.logarithmic(names)
+    sizes = tree_model.logarithmic(names)
     low = np.where(sizes, table.min(axis=0), -np.inf)
     high = np.where(sizes, table.max(axis=0), np.inf)
     return attrs.evolve(model, trees=flatten(learned.dump_model()["tree_info"], names, low, high))
 
 
-def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: Array, high: Array) -> residual.Trees:
+def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: Array, high: Array) -> tree_model.Trees:
     """Lay the nodes of all trees level by level in arrays, those of the deepest tree first."""
 
     def depth(node: Mapping[str, object]) -> int:
@@ -153,7 +153,7 @@ def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: 
     while level:
         nodes += level
         level = [node[side] for node in level if "split_feature" in node for side in ("left_child", "right_child")]
-    return residual.Trees(
+    return tree_model.Trees(
         features=names, depths=np.array(depths, np.int16),
         feature=np.array([node.get("split_feature", -1) for node in nodes], np.int16),
         number=np.array([node.get("threshold", node.get("leaf_value")) for node in nodes], np.float32),

@@ -1,5 +1,5 @@
 """
-Fitting the Gaussian process of what the constants leave: see `cubatch.gaussian_process`.
+Fitting the Gaussian process of what the constants leave: see `cubatch.estimate.vendor.gaussian_process`.
 
 Beside what the process knows there are errors that it cannot tell: of a shape and pass, alike on all GPUs, on kin and
 on one GPU, and more alike the nearer the batches; and of each measurement.  Without them, twenty measurements of a
@@ -17,8 +17,8 @@ from scipy.linalg import cho_solve, cholesky
 from scipy.optimize import minimize
 
 from benchmarks.published import Rows
-from cubatch.algorithms import Array, Places
-from cubatch.gaussian_process import GaussianProcess, near, table
+from cubatch.estimate.vendor.algorithms import Array, Places
+from cubatch.estimate.vendor.gaussian_process import GaussianProcess, near, table
 
 LENGTH = 2.0
 """Where the search for a length starts, in logarithms of extents."""

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from cubatch import kinds, models
-from cubatch.bench import cases, steps
+from cubatch.bench import cases, training_calls
 from cubatch.bench.cases import Case
-from cubatch.layer import Layer, Pass
-from cubatch.spec import Network
+from cubatch.network import layers as kinds
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
 
 NETWORKS = ("resnet50", "mobilenet-v3-large", "vgg16")
 BATCH_SIZES = (32, 256)
@@ -81,11 +83,15 @@ def memory_bound() -> list[Case]:
     ]
     found += _moved(_MOVERS, "float32")
     parameters = models.build("resnet50").parameters
-    found += [steps.optimizer_step(name, parameters) for name in ("momentum", "adam", "sgd")]
-    found.append(steps.cross_entropy(1024, 1000))
+    found += [training_calls.optimizer_step(name, parameters) for name in ("momentum", "adam", "sgd")]
+    found.append(training_calls.cross_entropy(1024, 1000))
     # What a training step in float16 has besides its products.
     found += _moved(_MOVERS[:6], "float16")
-    return [*found, steps.optimizer_step("momentum", parameters, "float16"), steps.loss_scale(parameters)]
+    return [
+        *found,
+        training_calls.optimizer_step("momentum", parameters, "float16"),
+        training_calls.loss_scale(parameters),
+    ]
 
 
 def _moved(layers: Iterable[Layer], dtype: str) -> list[Case]:
@@ -163,10 +169,10 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
                 (kinds.BatchNorm2d(h=63, w=65, c=4), Pass.FPROP, 17),
             )
         ]
-        found += [steps.cross_entropy(37, 11, dtype), steps.cross_entropy(5, 1000, dtype)]
+        found += [training_calls.cross_entropy(37, 11, dtype), training_calls.cross_entropy(5, 1000, dtype)]
         for name in ("sgd", "momentum", "adam"):
-            found += [steps.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
-    found.append(steps.loss_scale(draw.randint(900, 9000)))
+            found += [training_calls.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
+    found.append(training_calls.loss_scale(draw.randint(900, 9000)))
     return list({case.name: case for case in found}.values())
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import compile as compiler
 from cubatch.engine.backend import to_host
 from cubatch.engine.native.context import Grid, Launcher
-from cubatch.kernel import Kernel
-from cubatch.tensor_map import TensorMap
+from cubatch.kernels.tensor_map import TensorMap
+from cubatch.kernels.toolchain import compile as compiler
+from cubatch.kernels.variant import Kernel
 from tests.cpusim import building
 
 Array = np.ndarray[Any, Any]

@@ -20,23 +20,25 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import compile as compiler
-from cubatch import cuda_driver, kernel, probe, waves
 from cubatch.bench import measure, rivals
 from cubatch.bench.cases import Case, gemm, of_layer
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.place import Place, fill, on_gpu, storage
+from cubatch.bench.target import Place, fill, on_gpu, storage
 from cubatch.engine import backend
 from cubatch.engine.native import layout
 from cubatch.engine.native.context import Context
-from cubatch.environment import environment
 from cubatch.errors import CubatchError, DeviceFailed
-from cubatch.hardware import Device
-from cubatch.kernel import Kernel
-from cubatch.kinds import ReLU
-from cubatch.layer import Pass
-from cubatch.listings import plain
-from cubatch.monitor import Monitor
+from cubatch.hardware import driver as cuda_driver
+from cubatch.hardware import probe, waves
+from cubatch.hardware.facts import Device
+from cubatch.hardware.nvml import Monitor
+from cubatch.kernels import variant as variants
+from cubatch.kernels.toolchain import compile as compiler
+from cubatch.kernels.variant import Kernel
+from cubatch.measure.conditions import environment
+from cubatch.network.layers import ReLU
+from cubatch.network.passes import Pass
+from cubatch.report.tables.common import plain
 
 CASE_SECONDS = 0.3
 LAYOUTS = ("encode", "decode", "pack", "nchw_to_nhwc", "nhwc_to_nchw")
@@ -124,7 +126,7 @@ def session_here(
 def units(arch: int) -> list[Kernel]:
     """Give one kernel of each compile unit that an architecture has."""
     first: dict[object, Kernel] = {}
-    for found in kernel.kernels():
+    for found in variants.kernels():
         if found.runs_on(arch):
             first.setdefault((found.source, found.defines), found)
     return list(first.values())
@@ -132,7 +134,7 @@ def units(arch: int) -> list[Kernel]:
 
 def arch_of(device: Device) -> int:
     """Give a device's compute capability times ten."""
-    return kernel.arch_number(device.arch or "")
+    return variants.arch_number(device.arch or "")
 
 
 def compile_all(device: Device, workers: int, wanted: Iterable[Kernel] | None = None) -> list[tuple[Kernel, str]]:

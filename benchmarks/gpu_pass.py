@@ -39,8 +39,9 @@ import attrs
 from benchmarks import gpu_items, gpu_plan, gpu_stages, gpu_sweep
 from benchmarks.gpu_stages import Stage
 from benchmarks.provenance import provenance
-from cubatch import catalogue, kernel, probe
 from cubatch.errors import CubatchError, DeviceFailed
+from cubatch.hardware import catalogue, probe
+from cubatch.kernels import variant
 
 SECONDS = 450.0
 READY_SECONDS = 180.0  # Python, CuPy, PyTorch, a context and a first kernel, from a cold disk
@@ -195,9 +196,9 @@ def run_stage(
             break
         fallen += 1
         run.message = f"{fallen} processes ended early, the last: {fall.reason}"
-        item, kernel = fall.at.item, fall.at.kernel
-        if item is not None and kernel and kernel not in skipped:
-            skipped[kernel] = f"{run.name}, {item['name']}: {fall.reason}"
+        item, variant = fall.at.item, fall.at.kernel
+        if item is not None and variant and variant not in skipped:
+            skipped[variant] = f"{run.name}, {item['name']}: {fall.reason}"
             if left > 0:
                 start = item["begins"]
                 continue
@@ -381,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--stage", action="append", choices=names)
     parser.add_argument("--only", default="", metavar="REGEX")
-    parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in kernel.kernels()}))
+    parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in variant.kernels()}))
     parser.add_argument("--skip-kernel", action="append", default=[], metavar="NAME")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from benchmarks import gpu_cases, gpu_conformance, gpu_items, gpu_probes
 from benchmarks.gpu_stages import Item, Stage, chosen
-from cubatch import catalogue, kernel, memory, probe
 from cubatch.bench import measure
-from cubatch.bench.place import count_sets
+from cubatch.bench.target import count_sets
 from cubatch.errors import CubatchError
-from cubatch.hardware import Device
-from cubatch.report import grid
+from cubatch.hardware import catalogue, room
+from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
+from cubatch.memory import parts
+from cubatch.report.grid import grid
 from cubatch.units import format_bytes
 
 
@@ -66,7 +68,7 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
 
 def _planned(items: Sequence[Item], device: Device, *, compiled: bool) -> tuple[set[str], list[str]]:
     """Plan the items that are cases: the kernels that they launch, and what is wrong with them."""
-    limit, launched, problems = probe.memory_limit(device).bytes, set(), []
+    limit, launched, problems = room.memory_limit(device).bytes, set(), []
     for case in (item.case for item in items if item.case is not None):
         needed = case.num_bytes * count_sets(case, device.l2_bytes)
         if needed > limit:
@@ -87,7 +89,7 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
     """Name the kernels that no case of the stage runs."""
     return [
         f"no case runs {found.name}"
-        for found in kernel.kernels()
+        for found in variant.kernels()
         if found.runs_on(gpu_items.arch_of(device))
         and found.name not in launched
         and (found.operation, found.dtype) not in gpu_cases.ELSEWHERE
@@ -97,9 +99,9 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
 
 def _plans(device: Device) -> list[str]:
     """Name the networks whose planned memory the device does not have."""
-    limit, problems = probe.memory_limit(device).bytes, []
+    limit, problems = room.memory_limit(device).bytes, []
     for network, mode, batch_size, dtype, library in gpu_cases.trained():
-        total = memory.footprint(
+        total = parts.footprint(
             network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library
         ).total
         if total > limit:

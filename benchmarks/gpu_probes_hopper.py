@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_conformance import WHOLE, Array, Probe, blank, elements, hard_floats, random_for, twin_kernel
-from cubatch.tensor_map import TensorMap, Window
+from cubatch.kernels.tensor_map import TensorMap, Window
 
 _SHARED = 65536 + 64
 _CORNER = np.dtype([(name, np.int32) for name in ("c", "w", "h", "n", "offset_w", "offset_h")])

@@ -12,10 +12,11 @@ import attrs
 
 from benchmarks import gpu_cases, gpu_conformance, gpu_items, gpu_probes, gpu_sweep, gpu_tensor_cases, gpu_training
 from benchmarks.gpu_items import Session
-from cubatch import kernel, probe
 from cubatch.bench.cases import Case, of_layer
-from cubatch.hardware import Device
-from cubatch.kernel import Kernel
+from cubatch.hardware import arithmetic
+from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
+from cubatch.kernels.variant import Kernel
 
 _TUNED = (
     ("resnet18", "training", "float16", "cubatch"),
@@ -69,7 +70,7 @@ def _of_cases(found: Iterable[Case], device: Device) -> list[Item]:
     return [
         Item(case.name, lambda session, case=case: gpu_items.timed(case, session), case, _guess(case, device))
         for case in found
-        if case.dtype in probe.supported_dtypes(device)
+        if case.dtype in arithmetic.supported_dtypes(device)
     ]
 
 
@@ -88,7 +89,7 @@ def _mixed(on_tensor_cores: Iterable[Case], others: Iterable[Case]) -> list[Case
 
 
 def _checks(device: Device) -> list[Item]:
-    odd = [case for case in gpu_tensor_cases.odd_shapes() if case.dtype in probe.supported_dtypes(device)]
+    odd = [case for case in gpu_tensor_cases.odd_shapes() if case.dtype in arithmetic.supported_dtypes(device)]
     odd += gpu_cases.odd_shapes()
     return [
         Item(case.name, lambda session, case=case, seed=seed: gpu_items.verified(case, seed, session), case, 0.05, 10.0)
@@ -98,7 +99,7 @@ def _checks(device: Device) -> list[Item]:
 
 def _occupancies(device: Device) -> list[Item]:
     by_source: dict[str, list[Kernel]] = {}
-    for found in kernel.kernels():
+    for found in variant.kernels():
         if found.runs_on(gpu_items.arch_of(device)):
             by_source.setdefault(found.source, []).append(found)
     return [

@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from cubatch import waves
 from cubatch.bench.cases import Case, of_layer
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.place import Place, fill
+from cubatch.bench.implementations import Tracer, Way
 from cubatch.bench.rivals import Rival, rival
-from cubatch.bench.ways import Tracer, Way
+from cubatch.bench.target import Place, fill
 from cubatch.engine import backend
 from cubatch.errors import DeviceFailed
-from cubatch.layer import Layer, Pass
-from cubatch.stopping import median
+from cubatch.hardware import waves
+from cubatch.measure.stopping import median
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
 
 LARGEST = 256
 SECONDS_PER_SIZE = 0.008

@@ -8,10 +8,11 @@ import random
 import attrs
 
 from benchmarks.gpu_cases import BATCH_SIZES, NETWORKS, SEED, merged, of_network
-from cubatch import kinds, models
 from cubatch.bench import cases, fused
 from cubatch.bench.cases import Case
-from cubatch.layer import Pass
+from cubatch.network import layers as kinds
+from cubatch.network import models
+from cubatch.network.passes import Pass
 
 DTYPES = ("float16", "bfloat16", "tf32")
 SQUARES = (4096, 8192, 2048, 6144, 3072)

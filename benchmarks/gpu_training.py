@@ -7,14 +7,15 @@ from typing import Any
 
 from benchmarks import torch_network
 from benchmarks.gpu_items import Session
-from cubatch import memory, models
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.records import OURS, VENDOR
-from cubatch.listings import plain
-from cubatch.monitor import Monitor
-from cubatch.runner import Clock
-from cubatch.stopping import paired_interval
+from cubatch.hardware.nvml import Monitor
+from cubatch.measure.runner import Clock
+from cubatch.measure.stopping import paired_interval
+from cubatch.memory import parts
+from cubatch.network import models
+from cubatch.report.tables.common import plain
 
 CHOICE_SECONDS = 6.0
 STEP_SECONDS = 6.0
@@ -25,7 +26,7 @@ SPAN_SECONDS = 0.3
 def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, session: Session) -> dict[str, Any]:
     """The plan beside what the engine took and what the driver says the process holds more than before."""
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": "momentum", "library": library}
-    planned = memory.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
+    planned = parts.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
     monitor = Monitor(session.device.uuid) if session.device.uuid else None
     before = monitor.snapshot().used_bytes if monitor else None
     runner = _runner(name, session, **options)
@@ -103,7 +104,7 @@ def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> d
 
 
 def _runner(name: str, session: Session, **options: Any) -> Any:
-    from cubatch.runners import network_runner
+    from cubatch.measure.network_runner import network_runner
 
     spec = models.build(name).to_mapping()
     return network_runner(spec=spec, device=f"cuda:{session.device.index}", recompute=False, seed=0, **options)

@@ -18,11 +18,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.provenance import provenance
-from cubatch import models, probe
 from cubatch.engine.data import read_idx
 from cubatch.engine.train import train
-from cubatch.environment import environment
 from cubatch.errors import InvalidData
+from cubatch.hardware import probe
+from cubatch.measure.conditions import environment
+from cubatch.network import models
 
 DTYPES = ("float32", "float16", "bfloat16")
 TRAINED = 10_000

@@ -14,11 +14,12 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from cubatch import catalogue
-from cubatch.algorithms import Array, Mask, Places, Work
-from cubatch.fitted import kin_of, lanes
-from cubatch.hardware import Device
-from cubatch.predictor import l2_of
+from cubatch.estimate.vendor.algorithms import Array, Mask, Places, Work
+from cubatch.estimate.vendor.fitted import kin_of
+from cubatch.estimate.vendor.passes import l2_of
+from cubatch.hardware import catalogue
+from cubatch.hardware.arithmetic import lanes
+from cubatch.hardware.facts import Device
 
 NEUSIGHT, JUSTUS, CONV, GEMM = "neusight", "justus", "deepbench conv", "deepbench gemm"
 SOURCES = (NEUSIGHT, JUSTUS, CONV, GEMM)

@@ -27,8 +27,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from cubatch.results import Goal
-from cubatch.runner import Runner
+from cubatch.measure.goal import Goal
+from cubatch.measure.runner import Runner
 
 GIB = 2**30
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.published import Rows
-from cubatch.algorithms import Array
-from cubatch.kinds import Conv2d
-from cubatch.layer import Pass
-from cubatch.tiling import num_blocks
-from cubatch.waves import busiest_sm_blocks
+from cubatch.estimate.blocks import num_blocks
+from cubatch.estimate.vendor.algorithms import Array
+from cubatch.hardware.waves import busiest_sm_blocks
+from cubatch.network.layers import Conv2d
+from cubatch.network.passes import Pass
 
 NEAR = 0.95
 """Share of the best throughput that the knee reaches."""

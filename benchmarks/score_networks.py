@@ -12,10 +12,10 @@ import numpy as np
 import cubatch as cb
 from benchmarks.published import find_device
 from cubatch.errors import UnknownName
-from cubatch.hardware import Device
-from cubatch.layer import Layer
-from cubatch.predictor import predict_step
-from cubatch.timing import peak_flops_per_second
+from cubatch.estimate.step import predict_step
+from cubatch.hardware.arithmetic import peak_flops_per_second
+from cubatch.hardware.facts import Device
+from cubatch.network.layer import Layer
 
 _VGG = {
     "vgg11": ((1, 1, 2, 2, 2), False),

@@ -24,8 +24,8 @@ from benchmarks.fit_predictor import RESULTS, fingerprints, path_of
 from benchmarks.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows
 from benchmarks.score_batches import cliffs, knees
 from benchmarks.score_networks import networks
-from cubatch.algorithms import Array, Mask
-from cubatch.fitted import Fitted
+from cubatch.estimate.vendor.algorithms import Array, Mask
+from cubatch.estimate.vendor.fitted import Fitted
 
 ANCHORS = 10
 DRAWS = 30

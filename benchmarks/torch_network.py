@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cubatch import kinds
-from cubatch.spec import Network
+from cubatch.network import layers
+from cubatch.network.graph import Network
 
 MOMENTUM = 0.9
 
@@ -79,26 +79,26 @@ def _key(name: str) -> str:
 
 
 def _is_sum(layer: Any) -> bool:
-    return isinstance(layer, kinds.Add)
+    return isinstance(layer, layers.Add)
 
 
 def _layer(torch: Any, layer: Any) -> Any:
     nn = torch.nn
     match layer:
-        case kinds.Conv2d():
+        case layers.Conv2d():
             found = nn.Conv2d(
                 layer.c, layer.k, (layer.r, layer.s), layer.stride, (layer.pad[0], layer.pad[2]), layer.dilation,
                 layer.groups, bias=layer.bias,
             )  # fmt: skip
-        case kinds.BatchNorm2d():
+        case layers.BatchNorm2d():
             found = nn.BatchNorm2d(layer.c, eps=layer.eps, momentum=layer.momentum)
-        case kinds.ReLU():
+        case layers.ReLU():
             found = nn.ReLU(inplace=True)
-        case kinds.MaxPool2d():
+        case layers.MaxPool2d():
             found = nn.MaxPool2d((layer.r, layer.s), layer.stride, (layer.pad[0], layer.pad[2]))
-        case kinds.GlobalAvgPool():
+        case layers.GlobalAvgPool():
             found = nn.AdaptiveAvgPool2d(1)
-        case kinds.Linear():
+        case layers.Linear():
             found = nn.Sequential(nn.Flatten(), nn.Linear(layer.c, layer.k, bias=layer.bias))
         case _:
             raise ValueError(f"PyTorch's side of the comparison has no module for {layer.type}")

@@ -1,6 +1,6 @@
 """`python -m cubatch`: the command line."""
 
-from cubatch.cli import main
+from cubatch.cli.app import main
 
 if __name__ == "__main__":
     main()

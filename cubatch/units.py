@@ -154,3 +154,30 @@ def _three_figures(value: float) -> str:
         return str(value)
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 9)}f}"
+
+
+def format_value(value: float, objective: str) -> str:
+    """
+    Write a tick or a label of the y axis.
+
+    Example:
+        >>> format_value(20000, "throughput"), format_value(3.2e6, "throughput"), format_value(0.005, "latency")
+        ('20 000', '3.20 M', '5.00 ms')
+    """
+    if objective == "latency":
+        return format_seconds(value)
+    return format_metric(value) if value >= 1e6 else format_count(value)  # noqa: PLR2004 - seven digits are too wide
+
+
+def format_objective(value: float, objective: str) -> str:
+    """
+    Write a value of the objective with its unit.
+
+    Example:
+        >>> format_objective(27462.3, "throughput"), format_objective(0.005, "latency")
+        ('27 462 samples/s', '5.00 ms')
+    """
+    return format_seconds(value) if objective == "latency" else f"{format_count(value)} {OBJECTIVE_UNITS[objective]}"
+
+
+OBJECTIVE_UNITS = {"throughput": "samples/s", "latency": "time of one batch", "energy": "samples/J"}

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import json
 import os
 import queue
@@ -33,49 +32,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import attrs
 
-from cubatch import errors, profiler
-from cubatch.errors import CubatchError, WorkerFailed
-from cubatch.foreign import is_out_of_memory
-from cubatch.remote import RemoteRunner, identify
-from cubatch.results import Candidate, Goal, Keeper, Measured
-from cubatch.runner import FactoryRef, Runner
-
-
-def measure(
-    factory: FactoryRef,
-    ladder: Sequence[Candidate],
-    *,
-    goal: Goal,
-    kept: Measured | None = None,
-    keep: Keeper | None = None,
-    budget: float,
-    seed: int,
-    progress: Callable[[profiler.Event], None] | None = None,
-    extend: Callable[[int], Candidate] | None = None,
-    multiple: int = 1,
-) -> Measured:
-    """
-    Measure as `profiler.measure` does, in a worker process.
-
-    The arguments and the answer are those of `profiler.measure`; the factory is named rather than
-    given, because another process calls it.
-
-    Raises:
-        WorkerFailed: If the worker cannot be started.
-        CubatchError: Whatever the factory raises of them, and what `profiler.measure` raises.
-    """
-    remote = functools.partial(RemoteRunner, factory)
-    return profiler.measure(
-        remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple,
-    )  # fmt: skip
-
+from cubatch import errors
+from cubatch.errors import CubatchError, WorkerFailed, is_out_of_memory
+from cubatch.measure.remote import identify
+from cubatch.measure.runner import FactoryRef, Runner
 
 _WATCH_SECONDS = 1.0
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from cubatch.errors import TimedOut
-from cubatch.runner import Reading
+from cubatch.measure.runner import Reading
 
 Curve = Callable[[int], float]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from cubatch.cli import app
+from cubatch.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = ROOT.parent / "shared" / "design" / "questions.md"
@@ -20,35 +20,35 @@ CASES = {
         "cubatch tune --mode --memory-limit",
         "cubatch occupancy --device --model --sweep",
         "cubatch predict --device --mode --explain",
-        "tests/unit/test_forecast.py::test_the_answer_is_the_smallest_size_within_tolerance_of_the_best",
-        "tests/unit/test_tuning.py::test_the_smallest_size_within_tolerance_is_the_answer",
-        "tests/unit/test_memory.py::test_the_largest_batch_is_the_largest",
-        "tests/unit/test_choose.py::test_the_answer_is_the_contracts_sentence",
-        "tests/unit/test_waves.py::",
+        "tests/unit/tuning/test_forecast.py::test_the_answer_is_the_smallest_size_within_tolerance_of_the_best",
+        "tests/unit/tuning/test_tune.py::test_the_smallest_size_within_tolerance_is_the_answer",
+        "tests/unit/memory/test_parts.py::test_the_largest_batch_is_the_largest",
+        "tests/unit/tuning/test_answer.py::test_the_answer_is_the_contracts_sentence",
+        "tests/unit/hardware/test_waves.py::",
         "later: occupancy and fill of each layer are measured with our own kernels",
     ),
     "coulom-rule": (
         "cubatch candidates --device --explain",
-        "tests/unit/test_ladder.py::test_coulom_sizes_of_go_boards_on_a_v100",
-        "tests/unit/test_ladder.py::test_explain_shows_the_arithmetic_of_the_crest",
-        "tests/unit/test_teeth.py::test_blocks_of_the_published_cliff",
-        "tests/unit/test_tiling.py::test_the_published_rule_is_the_tile_of_128_by_128",
-        "tests/unit/test_tiling.py::test_the_law_alone_gives_the_cliffs_of_a_chess_network",
+        "tests/unit/tuning/test_ladder.py::test_coulom_sizes_of_go_boards_on_a_v100",
+        "tests/unit/tuning/test_ladder.py::test_explain_shows_the_arithmetic_of_the_crest",
+        "tests/unit/tuning/test_crests.py::test_blocks_of_the_published_cliff",
+        "tests/unit/estimate/test_blocks.py::test_the_published_rule_is_the_tile_of_128_by_128",
+        "tests/unit/estimate/test_blocks.py::test_the_law_alone_gives_the_cliffs_of_a_chess_network",
         "later: the study of where the rule is right needs our own kernels on a GPU",
     ),
     "tensor-core-multiples": (
         "cubatch candidates --dtype --explain",
-        "tests/unit/test_ladder.py::test_tensor_core_multiples_follow_gpu_and_dtype",
-        "tests/unit/test_ladder.py::test_explain_shows_channels_that_miss_the_tensor_cores",
+        "tests/unit/tuning/test_ladder.py::test_tensor_core_multiples_follow_gpu_and_dtype",
+        "tests/unit/tuning/test_ladder.py::test_explain_shows_channels_that_miss_the_tensor_cores",
     ),
     "power-of-two": (
         "cubatch tune --batch-sizes",
-        "tests/unit/test_choose.py::test_powers_of_two_are_called_tied_when_they_are",
+        "tests/unit/tuning/test_answer.py::test_powers_of_two_are_called_tied_when_they_are",
         "later: `cubatch study` of powers of two against their neighbours",
     ),
     "mobilenet-v100": (
         "cubatch predict --device --dtype --batch-sizes",
-        "tests/unit/test_models.py::",
+        "tests/unit/network/test_models.py::",
         "later: `cubatch study` of the published sizes",
     ),
     "titan-or-tensor": (
@@ -63,47 +63,50 @@ CASES = {
     ),
     "small-batch-floor": (
         "cubatch tune",
-        "tests/unit/test_choose.py::test_the_reasons_name_the_answer_the_fastest_and_the_limit",
+        "tests/unit/tuning/test_answer.py::test_the_reasons_name_the_answer_the_fastest_and_the_limit",
     ),
     "oom-shape": ("tests/engine/test_network.py::test_out_of_memory_names_all_that_matters",),
-    "max-batch-formula": ("cubatch memory --memory", "tests/unit/test_memory.py::test_the_rules_of_thumb_by_hand"),
+    "max-batch-formula": (
+        "cubatch memory --memory",
+        "tests/unit/memory/test_parts.py::test_the_rules_of_thumb_by_hand",
+    ),
     "mlp-memory": (
         "cubatch memory --batch-size --device",
-        "tests/unit/test_memory.py::test_the_textbook_counts_of_the_mlp",
-        "tests/unit/test_memory.py::test_the_buffers_of_the_mlp_are_the_textbooks",
-        "tests/unit/test_cli.py::test_memory_shows_the_textbook_numbers_of_the_mlp",
+        "tests/unit/memory/test_parts.py::test_the_textbook_counts_of_the_mlp",
+        "tests/unit/memory/test_parts.py::test_the_buffers_of_the_mlp_are_the_textbooks",
+        "tests/unit/cli/test_cli.py::test_memory_shows_the_textbook_numbers_of_the_mlp",
     ),
     "memory-rules": (
         "cubatch memory --optimizer --dtype",
-        "tests/unit/test_memory.py::test_the_rules_of_thumb_by_hand",
-        "tests/unit/test_memory.py::test_half_precision_halves_activations_and_keeps_master_weights",
-        "tests/unit/test_plan.py::test_parameters_gradients_and_optimizer_state_are_counted_by_hand",
+        "tests/unit/memory/test_parts.py::test_the_rules_of_thumb_by_hand",
+        "tests/unit/memory/test_parts.py::test_half_precision_halves_activations_and_keeps_master_weights",
+        "tests/unit/memory/test_plan.py::test_parameters_gradients_and_optimizer_state_are_counted_by_hand",
         "later: context, library memory and allocator rounding as named parts of the footprint",
     ),
     "watch": (
-        "tests/unit/test_tuning.py::test_an_answer_follows_from_its_measurements",
+        "tests/unit/tuning/test_tune.py::test_an_answer_follows_from_its_measurements",
         "tests/engine/test_network.py::test_the_peak_of_a_whole_step_is_the_plan",
         "later: `cubatch watch`",
     ),
     "allow-growth": (
         "cubatch tune --memory-limit",
-        "tests/unit/test_tuning.py::test_a_memory_limit_as_text_bounds_the_candidates",
-        "tests/unit/test_tuning.py::test_a_worker_that_is_killed_is_out_of_memory_and_tuning_goes_on",
+        "tests/unit/tuning/test_tune.py::test_a_memory_limit_as_text_bounds_the_candidates",
+        "tests/unit/tuning/test_tune.py::test_a_worker_that_is_killed_is_out_of_memory_and_tuning_goes_on",
         "tests/engine/test_network.py::test_memory_is_given_back_and_taken_anew",
-        "tests/unit/test_worker.py::test_no_way_to_die_leaks_a_process_a_zombie_or_a_pipe",
+        "tests/unit/measure/test_worker.py::test_no_way_to_die_leaks_a_process_a_zombie_or_a_pipe",
     ),
     "heuristic-finder": (
         "benchmarks/bench_search.py",
-        "tests/unit/test_rivals.py::test_the_heuristic_finder_looks_at_three_numbers_and_never_runs",
+        "tests/unit/benchmarks/test_rivals.py::test_the_heuristic_finder_looks_at_three_numbers_and_never_runs",
     ),
     "generalisation-gap": (
-        "tests/unit/test_tuning.py::test_the_smallest_size_within_tolerance_is_the_answer",
+        "tests/unit/tuning/test_tune.py::test_the_smallest_size_within_tolerance_is_the_answer",
         "cubatch train --batch-size",
         "later: `cubatch study` of accuracy beside speed at several batch sizes",
     ),
     "hyperparameter": (
         "cubatch candidates --json",
-        "tests/unit/test_ladder.py::test_every_ladder_keeps_its_bounds",
+        "tests/unit/tuning/test_ladder.py::test_every_ladder_keeps_its_bounds",
     ),
 }
 
@@ -137,7 +140,7 @@ def test_every_case_is_answered_or_says_what_is_missing(case):
 @pytest.mark.parametrize(
     "answer",
     [
-        "tests/unit/test_memory.py::test_that_nobody_wrote",
+        "tests/unit/memory/test_parts.py::test_that_nobody_wrote",
         "tests/unit/test_nothing.py::test_it",
         "benchmarks/none.py",
         "cubatch guess",

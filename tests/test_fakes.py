@@ -8,7 +8,7 @@ import time
 import pytest
 
 from cubatch.errors import TimedOut
-from cubatch.runner import Runner
+from cubatch.measure.runner import Runner
 from tests.fakes import (
     ColdStart,
     Drift,

@@ -17,8 +17,9 @@ import attrs
 
 from benchmarks.rivals import GIB, Task
 from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
-from cubatch import ladder
-from cubatch.results import Candidate, Goal
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate
+from cubatch.tuning import ladder
 from tests.fakes import Behaviour, ColdStart, Curve, affine
 
 TOLERANCE = 0.01  # what a finder may give up for a smaller batch, here and in what ours is asked

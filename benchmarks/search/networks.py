@@ -18,8 +18,11 @@ import cubatch as cb
 from benchmarks.rivals import GIB, Task
 from benchmarks.search.cases import ORDINARY_START, TOLERANCE, Case, judged
 from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
-from cubatch import catalogue, memory, models, outlook
-from cubatch.results import Candidate, Goal
+from cubatch.estimate import expected
+from cubatch.hardware import arithmetic, catalogue
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate
+from cubatch.network import models
 from tests.fakes import Drift
 
 NETWORKS = tuple(
@@ -39,7 +42,7 @@ class Model:
 
     def __init__(self, name: str, gpu: str, mode: str, dtype: str) -> None:
         self.spec, self.gpu = models.resolve(name), catalogue.find(gpu)
-        self.library = memory.resolve_library("auto", self.gpu, dtype)
+        self.library = arithmetic.resolve_library("auto", self.gpu, dtype)
         self.mode, self.dtype = mode, dtype
         self.candidates = cb.candidates(self.spec, device=self.gpu, mode=mode, dtype=dtype)
         self._seconds = {candidate.batch_size: candidate.predicted_seconds for candidate in self.candidates}
@@ -47,7 +50,7 @@ class Model:
     def seconds(self, batch_size: int) -> float:
         """Give the predicted seconds of a step."""
         if batch_size not in self._seconds:
-            (self._seconds[batch_size],) = outlook.step_seconds(
+            (self._seconds[batch_size],) = expected.step_seconds(
                 self.spec,
                 [batch_size],
                 self.gpu,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from cubatch.runner import Reading
+from cubatch.measure.runner import Reading
 from tests.fakes import Behaviour, FakeClock, FakeDevice, FakeRunner
 
 LEAP_SECONDS = 0.005  # behaviours are asked this often within a reading; they change within 0.2 s at the soonest

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.search.summary import ALL, LOST
 from benchmarks.search.trials import OURS, Trial
-from cubatch.report import grid
+from cubatch.report.grid import grid
 
 VERDICTS = ("better", "equal", "worse")
 _MOST_SHOWN = 2

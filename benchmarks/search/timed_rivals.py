@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.rivals import Rival, Task
-from cubatch import ladder
-from cubatch.results import Goal
-from cubatch.runner import Runner
+from cubatch.measure.goal import Goal
+from cubatch.measure.runner import Runner
+from cubatch.tuning import ladder
 
 SPAN_SECONDS = 0.01  # of a reading of the plain rules
 WARMUPS = 2  # their discarded steps

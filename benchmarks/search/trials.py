@@ -12,9 +12,11 @@ from benchmarks.search import networks
 from benchmarks.search.cases import Case
 from benchmarks.search.sessions import Session
 from benchmarks.search.timed_rivals import KNOW_LATENCY, TIMED
-from cubatch import choose, profiler
 from cubatch.errors import NothingMeasured
-from cubatch.results import Candidate, TuningResult
+from cubatch.measure.records import Candidate
+from cubatch.search import walk
+from cubatch.tuning import answer
+from cubatch.tuning.results import TuningResult
 
 OURS = "cubatch"
 FINDERS: dict[str, Rival] = RIVALS | TIMED
@@ -73,14 +75,14 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
     """Search as autotune() does: the candidates, the profiler, the choice; None where nothing could be measured."""
     ladder = case.candidates()
     try:
-        measured = profiler.measure(
+        measured = walk.measure(
             lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed, extend=Candidate
         )
     except Exception as error:
         error.add_note(f"on a device of the class {case.kind}, with a budget of {budget:g} s")
         raise
     try:
-        return choose.answer([*ladder, *measured.added], measured, goal=case.goal, setting={})
+        return answer.answer([*ladder, *measured.added], measured, goal=case.goal, setting={})
     except NothingMeasured:
         return None
 

@@ -16,9 +16,9 @@ import attrs
 
 import cubatch as cb
 from benchmarks.search.cases import Case, Traits
-from cubatch import catalogue
-from cubatch.results import Candidate
-from cubatch.spec import Spec, as_network
+from cubatch.hardware import catalogue
+from cubatch.measure.records import Candidate
+from cubatch.network.graph import Spec, as_network
 from tests.fakes import ColdStart, Curve, Throttling, affine
 
 KNOWN_TILE = (128, 128)  # the tile that the candidate generator assumes of a library that is not ours

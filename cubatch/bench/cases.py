@@ -13,14 +13,15 @@ from typing import Any
 
 import attrs
 
-from cubatch import kinds
-from cubatch.bench.passes import BUILDERS, Operand
+from cubatch.bench.calls import BUILDERS, Operand
 from cubatch.engine.layers import check
 from cubatch.errors import InvalidArgument, UnknownName, UnsupportedLayer
-from cubatch.hardware import BYTES_PER_ELEMENT, Device
-from cubatch.layer import Layer, Pass, extents
-from cubatch.spec import Network
-from cubatch.timing import layer_passes, peak_flops_per_second
+from cubatch.hardware.arithmetic import peak_flops_per_second
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.network import layers as kinds
+from cubatch.network.graph import Network, layer_passes
+from cubatch.network.layer import Layer, extents
+from cubatch.network.passes import Pass
 
 LAYOUTS = ("nn", "nt", "tn")
 _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
@@ -191,7 +192,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         InvalidArgument: If the layer has no such pass, or none that the engine computes.
 
     Example:
-        >>> from cubatch.kinds import Conv2d
+        >>> from cubatch.network.layers import Conv2d
         >>> conv = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
         >>> of_layer(conv, Pass.FPROP, 32).name
         'conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop'
@@ -230,7 +231,7 @@ def left_out(network: Network) -> list[str]:
     Name the kinds of layers of a network that no kernel computes, so that no case is of them.
 
     Example:
-        >>> from cubatch import models
+        >>> from cubatch.network import models
         >>> left_out(models.build("resnet18")), "attention" in left_out(models.build("deit-tiny"))
         ([], True)
     """
@@ -262,7 +263,7 @@ def of_network(
         only_products: Leave out layers that only move bytes.
 
     Example:
-        >>> from cubatch import models
+        >>> from cubatch.network import models
         >>> found = of_network(models.build("go-net"), [Pass.FPROP], 32, only_products=True)
         >>> [(case.name, case.multiplicity) for case in found]
         [('conv2d 19x19x128 to 128, 3x3, pad 1, n=32, fprop', 80)]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from cubatch.budget import repeats_for
-from cubatch.results import Goal, Timing
-from cubatch.runner import Clock
-from cubatch.stopping import MAX_ROUNDS, StopRule, is_clearly_worse, median, median_interval
-from cubatch.stopwatch import THROTTLED_CLOCK, WARM_SECONDS
+from cubatch.measure.budget import repeats_for
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Timing
+from cubatch.measure.runner import Clock
+from cubatch.measure.stopping import MAX_ROUNDS, StopRule, is_clearly_worse, median, median_interval
+from cubatch.measure.stopwatch import THROTTLED_CLOCK, WARM_SECONDS
 
 SPAN_SECONDS = 0.002
 """A timing spans at least this: hundreds of times what two events around nothing are apart."""

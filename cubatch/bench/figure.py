@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cubatch import plot
 from cubatch.bench.records import Entry, Result
 from cubatch.errors import InvalidArgument
+from cubatch.report import plot
 
 _BLUE, _GREY = "#0072b2", "#7a7a7a"
 _INCHES_A_CASE = 0.34

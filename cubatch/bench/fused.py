@@ -14,14 +14,14 @@ from typing import Any
 import attrs
 import numpy as np
 
+from cubatch.bench.calls import Operand
 from cubatch.bench.cases import Case, of_layer
-from cubatch.bench.passes import Operand
 from cubatch.engine import functional
 from cubatch.engine.native import conv
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.product import Fused
-from cubatch.kinds import Conv2d
-from cubatch.layer import Pass
+from cubatch.network.layers import Conv2d
+from cubatch.network.passes import Pass
 
 WITH_RESIDUAL = "conv2d_residual_relu"
 """The operation that `engine.functional` has no name for."""

@@ -13,13 +13,13 @@ from cubatch.bench import records
 from cubatch.bench.cases import Case
 from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.place import COLD, Arrays, Place, count_sets, fill, filled
+from cubatch.bench.implementations import Tracer, Way, Which, ways
 from cubatch.bench.records import OURS, VENDOR, Entry, Result
 from cubatch.bench.rivals import Rival, rival
-from cubatch.bench.ways import Tracer, Way, Which, ways
+from cubatch.bench.target import COLD, Arrays, Place, count_sets, fill, filled
 from cubatch.engine import backend
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
-from cubatch.hardware import Device
+from cubatch.hardware.facts import Device
 
 _COPY_BYTES = 1 << 30
 _COPY_SHARE = 8

@@ -9,16 +9,16 @@ from typing import Any
 
 import attrs
 
-from cubatch import compile as compiler
-from cubatch import waves
 from cubatch.bench.cases import Case
 from cubatch.bench.contest import Entrant
-from cubatch.bench.ways import Launch
-from cubatch.cubins import Resources
-from cubatch.hardware import Device
-from cubatch.kernel import Kernel
-from cubatch.results import Timing
-from cubatch.stopping import paired_interval
+from cubatch.bench.implementations import Launch
+from cubatch.hardware import waves
+from cubatch.hardware.facts import Device
+from cubatch.kernels.toolchain import compile as compiler
+from cubatch.kernels.toolchain.cubins import Resources
+from cubatch.kernels.variant import Kernel
+from cubatch.measure.records import Timing
+from cubatch.measure.stopping import paired_interval
 
 OURS, VENDOR = "ours", "vendor"
 

@@ -16,9 +16,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import kinds
 from cubatch.bench.cases import Case
-from cubatch.layer import Pass
+from cubatch.network import layers
+from cubatch.network.passes import Pass
 
 Step = Callable[[], None]
 _NO_TORCH = "PyTorch with CUDA is not installed"
@@ -51,9 +51,9 @@ def rival(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> Ri
         Rival | str: Or the reason why there is none here.
     """
     layer, torch = case.layer, torch_of(module)
-    if not isinstance(layer, kinds.Linear | kinds.Conv2d):
+    if not isinstance(layer, layers.Linear | layers.Conv2d):
         return "compared with the bandwidth of a copy"
-    if isinstance(layer, kinds.Linear):
+    if isinstance(layer, layers.Linear):
         return _product(torch, case, module)
     if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
         return _convolution(torch, case, layer, benchmark=benchmark)
@@ -125,7 +125,7 @@ def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any])
     return step
 
 
-def _convolution(torch: types.ModuleType, case: Case, layer: kinds.Conv2d, *, benchmark: bool) -> Rival:
+def _convolution(torch: types.ModuleType, case: Case, layer: layers.Conv2d, *, benchmark: bool) -> Rival:
     geometry = (list(layer.stride), [layer.pad[0], layer.pad[2]], list(layer.dilation))
 
     def bind(arrays: Mapping[str, Any]) -> Step:
@@ -165,7 +165,7 @@ def _tensor(torch: types.ModuleType, array: Any) -> Any:
     return torch.from_dlpack(array)
 
 
-def _is_plain_product(layer: kinds.Conv2d) -> bool:
+def _is_plain_product(layer: layers.Conv2d) -> bool:
     return layer.r * layer.s == 1 and layer.groups == 1 and set(layer.stride) == {1} and not any(layer.pad)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cubatch.engine.backend import of, rectify, take_workspace, view
 from cubatch.errors import InvalidArgument
-from cubatch.scratch import Curve, Flat
+from cubatch.memory.blocks import Curve, Flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ import numpy as np
 
 from cubatch.engine import backend
 from cubatch.engine.storage import element_type, sum_type
-from cubatch.plan import Plan
+from cubatch.memory.plan import Plan
 
 
 class Arena:

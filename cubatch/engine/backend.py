@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.scratch import workspace_bytes
+from cubatch.memory.blocks import workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from cubatch.scratch import Need
+    from cubatch.memory.blocks import Need
 
 HOST_WORKSPACE_BYTES = 3 << 18
 """Scratch a function allocates for itself on the CPU when given none: most of the L2 of a usual core."""

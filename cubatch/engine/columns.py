@@ -19,7 +19,7 @@ import numpy as np
 from cubatch.engine.backend import of, take_workspace, view
 
 if TYPE_CHECKING:
-    from cubatch.scratch import Block, Tiles
+    from cubatch.memory.blocks import Block, Tiles
 
 
 class Columns:

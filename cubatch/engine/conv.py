@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cubatch import scratch
 from cubatch.engine import depthwise
 from cubatch.engine.backend import of
 from cubatch.engine.columns import Columns
-from cubatch.windows import conv_shape, phases
+from cubatch.memory import blocks
+from cubatch.network.windows import conv_shape, phases
 
 if TYPE_CHECKING:
-    from cubatch.windows import Pad, Pair
+    from cubatch.network.windows import Pad, Pair
 
 _NO_PAD = (0, 0, 0, 0)
 
@@ -78,7 +78,7 @@ def conv2d(
     y = xp.empty((x.shape[0], shape.vertical.out, q, k), dtype=x.dtype) if out is None else out
     if shape.is_depthwise:
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
-    columns = Columns(x, scratch.forward_tiles(shape, x.itemsize), workspace)
+    columns = Columns(x, blocks.forward_tiles(shape, x.itemsize), workspace)
     filters = w.reshape(groups, k // groups, -1).transpose(0, 2, 1) if groups > 1 else w.reshape(k, -1).T
     bias = zeros = None
     if b is not None:
@@ -136,7 +136,7 @@ def conv2d_dgrad(
     if shape.is_depthwise:
         return depthwise.dgrad(shape, dy, w, out=dx, workspace=workspace)
     by_group = w.reshape(groups, shape.k // groups, *w.shape[1:])  # (g, k, r, s, c)
-    needs = iter(scratch.dgrad_tiles(shape, dy.itemsize))
+    needs = iter(blocks.dgrad_tiles(shape, dy.itemsize))
     for phase in phases(shape):
         part = dx[:, phase.top :: stride[0], phase.left :: stride[1]]
         if not phase.works:
@@ -188,7 +188,7 @@ def conv2d_wgrad(
     if shape.is_depthwise:
         return depthwise.wgrad(shape, x, dy, dw=dw, db=db, workspace=workspace)
     xp, k = of(x), shape.k
-    columns = Columns(x, scratch.wgrad_tiles(shape, x.itemsize), workspace)
+    columns = Columns(x, blocks.wgrad_tiles(shape, x.itemsize), workspace)
     whole = dw.reshape(groups, k // groups, -1) if groups > 1 else dw.reshape(k, -1)
     partial = columns.fixed(0, whole.shape)
     partial_bias = columns.fixed(1, (k,))

@@ -15,13 +15,7 @@ from cubatch.engine.loss_scale import update_loss_scale
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
 from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train
 from cubatch.engine.optim import adam, momentum, sgd
-from cubatch.engine.pointwise import (
-    add,
-    concat,
-    concat_backward,
-    dropout,
-    dropout_backward,
-)
+from cubatch.engine.pointwise import add, concat, concat_backward, dropout, dropout_backward
 from cubatch.engine.pooling import (
     avg_pool2d,
     avg_pool2d_backward,

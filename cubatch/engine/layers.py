@@ -13,13 +13,13 @@ from typing import Any
 
 import attrs
 
-from cubatch import kinds
 from cubatch.engine import backend
 from cubatch.engine.arena import Arena
 from cubatch.engine.team import Team
 from cubatch.errors import UnsupportedLayer
-from cubatch.layer import Layer
-from cubatch.schedule import Op
+from cubatch.memory.schedule import Op
+from cubatch.network import layers
+from cubatch.network.layer import Layer
 
 Work = Callable[[], object]
 
@@ -57,7 +57,7 @@ class Place:
 
 def check(layer: Layer, name: str) -> None:
     """Raise UnsupportedLayer for a layer that the engine has no code for."""
-    if type(layer) not in _FORWARD and not isinstance(layer, kinds.Flatten):
+    if type(layer) not in _FORWARD and not isinstance(layer, layers.Flatten):
         raise UnsupportedLayer(f"{name} ({layer.type})", "its computation is not written yet")
 
 
@@ -91,7 +91,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     bound = _Bound(op, op.node.layer, reads, writes, place.arena.workspace(op.workspace), place, training)
     table = _FORWARD if op.kind == "forward" else _BACKWARD
     work = table[type(op.node.layer)]
-    if isinstance(op.node.layer, kinds.Dropout) and op.kind == "forward":
+    if isinstance(op.node.layer, layers.Dropout) and op.kind == "forward":
         return functools.partial(work, bound)  # draws anew in every step
     return backend.prepare(work, bound)
 
@@ -142,7 +142,7 @@ class _Bound:
 # Each function below calls the engine's functions on an operation's arrays.
 
 
-def _conv_geometry(layer: kinds.Conv2d) -> dict[str, Any]:
+def _conv_geometry(layer: layers.Conv2d) -> dict[str, Any]:
     return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
 
 
@@ -189,7 +189,7 @@ def _linear_backward(at: _Bound) -> None:
         at.place.operations.linear_dgrad(dy, at.parameters["w"], out=at.writes["dx0"], workspace=at.workspace)
 
 
-def _pool_geometry(layer: kinds.MaxPool2d | kinds.AvgPool2d) -> dict[str, Any]:
+def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:
     return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
 
 
@@ -374,39 +374,39 @@ def _dropout_backward(at: _Bound) -> None:
 
 
 _FORWARD: dict[type[Layer], Callable[[_Bound], None]] = {
-    kinds.Conv2d: _conv2d,
-    kinds.Linear: _linear,
-    kinds.MaxPool2d: _max_pool2d,
-    kinds.AvgPool2d: _avg_pool2d,
-    kinds.GlobalAvgPool: _global_avg_pool,
-    kinds.BatchNorm2d: _batch_norm2d,
-    kinds.ReLU: _relu,
-    kinds.ReLU6: _activation,
-    kinds.Sigmoid: _activation,
-    kinds.SiLU: _activation,
-    kinds.HardSigmoid: _activation,
-    kinds.HardSwish: _activation,
-    kinds.Scale: _scale,
-    kinds.Add: _add,
-    kinds.Concat: _concat,
-    kinds.Softmax: _softmax,
-    kinds.Dropout: _dropout,
+    layers.Conv2d: _conv2d,
+    layers.Linear: _linear,
+    layers.MaxPool2d: _max_pool2d,
+    layers.AvgPool2d: _avg_pool2d,
+    layers.GlobalAvgPool: _global_avg_pool,
+    layers.BatchNorm2d: _batch_norm2d,
+    layers.ReLU: _relu,
+    layers.ReLU6: _activation,
+    layers.Sigmoid: _activation,
+    layers.SiLU: _activation,
+    layers.HardSigmoid: _activation,
+    layers.HardSwish: _activation,
+    layers.Scale: _scale,
+    layers.Add: _add,
+    layers.Concat: _concat,
+    layers.Softmax: _softmax,
+    layers.Dropout: _dropout,
 }
 _BACKWARD: dict[type[Layer], Callable[[_Bound], None]] = {
-    kinds.Conv2d: _conv2d_backward,
-    kinds.Linear: _linear_backward,
-    kinds.MaxPool2d: _max_pool2d_backward,
-    kinds.AvgPool2d: _avg_pool2d_backward,
-    kinds.GlobalAvgPool: _global_avg_pool_backward,
-    kinds.BatchNorm2d: _batch_norm2d_backward,
-    kinds.ReLU: _relu_backward,
-    kinds.ReLU6: _activation_backward,
-    kinds.Sigmoid: _activation_backward,
-    kinds.SiLU: _activation_backward,
-    kinds.HardSigmoid: _activation_backward,
-    kinds.HardSwish: _activation_backward,
-    kinds.Scale: _scale_backward,
-    kinds.Concat: _concat_backward,
-    kinds.Softmax: _softmax_backward,
-    kinds.Dropout: _dropout_backward,
+    layers.Conv2d: _conv2d_backward,
+    layers.Linear: _linear_backward,
+    layers.MaxPool2d: _max_pool2d_backward,
+    layers.AvgPool2d: _avg_pool2d_backward,
+    layers.GlobalAvgPool: _global_avg_pool_backward,
+    layers.BatchNorm2d: _batch_norm2d_backward,
+    layers.ReLU: _relu_backward,
+    layers.ReLU6: _activation_backward,
+    layers.Sigmoid: _activation_backward,
+    layers.SiLU: _activation_backward,
+    layers.HardSigmoid: _activation_backward,
+    layers.HardSwish: _activation_backward,
+    layers.Scale: _scale_backward,
+    layers.Concat: _concat_backward,
+    layers.Softmax: _softmax_backward,
+    layers.Dropout: _dropout_backward,
 }

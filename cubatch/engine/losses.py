@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, take_workspace, view
-from cubatch.scratch import Scores
+from cubatch.memory.blocks import Scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

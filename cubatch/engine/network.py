@@ -23,20 +23,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from cubatch import memory, probe
 from cubatch.engine import backend, functional, layers, loss_scale, mixed, storage, weights
 from cubatch.engine.arena import Arena
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
-from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory
-from cubatch.foreign import is_out_of_memory
-from cubatch.hardware import Device
-from cubatch.plan import Plan
-from cubatch.plan import plan as lay_out
-from cubatch.schedule import Op
-from cubatch.spec import Spec, as_network
+from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, is_out_of_memory
+from cubatch.hardware import room
+from cubatch.hardware.facts import Device
+from cubatch.memory import fit
+from cubatch.memory.plan import Plan
+from cubatch.memory.plan import plan as lay_out
+from cubatch.memory.schedule import Op
+from cubatch.network.graph import Spec, as_network
 
 _RANDOM_BLOCK = 2**16
 _SHIFT = 7919
@@ -64,7 +64,8 @@ class Model:
 
     Example:
         >>> import math
-        >>> from cubatch import models, probe
+        >>> from cubatch.hardware import probe
+        >>> from cubatch.network import models
         >>> with Model(models.build("mlp"), device=probe.device("cpu"), mode="training") as model:
         ...     model.prepare(32)
         ...     model.load_random()
@@ -287,9 +288,9 @@ class Model:
         axis = ", axis 0 is the batch" if buffer.batched else ""
         free = fits = None
         with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
-            limit = probe.memory_limit(self.device)
+            limit = room.memory_limit(self.device)
             free = limit.free_bytes
-            fits = memory.max_batch_size(
+            fits = fit.max_batch_size(
                 self.spec,
                 limit.bytes,
                 mode=self.mode,

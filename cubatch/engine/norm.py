@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import call, of, rectify, take_workspace, view
-from cubatch.scratch import Norm
+from cubatch.memory.blocks import Norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ import numpy as np
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.engine.loss_scale import SKIPPED, UNSCALE
-from cubatch.scratch import Flat
+from cubatch.memory.blocks import Flat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

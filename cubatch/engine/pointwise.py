@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import call, of, random_generator, rectify, take_workspace, view
 from cubatch.errors import InvalidArgument
-from cubatch.scratch import Flat
+from cubatch.memory.blocks import Flat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.errors import InvalidArgument
-from cubatch.kinds.pooling import MOST_TAPS
-from cubatch.scratch import Pool
-from cubatch.windows import pool_axes
+from cubatch.memory.blocks import Pool
+from cubatch.network.layers.pooling import MOST_TAPS
+from cubatch.network.windows import pool_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cubatch.scratch import Block
-    from cubatch.windows import Axis, Pad, Pair
+    from cubatch.memory.blocks import Block
+    from cubatch.network.windows import Axis, Pad, Pair
 
 _NO_PAD = (0, 0, 0, 0)
 

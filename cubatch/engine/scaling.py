@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from cubatch.engine.backend import of, take_workspace, view
-from cubatch.scratch import Products
+from cubatch.memory.blocks import Products
 
 
 def scale(x: Any, s: Any, *, out: Any = None) -> Any:

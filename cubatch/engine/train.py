@@ -10,15 +10,15 @@ from typing import Any
 
 import attrs
 
+from cubatch.checks import check_whole
 from cubatch.engine import data as data_module
 from cubatch.engine.data import Dataset
 from cubatch.engine.native.context import Context
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
-from cubatch.plan import STATE_COPIES
-from cubatch.spec import Network
-from cubatch.waves import check_whole
+from cubatch.hardware.facts import Device
+from cubatch.memory.plan import STATE_COPIES
+from cubatch.network.graph import Network
 
 _EVALUATION_BATCH = 500
 

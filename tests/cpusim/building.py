@@ -23,8 +23,8 @@ from pathlib import Path
 
 import platformdirs
 
-from cubatch import kernel as registry
-from cubatch.kernel import Kernel
+from cubatch.kernels import variant as registry
+from cubatch.kernels.variant import Kernel
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.kernel import Kernel
-from cubatch.tensor_map import TensorMap, Window, check_address
+from cubatch.kernels.tensor_map import TensorMap, Window, check_address
+from cubatch.kernels.variant import Kernel
 from tests.cpusim import building, reports
 
 Grid = tuple[int, int, int]

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument
-from cubatch.kernel import kernels_path
-from cubatch.launch import CudaLauncher
-from cubatch.tensor_map import TensorMap, Window
+from cubatch.kernels.launch import CudaLauncher
+from cubatch.kernels.tensor_map import TensorMap, Window
+from cubatch.kernels.variant import kernels_path
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, SimulationError, Simulator

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cubatch.kernel import Kernel, kernels_path
-from cubatch.launch import CudaLauncher
+from cubatch.kernels.launch import CudaLauncher
+from cubatch.kernels.variant import Kernel, kernels_path
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, SimulationError, Simulator
 from tests.kernels import conftest

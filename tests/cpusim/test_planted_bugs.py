@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.kernel import Kernel
+from cubatch.kernels.variant import Kernel
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, SimulationError, Simulator
 

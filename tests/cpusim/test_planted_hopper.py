@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import catalogue, kernel, tensor_map
 from cubatch.engine.native import conv, hopper
 from cubatch.engine.native.context import Context
+from cubatch.hardware import catalogue
+from cubatch.kernels import tensor_map, variant
 from tests.cpusim import building
 from tests.cpusim.simulator import SimulationError, Simulator
 from tests.cpusim.test_planted_bugs import EARLY, LATE, MODES, WRONG, not_in
@@ -26,9 +27,9 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
 ]
 
-SOURCES = kernel.kernels_path() / "hopper"
+SOURCES = variant.kernels_path() / "hopper"
 USUAL, SWAPPED = (
-    kernel.find("conv2d_fprop", "float16", family="hopper", tile=tile) for tile in ("128x256x64", "256x64x64")
+    variant.find("conv2d_fprop", "float16", family="hopper", tile=tile) for tile in ("128x256x64", "256x64x64")
 )
 H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
 
@@ -58,7 +59,7 @@ class Bug:
     changes: tuple[tuple[str, str, str], ...]
     pattern: str = ""
     modes: tuple[tuple[str, str], ...] = MODES
-    kernel: kernel.Kernel = USUAL
+    kernel: variant.Kernel = USUAL
 
 
 BUGS = {

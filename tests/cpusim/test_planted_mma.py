@@ -13,10 +13,10 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import kernel
 from cubatch.engine.native import conv
 from cubatch.engine.native.context import Context
-from cubatch.hardware import Device
+from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
 from tests.cpusim import building
 from tests.cpusim.simulator import SimulationError, Simulator
 from tests.cpusim.test_planted_bugs import LATE, MODES, WRONG, not_in
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
 ]
 
-KERNELS = kernel.kernels_path()
+KERNELS = variant.kernels_path()
 ANY = MODES[:1]  # for what has nothing to do with an order
 AHEAD, IN_TURN = "128x64x32", "128x128x32"
 """A tile whose fragments are read a step ahead, and one where each step reads its own."""
@@ -114,7 +114,7 @@ def mutant(name):
     for file, text in texts.items():
         (folder / file).write_text(text.replace('"mma/', '"'))
     tile = bug.tile if name in BUGS else name
-    found = kernel.find("conv2d_dgrad", "float16", family="mma", tile=tile, vector=8)
+    found = variant.find("conv2d_dgrad", "float16", family="mma", tile=tile, vector=8)
     return attrs.evolve(found, source=str(folder / "implicit_gemm.cu"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cubatch.kernel import Kernel, kernels_path
+from cubatch.kernels.variant import Kernel, kernels_path
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import scratch
 from cubatch.engine import backend, functional, reference
 from cubatch.errors import InvalidArgument
-from cubatch.kinds import LAYERS
+from cubatch.memory import blocks
+from cubatch.network.layers import LAYERS
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 
 KINDS = ["relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish"]
@@ -47,11 +47,11 @@ def curves(draw):
 
 def _workspace(need, samples, *, at_once):
     """Room for all, or for the least that works, filled with what is no number."""
-    return np.full(scratch.workspace_bytes([need], samples, 2**20 if at_once else 0), 0xFF, np.uint8)
+    return np.full(blocks.workspace_bytes([need], samples, 2**20 if at_once else 0), 0xFF, np.uint8)
 
 
 def _call(case, function, first, *others):
-    need = scratch.Curve(itemsize=case["x"].itemsize)
+    need = blocks.Curve(itemsize=case["x"].itemsize)
     workspace = _workspace(need, case["x"].size, at_once=case["at_once"])
     first = first.copy()
     out = first if case["in_place"] else np.full_like(first, np.nan)
@@ -116,7 +116,7 @@ def test_a_prepared_activation_repeats_the_call():
     """Recording keeps the calls of several pieces, so new contents of the same arrays give new results."""
     random = np.random.default_rng(0)
     x, dy, y, dx = np.empty((4, 50))
-    workspace = np.empty(scratch.Curve(itemsize=8).num_bytes(20, 1), np.uint8)
+    workspace = np.empty(blocks.Curve(itemsize=8).num_bytes(20, 1), np.uint8)
     for kind in KINDS:
         kept = x if LAYERS[kind].saves == {"x"} else y
         there = backend.prepare(functional.activation, x, kind=kind, out=y, workspace=workspace)
@@ -179,8 +179,8 @@ def test_scale_backward_stays_within_the_rounding_of_its_sums(case):
     size = reference.scale_backward(abs(dy), abs(x), s)[1]
     dy = dy.copy()
     dx, ds = dy if case["in_place"] else np.full_like(x, np.nan), np.full_like(s, np.nan)
-    need = scratch.Products(itemsize=x.itemsize, rows=h * w, channels=c)
-    workspace = np.full(scratch.workspace_bytes([need], n, case["target"]), 0xFF, np.uint8)
+    need = blocks.Products(itemsize=x.itemsize, rows=h * w, channels=c)
+    workspace = np.full(blocks.workspace_bytes([need], n, case["target"]), 0xFF, np.uint8)
     functional.scale_backward(dy, x, s, dx=dx, ds=ds, workspace=workspace)
     assert_within(dx, want_x, case["u"] * abs(want_x), axes="nhwc", label="dx")
     assert_within(ds, want_s, gamma(h * w + 1, case["u"]) * size, axes="nhwc", label="ds")
@@ -203,7 +203,7 @@ def test_a_prepared_scaling_repeats_the_call():
     random = np.random.default_rng(2)
     x, dy, y, dx = np.empty((4, 3, 4, 5, 6))
     s, ds = np.empty((2, 3, 1, 1, 6))
-    need = scratch.Products(itemsize=8, rows=20, channels=6)
+    need = blocks.Products(itemsize=8, rows=20, channels=6)
     there = backend.prepare(functional.scale, x, s, out=y)
     workspace = np.empty(need.num_bytes(1, 7), np.uint8)
     back = backend.prepare(functional.scale_backward, dy, x, s, dx=dx, ds=ds, workspace=workspace)

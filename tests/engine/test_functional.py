@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import scratch
 from cubatch.engine import backend, functional, reference
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
-from cubatch.windows import conv_shape, pool_axes
+from cubatch.memory import blocks as scratch_blocks
+from cubatch.network.windows import conv_shape, pool_axes
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 
 U = UNIT_ROUNDOFF["float32"]
@@ -62,7 +62,7 @@ def _shape(case):
 
 def _workspace(case, needs):
     """The least that works, so that blocks are single rows, or plenty, filled with what is no number."""
-    size = scratch.workspace_bytes(needs, case["n"], 0 if case["rows_only"] else 2**20)
+    size = scratch_blocks.workspace_bytes(needs, case["n"], 0 if case["rows_only"] else 2**20)
     return np.full(size, 0xFF, dtype=np.uint8)
 
 
@@ -74,7 +74,7 @@ def test_conv2d_stays_within_the_rounding_of_its_dot_products(case):
     b = random.uniform(-1, 1, w.shape[0]).astype(np.float32)
 
     y = functional.conv2d(
-        x, w, b, **case["options"], workspace=_workspace(case, scratch.conv2d_forward(_shape(case), 4))
+        x, w, b, **case["options"], workspace=_workspace(case, scratch_blocks.conv2d_forward(_shape(case), 4))
     )
 
     bound = gamma(w[0].size + 1, U) * reference.conv2d(abs(x), abs(w), abs(b), **case["options"])
@@ -94,7 +94,7 @@ def test_conv2d_dgrad_stays_within_the_rounding_of_its_dot_products(case):
         x_shape=x.shape,
         **case["options"],
         out=np.full(x.shape, np.nan, np.float32),
-        workspace=_workspace(case, scratch.conv2d_dgrad(_shape(case), 4)),
+        workspace=_workspace(case, scratch_blocks.conv2d_dgrad(_shape(case), 4)),
     )
 
     length = w[..., 0].size // case["options"]["groups"]
@@ -112,7 +112,7 @@ def test_conv2d_wgrad_stays_within_the_rounding_of_its_dot_products(case):
     dw, db = np.full(w.shape, np.nan, np.float32), np.full(w.shape[0], np.nan, np.float32)
 
     functional.conv2d_wgrad(
-        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, scratch.conv2d_wgrad(_shape(case), 4))
+        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, scratch_blocks.conv2d_wgrad(_shape(case), 4))
     )
 
     slack = gamma(dy[..., 0].size + 1, U)
@@ -221,8 +221,8 @@ def _pool_workspace(case):
     v, q = pool_axes(
         (h, w), (options["r"], options["s"]), options["stride"], options["pad"], ceil_mode=options["ceil_mode"]
     )
-    need = scratch.Pool(itemsize=8, rows=v.out, vertical=v, horizontal=q, channels=c)
-    return np.full(scratch.workspace_bytes([need], n, 0 if case["rows_only"] else 2**20), 0xFF, dtype=np.uint8)
+    need = scratch_blocks.Pool(itemsize=8, rows=v.out, vertical=v, horizontal=q, channels=c)
+    return np.full(scratch_blocks.workspace_bytes([need], n, 0 if case["rows_only"] else 2**20), 0xFF, dtype=np.uint8)
 
 
 @given(poolings())
@@ -328,7 +328,7 @@ def test_batch_norm_train_normalises_by_the_batch(blocks):
     want, mean, var = reference.batch_norm(x, gamma_, beta)
     got_mean, inv_std = np.empty(6, np.float32), np.empty(6, np.float32)
     running_mean, running_var = np.ones(6, np.float32), np.ones(6, np.float32)
-    need = scratch.Norm(itemsize=4, channels=6)
+    need = scratch_blocks.Norm(itemsize=4, channels=6)
     workspace = np.full(need.least if blocks == "many" else need.whole(60), 0xFF, np.uint8)
     y = functional.batch_norm_train(
         x,
@@ -409,7 +409,7 @@ def test_softmax_cross_entropy_and_its_gradient(room):
     """The loss against loops, the gradient against its slopes; logits of 1000 must not overflow."""
     random = np.random.default_rng(9)
     logits, labels = random.standard_normal((3, 4, 6)) + 1000, random.integers(0, 6, (3, 4))
-    need = scratch.Scores(itemsize=8, classes=6)
+    need = scratch_blocks.Scores(itemsize=8, classes=6)
     workspace = np.full(max(need.least, room), 0xFF, np.uint8)
     dlogits = np.empty_like(logits)
     loss = functional.softmax_cross_entropy(logits, labels, dlogits=dlogits, workspace=workspace)
@@ -580,7 +580,7 @@ def test_a_workspace_below_one_row_is_an_error_with_both_numbers():
     """Nothing is silently allocated in its place."""
     with pytest.raises(InvalidArgument) as failure:
         functional.conv2d(np.ones((1, 4, 4, 1)), np.ones((1, 3, 3, 1)), workspace=np.empty(16, np.uint8))
-    (need,) = scratch.conv2d_forward(conv_shape((4, 4, 1), (1, 3, 3, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1), 8)
+    (need,) = scratch_blocks.conv2d_forward(conv_shape((4, 4, 1), (1, 3, 3, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1), 8)
     assert failure.value.args[:3] == ("workspace", 16, f"at least {need.least} bytes")
 
 

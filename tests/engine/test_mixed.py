@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cubatch import models, probe
 from cubatch.engine import functional, loss_scale, mixed, optim, storage
 from cubatch.engine.network import Model
 from cubatch.errors import MissingDependency
-from cubatch.kinds import BatchNorm2d, Conv2d, Dropout, Flatten, HardSwish, Linear, MaxPool2d, ReLU
-from cubatch.plan import ALIGNMENT
-from cubatch.spec import Network
+from cubatch.hardware import probe
+from cubatch.memory.plan import ALIGNMENT
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, HardSwish, Linear, MaxPool2d, ReLU
 
 HERE = probe.device("cpu")
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -7,11 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cubatch import probe
 from cubatch.engine import functional, loss_scale, optim, weights
 from cubatch.engine.network import Model
-from cubatch.kinds import BatchNorm2d, Conv2d, Flatten, HardSwish, Linear, MaxPool2d, ReLU
-from cubatch.spec import Network
+from cubatch.hardware import probe
+from cubatch.network.graph import Network
+from cubatch.network.layers import BatchNorm2d, Conv2d, Flatten, HardSwish, Linear, MaxPool2d, ReLU
 
 HERE = probe.device("cpu")
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

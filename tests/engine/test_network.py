@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import models, probe
 from cubatch.engine import reference
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedLayer
-from cubatch.hardware import Device
-from cubatch.kinds import (
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layers import (
     GELU,
     Add,
     AvgPool2d,
@@ -37,7 +39,6 @@ from cubatch.kinds import (
     SiLU,
     Softmax,
 )
-from cubatch.spec import Network
 
 HERE = probe.device("cpu")
 

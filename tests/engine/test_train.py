@@ -11,13 +11,14 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import models, probe
 from cubatch.engine import data
 from cubatch.engine.network import Model
 from cubatch.engine.train import accuracy, train
 from cubatch.errors import InvalidArgument, InvalidData, UnsupportedLayer
-from cubatch.kinds import GELU, Flatten, Linear
-from cubatch.spec import Network
+from cubatch.hardware import probe
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layers import GELU, Flatten, Linear
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 HERE = probe.device("cpu")

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_conformance, gpu_items, gpu_probes
-from cubatch import catalogue, kernel, probe
-from cubatch.bench.place import on_gpu
+from cubatch.bench.target import on_gpu
 from cubatch.errors import CubatchError
+from cubatch.hardware import catalogue, probe
+from cubatch.kernels import variant
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 
@@ -186,7 +187,7 @@ def test_every_instruction_of_the_headers_is_in_a_probe():
     """Of mma and Hopper; what has no twin is listed."""
     sources = "\n".join(path.read_text() for path in Path(building.HERE).glob("*twins.cu"))
     for header in ("device_mma.cuh", "device_hopper.cuh"):
-        text = (kernel.kernels_path() / "common" / header).read_text()
+        text = (variant.kernels_path() / "common" / header).read_text()
         gpu = text[text.index("#if defined(__CUDACC__)") : text.index("#else\n\n")]
         wrappers = set(re.findall(r"CB_DEVICE [\w<>, ]+? (cb_\w+)\(", gpu))
         assert wrappers

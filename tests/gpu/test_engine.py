@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 import cubatch as cb
-from cubatch import probe, select
 from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
-from cubatch.kinds import (
+from cubatch.hardware import arithmetic, probe
+from cubatch.measure import kernel_choice
+from cubatch.network.graph import Network
+from cubatch.network.layers import (
     AvgPool2d,
     BatchNorm2d,
     Conv2d,
@@ -26,7 +28,6 @@ from cubatch.kinds import (
     Sigmoid,
     SiLU,
 )
-from cubatch.spec import Network
 
 
 def a_gpu():
@@ -72,7 +73,7 @@ NETWORK = Network(
 
 def our_kernels(dtype="float32"):
     """Give what the engine needs to run on our kernels, variants timed as in tuning."""
-    return select.kernel_context(GPU, dtype, seconds=1.0, path=None)
+    return kernel_choice.kernel_context(GPU, dtype, seconds=1.0, path=None)
 
 
 LIBRARIES = pytest.mark.parametrize("context", [lambda: None, our_kernels], ids=["im2col", "cubatch"])
@@ -129,7 +130,7 @@ def test_other_dtypes_train_as_on_the_cpu(dtype, unit):
 
     Then both fall; no step of float16 is skipped at a scale that suits.
     """
-    if dtype not in probe.supported_dtypes(GPU):
+    if dtype not in arithmetic.supported_dtypes(GPU):
         pytest.skip(f"{GPU} has no {dtype}")
     random = np.random.default_rng(0)
     x, labels = random.standard_normal((6, *NETWORK.input_shape)), random.integers(0, 5, size=6, dtype=np.int32)

@@ -7,13 +7,15 @@ import ctypes
 import numpy as np
 import pytest
 
-from cubatch import compile as compiler
-from cubatch import cuda_driver, kernel, probe, waves
-from cubatch.bench import cases, check, fused, measure, place, rivals
+from cubatch.bench import cases, check, fused, measure, rivals, target
 from cubatch.bench.contest import Contest
 from cubatch.errors import CubatchError
-from cubatch.kinds import BatchNorm2d, Conv2d
-from cubatch.layer import Pass
+from cubatch.hardware import driver as cuda_driver
+from cubatch.hardware import probe, waves
+from cubatch.kernels import variant
+from cubatch.kernels.toolchain import compile as compiler
+from cubatch.network.layers import BatchNorm2d, Conv2d
+from cubatch.network.passes import Pass
 
 
 def a_gpu():
@@ -31,15 +33,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPU is None, reason="no GPU in
 @pytest.fixture(scope="module")
 def here():
     """The GPU as a place for cases."""
-    return place.on_gpu(GPU)
+    return target.on_gpu(GPU)
 
 
 def compiled_here():
     """Every kernel for this GPU, with its function as CuPy loads it."""
     import cupy
 
-    for found in kernel.kernels():
-        if found.runs_on(kernel.arch_number(GPU.arch)):
+    for found in variant.kernels():
+        if found.runs_on(variant.arch_number(GPU.arch)):
             cubin = compiler.compile_kernel(found, GPU.arch)
             yield found, cubin.resources[found.entry], cupy.RawModule(path=str(cubin.path)).get_function(found.entry)
 
@@ -103,7 +105,7 @@ def test_the_vendor_computes_in_the_precision_of_the_case(here, dtype):
         pytest.skip("tf32 needs sm_80 and PyTorch")
     for each in ("tf32", "float32", dtype):
         case = cases.gemm(256, 256, 256, dtype=each)
-        arrays = place.fill(here.module, case, 0)
+        arrays = target.fill(here.module, case, 0)
         expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
         exact = check.Expected(
             cases.gemm(256, 256, 256), arrays, np.random.default_rng(0), images=None, channels=None
@@ -116,7 +118,7 @@ def test_the_vendor_computes_in_the_precision_of_the_case(here, dtype):
 def test_float32_products_of_the_vendor_are_float32(here):
     """TF32 would miss by a thousandth: cuBLAS's result is within the rounding of float32."""
     case = cases.gemm(256, 256, 256)
-    arrays = place.fill(here.module, case, 0)
+    arrays = target.fill(here.module, case, 0)
     rivals.rival(case, here.module).bind(arrays)()
     x, w = (arrays[name].get().astype(np.float64) for name in ("x", "w"))
     error = np.abs(arrays["out"].get() - x @ w.T)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from cubatch import catalogue, probe
 from cubatch.engine.native.context import Context
 from cubatch.errors import CubatchError
-from cubatch.hardware import Device
+from cubatch.hardware import catalogue, probe
+from cubatch.hardware.facts import Device
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
 
@@ -112,7 +112,7 @@ def target(name: str) -> Target:
         gpu = _gpu()
         if gpu is None:
             pytest.skip("no GPU in this machine")
-        from cubatch.launch import CudaLauncher
+        from cubatch.kernels.launch import CudaLauncher
 
         return CudaTarget(gpu, CudaLauncher(gpu))
     if reason := building.reason_to_skip():

@@ -9,8 +9,9 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import catalogue, kernel
 from cubatch.engine.native.context import Context
+from cubatch.hardware import catalogue
+from cubatch.kernels import variant
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -35,7 +36,7 @@ def launcher(request):
         gpu = _gpu()
         if gpu is None or gpu.compute_capability != (9, 0):
             pytest.skip("no Hopper GPU in this machine")
-        from cubatch.launch import CudaLauncher
+        from cubatch.kernels.launch import CudaLauncher
 
         return CudaTarget(gpu, CudaLauncher(gpu))
     if reason := building.reason_to_skip():
@@ -45,12 +46,12 @@ def launcher(request):
 
 def chooser(
     problem: Any, device: Any, prepare: Any = None, *, tile: str | None = None, swapped: bool = False
-) -> kernel.Kernel:
+) -> variant.Kernel:
     """Choose the tile that a type is tested with, the swapped one, or another."""
     usual = TF32_TILES[problem.operation] if problem.dtype == "tf32" else TILES[problem.dtype]
     if swapped:
         usual = SWAPPED[problem.dtype]
-    return kernel.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
+    return variant.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
 
 
 def context(launcher: Target, *, swapped: bool = False) -> Context:

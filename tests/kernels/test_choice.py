@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.clocks import HostClock
 from cubatch.engine import backend
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused
-from cubatch.select import TimedChoice, Winners
+from cubatch.measure.clocks import HostClock
+from cubatch.measure.kernel_choice import TimedChoice, Winners
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 
 pytestmark = pytest.mark.heavy

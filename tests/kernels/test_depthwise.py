@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cubatch import depthwise_scratch
 from cubatch.engine import backend
-from cubatch.engine.native import depthwise, naive
+from cubatch.engine.native import depthwise as native_depthwise
+from cubatch.engine.native import naive
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
-from cubatch.windows import conv_shape
+from cubatch.hardware.facts import Device
+from cubatch.kernels.workspace import depthwise
+from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -99,7 +100,7 @@ def check_wgrad(launcher, function, conv, dtype, shift=0, seed=0):
 def test_fprop_stays_within_the_rounding_of_its_sums(launcher, case):
     """An output has a product for each tap, then a bias: also where arrays start between vectors, or pads are wide."""
     conv, dtype, shift, seed = case
-    check_fprop(launcher, depthwise.conv2d, conv, dtype, shift, seed)
+    check_fprop(launcher, native_depthwise.conv2d, conv, dtype, shift, seed)
 
 
 @given(depthwise_cases())
@@ -107,7 +108,7 @@ def test_fprop_stays_within_the_rounding_of_its_sums(launcher, case):
 def test_dgrad_stays_within_the_rounding_of_its_sums(launcher, case):
     """A pixel's gradient has a product for each tap that read it; pixels that none read are zeros."""
     conv, dtype, shift, seed = case
-    check_dgrad(launcher, depthwise.conv2d_dgrad, conv, dtype, shift, seed)
+    check_dgrad(launcher, native_depthwise.conv2d_dgrad, conv, dtype, shift, seed)
 
 
 @given(depthwise_cases())
@@ -115,7 +116,7 @@ def test_dgrad_stays_within_the_rounding_of_its_sums(launcher, case):
 def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, case):
     """A tap's gradient and a bias's are sums over all output pixels, in whatever order; the bias's may be left out."""
     conv, dtype, shift, seed = case
-    check_wgrad(launcher, depthwise.conv2d_wgrad, conv, dtype, shift, seed)
+    check_wgrad(launcher, native_depthwise.conv2d_wgrad, conv, dtype, shift, seed)
 
 
 # Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1); many strips, of 3 channels one by one too; more
@@ -129,9 +130,9 @@ LARGE = [
     (convolution(n=5, h=7, w=7, c=264, pad=(1, 1, 1, 1)), "bfloat16", 0),
 ]
 PASSES = {
-    "fprop": (check_fprop, depthwise.conv2d, naive.conv2d),
-    "dgrad": (check_dgrad, depthwise.conv2d_dgrad, naive.conv2d_dgrad),
-    "wgrad": (check_wgrad, depthwise.conv2d_wgrad, naive.conv2d_wgrad),
+    "fprop": (check_fprop, native_depthwise.conv2d, naive.conv2d),
+    "dgrad": (check_dgrad, native_depthwise.conv2d_dgrad, naive.conv2d_dgrad),
+    "wgrad": (check_wgrad, native_depthwise.conv2d_wgrad, naive.conv2d_wgrad),
 }
 
 
@@ -155,7 +156,7 @@ def test_sums_do_not_depend_on_the_order_of_blocks(launcher):
         runner = Simulator(launcher.arch, launcher.launcher.build, schedule=schedule, seed=seed) if simulated else None
         context = launcher.context(launcher=runner or launcher.launcher)
         dw = launcher.unwritten(conv.w_shape, np.float32)
-        found.append(launcher.get(depthwise.conv2d_wgrad(context, x, dy, dw=dw, **conv.options)).copy())
+        found.append(launcher.get(native_depthwise.conv2d_wgrad(context, x, dy, dw=dw, **conv.options)).copy())
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
@@ -172,11 +173,11 @@ def test_offsets_go_beyond_31_bits(launcher):
     w = cases.drawn(random, conv.w_shape, "float16")
     x[-1, ..., -4:] = random.uniform(-1, 1, (16, 16, 4))
     part = convolution(n=1, h=16, w=16, c=4)
-    depthwise.conv2d(context, x, w, out=y, **conv.options)
+    native_depthwise.conv2d(context, x, w, out=y, **conv.options)
     want = cases.conv2d(part, cases.decoded(x[-1:, ..., -4:]), cases.decoded(w[-4:]))
     assert_within(y[-1:, -1:, :, -4:], want[:, -1:], cases.bound(9, 9.0, want[:, -1:], "float16"), axes="npqc")
     y[-1, ..., -4:] = x[-1, ..., -4:]
-    depthwise.conv2d_dgrad(context, y, w, x_shape=conv.x_shape, out=dx, **conv.options)
+    native_depthwise.conv2d_dgrad(context, y, w, x_shape=conv.x_shape, out=dx, **conv.options)
     want = cases.conv2d_dgrad(part, cases.decoded(y[-1:, ..., -4:]), cases.decoded(w[-4:]))
     assert_within(dx[-1:, -1:, :, -4:], want[:, -1:], cases.bound(9, 9.0, want[:, -1:], "float16"), axes="nhwc")
 
@@ -186,8 +187,10 @@ def test_offsets_of_sums_go_beyond_31_bits(launcher, monkeypatch):
     if not isinstance(launcher.launcher, Simulator):
         pytest.skip("takes 8 GiB where memory is not reserved page by page")
     conv = convolution(n=1025, h=16, w=16, c=8192)
-    one_item = depthwise_scratch.DepthwiseSums(vector=4, strip_rows=16, slabs=64, slab_vectors=32, blocks=1025)
-    monkeypatch.setattr(depthwise, "depthwise_sums", lambda *_: one_item)  # so that a block's share is quickly walked
+    one_item = depthwise.DepthwiseSums(vector=4, strip_rows=16, slabs=64, slab_vectors=32, blocks=1025)
+    monkeypatch.setattr(
+        native_depthwise, "depthwise_sums", lambda *_: one_item
+    )  # so that a block's share is quickly walked
     x, dy = (cases.reserved(conv.x_shape, np.float16) for _ in range(2))
     x[-1, -1, -1, -1], dy[-1, -1, -1, -1] = 3, 5
     partials = cases.reserved((1025 * 10 * 8192 * 4,), np.uint8)
@@ -197,8 +200,8 @@ def test_offsets_of_sums_go_beyond_31_bits(launcher, monkeypatch):
 
     context = launcher.context(launcher=Simulator(launcher.arch, launcher.launcher.build, blocks=blocks))
     dw, db = np.zeros(conv.w_shape, np.float16), np.zeros(conv.k, np.float16)
-    monkeypatch.setattr(depthwise, "take_workspace", lambda *_: partials)
-    depthwise.conv2d_wgrad(context, x, dy, dw=dw, db=db, **conv.options)
+    monkeypatch.setattr(native_depthwise, "take_workspace", lambda *_: partials)
+    native_depthwise.conv2d_wgrad(context, x, dy, dw=dw, db=db, **conv.options)
     sums = partials.view(np.float32).reshape(1025, 10, 8192)
     assert sums[-1, :, -1].tolist() == [0, 0, 0, 0, 15, 0, 0, 0, 0, 5]
     assert db[-1] == 5  # the last block of the reduction: the bias's row, the last channels
@@ -223,11 +226,11 @@ def test_what_is_not_supported_is_refused(launcher, change, supported):
     """Other filters, strides, dilations and multipliers are left to other kernels, by the answer and by the error."""
     case = {"x": (9, 9, 8), "w": (8, 3, 3, 1), "stride": (1, 1), "dilation": (1, 1), "groups": 8} | change
     options = {"stride": case["stride"], "pad": (0, 0, 0, 0), "dilation": case["dilation"], "groups": case["groups"]}
-    assert depthwise.supports(conv_shape(case["x"], case["w"], **options)) == supported
+    assert native_depthwise.supports(conv_shape(case["x"], case["w"], **options)) == supported
     if not supported:
         x, w = cases.reserved((1, *case["x"]), np.float32), np.zeros(case["w"], np.float32)
         with pytest.raises(InvalidArgument, match="grouped kernels") as error:
-            depthwise.conv2d(launcher.context(), x, w, **options)
+            native_depthwise.conv2d(launcher.context(), x, w, **options)
         assert error.value.args[0] == "w"
 
 
@@ -238,10 +241,10 @@ def test_arrays_of_a_wrong_shape_or_size_are_refused(launcher):
     context = launcher.context()
     short = np.zeros(39, np.uint8)
     for field, call in {
-        "out": lambda: depthwise.conv2d(context, x, w, out=x[:, :4], **conv.options),
-        "dy": lambda: depthwise.conv2d_dgrad(context, x[:, :4], w, x_shape=conv.x_shape, **conv.options),
-        "workspace": lambda: depthwise.conv2d_wgrad(context, x, x, dw=w, workspace=short, **conv.options),
-        "b": lambda: depthwise.conv2d(context, x, w, np.zeros(8, np.float16), **conv.options),
+        "out": lambda: native_depthwise.conv2d(context, x, w, out=x[:, :4], **conv.options),
+        "dy": lambda: native_depthwise.conv2d_dgrad(context, x[:, :4], w, x_shape=conv.x_shape, **conv.options),
+        "workspace": lambda: native_depthwise.conv2d_wgrad(context, x, x, dw=w, workspace=short, **conv.options),
+        "b": lambda: native_depthwise.conv2d(context, x, w, np.zeros(8, np.float16), **conv.options),
     }.items():
         with pytest.raises(InvalidArgument) as error:
             call()
@@ -253,7 +256,7 @@ def test_a_launch_numbers_its_threads_in_31_bits(launcher):
     conv = convolution(n=2**31, h=1, w=1, c=1)
     x = cases.reserved(conv.x_shape, np.float16)
     with pytest.raises(InvalidArgument, match="fewer samples"):
-        depthwise.conv2d(launcher.context(), x, np.zeros(conv.w_shape, np.float16), out=x, **conv.options)
+        native_depthwise.conv2d(launcher.context(), x, np.zeros(conv.w_shape, np.float16), out=x, **conv.options)
 
 
 def test_no_samples_give_no_gradient(launcher):
@@ -261,8 +264,8 @@ def test_no_samples_give_no_gradient(launcher):
     conv = convolution(n=0)
     x, dw, db = np.zeros(conv.x_shape, np.float32), np.ones(conv.w_shape, np.float32), np.ones(8, np.float32)
     x, dw, db = launcher.put(x), launcher.put(dw), launcher.put(db)
-    depthwise.conv2d(launcher.context(), x, dw, out=x, **conv.options)
-    depthwise.conv2d_wgrad(launcher.context(), x, x, dw=dw, db=db, **conv.options)
+    native_depthwise.conv2d(launcher.context(), x, dw, out=x, **conv.options)
+    native_depthwise.conv2d_wgrad(launcher.context(), x, x, dw=dw, db=db, **conv.options)
     assert not launcher.get(dw).any()
     assert not launcher.get(db).any()
 
@@ -272,7 +275,7 @@ def test_recorded_launches_repeat_on_new_contents(launcher):
     conv = convolution()
     x, w = launcher.unwritten(conv.x_shape, np.float32), launcher.put(np.ones(conv.w_shape, np.float32))
     y = launcher.unwritten(conv.y_shape, np.float32)
-    repeat = backend.prepare(depthwise.conv2d, launcher.context(), x, w, out=y, **conv.options)
+    repeat = backend.prepare(native_depthwise.conv2d, launcher.context(), x, w, out=y, **conv.options)
     for value in (1, 2):
         x[...] = value
         repeat()
@@ -281,9 +284,9 @@ def test_recorded_launches_repeat_on_new_contents(launcher):
 
 def test_a_single_sample_is_cut_into_short_strips():
     """At batch 1 strips get short until there are threads for every SM; at batch 256 they stay long, loaded once."""
-    rows = [depthwise_scratch.depthwise_strip_rows(112, n * 28 * 8, H200) for n in (1, 256)]
+    rows = [depthwise.depthwise_strip_rows(112, n * 28 * 8, H200) for n in (1, 256)]
     assert rows == [2, 23]
-    small = depthwise_scratch.depthwise_strip_rows(7, 256 * 2 * 240, H200)
+    small = depthwise.depthwise_strip_rows(7, 256 * 2 * 240, H200)
     assert small == 7  # a strip of less would load its inputs more than once, and the device is full
 
 
@@ -292,7 +295,7 @@ def test_a_single_sample_is_cut_into_short_strips():
 def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
     """Slabs hold every vector once, a block has room for them, and above 8 vectors at most 1 thread in 8 idles."""
     shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 4 * vectors)
-    sums = depthwise_scratch.depthwise_sums(shape, 64, 4, H200)
+    sums = depthwise.depthwise_sums(shape, 64, 4, H200)
     assert (sums.slabs - 1) * sums.slab_vectors < vectors <= sums.slabs * sums.slab_vectors
     used = 128 // sums.slab_vectors * sums.slab_vectors * vectors / (sums.slabs * sums.slab_vectors)
     assert used >= 128 * 7 / 8 or vectors < 24
@@ -302,7 +305,7 @@ def test_the_workspace_suffices_whatever_the_alignment():
     """The bytes are those of the launch with vectors and of the one without."""
     for c, n, taps in itertools.product((7, 8, 96, 960), (1, 64), (3, 5)):
         shape = conv_shape((14, 14, c), (c, taps, taps, 1), (1, 1), (2, 2, 2, 2), (1, 1), c)
-        total = depthwise_scratch.depthwise_wgrad_workspace(shape, n, "float16", H200)
-        for vector in (1, depthwise_scratch.depthwise_vector(taps * taps, 2)):
-            blocks = depthwise_scratch.depthwise_sums(shape, n, vector, H200).blocks
+        total = depthwise.depthwise_wgrad_workspace(shape, n, "float16", H200)
+        for vector in (1, depthwise.depthwise_vector(taps * taps, 2)):
+            blocks = depthwise.depthwise_sums(shape, n, vector, H200).blocks
             assert blocks * (taps * taps + 1) * c * 4 <= total

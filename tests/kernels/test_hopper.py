@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cubatch import tensor_map
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused
-from cubatch.product_scratch import product_workspace
-from cubatch.variants import Problem, most_partial_bytes, ranked
-from cubatch.windows import conv_shape
+from cubatch.kernels import tensor_map
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import most_partial_bytes, ranked
+from cubatch.kernels.workspace.products import product_workspace
+from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
 from tests.kernels import cases, epilogues, hopper_cases
 from tests.kernels.conftest import BUILD

@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import variants
 from cubatch.engine.native import conv, gemm, product
-from cubatch.product_scratch import product_workspace
+from cubatch.kernels import ranking
+from cubatch.kernels.workspace.products import product_workspace
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
@@ -119,7 +119,7 @@ def split(launcher, seen, *, swapped=False):
 
     def watch(problem, device, prepare=None):
         chosen = chooser(problem, device, swapped=swapped)
-        seen.append(variants.slices(problem, chosen, device))
+        seen.append(ranking.slices(problem, chosen, device))
         return chosen
 
     device = attrs.evolve(launcher.device, num_sms=100)

@@ -8,7 +8,7 @@ import pytest
 from cubatch.engine.native import activations, losses, norm, optim, pointwise, pooling, reductions, scaling
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
+from cubatch.hardware.facts import Device
 
 
 def _f32(*shape):

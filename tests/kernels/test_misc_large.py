@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import activations, norm, pooling
-from cubatch.kernel_scratch import batch_norm_backward_workspace
+from cubatch.kernels.workspace.misc import batch_norm_backward_workspace
 from tests.cpusim.simulator import Simulator
 from tests.kernels.cases import reserved
 from tests.kernels.conftest import BUILD, Target

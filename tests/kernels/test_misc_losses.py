@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cubatch.engine import backend, reference
 from cubatch.engine.native import losses
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
+from cubatch.hardware.facts import Device
 from tests.checks import assert_within, gamma
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cubatch.engine.native import norm, reductions
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import THREADS, summed_tiles
+from cubatch.kernels.workspace.misc import THREADS, summed_tiles
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cubatch.engine import loss_scale
 from cubatch.engine.native import optim
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import loss_scale_workspace
+from cubatch.kernels.workspace.misc import loss_scale_workspace
 from tests.checks import assert_within, gamma
 from tests.kernels.cases import DTYPES, decoded, drawn, encoded
 from tests.kernels.placing import place

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import kernel, variants
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused, statistics_tiles
-from cubatch.hardware import Device
+from cubatch.hardware.facts import Device
+from cubatch.kernels import ranking, variant
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, conftest, epilogues
@@ -54,8 +54,8 @@ def chooser(problem, device, prepare=None):
     elif (arch, problem.dtype) in TILES:
         tile = TILES[arch, problem.dtype][OPERATIONS.index(problem.operation)]
     else:
-        return next(found for found in variants.ranked(problem, device) if found.family == "mma")
-    return kernel.find(problem.operation, problem.dtype, tile=tile, vector=problem.vector, family="mma")
+        return next(found for found in ranking.ranked(problem, device) if found.family == "mma")
+    return variant.find(problem.operation, problem.dtype, tile=tile, vector=problem.vector, family="mma")
 
 
 def context(launcher, dtype="float16", choose=chooser):
@@ -185,7 +185,7 @@ def test_products_stay_within_the_rounding_of_their_sums(launcher, product, numb
 def test_products_of_narrow_rows_stay_within_the_rounding_of_their_sums(launcher, product, relu, parts, seed):
     """Rows of an odd number of 8 bytes, which nt and tn run by the code of 1x1 convolutions for."""
     layout, *extents = product
-    narrow = kernel.find(f"gemm_{layout}", "float16", tile=NARROW[min(launcher.arch, 80)], vector=4, family="mma")
+    narrow = variant.find(f"gemm_{layout}", "float16", tile=NARROW[min(launcher.arch, 80)], vector=4, family="mma")
     assert (narrow.entry == narrow.operation) == (layout == "nn")
     extents = (4 * (extent | 1) for extent in extents)
     check_product(launcher, layout, *extents, "float16", seed, relu=relu, parts=parts)
@@ -290,7 +290,7 @@ def test_a_split_product_stays_within_its_bound_and_repeats_itself_to_the_bit(la
 
     def watch(problem, device, prepare):
         chosen = chooser(problem, device)
-        seen.append(variants.slices(problem, chosen, device))
+        seen.append(ranking.slices(problem, chosen, device))
         return chosen
 
     where, results = context(launcher, choose=watch), []
@@ -357,7 +357,7 @@ def is_free_of_conflicts(bytes_, size, together):
     )
 
 
-MMA_TILES = sorted({(found.min_arch, found.dtype, found.tile.name, found.vector) for found in kernel.kernels()
+MMA_TILES = sorted({(found.min_arch, found.dtype, found.tile.name, found.vector) for found in variant.kernels()
                     if found.family == "mma" and found.dtype != "bfloat16"})  # fmt: skip
 
 
@@ -366,7 +366,7 @@ MMA_TILES = sorted({(found.min_arch, found.dtype, found.tile.name, found.vector)
 def test_no_two_threads_that_are_served_together_meet_in_a_bank(arch, dtype, tile, vector):
     """Shared memory serves 128 bytes at a time: 8 threads of 16 bytes, 16 of 8, 32 of 4, and the 8 rows of a matrix."""
     conftest.target(f"cpusim-{arch}")
-    of_gemm = kernel.find("gemm_nt", dtype, tile=tile, vector=vector, family="mma")
+    of_gemm = variant.find("gemm_nt", dtype, tile=tile, vector=vector, family="mma")
     source = str(Path(__file__).parent / "mma_places.cu")
     found = cases.attrs.evolve(of_gemm, source=source, entry="places", operation="places")
     places = np.empty((4, found.threads, 2), np.uint32)
@@ -385,7 +385,7 @@ def test_no_two_threads_that_are_served_together_meet_in_a_bank(arch, dtype, til
 
 def test_every_tile_is_tested():
     """A new one belongs into this file."""
-    ours = [found for found in kernel.kernels() if found.family == "mma"]
+    ours = [found for found in variant.kernels() if found.family == "mma"]
     tested = {tile for tiles in TILES.values() for tile in tiles}
     assert {found.tile.name for found in ours} == tested
     assert {found.tile.name for found in ours if found.vector == 4 and found.dtype != "tf32"} == set(NARROW.values())

@@ -9,17 +9,18 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import kinds, models, probe
 from cubatch.engine import functional, loss_scale
 from cubatch.engine.network import Model
-from cubatch.spec import Network
+from cubatch.hardware import probe
+from cubatch.network import layers, models
+from cubatch.network.graph import Network
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels.cases import SMALLEST, bound, decoded, encoded
 
 pytestmark = pytest.mark.heavy
 
 BATCH = 4
-SUMS = (kinds.Conv2d, kinds.Linear)
+SUMS = (layers.Conv2d, layers.Linear)
 SCALE = 8.0  # of the loss in float16: with the usual 2^16 the first steps of random data overflow
 # Roundings on the longest way through an operation that is no product: a few for each element, and for
 # batch norm those of sums over the batch in blocks.
@@ -34,7 +35,7 @@ def one_thread():
 def product_terms(op, inputs, weights):
     """Sum of the absolute values of the terms of each result of a convolution or linear layer, by role."""
     layer, x = op.node.layer, np.abs(inputs["x0"])
-    if isinstance(layer, kinds.Conv2d):
+    if isinstance(layer, layers.Conv2d):
         window = {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
         if op.kind == "forward":
             return {"y": functional.conv2d(x, weights["w"], weights.get("b"), **window)}
@@ -66,7 +67,7 @@ def magnitudes(op, inputs, parameters):
     weights = {name: np.abs(array.astype(np.float64)) for name, array in parameters.items()}
     if isinstance(layer, SUMS):
         return product_terms(op, inputs, weights)
-    return norm_terms(inputs, weights) if isinstance(layer, kinds.BatchNorm2d) and op.kind == "backward" else {}
+    return norm_terms(inputs, weights) if isinstance(layer, layers.BatchNorm2d) and op.kind == "backward" else {}
 
 
 def roundings(op, role):
@@ -74,9 +75,9 @@ def roundings(op, role):
     layer = op.node.layer if op.node else None
     if isinstance(layer, SUMS):
         pixels, filters = BATCH * math.prod(layer.output_shape[:2]), layer.parameter_shapes["w"]
-        taps = layer.r * layer.s if isinstance(layer, kinds.Conv2d) else 1
+        taps = layer.r * layer.s if isinstance(layer, layers.Conv2d) else 1
         return {"y": math.prod(filters[1:]) + 1, "w": pixels, "b": pixels, "dx0": filters[0] * taps}[role]
-    return SUM_ROUNDINGS if isinstance(layer, kinds.BatchNorm2d) else USUAL_ROUNDINGS
+    return SUM_ROUNDINGS if isinstance(layer, layers.BatchNorm2d) else USUAL_ROUNDINGS
 
 
 def step(expected, tested, op, works, launcher):
@@ -141,33 +142,33 @@ def within(op, role, want, sums, dtype):
 EVERY_KIND = Network(
     input_shape=(19, 18, 3),
     layers=[
-        kinds.Conv2d(k=16, r=3, s=3, stride=2, pad=1, bias=False),
-        kinds.BatchNorm2d(),
-        kinds.ReLU(name="stem"),
-        kinds.Conv2d(k=16, r=3, s=3, pad=1),
-        kinds.BatchNorm2d(name="branch"),
-        kinds.Add(inputs=["stem", "branch"]),
-        kinds.ReLU(name="sum"),
-        kinds.Conv2d(k=16, r=3, s=3, pad=1, groups=16),
-        kinds.HardSwish(name="wide"),
-        kinds.GlobalAvgPool(),
-        kinds.Conv2d(k=8, r=1, s=1),
-        kinds.SiLU(),
-        kinds.Conv2d(k=16, r=1, s=1),
-        kinds.HardSigmoid(name="gate"),
-        kinds.Scale(name="excited", inputs=["wide", "gate"]),
-        kinds.Concat(inputs=["sum", "excited"]),
-        kinds.MaxPool2d(r=3, s=3, stride=2, pad=1),
-        kinds.Conv2d(k=12, r=3, s=3, groups=2),
-        kinds.Sigmoid(),
-        kinds.AvgPool2d(r=2, s=2),
-        kinds.Dropout(p=0.3),
-        kinds.Flatten(),
-        kinds.Linear(k=20),
-        kinds.ReLU6(),
-        kinds.Linear(k=10),
-        kinds.Softmax(),
-        kinds.Linear(k=7),
+        layers.Conv2d(k=16, r=3, s=3, stride=2, pad=1, bias=False),
+        layers.BatchNorm2d(),
+        layers.ReLU(name="stem"),
+        layers.Conv2d(k=16, r=3, s=3, pad=1),
+        layers.BatchNorm2d(name="branch"),
+        layers.Add(inputs=["stem", "branch"]),
+        layers.ReLU(name="sum"),
+        layers.Conv2d(k=16, r=3, s=3, pad=1, groups=16),
+        layers.HardSwish(name="wide"),
+        layers.GlobalAvgPool(),
+        layers.Conv2d(k=8, r=1, s=1),
+        layers.SiLU(),
+        layers.Conv2d(k=16, r=1, s=1),
+        layers.HardSigmoid(name="gate"),
+        layers.Scale(name="excited", inputs=["wide", "gate"]),
+        layers.Concat(inputs=["sum", "excited"]),
+        layers.MaxPool2d(r=3, s=3, stride=2, pad=1),
+        layers.Conv2d(k=12, r=3, s=3, groups=2),
+        layers.Sigmoid(),
+        layers.AvgPool2d(r=2, s=2),
+        layers.Dropout(p=0.3),
+        layers.Flatten(),
+        layers.Linear(k=20),
+        layers.ReLU6(),
+        layers.Linear(k=10),
+        layers.Softmax(),
+        layers.Linear(k=7),
     ],
 )
 
@@ -200,7 +201,7 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
         inputs, wants, gots = step(expected, tested, op, works, launcher)
         if op.kind == "loss":
             np.testing.assert_allclose(tested.loss(), expected.loss(), rtol=gamma(100, unit), err_msg=label)
-        if op.kind == "forward" and isinstance(op.node.layer, kinds.Dropout):
+        if op.kind == "forward" and isinstance(op.node.layer, layers.Dropout):
             wants = drop(op.node.layer, inputs, gots)
         sums = magnitudes(op, inputs, expected.parameters.get(op.node.name, {}) if op.node else {})
         for role, want in wants.items():
@@ -277,7 +278,7 @@ def test_training_in_16_bits_goes_as_on_numpy(launcher, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_what_is_loaded_and_given_out_are_numbers_whatever_is_stored(launcher, dtype):
     """A layer's output by float64 from the numbers that were loaded, rounded as they are stored."""
-    layer = kinds.Linear(c=24, k=5)
+    layer = layers.Linear(c=24, k=5)
     x = np.random.default_rng(0).standard_normal((7, 1, 1, 24))
     with Model(layer, device=launcher.device, dtype=dtype, context=launcher.context()) as model:
         model.prepare(7)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch import kernel, variants
 from cubatch.engine.native import activations, conv, gemm, linear, norm
 from cubatch.engine.native.product import Fused, divisor, statistics_tiles
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
-from cubatch.product_scratch import conv2d_wgrad_workspace
-from cubatch.windows import conv_shape
+from cubatch.hardware.facts import Device
+from cubatch.kernels import ranking, variant
+from cubatch.kernels.workspace.products import conv2d_wgrad_workspace
+from cubatch.network.windows import conv_shape
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases, epilogues
@@ -42,10 +42,10 @@ def chooser(problem, device, prepare=None):
     """Choose the tile under test; on a GPU, what the cost model puts first."""
     arch = 10 * device.compute_capability[0] + device.compute_capability[1]
     if arch not in TILES:
-        return variants.ranked(problem, device)[0]
+        return ranking.ranked(problem, device)[0]
     wide = HALF_TILES.get(problem.dtype) or TILES[arch][problem.operation]
     tile = SCALAR_TILE if problem.vector == 1 else wide
-    return kernel.find(problem.operation, problem.dtype, tile=tile, vector=min(problem.vector, 4))
+    return variant.find(problem.operation, problem.dtype, tile=tile, vector=min(problem.vector, 4))
 
 
 def context(launcher):
@@ -179,7 +179,7 @@ def test_tiles_that_are_walked_in_bands_are_each_computed_once(launcher):
     """With many tile columns, blocks go down bands of tile rows, of which the last is cut."""
 
     def choose(problem, *_):
-        return kernel.find(problem.operation, "float32", tile="128x32x8", vector=4)
+        return variant.find(problem.operation, "float32", tile="128x32x8", vector=4)
 
     random = np.random.default_rng(4)
     a, b = cases.drawn(random, (8, 132)), cases.drawn(random, (8, 18 * 32))
@@ -307,7 +307,7 @@ def test_a_split_product_repeats_itself_to_the_bit(launcher, operation, drawn):
 
     def watch(problem, device, prepare):
         chosen = chooser(problem, device)
-        seen.append(variants.slices(problem, chosen, device))
+        seen.append(ranking.slices(problem, chosen, device))
         return chosen
 
     where = launcher.context(chooser=watch)
@@ -347,7 +347,7 @@ def test_a_split_product_goes_through_the_whole_epilogue(launcher):
         where = context(launcher)
         left, right = launcher.put(a), launcher.put(b)
         problem = gemm.gemm_problem(where, left, right)
-        assert variants.slices(problem, where.choose(problem), launcher.device) > 1
+        assert ranking.slices(problem, where.choose(problem), launcher.device) > 1
         gemm.gemm(where, left, right, launcher.put(bias), out=out, fused=Fused(residual=out, activation=kind))
         plain = a.astype(np.float64) @ b.astype(np.float64).T + bias + y
         magnitude = abs(a).astype(np.float64) @ abs(b).astype(np.float64).T + abs(bias) + abs(y)
@@ -487,7 +487,7 @@ def test_offsets_beyond_2_to_the_31_reach_the_last_images():
     last = Simulator(80, blocks=lambda grid: [(grid[0] - 1, 0, 0)])
 
     def choose(problem, *_):
-        return kernel.find(problem.operation, "float32", tile="64x64x16", vector=4)
+        return variant.find(problem.operation, "float32", tile="64x64x16", vector=4)
 
     where = conv.Context(device, last, choose)
     x, y = cases.reserved(BIG.x_shape, np.float32), cases.reserved(BIG.y_shape, np.float32)

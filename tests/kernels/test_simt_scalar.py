@@ -6,12 +6,13 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import kernel
 from cubatch.engine.native import gemm, product
 from cubatch.engine.native.product import Fused
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import Device
-from cubatch.variants import Problem, can_run, ranked
+from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import can_run, ranked
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -21,7 +22,7 @@ from tests.kernels.test_simt import context, operand
 def test_the_operation_that_stands_in_has_the_code():
     """A row of gemm_nt and gemm_nn is an image, of gemm_tn a pixel."""
     entries = {
-        name: kernel.find(name, "float32", family="simt", vector=1).entry for name in ("gemm_nt", "gemm_tn", "gemm_nn")
+        name: variant.find(name, "float32", family="simt", vector=1).entry for name in ("gemm_nt", "gemm_tn", "gemm_nn")
     }
     assert entries == {"gemm_nt": "conv2d_fprop", "gemm_tn": "conv2d_wgrad", "gemm_nn": "conv2d_dgrad"}
 
@@ -43,7 +44,7 @@ def test_a_sum_over_nothing_is_what_is_added_to_it(launcher, layout):
     """In every layout, though an image of no pixels or channels is none."""
 
     def choose(problem, *_):
-        return kernel.find(problem.operation, "float32", family="simt", vector=1)
+        return variant.find(problem.operation, "float32", family="simt", vector=1)
 
     a, b = (np.zeros(shape, np.float32) for shape in {"nn": ((5, 0), (0, 3)), "nt": ((5, 0), (3, 0))}.get(
         layout, ((0, 5), (0, 3))
@@ -62,7 +63,7 @@ def test_the_last_rows_of_more_than_2_to_the_31_elements_are_reached():
     where = gemm.Context(
         Device(name="big", compute_capability=(8, 0), num_sms=4),
         last,
-        lambda problem, *_: kernel.find(problem.operation, "float32", family="simt", vector=1),
+        lambda problem, *_: variant.find(problem.operation, "float32", family="simt", vector=1),
     )
     rows = 2**31 // 3 + 5
     a, out = (cases.reserved((rows, 3), np.float32) for _ in range(2))
@@ -91,7 +92,7 @@ def test_a_variant_that_cannot_count_so_far_is_refused_even_if_forced():
     where = gemm.Context(
         Device(name="big", compute_capability=(8, 0), num_sms=4),
         Simulator(80),
-        lambda problem, *_: kernel.find(problem.operation, "float32", family="simt", vector=1),
+        lambda problem, *_: variant.find(problem.operation, "float32", family="simt", vector=1),
     )
     a, out = (cases.reserved((2**31, 1), np.float32) for _ in range(2))
     with pytest.raises(InvalidArgument, match="right operand"):

@@ -8,9 +8,11 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch import models, probe
 from cubatch.engine.network import Model
-from cubatch.kinds import (
+from cubatch.hardware import probe
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layers import (
     Add,
     BatchNorm2d,
     Conv2d,
@@ -23,7 +25,6 @@ from cubatch.kinds import (
     ReLU,
     Scale,
 )
-from cubatch.spec import Network
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, fused, place, rivals
-from cubatch.kinds import Conv2d, Linear
-from cubatch.layer import Pass
+from cubatch.bench import cases, check, fused, rivals, target
+from cubatch.network.layers import Conv2d, Linear
+from cubatch.network.passes import Pass
 
 torch = pytest.importorskip("torch")
 
@@ -31,7 +31,7 @@ def test_pytorchs_convolution_is_given_the_same_convolution(layer, pass_, dtype,
     On some CPUs PyTorch sums the gradients of 16 bits in 16 bits: of halves every type holds the sums.
     """
     case = cases.of_layer(layer, pass_, 3, dtype)
-    arrays = {name: halves(array) for name, array in place.fill(np, case, 1).items()}
+    arrays = {name: halves(array) for name, array in target.fill(np, case, 1).items()}
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     returned = []
     forward, backward = torch.nn.functional.conv2d, torch.ops.aten.convolution_backward
@@ -69,7 +69,7 @@ def halves(array):
 def test_what_is_fused_in_ours_are_kernels_of_their_own_in_pytorch(dtype, residual, monkeypatch):
     """A convolution with its bias, then an addition and a ReLU in place, on the result that the case asks for."""
     case = fused.conv_relu(LAYERS[0], 3, dtype, residual=residual)
-    arrays = {name: halves(array) for name, array in place.fill(np, case, 1).items()}
+    arrays = {name: halves(array) for name, array in target.fill(np, case, 1).items()}
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     returned, forward = [], torch.nn.functional.conv2d
     monkeypatch.setattr(torch.nn.functional, "conv2d", lambda *a: returned.append(forward(*a)) or returned[0])
@@ -83,7 +83,7 @@ def test_what_is_fused_in_ours_are_kernels_of_their_own_in_pytorch(dtype, residu
 def test_pytorch_multiplies_what_runs_on_tensor_cores(pass_, dtype):
     """On the very arrays, into the case's result."""
     case = cases.of_layer(Linear(c=13, k=7), pass_, 9, dtype)
-    arrays = place.fill(np, case, 1)
+    arrays = target.fill(np, case, 1)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     check.poison(case, arrays)
     found = rivals.rival(case, np)
@@ -101,7 +101,7 @@ def test_precision_is_that_of_the_case_whatever_was_set_before(before, dtype, la
     cudnn.allow_tf32 = matmul.allow_tf32 = before
     matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = True
     case = cases.of_layer(layer, Pass.FPROP, 3, dtype)
-    arrays = place.fill(np, case, 1)
+    arrays = target.fill(np, case, 1)
     rivals.rival(case, np).bind(arrays)
     if layer is LAYERS[0] or dtype != "float32":  # float32 products are CuPy's
         assert cudnn.allow_tf32 == matmul.allow_tf32 == (dtype == "tf32")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cubatch.kinds import AvgPool2d, BatchNorm2d, Conv2d, LayerNorm, Linear, MaxPool2d
-from cubatch.layer import Layer
+from cubatch.network.layer import Layer
+from cubatch.network.layers import AvgPool2d, BatchNorm2d, Conv2d, LayerNorm, Linear, MaxPool2d
 
 torch = pytest.importorskip("torch")
 

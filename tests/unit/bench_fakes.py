@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 
-from cubatch.bench import ways
-from cubatch.bench.place import Place
+from cubatch.bench import implementations
+from cubatch.bench.target import Place
 from cubatch.engine import functional
-from cubatch.hardware import Device
-from cubatch.kernel import Kernel, Tile
-from cubatch.runner import Reading
-from cubatch.variants import Problem
+from cubatch.hardware.facts import Device
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.variant import Kernel, Tile
+from cubatch.measure.runner import Reading
 
 DEVICE = Device(
     name="Test GPU",
@@ -116,9 +116,9 @@ class World:
 
 def enter(world, monkeypatch):
     """Put a world in the place of ours."""
-    monkeypatch.setattr(ways, "operations", world.operations)
-    monkeypatch.setattr(ways, "ranked", world.ranked)
-    monkeypatch.setattr(ways, "_naive", lambda _: SimpleNamespace())
+    monkeypatch.setattr(implementations, "operations", world.operations)
+    monkeypatch.setattr(implementations, "ranked", world.ranked)
+    monkeypatch.setattr(implementations, "_naive", lambda _: SimpleNamespace())
     from cubatch.bench import records
 
     facts = records.launch_facts

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cubatch import cli
+from cubatch.cli import app
 
 
 def in_process(monkeypatch, capfd, *command):
@@ -18,7 +18,7 @@ def in_process(monkeypatch, capfd, *command):
         before = signal.getsignal(signal.SIGTERM)
         try:
             with pytest.raises(SystemExit) as ended:
-                cli.main()
+                app.main()
         finally:
             signal.signal(signal.SIGTERM, before)
         out, err = capfd.readouterr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cubatch.kernel import Kernel
+from cubatch.kernels.variant import Kernel
 
 HEADER = "#pragma once\n#define SCALE 2.0f\n"
 

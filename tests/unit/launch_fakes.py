@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cubatch.runner import Reading
+from cubatch.measure.runner import Reading
 
 
 class FakeClock:

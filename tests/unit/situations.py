@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cubatch.history import Record
-from cubatch.results import PER_VISIT, Goal, Timing
-from cubatch.view import Situation, View
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Timing
+from cubatch.search.history import Record
+from cubatch.search.view import Situation, View
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WIGGLE = (1.0, 1.001, 0.999, 1.002, 0.998)  # five readings about their median

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 import cubatch
 from cubatch.errors import DeviceNotAvailable, OutOfMemory
-from cubatch.runner import Reading
+from cubatch.measure.runner import Reading
 
 
 class SilentCubatchError(OutOfMemory):
@@ -114,7 +116,7 @@ def report(path: str) -> FakeRunner:
         "path": sys.path,
         "pythonpath": os.environ.get("PYTHONPATH"),
         "cubatch": cubatch.__file__,
-        "numpy": sys.modules["numpy"].__file__,
+        "numpy": np.__file__,
         "safe_path": sys.flags.safe_path,
     }
     Path(path).write_text(json.dumps(facts))

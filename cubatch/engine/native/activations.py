@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, element_grid
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
+from cubatch.kernels import variant
 
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish", "gelu")
 """In the order of `enum Activation` in kernels/common/activation.cuh."""
@@ -59,7 +59,7 @@ def activation(
     y = of(x).empty_like(x) if out is None else out
     check(x.dtype, x.shape, x=x, out=y)
     arguments = [x, y, np.int64(x.size), np.int32(activation_code(kind))]
-    context.launch(kernel.find("activation", dtype_of(x)), element_grid(x), arguments)
+    context.launch(variant.find("activation", dtype_of(x)), element_grid(x), arguments)
     return y
 
 
@@ -83,5 +83,5 @@ def activation_backward(
     dx = of(dy).empty_like(dy) if out is None else out
     check(dy.dtype, dy.shape, dy=dy, saved=saved, out=dx)
     arguments = [dy, saved, dx, np.int64(dy.size), np.int32(activation_code(kind))]
-    context.launch(kernel.find("activation_backward", dtype_of(dy)), element_grid(dy), arguments)
+    context.launch(variant.find("activation_backward", dtype_of(dy)), element_grid(dy), arguments)
     return dx

@@ -9,9 +9,8 @@ import numpy as np
 
 from cubatch.engine.backend import of, view
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.shapes import check_shape
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import VECTOR_BYTES, ColumnTiles, element_blocks
+from cubatch.kernels.workspace.misc import VECTOR_BYTES, ColumnTiles, element_blocks
 
 _STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
@@ -110,3 +109,18 @@ def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]
 def element_grid(array: Any) -> tuple[int, int, int]:
     """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
     return (element_blocks(array.size, array.itemsize), 1, 1)
+
+
+def check_shape(name: str, array: Any, wanted: tuple[int, ...]) -> None:
+    """
+    Check an array's shape: a kernel would write beyond an array that is smaller.
+
+    Raises:
+        InvalidArgument: If it is another.
+
+    Example:
+        >>> import numpy as np
+        >>> check_shape("out", np.zeros((2, 3)), (2, 3))
+    """
+    if tuple(array.shape) != tuple(wanted):
+        raise InvalidArgument(name, tuple(array.shape), f"of shape {tuple(wanted)}")

@@ -10,9 +10,10 @@ import attrs
 import numpy as np
 
 from cubatch.engine import backend
-from cubatch.hardware import Device
-from cubatch.kernel import Kernel
-from cubatch.variants import Problem, ranked
+from cubatch.hardware.facts import Device
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import ranked
+from cubatch.kernels.variant import Kernel
 
 Grid = tuple[int, int, int]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from cubatch.depthwise_scratch import supports
 from cubatch.engine.backend import of
 from cubatch.engine.native import depthwise
 from cubatch.engine.native.arrays import check
@@ -24,9 +23,9 @@ from cubatch.engine.native.context import Context
 from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, product_dtype, vector_of
 from cubatch.engine.native.reductions import column_sums
 from cubatch.errors import InvalidArgument
-from cubatch.product_scratch import conv2d_problem
-from cubatch.variants import Problem
-from cubatch.windows import ConvShape, Pad, Pair, conv_shape
+from cubatch.kernels.problem import Problem, conv2d_problem
+from cubatch.kernels.workspace.depthwise import supports
+from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
 
 _NO_PAD = (0, 0, 0, 0)
 

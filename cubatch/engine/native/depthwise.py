@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubatch import windows
-from cubatch.depthwise_scratch import (
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, check_shape, dtype_of, floats, take_workspace
+from cubatch.engine.native.context import Context
+from cubatch.errors import InvalidArgument
+from cubatch.kernels.variant import find
+from cubatch.kernels.workspace.depthwise import (
     DEPTHWISE_COLUMNS,
     DEPTHWISE_THREADS,
     LIMIT,
@@ -22,13 +26,8 @@ from cubatch.depthwise_scratch import (
     depthwise_wgrad_workspace,
     supports,
 )
-from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
-from cubatch.engine.native.context import Context
-from cubatch.engine.native.shapes import check_shape
-from cubatch.errors import InvalidArgument
-from cubatch.kernel import find
-from cubatch.windows import ConvShape, Pad, Pair, conv_shape
+from cubatch.network import windows
+from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
 
 _NO_PAD = (0, 0, 0, 0)
 _SLAB_VECTORS = 32  # of kernels/depthwise/convolve.cuh

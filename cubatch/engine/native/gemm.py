@@ -9,7 +9,7 @@ from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.product import PLAIN, Fused, launch, product_dtype, vector_of
 from cubatch.errors import InvalidArgument
-from cubatch.variants import Problem
+from cubatch.kernels.problem import Problem
 
 LAYOUTS = ("nn", "nt", "tn")
 """Which operands are stored the other way round: b of "nt" is (n, k), a of "tn" is (k, m)."""

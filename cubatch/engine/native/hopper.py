@@ -16,10 +16,11 @@ from cubatch.engine.native.arrays import dtype_of
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.layout import to_nhwc
 from cubatch.errors import InvalidArgument
-from cubatch.kernel import Kernel, Tile
-from cubatch.tensor_map import ROW_BYTES, TensorMap, Window, window_of
-from cubatch.variants import BOX_CHANNELS, Problem, tiles
-from cubatch.windows import Axis, ConvShape, Phase, phases
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import BOX_CHANNELS, tiles
+from cubatch.kernels.tensor_map import ROW_BYTES, TensorMap, Window, window_of
+from cubatch.kernels.variant import Kernel, Tile
+from cubatch.network.windows import Axis, ConvShape, Phase, phases
 
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.native.arrays import check, dtype_of, element_grid
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import THREADS
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import THREADS
 
 _TILE = 32
 _FEW = 8
@@ -37,7 +37,7 @@ def encode(context: Context, x: Any, *, out: Any) -> Any:
     check(out.dtype, (*x.shape[:-1], padded), out=out)
     if channels == padded:
         arguments = [x, out, np.int64(x.size)]
-        context.launch(kernel.find("encode", dtype_of(out)), element_grid(out), arguments)
+        context.launch(variant.find("encode", dtype_of(out)), element_grid(out), arguments)
         return out
     return _pack(context, x, out, x.size // channels, 1, channels, strides=(channels, 0, 1))
 
@@ -46,7 +46,7 @@ def decode(context: Context, x: Any, *, out: Any) -> Any:
     """Convert a storage type to float32: `out` has the shape of x."""
     check(np.float32, x.shape, out=out)
     check(x.dtype, x.shape, x=x)
-    context.launch(kernel.find("decode", dtype_of(x)), element_grid(x), [x, out, np.int64(x.size)])
+    context.launch(variant.find("decode", dtype_of(x)), element_grid(x), [x, out, np.int64(x.size)])
     return out
 
 
@@ -74,7 +74,7 @@ def to_nhwc(context: Context, x: Any, *, out: Any) -> Any:
     _check_room(channels, padded)
     grid = (n * -(-pixels // _TILE), -(-padded // _TILE), 1)
     arguments = [x, out, np.int32(pixels), np.int32(channels), np.int32(padded)]
-    context.launch(kernel.find("nchw_to_nhwc", dtype_of(out)), grid, arguments)
+    context.launch(variant.find("nchw_to_nhwc", dtype_of(out)), grid, arguments)
     return out
 
 
@@ -100,7 +100,7 @@ def to_nchw(context: Context, x: Any, *, out: Any) -> Any:
     _check_room(channels, padded)
     grid = (n * -(-pixels // _TILE), -(-channels // _TILE), 1)
     arguments = [x, out, np.int32(pixels), np.int32(channels), np.int32(padded)]
-    context.launch(kernel.find("nhwc_to_nchw", dtype_of(x)), grid, arguments)
+    context.launch(variant.find("nhwc_to_nchw", dtype_of(x)), grid, arguments)
     return out
 
 
@@ -111,7 +111,7 @@ def _pack(
     _check_room(channels, out.shape[-1])
     sample, pixel, channel = strides
     context.launch(
-        kernel.find("pack", dtype_of(out)),
+        variant.find("pack", dtype_of(out)),
         (-(-num_pixels // THREADS), 1, 1),
         [
             x, out, np.int64(num_pixels), np.int32(pixels), np.int32(channels), np.int32(out.shape[-1]),

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of, view
 from cubatch.engine.native.arrays import check, dtype_of, take_workspace
 from cubatch.engine.native.context import Context
-from cubatch.kernel_scratch import row_blocks, row_lanes, softmax_cross_entropy_workspace
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import row_blocks, row_lanes, softmax_cross_entropy_workspace
 
 
 def softmax(
@@ -25,7 +25,7 @@ def softmax(
     check(x.dtype, x.shape, x=x, out=y)
     rows, classes = _extents(x)
     grid = (row_blocks(rows, classes, context.device), 1, 1)
-    context.launch(kernel.find("softmax", dtype_of(x)), grid, [x, y, *_arguments(context, rows, classes)])
+    context.launch(variant.find("softmax", dtype_of(x)), grid, [x, y, *_arguments(context, rows, classes)])
     return y
 
 
@@ -43,7 +43,7 @@ def softmax_backward(
     rows, classes = _extents(dy)
     grid = (row_blocks(rows, classes, context.device), 1, 1)
     arguments = [dy, y, dx, *_arguments(context, rows, classes)]
-    context.launch(kernel.find("softmax_backward", dtype_of(dy)), grid, arguments)
+    context.launch(variant.find("softmax_backward", dtype_of(dy)), grid, arguments)
     return dx
 
 
@@ -90,12 +90,12 @@ def softmax_cross_entropy(
     workspace = take_workspace(workspace, logits, softmax_cross_entropy_workspace(rows, classes, context.device))
     losses = view(workspace, (blocks,), np.float64)
     context.launch(
-        kernel.find("softmax_cross_entropy", dtype_of(logits)),
+        variant.find("softmax_cross_entropy", dtype_of(logits)),
         (blocks, 1, 1),
         [logits, labels, gradient, losses, *_arguments(context, rows, classes), np.float32(share), scale],
     )
     context.launch(
-        kernel.find("softmax_cross_entropy_finish", dtype_of(logits)),
+        variant.find("softmax_cross_entropy_finish", dtype_of(logits)),
         (1, 1, 1),
         [losses, np.int32(blocks), loss, np.float64(share)],
     )

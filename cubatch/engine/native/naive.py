@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.arrays import check, check_shape, dtype_of
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.shapes import check_shape
 from cubatch.errors import InvalidArgument
-from cubatch.kernel import find
-from cubatch.windows import ConvShape, Pad, Pair, conv_shape
+from cubatch.kernels.variant import find
+from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
 
 _THREADS = 128
 _NO_PAD = (0, 0, 0, 0)

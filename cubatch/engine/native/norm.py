@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.reductions import FINISH_COLUMNS
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import (
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import (
     batch_norm_backward_workspace,
     batch_norm_finish_workspace,
     batch_norm_workspace,
@@ -82,7 +82,7 @@ def batch_norm_train(
     workspace = take_workspace(workspace, x, batch_norm_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * _MOMENTS * channels)
     context.launch(
-        kernel.find("batch_norm_statistics", dtype),
+        variant.find("batch_norm_statistics", dtype),
         (tiles.tiles, tiles.blocks, 1),
         [x, partials, *tile_arguments(rows, channels, tiles)],
     )
@@ -136,13 +136,13 @@ def batch_norm_finish(
         workspace = take_workspace(workspace, partials, batch_norm_finish_workspace(tiles, channels))
         merged = floats(workspace, slices * _MOMENTS * channels)
         context.launch(
-            kernel.find("batch_norm_merge", dtype),
+            variant.find("batch_norm_merge", dtype),
             (columns, slices, 1),
             [partials, np.int32(tiles), np.int32(per_slice), np.int32(channels), merged],
         )
         partials, tiles = merged, slices
     context.launch(
-        kernel.find("batch_norm_finish", dtype),
+        variant.find("batch_norm_finish", dtype),
         (columns, 1, 1),
         [
             partials, np.int32(tiles), np.int32(channels), mean, inv_std, running_mean, running_var,
@@ -196,7 +196,7 @@ def _apply(
     rows = x.size // channels
     tiles = walked_tiles(rows, channels, vector_width(context, channels, x, y), x.itemsize, context.device)
     context.launch(
-        kernel.find("batch_norm_apply", dtype_of(x)),
+        variant.find("batch_norm_apply", dtype_of(x)),
         (tiles.tiles, tiles.blocks, 1),
         [
             x, y, mean, spread, gamma, beta, *tile_arguments(rows, channels, tiles), np.float32(eps),
@@ -255,18 +255,18 @@ def batch_norm_backward(
     means = floats(workspace, 2 * channels)
     partials = floats(workspace, tiles.tiles * 2 * channels, start=2 * channels)
     context.launch(
-        kernel.find("batch_norm_backward_sums", dtype),
+        variant.find("batch_norm_backward_sums", dtype),
         (tiles.tiles, tiles.blocks, 1),
         [dy, x, mean, inv_std, partials, *tile_arguments(rows, channels, tiles)],
     )
     context.launch(
-        kernel.find("batch_norm_backward_finish", dtype),
+        variant.find("batch_norm_backward_finish", dtype),
         (-(-2 * channels // FINISH_COLUMNS), 1, 1),
         [partials, np.int32(tiles.tiles), np.int32(channels), np.float32(1 / max(rows, 1)), dgamma, dbeta, means],
     )
     tiles = walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
     context.launch(
-        kernel.find("batch_norm_backward_apply", dtype),
+        variant.find("batch_norm_backward_apply", dtype),
         (tiles.tiles, tiles.blocks, 1),
         [dy, x, dx, mean, inv_std, gamma, means, *tile_arguments(rows, channels, tiles)],
     )

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import view
 from cubatch.engine.loss_scale import INTERVAL, STATE_WORDS
 from cubatch.engine.native.arrays import check, dtype_of, element_grid, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import loss_scale_workspace
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import loss_scale_workspace
 
 
 def sgd(
@@ -115,9 +115,9 @@ def update_loss_scale(
     grid = element_grid(gradient)
     workspace = take_workspace(workspace, gradient, loss_scale_workspace(gradient.size, dtype))
     flags = view(workspace, grid[:1], np.int32)
-    context.launch(kernel.find("find_overflow", dtype), grid, [gradient, np.int64(gradient.size), flags])
+    context.launch(variant.find("find_overflow", dtype), grid, [gradient, np.int64(gradient.size), flags])
     arguments = [flags, np.int64(grid[0]), state, np.float32(interval)]
-    context.launch(kernel.find("update_loss_scale", dtype), (1, 1, 1), arguments)
+    context.launch(variant.find("update_loss_scale", dtype), (1, 1, 1), arguments)
 
 
 def _whole(gradients: Sequence[Any]) -> Any:
@@ -144,7 +144,7 @@ def _step(
     check(np.float32, (STATE_WORDS,), scaling=scaling)
     values = [number if isinstance(number, np.generic) else np.float32(number) for number in numbers]
     context.launch(
-        kernel.find(rule, dtype_of(parameters)),
+        variant.find(rule, dtype_of(parameters)),
         element_grid(parameters),
         [parameters, master, gradient, scaling, *state, np.int64(parameters.size), *values],
     )

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, element_grid, vector_width
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import walked_tiles
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import walked_tiles
 
 _AT_ONCE = 4
 """Branches that one launch adds."""
@@ -35,7 +35,7 @@ def add(context: Context, branches: Sequence[Any], *, relu: bool = False, out: A
         now, others = others[: _AT_ONCE - 1], others[_AT_ONCE - 1 :]
         absent = [None] * (_AT_ONCE - 1 - len(now))
         arguments = [added, *now, *absent, y, np.int64(y.size), np.int32(relu and not others)]
-        context.launch(kernel.find("add", dtype_of(y)), element_grid(y), arguments)
+        context.launch(variant.find("add", dtype_of(y)), element_grid(y), arguments)
         added = y
     return y
 
@@ -73,7 +73,7 @@ def _copy_columns(context: Context, source: Any, target: Any, begin: int, to: in
     vector = wide if have % wide == want % wide == 0 else 1
     tiles = walked_tiles(rows, width, vector, source.itemsize, context.device)
     context.launch(
-        kernel.find("copy_columns", dtype_of(source)),
+        variant.find("copy_columns", dtype_of(source)),
         (tiles.tiles, tiles.blocks, 1),
         [
             read, written, np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(width), np.int32(have),
@@ -113,7 +113,7 @@ def dropout(
     check(np.uint8, x.shape, mask=mask.view(np.uint8))
     key = np.random.SeedSequence(seed).generate_state(2, np.uint32)
     arguments = [x, y, mask, np.int64(x.size), np.float32(p), np.float32(1 / (1 - p)), *key]
-    context.launch(kernel.find("dropout", dtype_of(x)), element_grid(x), arguments)
+    context.launch(variant.find("dropout", dtype_of(x)), element_grid(x), arguments)
     return y, mask
 
 
@@ -123,5 +123,5 @@ def dropout_backward(context: Context, dy: Any, mask: Any, *, p: float, out: Any
     check(dy.dtype, dy.shape, dy=dy, out=dx)
     check(np.uint8, dy.shape, mask=mask.view(np.uint8))
     arguments = [dy, mask, dx, np.int64(dy.size), np.float32(1 / (1 - p))]
-    context.launch(kernel.find("dropout_backward", dtype_of(dy)), element_grid(dy), arguments)
+    context.launch(variant.find("dropout_backward", dtype_of(dy)), element_grid(dy), arguments)
     return dx

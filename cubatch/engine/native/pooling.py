@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, vector_width
 from cubatch.engine.native.context import Context, Grid
 from cubatch.engine.native.scaling import sample_sums_grid, sample_walk_grid
 from cubatch.errors import InvalidArgument
-from cubatch.kernel_scratch import THREADS
-from cubatch.kinds.pooling import MOST_TAPS
-from cubatch.windows import Pad, Pair, pool_axes
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import THREADS
+from cubatch.network.layers.pooling import MOST_TAPS
+from cubatch.network.windows import Pad, Pair, pool_axes
 
 _NO_PAD = (0, 0, 0, 0)
 # PoolShape of kernels/misc/pooling.cu.
@@ -57,7 +57,7 @@ def max_pool2d(
     vector = _vector(context, x, y, argmax)
     first_wins = not (relu or any(axis.reaches_out for axis in axes))  # it has nobody to beat, be it a NaN
     context.launch(
-        kernel.find("max_pool2d", dtype_of(x)),
+        variant.find("max_pool2d", dtype_of(x)),
         _grid(y.shape, vector),
         [x, y, argmax, _shape(x.shape, axes, pad), np.int32(first_wins), np.int32(relu), np.int32(vector)],
     )
@@ -84,7 +84,7 @@ def max_pool2d_backward(
     check(np.uint8, dy.shape, argmax=argmax)
     vector = _vector(context, dy, dx, argmax)
     context.launch(
-        kernel.find("max_pool2d_backward", dtype_of(dy)),
+        variant.find("max_pool2d_backward", dtype_of(dy)),
         _grid(x_shape, vector),
         [dy, argmax, dx, _shape(x_shape, axes, pad), np.int32(vector)],
     )
@@ -109,7 +109,7 @@ def avg_pool2d(
     y = _output(x, axes, out)
     vector = _vector(context, x, y)
     context.launch(
-        kernel.find("avg_pool2d", dtype_of(x)),
+        variant.find("avg_pool2d", dtype_of(x)),
         _grid(y.shape, vector),
         [x, y, _shape(x.shape, axes, pad, count_include_pad=count_include_pad), np.int32(vector)],
     )
@@ -135,7 +135,7 @@ def avg_pool2d_backward(
     dx = _gradient(dy, x_shape, axes, out)
     vector = _vector(context, dy, dx)
     context.launch(
-        kernel.find("avg_pool2d_backward", dtype_of(dy)),
+        variant.find("avg_pool2d_backward", dtype_of(dy)),
         _grid(x_shape, vector),
         [dy, dx, _shape(x_shape, axes, pad, count_include_pad=count_include_pad), np.int32(vector)],
     )
@@ -150,7 +150,7 @@ def global_avg_pool(context: Context, x: Any, *, out: Any = None) -> Any:
     check(x.dtype, (n, c), out=y)
     vector = vector_width(context, c, x)
     grid, arguments = sample_sums_grid(context, x.shape, vector, x.itemsize)
-    context.launch(kernel.find("global_avg_pool", dtype_of(x)), grid, [x, y, np.int32(h * w), *arguments])
+    context.launch(variant.find("global_avg_pool", dtype_of(x)), grid, [x, y, np.int32(h * w), *arguments])
     return y
 
 
@@ -162,7 +162,7 @@ def global_avg_pool_backward(context: Context, dy: Any, *, x_shape: tuple[int, i
     vector = vector_width(context, x_shape[3], dy, dx)
     grid, arguments = sample_walk_grid(context, x_shape, vector, dy.itemsize)
     context.launch(
-        kernel.find("global_avg_pool_backward", dtype_of(dy)),
+        variant.find("global_avg_pool_backward", dtype_of(dy)),
         grid,
         [dy, dx, np.int32(x_shape[1] * x_shape[2]), *arguments],
     )

@@ -13,16 +13,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.native import hopper
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernel import Kernel
-from cubatch.product_scratch import product_workspace, vectors
-from cubatch.variants import Problem, can_run, ranked, slices, tiles, transposed_bytes
-from cubatch.windows import ConvShape
+from cubatch.kernels import variant
+from cubatch.kernels.problem import Problem, vectors
+from cubatch.kernels.ranking import can_run, ranked, slices, tiles, transposed_bytes
+from cubatch.kernels.variant import Kernel
+from cubatch.kernels.workspace.products import product_workspace
+from cubatch.network.windows import ConvShape
 
 PIECE = 4
 """Neighbouring elements that the epilogue handles at once."""
@@ -261,7 +262,7 @@ def _launch(
         grid = (grid_x, 1, problem.groups * count)
         context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
     if count > 1:
-        reduce = kernel.find("split_k_reduce", dtype_of(out))
+        reduce = variant.find("split_k_reduce", dtype_of(out))
         context.launch(reduce, (-(-rows * columns // _REDUCED), 1, 1), (*ends, partials, output))
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context
-from cubatch.kernel_scratch import column_sums_workspace, summed_tiles
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import column_sums_workspace, summed_tiles
 
 FINISH_COLUMNS = 8
 """Columns of partial results that a block of a finishing kernel adds up: FINISH_LANES of kernels/common/columns.cuh."""
@@ -41,12 +41,12 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
     workspace = take_workspace(workspace, x, column_sums_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * channels)
     context.launch(
-        kernel.find("column_sums", dtype),
+        variant.find("column_sums", dtype),
         (tiles.tiles, tiles.blocks, 1),
         [x, partials, *tile_arguments(rows, channels, tiles)],
     )
     context.launch(
-        kernel.find("column_sums_finish", dtype),
+        variant.find("column_sums_finish", dtype),
         (-(-channels // FINISH_COLUMNS), 1, 1),
         [partials, np.int32(tiles.tiles), np.int32(channels), sums],
     )

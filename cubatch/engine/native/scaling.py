@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import kernel
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, vector_width
 from cubatch.engine.native.context import Context, Grid
-from cubatch.kernel_scratch import walked_tiles
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import walked_tiles
 
 
 def scale(context: Context, x: Any, s: Any, *, out: Any = None) -> Any:
@@ -20,7 +20,7 @@ def scale(context: Context, x: Any, s: Any, *, out: Any = None) -> Any:
     check(x.dtype, (x.shape[0], 1, 1, x.shape[3]), s=s)
     grid, arguments = sample_walk_grid(context, x.shape, vector_width(context, x.shape[3], x, y), x.itemsize)
     rows = np.int32(x.shape[1] * x.shape[2])
-    context.launch(kernel.find("scale", dtype_of(x)), grid, [x, s, y, rows, *arguments])
+    context.launch(variant.find("scale", dtype_of(x)), grid, [x, s, y, rows, *arguments])
     return y
 
 
@@ -41,7 +41,7 @@ def scale_backward(
     vector = vector_width(context, dy.shape[3], dy, x, *written)
     grid, arguments = sample_sums_grid(context, dy.shape, vector, dy.itemsize)
     rows = np.int32(dy.shape[1] * dy.shape[2])
-    context.launch(kernel.find("scale_backward", dtype_of(dy)), grid, [dy, x, s, dx, ds, rows, *arguments])
+    context.launch(variant.find("scale_backward", dtype_of(dy)), grid, [dy, x, s, dx, ds, rows, *arguments])
 
 
 def sample_sums_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:

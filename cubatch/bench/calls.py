@@ -1,0 +1,304 @@
+"""
+The passes of each kind of layer as calls of the engine: arrays, how they are passed, how a sample is cut.
+
+A cut names an axis of every array in which the call falls apart into calls of the same kind: some images, or
+some channels.  The results of a cut call are those of the whole, at these places.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.network import layers
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
+
+Shape = tuple[int, ...]
+
+
+@attrs.frozen
+class Operand:
+    """
+    One array of a case.
+
+    Attributes:
+        shape: Its extents.
+        kind: How it is filled: uniform "signed" in [-1, 1), "positive" in [0.5, 1.5), "wide" in [-8, 8), where every
+            activation function has its bends; "counts", whole numbers from 0; "scaling", the state of a loss scale.
+        dtype: Of its elements; empty for the case's.
+        below: Whole numbers stay below this.
+        is_batched: Whether axis 0 is the batch.
+    """
+
+    shape: Shape
+    kind: str = "signed"
+    dtype: str = ""
+    below: int = 0
+    is_batched: bool = True
+
+
+_Facts = dict[str, Any]
+
+
+def _geometry(layer: layers.Conv2d) -> dict[str, Any]:
+    return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
+
+
+def _conv2d(layer: layers.Conv2d, n: int, *, pass_: Pass) -> _Facts:
+    x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
+    w = Operand(layer.parameter_shapes["w"], is_batched=False)
+    k, r, s, c = w.shape
+    alone, depthwise = layer.groups == 1, layer.groups == layer.k == x.shape[3]
+    options = _geometry(layer)
+    if pass_ is Pass.FPROP:
+        channels = {"c": {"x": 3, "w": 0, "out": 3}} if depthwise else {"k": {"w": 0, "out": 3}} if alone else {}
+        facts = {
+            "operation": "conv2d", "operands": {"x": x, "w": w, "out": y}, "arguments": ("x", "w"), "options": options,
+            "terms": r * s * c, "cuts": {"n": {"x": 0, "out": 0}} | channels,
+        }  # fmt: skip
+        return _with_bias(facts, k, "k" if alone else "c") if layer.bias else facts
+    if pass_ is Pass.DGRAD:
+        channels = {"c": {"dy": 3, "w": 0, "out": 3}} if depthwise else {"c": {"w": 3, "out": 3}} if alone else {}
+        return {
+            "operation": "conv2d_dgrad", "operands": {"dy": y, "w": w, "out": x}, "arguments": ("dy", "w"),
+            "options": options | {"x_shape": x.shape}, "terms": r * s * k // layer.groups,
+            "cuts": {"n": {"dy": 0, "out": 0}} | channels,
+        }  # fmt: skip
+    channels = {"c": {"x": 3, "dw": 3}, "k": {"dy": 3, "dw": 0}} if alone else {}
+    if depthwise:
+        channels = {"c": {"x": 3, "dy": 3, "dw": 0}}
+    facts = {
+        "operation": "conv2d_wgrad", "operands": {"x": x, "dy": y, "dw": w}, "arguments": ("x", "dy"),
+        "results": ("dw",), "options": options, "terms": math.prod(y.shape[:3]), "cuts": channels,
+    }  # fmt: skip
+    return _with_bias_gradient(facts, k, "k" if alone else "c") if layer.bias else facts
+
+
+def _with_bias(facts: _Facts, k: int, cut: str) -> _Facts:
+    """Add the bias to a forward pass; it is cut where the output channels are."""
+    facts["operands"] = {"b": Operand((k,), is_batched=False), **facts["operands"]}
+    facts["arguments"] = (*facts["arguments"], "b")
+    return _cut_too(facts, "b", cut)
+
+
+def _with_bias_gradient(facts: _Facts, k: int, cut: str) -> _Facts:
+    """Add the bias's gradient to that of a filter."""
+    facts["operands"] = {**facts["operands"], "db": Operand((k,), is_batched=False)}
+    facts["results"] = (*facts["results"], "db")
+    return _cut_too(facts, "db", cut)
+
+
+def _cut_too(facts: _Facts, name: str, cut: str) -> _Facts:
+    if cut in facts["cuts"]:
+        facts["cuts"] = facts["cuts"] | {cut: {**facts["cuts"][cut], name: 0}}
+    return facts
+
+
+def _linear(layer: layers.Linear, n: int, *, pass_: Pass) -> _Facts:
+    h, width, c = layer.input_shape
+    rows = n * h * width
+    x, y, w = Operand((rows, c)), Operand((rows, layer.k)), Operand((layer.k, c), is_batched=False)
+    if pass_ is Pass.FPROP:
+        facts = {
+            "operation": "linear", "operands": {"x": x, "w": w, "out": y}, "arguments": ("x", "w"), "terms": c,
+            "cuts": {"rows": {"x": 0, "out": 0}, "k": {"w": 0, "out": 1}},
+        }  # fmt: skip
+        return _with_bias(facts, layer.k, "k") if layer.bias else facts
+    if pass_ is Pass.DGRAD:
+        return {
+            "operation": "linear_dgrad", "operands": {"dy": y, "w": w, "out": x}, "arguments": ("dy", "w"),
+            "terms": layer.k, "cuts": {"rows": {"dy": 0, "out": 0}, "c": {"w": 1, "out": 1}},
+        }  # fmt: skip
+    facts = {
+        "operation": "linear_wgrad", "operands": {"x": x, "dy": y, "dw": w}, "arguments": ("x", "dy"),
+        "results": ("dw",), "terms": rows, "cuts": {"k": {"dy": 1, "dw": 0}, "c": {"x": 1, "dw": 1}},
+    }  # fmt: skip
+    return _with_bias_gradient(facts, layer.k, "k") if layer.bias else facts
+
+
+def _pointwise(layer: Layer, n: int, *, operation: str, backward: bool = False, kind: str = "") -> _Facts:
+    shape = (n, *layer.input_shape)
+    names = ("dy", "saved") if backward else ("x",)
+    # What a sigmoid saves is its output, which lies in [0, 1].
+    wide = () if not kind or (backward and "sigmoid" in kind) else ("x", "saved")
+    return {
+        "operation": operation,
+        "operands": {name: Operand(shape, "wide" if name in wide else "signed") for name in (*names, "out")},
+        "arguments": names,
+        "options": {"kind": kind} if kind else {},
+        "cuts": {"n": dict.fromkeys((*names, "out"), 0)},
+    }
+
+
+def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:
+    return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
+
+
+def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, n: int, *, backward: bool = False) -> _Facts:
+    x, y, taps = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), layer.r * layer.s
+    if isinstance(layer, layers.MaxPool2d):
+        # 1 + tap; the gradient takes any: a tap that lies outside is simply never met.
+        winners, options = {"argmax": Operand(y.shape, "counts", "uint8", taps + 1)}, _pool_geometry(layer)
+    else:
+        winners, options = {}, _pool_geometry(layer) | {"count_include_pad": layer.count_pad}
+    facts: _Facts = {"operation": layer.type, "terms": taps, "extra_bytes": math.prod(y.shape) if winners else 0}
+    if not backward:
+        operands = {"x": x, "out": y} | winners
+        facts |= {"operands": operands, "arguments": ("x",), "results": ("out", *winners), "options": options}
+    else:
+        operands = {"dy": y} | winners | {"out": x}
+        facts |= {
+            "operation": f"{layer.type}_backward", "operands": operands, "arguments": ("dy", *winners),
+            "options": options | {"x_shape": x.shape},
+        }  # fmt: skip
+    return facts | {"cuts": {"n": dict.fromkeys(operands, 0)}}
+
+
+def _global_pool(layer: layers.GlobalAvgPool, n: int, *, backward: bool = False) -> _Facts:
+    h, w, c = layer.input_shape
+    x, y = Operand((n, h, w, c)), Operand((n, c))
+    operands = {"dy": y, "out": x} if backward else {"x": x, "out": y}
+    return {
+        "operation": "global_avg_pool" + ("_backward" if backward else ""),
+        "operands": operands,
+        "arguments": ("dy",) if backward else ("x",),
+        "options": {"x_shape": x.shape} if backward else {},
+        "terms": h * w,
+        "cuts": {"n": dict.fromkeys(operands, 0)},
+    }
+
+
+def _statistics(c: int) -> dict[str, Operand]:
+    """Mean and scale of each channel, which are float32 whatever is stored."""
+    return {
+        "mean": Operand((c,), dtype="float32", is_batched=False),
+        "inv_std": Operand((c,), "positive", dtype="float32", is_batched=False),
+    }
+
+
+def _batch_norm(layer: layers.BatchNorm2d, n: int) -> _Facts:
+    h, w, c = layer.input_shape
+    operands = {"x": Operand((n, h, w, c))} | {
+        name: Operand((c,), kind, is_batched=False) for name, kind in (("gamma", "positive"), ("beta", "signed"))
+    }
+    operands |= _statistics(c)
+    operands["out"] = operands["x"]
+    return {
+        "operation": "batch_norm_train", "operands": operands, "arguments": ("x", "gamma", "beta"),
+        "results": ("out", "mean", "inv_std"), "options": {"eps": layer.eps}, "terms": n * h * w,
+        "cuts": {"c": {name: 3 if name in {"x", "out"} else 0 for name in operands}},
+        # x is needed whole for its mean and variance before its first element can be normalised.
+        "repeated": n * h * w * c,
+    }  # fmt: skip
+
+
+def _batch_norm_backward(layer: layers.BatchNorm2d, n: int) -> _Facts:
+    h, w, c = layer.input_shape
+    operands = {"dy": Operand((n, h, w, c)), "x": Operand((n, h, w, c))} | {
+        name: Operand((c,), kind, is_batched=False)
+        for name, kind in (
+            ("gamma", "positive"), ("dgamma", "signed"), ("dbeta", "signed")
+        )
+    }  # fmt: skip
+    operands |= _statistics(c)
+    operands["out"] = operands["x"]
+    return {
+        "operation": "batch_norm_backward", "operands": operands, "arguments": ("dy", "x", "gamma"),
+        "results": ("out", "dgamma", "dbeta"), "terms": n * h * w,
+        "cuts": {"c": {name: 3 if name in {"dy", "x", "out"} else 0 for name in operands}},
+        "repeated": 2 * n * h * w * c,  # both sums over dy and x before the first element of dx
+    }  # fmt: skip
+
+
+def _add(layer: layers.Add, n: int) -> _Facts:
+    names = tuple(f"x{index}" for index in range(layer.count))
+    return {
+        "operation": "add",
+        "operands": {name: Operand((n, *layer.input_shape)) for name in (*names, "out")},
+        "arguments": (names,),
+        "cuts": {"n": dict.fromkeys((*names, "out"), 0)},
+        "terms": layer.count,
+    }
+
+
+def _concat(layer: layers.Concat, n: int) -> _Facts:
+    operands = {f"x{index}": Operand((n, *shape)) for index, shape in enumerate(layer.input_shapes)}
+    names = tuple(operands)
+    operands["out"] = Operand((n, *layer.output_shape))
+    return {
+        "operation": "concat",
+        "operands": operands,
+        "arguments": (names,),
+        "cuts": {"n": dict.fromkeys(operands, 0)},
+    }
+
+
+def _dropout_backward(layer: layers.Dropout, n: int) -> _Facts:
+    shape = (n, *layer.input_shape)
+    operands = {"dy": Operand(shape), "mask": Operand(shape, "counts", "uint8", 2), "out": Operand(shape)}
+    return {
+        "operation": "dropout_backward", "operands": operands, "arguments": ("dy", "mask"), "options": {"p": layer.p},
+        "extra_bytes": math.prod(shape), "cuts": {"n": dict.fromkeys(operands, 0)},
+    }  # fmt: skip
+
+
+def _softmax(layer: layers.Softmax, n: int, *, backward: bool = False) -> _Facts:
+    operands = {name: Operand((n, *layer.input_shape)) for name in (("dy", "y") if backward else ("x",))}
+    operands["out"] = Operand((n, *layer.input_shape))
+    return {
+        "operation": "softmax_backward" if backward else "softmax",
+        "operands": operands,
+        "arguments": tuple(operands)[:-1],
+        "terms": layer.input_shape[2],
+        "cuts": {"n": dict.fromkeys(operands, 0)},
+    }
+
+
+def _scale(layer: layers.Scale, n: int, *, backward: bool = False) -> _Facts:
+    h, w, c = layer.input_shape
+    x, s = Operand((n, h, w, c)), Operand((n, 1, 1, c))
+    operands = {"dy": x, "x": x, "s": s, "dx": x, "ds": s} if backward else {"x": x, "s": s, "out": x}
+    return {
+        "operation": "scale_backward" if backward else "scale",
+        "operands": operands,
+        "arguments": ("dy", "x", "s") if backward else ("x", "s"),
+        "results": ("dx", "ds") if backward else ("out",),
+        "terms": h * w if backward else 1,
+        "cuts": {"n": dict.fromkeys(operands, 0)},
+    }
+
+
+_CURVES: Sequence[type[Layer]] = (layers.ReLU6, layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish)
+BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
+    **{(layers.Conv2d, pass_): functools.partial(_conv2d, pass_=pass_) for pass_ in Pass},
+    **{(layers.Linear, pass_): functools.partial(_linear, pass_=pass_) for pass_ in Pass},
+    (layers.ReLU, Pass.FPROP): functools.partial(_pointwise, operation="relu"),
+    (layers.ReLU, Pass.DGRAD): functools.partial(_pointwise, operation="relu_backward", backward=True),
+    **{(kind, Pass.FPROP): functools.partial(_pointwise, operation="activation", kind=kind.type) for kind in _CURVES},
+    **{
+        (kind, Pass.DGRAD): functools.partial(
+            _pointwise, operation="activation_backward", backward=True, kind=kind.type
+        )
+        for kind in _CURVES
+    },
+    (layers.MaxPool2d, Pass.FPROP): _pool,
+    (layers.MaxPool2d, Pass.DGRAD): functools.partial(_pool, backward=True),
+    (layers.AvgPool2d, Pass.FPROP): _pool,
+    (layers.AvgPool2d, Pass.DGRAD): functools.partial(_pool, backward=True),
+    (layers.GlobalAvgPool, Pass.FPROP): _global_pool,
+    (layers.GlobalAvgPool, Pass.DGRAD): functools.partial(_global_pool, backward=True),
+    (layers.BatchNorm2d, Pass.FPROP): _batch_norm,
+    (layers.BatchNorm2d, Pass.DGRAD): _batch_norm_backward,
+    (layers.Add, Pass.FPROP): _add,
+    (layers.Concat, Pass.FPROP): _concat,
+    (layers.Dropout, Pass.DGRAD): _dropout_backward,
+    (layers.Softmax, Pass.FPROP): _softmax,
+    (layers.Softmax, Pass.DGRAD): functools.partial(_softmax, backward=True),
+    (layers.Scale, Pass.FPROP): _scale,
+    (layers.Scale, Pass.DGRAD): functools.partial(_scale, backward=True),
+}

@@ -1,0 +1,240 @@
+"""`cubatch bench`: our kernels beside the vendor's, on a matrix product, a convolution, or the layers of a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cubatch.cli import console
+from cubatch.cli.options import ClassesOption, Dtype, JsonOption, Model, SeedOption, ShapeOption, read_spec
+
+if TYPE_CHECKING:
+    from cubatch.bench.cases import Case
+    from cubatch.hardware.facts import Device
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Time our kernels beside the vendor's; each result is checked first.\n\n"
+    "Example: cubatch bench gemm --m 4096 --n 4096 --k 4096",
+)
+
+_Pass = Literal["fprop", "dgrad", "wgrad", "all"]
+
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cuda, cuda:1, or a GPU's name. Default: the first GPU.")
+]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", help="Storage; sums are float32. tf32: float32, rounded for tensor cores.")
+]
+VariantsOption = Annotated[
+    Literal["chosen", "all"],
+    typer.Option("--variants", help="The variant ranked first, or all that can run it, the naive one too."),
+]
+RivalOption = Annotated[bool, typer.Option("--rival/--no-rival", help="Time the vendor's library too.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", min=0.01, help="Timing of each case, at most.")]
+DryOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would run: variants, blocks, fill; needs no GPU.")
+]
+PlotOption = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE", help="Draw shares of the roofline: .png, .svg or .pdf.")
+]
+BatchOption = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Samples.")]
+PassOption = Annotated[_Pass, typer.Option("--pass", help="Which product.")]
+FusedOption = Annotated[
+    bool,
+    typer.Option("--fused", help="Also forward with bias, ReLU and a residual fused, beside the vendor's own kernels."),
+]
+
+
+@app.command()
+def gemm(
+    *,
+    m: Annotated[int, typer.Option("--m", min=1, help="Rows of the result.")],
+    n: Annotated[int, typer.Option("--n", min=1, help="Columns of the result.")],
+    k: Annotated[int, typer.Option("--k", min=1, help="Length of the sums.")],
+    layout: Annotated[
+        Literal["nn", "nt", "tn"], typer.Option("--layout", help="t: that operand is stored transposed.")
+    ] = "nt",
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = None,
+    variants: VariantsOption = "chosen",
+    rival: RivalOption = True,
+    seconds: SecondsOption = 2.0,
+    dry_run: DryOption = False,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Time a matrix product (m, k) x (k, n).
+
+    Example: cubatch bench gemm --m 4096 --n 4096 --k 4096 --variants all
+    """
+    from cubatch.bench import cases
+
+    found = [cases.gemm(m, n, k, layout=layout, dtype=dtype)]
+    _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+
+
+@app.command()
+def conv(
+    *,
+    h: Annotated[int, typer.Option("--h", min=1, help="Input height.")],
+    w: Annotated[int, typer.Option("--w", min=1, help="Input width.")],
+    c: Annotated[int, typer.Option("--c", min=1, help="Input channels.")],
+    k: Annotated[int, typer.Option("--k", min=1, help="Output channels.")],
+    r: Annotated[int, typer.Option("--r", min=1, help="Filter height.")] = 3,
+    s: Annotated[int, typer.Option("--s", min=1, help="Filter width.")] = 3,
+    stride: Annotated[int, typer.Option("--stride", min=1, help="Step of the filter.")] = 1,
+    pad: Annotated[int, typer.Option("--pad", min=0, help="Zeros on every side.")] = 0,
+    dilation: Annotated[int, typer.Option("--dilation", min=1, help="Distance between taps.")] = 1,
+    groups: Annotated[int, typer.Option("--groups", min=1, help="Groups of channels; c is depthwise.")] = 1,
+    batch_size: BatchOption = 32,
+    passes: PassOption = "all",
+    fused: FusedOption = False,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = None,
+    variants: VariantsOption = "chosen",
+    rival: RivalOption = True,
+    seconds: SecondsOption = 2.0,
+    dry_run: DryOption = False,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Time a convolution's passes.
+
+    Example: cubatch bench conv --h 56 --w 56 --c 64 --k 64 --pad 1 --batch-size 32 --dtype float16 --fused
+    """
+    from cubatch.bench import cases
+    from cubatch.bench.fused import conv_relu
+    from cubatch.network.layers import Conv2d
+
+    layer = Conv2d(
+        h=h, w=w, c=c, k=k, r=r, s=s, stride=stride, pad=pad, dilation=dilation, groups=groups, bias=False
+    )  # fmt: skip
+    found = [cases.of_layer(layer, each, batch_size, dtype) for each in _passes(passes)]
+    if fused:
+        found += [conv_relu(layer, batch_size, dtype, residual=residual) for residual in (False, True)]
+    _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+
+
+@app.command()
+def model(
+    model: Model,
+    *,
+    batch_size: BatchOption = 32,
+    passes: PassOption = "all",
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = None,
+    variants: VariantsOption = "chosen",
+    rival: RivalOption = True,
+    seconds: SecondsOption = 0.5,
+    dry_run: DryOption = False,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Time the distinct layers of a network, each counted as often as it occurs.
+
+    Example: cubatch bench model resnet50 --batch-size 32 --pass fprop
+    """
+    from cubatch.bench import cases
+    from cubatch.network.graph import as_network
+
+    network = as_network(read_spec(model, input_shape, classes))
+    found = cases.of_network(network, _passes(passes), batch_size, dtype)
+    _run(
+        found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json,
+        title=f"{network.name}, batch {batch_size}",
+    )  # fmt: skip
+    if missing := cases.left_out(network):
+        console.say(f"Left out, since no kernel computes them: {', '.join(missing)}.")
+
+
+def _passes(name: str) -> list[Any]:
+    from cubatch.network.passes import Pass
+
+    return list(Pass) if name == "all" else [Pass(name)]
+
+
+def _run(
+    found: list[Case],
+    name: str | None,
+    variants: Literal["chosen", "all"],
+    *,
+    rival: bool,
+    seconds: float,
+    dry_run: bool,
+    seed: int,
+    plot: str | None,
+    json: str | None,
+    title: str = "",
+) -> None:
+    from cubatch.bench import figure, measure, rivals, tables
+    from cubatch.bench.contest import Contest
+    from cubatch.bench.target import on_gpu
+    from cubatch.measure import conditions
+    from cubatch.report import plot as plots
+
+    console.check_writable(json=json, plot=plot)
+    if plot is not None:
+        if dry_run:
+            raise typer.BadParameter("--plot draws what was timed: leave out --dry-run")
+        plots.check(plot)
+    device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
+    copy = None
+    if dry_run:
+        results = [measure.plan(case, device, variants=variants) for case in found]
+    else:
+        place = on_gpu(device)
+        contest, results = Contest(place.clock, seed=seed), []
+        copy = measure.copy_bandwidth(place, contest)
+        with console.progress_bar("timing") as show:
+            for number, case in enumerate(found):
+                if show is not None:
+                    show(number, len(found), case.name)
+                results.append(
+                    measure.measure(
+                        case, place, contest, variants=variants, with_rival=rival, seconds=seconds, seed=seed,
+                        copy_bytes_per_second=copy,
+                    )
+                )  # fmt: skip
+    is_long = bool(title) and len(found) > len(_passes("all"))  # a network's layers
+    title = f"{title or 'cubatch bench'}, {'planned for' if dry_run else 'on'} {device}"
+    grid = tables.summary(results, title=title) if is_long else tables.entries(results, title=title)
+    payload = {
+        "schema": 1,
+        "measured": not dry_run,
+        "device": device.to_mapping(),
+        "environment": conditions.environment(device) | rivals.versions(),
+        "copy_bytes_per_second": copy,
+        "results": [result.to_mapping() for result in results],
+    }
+    console.emit([grid], payload, json)
+    if plot is not None:
+        figure.rates(results, plot, title=title)
+        console.say(f"wrote {plot}")
+
+
+def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
+    from cubatch.errors import DeviceNotAvailable, InvalidArgument
+    from cubatch.hardware import arithmetic, probe
+
+    try:
+        device = probe.resolve(name or "cuda", live=not dry_run)
+    except DeviceNotAvailable as error:
+        remedy = "With --dry-run --device NAME it says what would run on a GPU that is not here."
+        raise DeviceNotAvailable(error.device, error.reason, remedy) from error
+    if device.kind != "cuda":
+        raise InvalidArgument("--device", name, "a GPU", "With --dry-run it may be any of `cubatch devices`.")
+    for dtype in dtypes:
+        arithmetic.check_dtype(device, dtype)
+    return device

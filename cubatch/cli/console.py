@@ -1,0 +1,177 @@
+"""
+What the commands share: where output goes, progress, errors as one line.
+
+Results go to stdout, everything else to stderr.  With `--json -` stdout holds the JSON and
+nothing else; colour and bars appear only where a person is looking, a line now and then elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cubatch.errors import InvalidArgument
+from cubatch.report.tables import result
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+STDOUT = "-"
+Show = Callable[[float, float, str], None]
+
+LINE_SECONDS = 5.0
+"""Where there is no terminal, progress is a line per so many seconds, and none before that."""
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something that is no result, on stderr."""
+    if sys.stderr is not None:  # as where it was closed before we began
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_path: str | None) -> None:
+    """
+    Give a command's result: grids on stdout, JSON where it was asked for.
+
+    Args:
+        grids: What a person reads, top to bottom.
+        payload: The same for a program; holds no NaN.
+        json_path: A file, "-" for stdout instead of the grids, or None.
+
+    Raises:
+        InvalidArgument: If the file cannot be written.
+    """
+    if json_path is not None:
+        text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+        if json_path == STDOUT:
+            _write(text)
+            return
+        with writing("--json", json_path) as path:
+            path.write_text(text, encoding="utf-8")
+    width = line_width()
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        for index, content in enumerate(grids):
+            Console(width=width).print(*([""] if index else []), result.rich_grid(content, width=width), sep="\n")
+    else:
+        _write("\n\n".join(result.grid(content, width=width) for content in grids) + "\n")
+
+
+def _write(text: str) -> None:
+    """Write at once, so that a reader who has gone away is noticed here and not when the interpreter ends."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def line_width() -> int:
+    """Give the characters per line: the terminal's, or the report's own in a pipe."""
+    if not sys.stdout.isatty():
+        return result.WIDTH
+    import shutil
+
+    return max(60, min(shutil.get_terminal_size().columns, result.WIDTH))
+
+
+@contextlib.contextmanager
+def writing(option: str, path: str) -> Iterator[Path]:
+    """Name the option and the reason where a file cannot be written."""
+    try:
+        yield Path(path)
+    except OSError as error:
+        raise InvalidArgument(option, path, "a file that can be written", f"{error.strerror or error}.") from error
+
+
+def check_writable(**files: str | None) -> None:
+    """
+    Refuse output files that cannot be written, before minutes of measuring are spent on them.
+
+    Args:
+        files: Path by option name, without dashes; None and "-" pass.
+
+    Raises:
+        InvalidArgument: Naming the option and the folder that is not there.
+    """
+    for option, path in files.items():
+        if path is None or path == STDOUT:
+            continue
+        if not Path(path).parent.is_dir():
+            raise InvalidArgument(f"--{option}", path, "a file in a folder that exists", "Make the folder first.")
+        if Path(path).is_dir():
+            raise InvalidArgument(f"--{option}", path, "a file, not a folder")
+
+
+def plain_warnings() -> None:
+    """Show warnings as one line without the place in our code that raised them."""
+
+    def formatted(message: object, *_: object, **__: object) -> str:
+        return f"warning: {message}\n"
+
+    warnings.formatwarning = formatted
+
+
+@contextlib.contextmanager
+def progress_bar(description: str) -> Iterator[Show | None]:
+    """
+    Show a bar with the time left on stderr while the block runs; nothing unless stderr is a terminal.
+
+    Args:
+        description: What is going on.
+
+    Yields:
+        A function of (done, total, what is being done), None where nobody looks.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar: Progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[now]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(description, total=None, now="")
+
+        def show(done: float, total: float, now: str) -> None:
+            bar.update(task, completed=done, total=total, now=now)
+
+        yield show
+
+
+def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """
+    Tell of progress where no bar can be drawn, as in a log: lines, seldom, and none of a short run.
+
+    Args:
+        now: The clock, which begins with this call.
+
+    Returns:
+        A function of what there is to say; most calls of it say nothing.  It never fails: a log that
+        cannot be written is no reason to stop measuring.
+    """
+    began = last = now()
+
+    def show(text: str) -> None:
+        nonlocal last
+        moment = now()
+        if moment - last < LINE_SECONDS:
+            return
+        last = moment
+        with contextlib.suppress(OSError, ValueError):
+            say(f"cubatch: {moment - began:.0f} s, {text}")
+
+    return show

@@ -1,0 +1,120 @@
+"""`cubatch kernels`: what the hand-written kernels take, and whether all of them compile for every GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cubatch.cli import console
+from cubatch.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from cubatch.kernels.survey import Row
+    from cubatch.kernels.variant import Kernel
+
+
+def kernels(
+    *,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm_XX", help="Compile for this; may be given again. Default: the GPU here."),
+    ] = None,
+    family: Annotated[str | None, typer.Option("--family", help="Only this family: simt, misc, ...")] = None,
+    operation: Annotated[str | None, typer.Option("--operation", help="Only this: conv2d_fprop, ...")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compile for every architecture; errors, spills and excesses fail.")
+    ] = False,
+    update_budget: Annotated[
+        bool, typer.Option("--update-budget", help="Check, then make what was found the budget.")
+    ] = False,
+    json: JsonOption = None,
+) -> None:
+    """
+    List the kernels: what each does, where it runs, its registers, spills, shared memory and occupancy.
+
+    Compiling needs no GPU. Without one, and without --arch, the figures are those recorded with the sources.
+
+    Example: cubatch kernels --arch sm_70 --operation conv2d_fprop
+    """
+    from cubatch.kernels import resources, survey, variant
+    from cubatch.report.tables import kernels as kernels_table
+
+    if update_budget and (arch or family or operation):
+        raise typer.BadParameter("--update-budget takes every kernel and architecture, not a selection")
+    console.check_writable(json=json)
+    chosen = _chosen(family, operation)
+    path = variant.kernels_path() / "resources.toml"
+    budget = resources.read(path)
+    if update_budget:
+        survey.require_compiler(budget)
+    archs = _known(arch or []) or (survey.ARCHS if check or update_budget else _here())
+    if archs:
+        with console.progress_bar("compiling kernels") as show:
+            rows = survey.survey(chosen, archs, may_spill=budget.may_spill, progress=show)
+    else:
+        rows = survey.recorded(chosen, budget)
+    leftovers: list[str] = []
+    if check and not update_budget:
+        rows, leftovers = survey.excesses(rows, budget), survey.leftovers(variant.kernels(), budget)
+    _show_logs(rows)
+    failed = bool(leftovers) or any(row.problems for row in rows)
+    if update_budget and not failed:
+        with console.writing("--update-budget", str(path)):
+            resources.write(path, survey.budget_of(rows, budget))
+        console.say(f"wrote {path}")
+    grids = (
+        kernels_table.problems(rows, leftovers, budget.nvrtc) if check or update_budget else kernels_table.table(rows)
+    )
+    console.emit(grids, kernels_table.mapping(rows, leftovers), json)
+    if any(row.error for row in rows) or (failed and (check or update_budget)):
+        raise typer.Exit(1)
+
+
+def _chosen(family: str | None, operation: str | None) -> Sequence[Kernel]:
+    from cubatch.errors import InvalidArgument, UnknownName
+    from cubatch.kernels import variant
+
+    known = variant.kernels()
+    for field, value, names in (
+        ("family", family, {one.family for one in known}),
+        ("operation", operation, {one.operation for one in known}),
+    ):
+        if value is not None and value not in names:
+            raise UnknownName(field, value, sorted(names))
+    chosen = [one for one in known if family in (None, one.family) and operation in (None, one.operation)]
+    if known and not chosen:
+        families = ", ".join(sorted({one.family for one in known if one.operation == operation}))
+        raise InvalidArgument("family", family, f"one that has {operation}: {families}")
+    return chosen
+
+
+def _known(archs: Sequence[str]) -> Sequence[str]:
+    from cubatch.errors import UnknownName
+    from cubatch.hardware.facts import SM_LIMITS
+    from cubatch.kernels.variant import arch_number
+
+    known = [10 * major + minor for major, minor in SM_LIMITS]
+    for arch in archs:
+        if arch_number(arch) not in known:
+            raise UnknownName("arch", arch, [f"sm_{number}" for number in known])
+    # Each once, and sm_90a as sm_90: a family that needs it is compiled for it.
+    return list(dict.fromkeys(f"sm_{arch_number(arch)}" for arch in archs))
+
+
+def _here() -> Sequence[str]:
+    """Give the architecture of this machine's first GPU; none without one."""
+    from cubatch.hardware import probe
+
+    arch = probe.device().arch
+    return () if arch is None else (arch,)
+
+
+def _show_logs(rows: Sequence[Row]) -> None:
+    """Tell the compiler's log of the first failure of each source; the others are mostly the same."""
+    shown: set[str] = set()
+    for row in rows:
+        if row.error is not None and row.kernel.source not in shown:
+            shown.add(row.kernel.source)
+            console.say(f"cubatch: {row.error}")

@@ -1,0 +1,187 @@
+"""`cubatch occupancy`: how many blocks of a kernel an SM holds, and what changes when one thing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+from attrs import evolve
+
+from cubatch.cli import console
+from cubatch.cli.options import ClassesOption, JsonOption, ShapeOption, read_spec
+
+if TYPE_CHECKING:
+    from cubatch.estimate.batch_sweep import BatchSweep
+    from cubatch.estimate.occupancy_sweep import Sweep
+    from cubatch.hardware.facts import Device
+    from cubatch.kernels.resources import Needs
+    from cubatch.kernels.variant import Kernel
+
+
+_Fact = TypeVar("_Fact")
+_SWEPT = Literal["threads", "registers", "shared", "batch-size"]
+
+
+def occupancy(
+    kernel: Annotated[
+        str | None, typer.Argument(metavar="[KERNEL]", help="A variant of `cubatch kernels`, or what names begin with.")
+    ] = None,
+    *,
+    device: Annotated[str | None, typer.Option("--device", help="A GPU's name. Default: the one here.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Of a block, without KERNEL.")] = None,
+    registers: Annotated[int | None, typer.Option("--registers", help="Of a thread, without KERNEL.")] = None,
+    shared: Annotated[
+        str | None, typer.Option("--shared", metavar="SIZE", help="Of a block, without KERNEL: bytes, or 48KiB.")
+    ] = None,
+    blocks: Annotated[int | None, typer.Option("--blocks", help="Blocks of a grid, whose waves to count.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model or spec file with a layer that KERNEL computes.")
+    ] = None,
+    layer: Annotated[str | None, typer.Option("--layer", help="Its name. Default: the one with most FLOP.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", metavar="N", help="Samples, for --model.")] = None,
+    sweep: Annotated[
+        _SWEPT | None, typer.Option("--sweep", help="Let this change: steps, cliffs, the nearest better value.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the sweep: .png, .svg or .pdf.")
+    ] = None,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Say how many blocks of a kernel an SM holds, what forbids one more, and how a grid falls on the SMs.
+
+    Needs no GPU: registers and shared memory of our kernels are recorded with their sources.
+
+    Example: cubatch occupancy --device v100-sxm2-16gb --threads 256 --registers 96 --sweep registers
+    """
+    from functools import partial
+
+    from cubatch.estimate import batch_sweep, occupancy_sweep
+    from cubatch.hardware.facts import sm_limits
+    from cubatch.report import plot as plots
+    from cubatch.report.plots import occupancy as occupancy_figure
+    from cubatch.report.tables import occupancy as occupancy_table
+    from cubatch.report.tables.occupancy import Answer
+
+    raw = {"--threads": threads, "--registers": registers, "--shared": shared}
+    _check_options(kernel, raw, blocks=blocks, model=model, layer=layer, batch_size=batch_size, sweep=sweep, plot=plot)
+    console.check_writable(json=json, plot=plot)
+    if plot is not None:
+        plots.check(plot)
+    gpu = _gpu(device)
+    capability = _known(gpu, gpu.compute_capability, "compute capability")
+    found = _launches(kernel, threads or 0, registers or 0, shared, gpu, single=bool(model or sweep))
+    answers = [Answer(one.name if one else None, needs, needs.on(capability)) for one, needs in found]
+    (variant, needs), held = found[0], answers[0].held
+    subject = kernel or occupancy_table.subject(needs)
+    at = place = None
+    if model is not None and variant is not None:
+        place = batch_sweep.heaviest_layer(read_spec(model, input_shape, classes), variant, layer)
+        at = partial(batch_sweep.grid_of, *place, variant, device=gpu, blocks_per_sm=held.blocks_per_sm)
+        if batch_size is not None:
+            answers = [Answer(variant.name, needs, held, spread=at(batch_size))]
+    if blocks is not None:
+        num_sms = _known(gpu, gpu.num_sms, "number of SMs")
+        spread = batch_sweep.spread
+        answers = [evolve(one, spread=spread(blocks, num_sms, blocks_per_sm=one.held.blocks_per_sm)) for one in answers]
+    tables = [occupancy_table.answers(answers, gpu, sm_limits(capability), title=f"{subject} on {gpu}")]
+    swept: Sweep | BatchSweep | None = None
+    if sweep == "batch-size" and at is not None and place is not None:
+        what = f"{model}, {place[0].name}, {place[1].value}, on {gpu}"
+        swept = batch_sweep.batch_sweep(at, _known(gpu, gpu.num_sms, "number of SMs"), batch_size)
+        tables.append(occupancy_table.batch_sweep(swept, subject=what))
+        if plot is not None:
+            occupancy_figure.saw(swept, plot, title=what, subject=subject)
+    elif sweep is not None:
+        swept = occupancy_sweep.sweep(needs, capability, sweep)
+        tables.append(occupancy_table.sweep(swept))
+        if plot is not None:
+            most = sm_limits(capability).warps_per_sm
+            occupancy_figure.staircase(swept, plot, title=f"Occupancy on {gpu}", subject=subject, warps=most)
+    console.emit(tables, occupancy_table.mapping(gpu, answers, swept, place), json)
+    if plot is not None:
+        console.say(f"wrote {plot}")
+
+
+def _check_options(
+    kernel: str | None,
+    raw: Mapping[str, object],
+    *,
+    blocks: int | None,
+    model: str | None,
+    layer: str | None,
+    batch_size: int | None,
+    sweep: str | None,
+    plot: str | None,
+) -> None:
+    """Refuse options that do not go together, each with what it needs."""
+    given = [name for name, value in raw.items() if value is not None]
+    if kernel is not None and given:
+        raise typer.BadParameter(f"{given[0]} is for launches that are no KERNEL; --sweep asks what if for one")
+    if kernel is None and not {"--threads", "--registers"} <= set(given):
+        raise typer.BadParameter("give a KERNEL, or --threads and --registers (and --shared)")
+    for option, value, needed, there in (
+        ("--model", model, "a KERNEL, whose tile says how many blocks a layer is", kernel),
+        ("--layer", layer, "--model", model),
+        ("--batch-size", batch_size, "--model", model),
+        ("--plot", plot, "--sweep", sweep),
+        ("--sweep batch-size", sweep if sweep == "batch-size" else None, "KERNEL and --model", model),
+    ):
+        if value is not None and there is None:
+            raise typer.BadParameter(f"{option} needs {needed}")
+    if blocks is not None and model is not None:
+        raise typer.BadParameter("--blocks and --model exclude each other: a layer says how many blocks it is")
+    if model is not None and batch_size is None and sweep != "batch-size":
+        raise typer.BadParameter("--model needs --batch-size, or --sweep batch-size")
+
+
+def _gpu(name: str | None) -> Device:
+    from cubatch.errors import InvalidArgument
+    from cubatch.hardware import probe
+
+    device = probe.device() if name is None else probe.resolve(name, live=False)
+    if device.kind != "cuda":
+        raise InvalidArgument("--device", name, "a GPU, in this machine or any of `cubatch devices`")
+    return device
+
+
+def _known(gpu: Device, fact: _Fact | None, name: str) -> _Fact:
+    from cubatch.errors import InvalidArgument
+
+    if fact is None:
+        raise InvalidArgument("--device", str(gpu), f"a GPU whose {name} is known")
+    return fact
+
+
+def _launches(
+    kernel: str | None, threads: int, registers: int, shared: str | None, gpu: Device, *, single: bool
+) -> list[tuple[Kernel | None, Needs]]:
+    """Give what a block takes: as given, or of every variant of the name that runs on the GPU."""
+    from cubatch.errors import InvalidArgument
+    from cubatch.kernels import resources, survey
+    from cubatch.kernels.variant import arch_number
+
+    if kernel is None:
+        return [(None, resources.Needs(threads, registers, _bytes(shared)))]
+    arch, budget = gpu.arch or "", resources.recorded_figures()
+    variants = resources.named(kernel)
+    running = [one for one in variants if one.runs_on(arch_number(arch))] or variants[:1]  # which says why it does not
+    if single and len(running) > 1:
+        names = ", ".join(one.name for one in running)
+        raise InvalidArgument("kernel", kernel, f"one variant for --model and --sweep: {names}")
+    return [(one, survey.needs(one, arch, budget)) for one in running]
+
+
+def _bytes(text: str | None) -> int:
+    from cubatch.errors import InvalidArgument
+    from cubatch.units import parse_bytes
+
+    if text is None or text.strip() == "0":
+        return 0
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise InvalidArgument("--shared", text, "bytes, or a size such as 48KiB") from error

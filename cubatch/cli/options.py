@@ -1,0 +1,89 @@
+"""
+The options that commands share, declared once, and how their text is read.
+
+Typer evaluates these annotations when the command line starts, so they import nothing heavy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from cubatch.network.graph import Spec
+
+
+Mode = Literal["inference", "training"]
+Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
+Library = Literal["auto", "cubatch", "im2col"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, or a .toml or .json spec file.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda, cuda:1, or a GPU's name. Default: the first GPU, else the CPU."),
+]
+ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]
+LibraryOption = Annotated[
+    Library, typer.Option("--library", help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy.")
+]
+OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]
+RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]
+ToleranceOption = Annotated[float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")]
+LatencyOption = Annotated[
+    float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
+]
+MaxOption = Annotated[int | None, typer.Option("--max-batch-size", metavar="N", help="Look no further than this.")]
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory.')
+]
+ShapeOption = Annotated[
+    str | None, typer.Option("--input-shape", metavar="H,W,C", help="Input of a named model; default: its own.")
+]
+ClassesOption = Annotated[int | None, typer.Option("--classes", metavar="N", help="Outputs of a named model.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of data, weights and the order of rounds.")]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", metavar="FILE", help="Where results are kept. Default: the user's cache.")
+]
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout, then nothing else is there.")
+]
+
+
+def read_spec(model: str, input_shape: str | None, classes: int | None) -> Spec:
+    """
+    Build a named model, or read a spec file.
+
+    Args:
+        model: A name of `models.names()`, or a path that ends in .toml or .json or is a file.
+        input_shape: "H,W,C" for a named model.
+        classes: Outputs of a named model.
+
+    Raises:
+        typer.BadParameter: If the shape is not three numbers, or is given beside a file.
+        CubatchError: If there is no such model or the file is no spec.
+    """
+    from cubatch.network import models
+    from cubatch.network.specfile import load_spec
+
+    if Path(model).suffix.lower() in (".toml", ".json") or Path(model).is_file():
+        if input_shape is not None or classes is not None:
+            raise typer.BadParameter("--input-shape and --classes are for named models; a spec file says its own")
+        return load_spec(model)
+    shape = None if input_shape is None else whole_numbers("--input-shape", input_shape, count=3)
+    return models.build(model, input_shape=cast("Any", None if shape is None else tuple(shape)), classes=classes)
+
+
+def whole_numbers(option: str, text: str, count: int | None = None) -> list[int]:
+    """Read "32,64"; what else is wrong with the numbers is for the library to say."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or (count is not None and len(numbers) != count):
+        wanted = f"{count} whole numbers" if count else "whole numbers"
+        raise typer.BadParameter(f"{option} takes {wanted} with commas between, got {text!r}")
+    return numbers

@@ -1,0 +1,130 @@
+"""`cubatch predict`: the table of `tune` for a GPU that is not here, or several GPUs side by side."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cubatch.cli import console
+from cubatch.cli.options import (
+    ClassesOption,
+    DtypeOption,
+    JsonOption,
+    LatencyOption,
+    MaxOption,
+    MemoryOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    RecomputeOption,
+    ShapeOption,
+    ToleranceOption,
+    read_spec,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cubatch.hardware.facts import Device
+    from cubatch.tuning.forecast_record import Forecast
+
+
+def predict(
+    model: Model,
+    *,
+    device: Annotated[str | None, typer.Option("--device", help="A GPU's name: any of `cubatch devices`.")] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", metavar="A,B,...", help="Compare these GPUs instead: t4,v100-sxm2-16gb.")
+    ] = None,
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    objective: Annotated[
+        Literal["throughput", "latency"], typer.Option("--objective", help="What is to be as good as possible.")
+    ] = "throughput",
+    tolerance: ToleranceOption = 0.01,
+    batch_sizes: Annotated[
+        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Predict exactly these: 32,64.")
+    ] = None,
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    latency_limit: LatencyOption = None,
+    optimizer: OptimizerOption = "sgd",
+    library: Annotated[
+        Literal["vendor", "cubatch"], typer.Option("--library", help="vendor: cuDNN and cuBLAS; cubatch: our kernels.")
+    ] = "vendor",
+    recompute: RecomputeOption = False,
+    anchors: Annotated[
+        list[str] | None,
+        typer.Option("--anchors", metavar="FILE", help="JSON of a `tune` on that or another GPU; again for more."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where the time of the answer goes: passes, what runs, blocks, fill.")
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")
+    ] = None,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Predict times, intervals and the best batch size on a GPU that is not here; nothing is measured.
+
+    Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
+    """
+    from cubatch.hardware import probe
+    from cubatch.report import plot as plots
+    from cubatch.report.plots import forecast
+    from cubatch.report.tables import forecast as forecast_table
+    from cubatch.tuning import forecast as tuning_forecast
+
+    if (device is None) == (devices is None):
+        raise typer.BadParameter("give either --device NAME or --devices NAME,NAME,...")
+    if explain and devices is not None:
+        raise typer.BadParameter("--explain is about one GPU: give it with --device")
+    sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
+    console.check_writable(json=json, plot=plot)
+    if plot is not None:
+        plots.check(plot)
+    ask = partial(
+        tuning_forecast.predict, read_spec(model, input_shape, classes), mode=mode, dtype=dtype, batch_sizes=sizes,
+        library=library, anchors=anchors, objective=objective, tolerance=tolerance, max_batch_size=max_batch_size,
+        memory_limit=memory_limit, latency_limit=latency_limit, optimizer=optimizer, recompute=recompute,
+    )  # fmt: skip
+    width = console.line_width()
+    found: list[Mapping[str, Any]]
+    payload: Mapping[str, Any]
+    if devices is None:
+        payload = ask(device=device).to_mapping()
+        found = [payload]
+        tables = [forecast_table.fitted(payload, width=width)]
+        tables += [forecast_table.layers(payload, width=width)] if explain else []
+    else:
+        named = [probe.resolve(name.strip(), live=False) for name in devices.split(",")]
+        gpus = [gpu for place, gpu in enumerate(named) if gpu not in named[:place]]
+        forecasts, failed = _each(ask, gpus)
+        found = forecast_table.fastest_first([one.to_mapping() for one in forecasts])
+        tables = [forecast_table.compared(found, failed, width=width)]
+        payload = {"schema": 1, "predicted": True, "forecasts": found, "failed": failed}
+    console.emit(tables, payload, json)
+    if plot is not None:
+        forecast.curves(found, plot)
+        console.say(f"wrote {plot}")
+
+
+def _each(ask: Callable[..., Forecast], gpus: Sequence[Device]) -> tuple[list[Forecast], dict[str, str]]:
+    """Ask for every GPU; one that cannot do it is no reason to keep silent about the others."""
+    from cubatch.errors import CubatchError
+
+    found, errors = [], {}
+    for gpu in gpus:
+        try:
+            found.append(ask(device=gpu))
+        except CubatchError as error:
+            errors[gpu.slug or str(gpu)] = error
+    if not found:
+        raise next(iter(errors.values()))
+    return found, {name: str(error) for name, error in errors.items()}

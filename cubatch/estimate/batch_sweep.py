@@ -1,0 +1,242 @@
+"""
+How the blocks of a layer fall on the SMs when the batch size changes.
+
+The share of the SMs at work is a saw: it climbs to a crest, where the busiest SM has as much as before and the
+others have caught up, and falls when the busiest one gets one more block.  Our kernels split deep products of few
+tiles, so what the busiest SM has to do is counted in tiles of full depth.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import attrs
+
+from cubatch.checks import check_whole
+from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.estimate.blocks import largest_batch
+from cubatch.estimate.occupancy_sweep import nearest
+from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import busiest_sm_blocks, count_waves, fill
+from cubatch.kernels import ranking
+from cubatch.kernels.problem import problem_of
+from cubatch.kernels.variant import Kernel
+from cubatch.network.extents import MAX_EXTENT
+from cubatch.network.graph import Spec, as_network
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
+
+MOST_BATCH = 1 << 14
+"""A sweep of batch sizes goes no further; it asks for each of them how the product is split."""
+
+_LEVELS = 8
+_LEAST_BATCHES = 64
+_GAIN = 0.01  # by how much more of the SMs must be at work to call another batch size better
+
+
+def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple[Layer, Pass]:
+    """
+    Find the layer of a network whose pass a kernel computes: the one named, else the one with most FLOP.
+
+    Args:
+        spec: A layer or network.
+        kernel: A tiled kernel.
+        name: Of the layer; None chooses.
+
+    Raises:
+        UnknownName: If no layer is called so.
+        InvalidArgument: If the kernel computes none of them, or not this one.
+
+    Example:
+        >>> from cubatch.kernels import variant
+        >>> from cubatch.network import models
+        >>> tiled = variant.find("conv2d_dgrad", "float32", tile="128x128x8", vector=4)
+        >>> heaviest_layer(models.build("vgg16"), tiled)[0].name
+        'conv1_2'
+    """
+    if kernel.tile is None:
+        raise InvalidArgument("kernel", kernel.name, "a tiled one, of a matrix product or convolution, for a layer")
+    nodes = as_network(spec).nodes
+    if name is not None and name not in {node.name for node in nodes}:
+        raise UnknownName("layer", name, [node.name for node in nodes])
+    computed = [
+        (attrs.evolve(node.layer, name=node.name), pass_)
+        for node in nodes
+        for pass_ in Pass
+        if name in (None, node.name) and _computes(kernel, node.layer, pass_)
+    ]
+    if not computed:
+        field = "layer" if name else "model"
+        others = {
+            problem.operation
+            for node in nodes
+            for pass_ in Pass
+            if name == node.name and (problem := problem_of(node.layer, pass_, 1, kernel.dtype)) is not None
+        }
+        remedy = f"Its passes run as {', '.join(sorted(others))}." if others - {kernel.operation} else ""
+        wanted = f"one that {kernel.name} computes: {kernel.operation}, channels in multiples of {kernel.vector}"
+        raise InvalidArgument(field, name or str(spec.name), wanted, remedy)
+    return max(computed, key=lambda found: sum(gemm.flops for gemm in found[0].gemms(found[1], 1)))
+
+
+def _computes(kernel: Kernel, layer: Layer, pass_: Pass) -> bool:
+    problem = problem_of(layer, pass_, 1, kernel.dtype)
+    return problem is not None and problem.operation == kernel.operation and ranking.can_run(problem, kernel)
+
+
+@attrs.frozen(kw_only=True)
+class Spread:
+    """
+    How blocks fall on the SMs.
+
+    Attributes:
+        blocks: Tiles of the result times slices of the depth.
+        slices: Parts that the depth of the product is split into.
+        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; time follows these.
+        waves, last_wave: Full complements of resident blocks, and how full the last one is; None where no block fits.
+    """
+
+    blocks: int
+    slices: int
+    busiest_sm_blocks: int
+    fill: float
+    waves: int | None
+    last_wave: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Grid(Spread):
+    """
+    How the blocks of a pass fall on the SMs, at one batch size.
+
+    Attributes:
+        batch_size: Samples.
+    """
+
+    batch_size: int
+
+
+def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) -> Spread:
+    """
+    Say how blocks fall on SMs.
+
+    Args:
+        blocks: Of all slices together.
+        num_sms: SMs of the GPU.
+        blocks_per_sm: Blocks that one SM holds; 0 where none fits.
+        slices: Parts that the depth of the product is split into.
+
+    Raises:
+        InvalidArgument: If a number is not a whole one of at least 1.
+
+    Example:
+        >>> found = spread(82, 80, blocks_per_sm=2)
+        >>> found.waves, found.last_wave, found.busiest_sm_blocks, found.fill
+        (1, 0.5125, 2, 0.5125)
+    """
+    waves = count_waves(blocks, blocks_per_sm=blocks_per_sm, num_sms=num_sms) if blocks_per_sm else None
+    return Spread(
+        blocks=blocks,
+        slices=slices,
+        busiest_sm_blocks=busiest_sm_blocks(blocks, num_sms),
+        fill=fill(blocks, num_sms),
+        waves=None if waves is None else waves.num_waves,
+        last_wave=None if waves is None else waves.last_wave_fraction,
+    )
+
+
+@attrs.frozen
+class BatchStep:
+    """
+    Batch sizes over which the busiest SM has as much to do; `last` is a crest, the next one past a cliff.
+
+    Attributes:
+        first, last: How the smallest and the largest of them fall on the SMs.
+        cliff: Whether the busiest SM has more to do at the next batch size.
+    """
+
+    first: Grid
+    last: Grid
+    cliff: bool = False
+
+
+@attrs.frozen
+class BatchSweep:
+    """
+    The share of the SMs at work against batch size.
+
+    Attributes:
+        grid: At the batch size asked for; None where none was.
+        steps: In ascending order, without gaps.
+        better: The crest next to it at which a hundredth more of the SMs is at work; None where there is none.
+    """
+
+    grid: Grid | None
+    steps: tuple[BatchStep, ...]
+    better: Grid | None
+
+
+def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, device: Device, blocks_per_sm: int) -> Grid:
+    """
+    Say how a kernel's blocks fall on the SMs at a batch size.
+
+    Args:
+        layer: What it computes.
+        pass_: Which of its passes.
+        kernel: A tiled kernel of that pass.
+        batch_size: Samples.
+        device: The GPU.
+        blocks_per_sm: Blocks that one SM holds; 0 where none fits.
+
+    Raises:
+        InvalidArgument: If the kernel does not compute that, or the GPU's SMs are not known.
+    """
+    check_whole("batch_size", batch_size, most=MAX_EXTENT)
+    problem = problem_of(layer, pass_, batch_size, kernel.dtype)
+    if problem is None or not _computes(kernel, layer, pass_):
+        raise InvalidArgument("kernel", kernel.name, f"one that computes {pass_.value} of {layer}")
+    if device.num_sms is None:
+        raise InvalidArgument("device", str(device), "a GPU whose SMs are known")
+    slices = ranking.slices(problem, kernel, device)
+    blocks = slices * ranking.blocks(problem, kernel)
+    found = spread(blocks, device.num_sms, blocks_per_sm=blocks_per_sm, slices=slices)
+    return Grid(batch_size=batch_size, **attrs.asdict(found))
+
+
+def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None) -> BatchSweep:
+    """
+    Let the batch size change, up to where the busiest SM has eight blocks and past the one asked for.
+
+    Args:
+        at: The grid by batch size.
+        num_sms: SMs of the GPU.
+        batch_size: The one asked for, or None.
+
+    Raises:
+        InvalidArgument: If it is larger than a sweep goes.
+    """
+    if batch_size is not None:
+        check_whole("batch_size", batch_size, most=MOST_BATCH)
+    top = largest_batch(lambda n: at(n).blocks // at(n).slices, _LEVELS * num_sms, MOST_BATCH - 1)
+    grows = at(MOST_BATCH).blocks // at(MOST_BATCH).slices > at(1).blocks // at(1).slices
+    top = max(_LEAST_BATCHES, top + 1 if grows else 0, (batch_size or 0) * 5 // 4)
+    grids = [at(n) for n in range(1, min(top, MOST_BATCH) + 1)]
+    same = itertools.groupby(grids, key=lambda grid: (grid.slices, grid.busiest_sm_blocks))
+    stretches = [tuple(stretch) for _, stretch in same]
+    steps = [BatchStep(stretch[0], stretch[-1]) for stretch in stretches]
+    steps = [
+        attrs.evolve(step, cliff=_work(after.first) > _work(step.last)) for step, after in itertools.pairwise(steps)
+    ] + steps[-1:]
+    now = None if batch_size is None else grids[batch_size - 1]
+    if now is None:
+        return BatchSweep(None, tuple(steps), None)
+    crests = (step.last for step in steps[:-1])  # where the last one ends is no crest but the end of the sweep
+    better = {crest.batch_size: crest for crest in crests if crest.fill > now.fill + _GAIN}
+    found = nearest(now.batch_size, better)
+    return BatchSweep(now, tuple(steps), None if found is None else better[found])
+
+
+def _work(grid: Grid) -> float:
+    """What the busiest SM has to do, in tiles of full depth."""
+    return grid.busiest_sm_blocks / grid.slices

@@ -1,0 +1,181 @@
+"""
+How many blocks a pass of a layer is, by algorithm and tile; and the general form of Coulom's rule.
+
+A pass gets longer when the busiest SM gets one more block.  So the best batch of those that take as long is
+the largest whose blocks still share out as n to each SM, its crest.  With tiles of 128 x 128 outputs, filters
+that are a multiple of 128 wide and outputs as many as inputs, that is Coulom's formula, and 1 << 14 is the tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cubatch.checks import check_whole
+from cubatch.errors import InvalidArgument
+from cubatch.network.extents import MAX_EXTENT
+from cubatch.network.layer import Layer
+from cubatch.network.layers import Attention, Conv2d
+from cubatch.network.passes import Gemm, Pass
+
+TILE = (128, 128)
+"""Rows and columns of the result that a block computes, where nothing else is known."""
+
+WINOGRAD_OUTPUTS = 4
+"""F(4x4, 3x3) makes 4 x 4 outputs at a time, from 36 products."""
+
+FUSED_FILTERS = 32
+FUSED_PIXELS = ((1, 8, 16), (1, 16, 8), (2, 8, 8), (2, 4, 16), (2, 16, 4), (4, 2, 16), (4, 16, 2))
+"""
+What a block of fused F(2x2, 3x3) computes: 32 filters at 128 pixels, as images x rows x columns.
+
+Read off the grids of the vendor's kernels in published measurements (NeuSight, all of 2217 launches).
+"""
+
+Blocks = Callable[[int], int]
+"""Blocks of a pass as a function of the batch size; never fewer for a larger batch."""
+
+
+def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE, *, slices: int = 1) -> int:
+    """
+    Count the blocks of a pass as an implicit product, one for each tile of the result and slice of its depth.
+
+    The phases of a strided dgrad and the groups of a convolution are one grid.  The products of
+    attention need each other's results, so they are several: the one with most FLOP stands for them.
+
+    Args:
+        layer: The layer.
+        pass_: Which of its passes.
+        batch_size: Samples.
+        tile: Rows and columns of a tile; see `teeth.first_tile`.
+        slices: Parts that the depth of the product is split into (split-K).
+
+    Returns:
+        int: Blocks; 0 for a pass without a matrix product.
+
+    Example:
+        >>> num_blocks(Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 97)
+        49
+    """
+    grid = products(layer, pass_, batch_size)
+    return slices * sum(gemm.count * tiles(gemm.m, tile[0]) * tiles(gemm.n, tile[1]) for gemm in grid)
+
+
+def winograd_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE) -> int:
+    """
+    Count the blocks of the products of Winograd's F(4x4, 3x3), which are 36 side by side.
+
+    Each is as high as there are tiles of 4 x 4 outputs, and as wide as there are filters; transforming the
+    input and the outputs are launches of their own.
+
+    Args:
+        layer: A convolution 3 x 3 of stride 1.
+        pass_: Its forward pass or the gradient of its input.
+        batch_size: Samples.
+        tile: Rows and columns of the product that a block computes.
+
+    Raises:
+        InvalidArgument: If the algorithm does not compute that.
+
+    Example:
+        >>> winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 10)
+        72
+    """
+    rows, columns, filters = _outputs(layer, pass_)
+    pieces = batch_size * tiles(rows, WINOGRAD_OUTPUTS) * tiles(columns, WINOGRAD_OUTPUTS)
+    return 36 * tiles(pieces, tile[0]) * tiles(filters, tile[1])
+
+
+def fused_winograd_blocks(
+    layer: Layer, pass_: Pass, batch_size: int, pixels: tuple[int, int, int] = FUSED_PIXELS[0]
+) -> int:
+    """
+    Count the blocks of Winograd's F(2x2, 3x3) in one launch: 32 filters times 128 pixels each.
+
+    Args:
+        layer: A convolution 3 x 3 of stride 1.
+        pass_: Its forward pass or the gradient of its input.
+        batch_size: Samples.
+        pixels: Images, rows and columns of a block: one of FUSED_PIXELS.
+
+    Raises:
+        InvalidArgument: If the algorithm does not compute that, or there is no such block.
+
+    Example:
+        >>> fused_winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 1)
+        24
+    """
+    if pixels not in FUSED_PIXELS:
+        raise InvalidArgument("pixels", pixels, f"one of {FUSED_PIXELS}")
+    extents = (batch_size, *_outputs(layer, pass_))
+    images, rows, columns, filters = map(tiles, extents, (*pixels, FUSED_FILTERS))
+    return images * rows * columns * filters
+
+
+def crest_batch_size(n: int = 1, *, blocks: Blocks, num_sms: int, blocks_per_sm: int = 1) -> int:
+    """
+    Give the largest batch at which no SM gets more than n blocks: the general form of Coulom's rule.
+
+    For a convolution's forward pass of p x q outputs by k filters in tiles of tm x tn it is
+    int(int(n * num_sms * blocks_per_sm / ceil(k / tn)) * tm / (p * q)).  It holds for any layer, pass and
+    algorithm whose blocks can be counted.
+
+    Args:
+        n: Blocks that the busiest SM may get.
+        blocks: Blocks by batch size: `num_blocks`, `winograd_blocks` or `fused_winograd_blocks` of a layer and pass.
+        num_sms: SMs the device offers.
+        blocks_per_sm: Blocks that finish together on an SM.  What resides together does not as a rule: it shares
+            the SM's pipes, so that leaving this at 1 explains the published cliffs.
+
+    Returns:
+        int: The batch size; 0 if already one sample is more.
+
+    Raises:
+        InvalidArgument: If a number is not a whole one of at least 1, or the blocks do not grow with the batch, as
+            those of wgrad do not: there the batch is the depth of the product.
+
+    Example:
+        Go boards of 19 x 19 with 128 channels on a V100, as by the published rule, and with the tile 256 x 128:
+
+        >>> from functools import partial
+        >>> go = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
+        >>> [crest_batch_size(n, blocks=partial(num_blocks, go, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
+        [28, 56, 85, 113]
+        >>> tall = partial(num_blocks, go, Pass.FPROP, tile=(256, 128))
+        >>> [crest_batch_size(n, blocks=tall, num_sms=80) for n in (1, 2, 3, 4)]
+        [56, 113, 170, 226]
+    """
+    most = check_whole("n", n) * check_whole("num_sms", num_sms) * check_whole("blocks_per_sm", blocks_per_sm)
+    if blocks(1) == blocks(MAX_EXTENT):
+        raise InvalidArgument("blocks", blocks(1), "a number that grows with the batch size", "That of wgrad does not.")
+    return largest_batch(blocks, most, MAX_EXTENT)
+
+
+def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
+    """Find the largest batch up to the limit that has at most so many blocks; 0 if none has."""
+    low, high = 0, limit + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if blocks(middle) <= most else (low, middle)
+    return low
+
+
+def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
+    """Give the products of a pass that are launched as one grid."""
+    found = layer.gemms(pass_, batch_size)
+    return (max(found, key=lambda gemm: gemm.flops),) if isinstance(layer, Attention) else found
+
+
+def tiles(extent: int, tile: int) -> int:
+    """Count the tiles that cover an extent."""
+    return -(-extent // tile)
+
+
+def _outputs(layer: Layer, pass_: Pass) -> tuple[int, int, int]:
+    """Give rows, columns and filters of what is computed; the gradient of an input is a convolution too."""
+    plain = isinstance(layer, Conv2d) and (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (
+        3, 3, (1, 1), (1, 1), 1,
+    )  # fmt: skip
+    if not plain or pass_ is Pass.WGRAD:
+        wanted = "the forward pass or input gradient of a convolution 3x3 of stride 1, without dilation and groups"
+        raise InvalidArgument("layer, pass_", f"{layer}, {pass_.value}", wanted)
+    return layer.output_shape if pass_ is Pass.FPROP else layer.input_shape

@@ -1,0 +1,100 @@
+"""
+What a step should take on a device, before it runs.
+
+By the model of `predict` where the device's facts allow it, else by the roofline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from cubatch.estimate import roofline
+from cubatch.estimate.parts import StepPrediction
+from cubatch.estimate.step import predict_step
+from cubatch.hardware import arithmetic
+from cubatch.hardware.facts import Device
+from cubatch.memory.plan import schedule_of
+from cubatch.network.graph import Spec
+from cubatch.network.passes import Pass
+
+
+def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
+    """
+    Name the facts of a GPU that the model of time needs and that are not known.
+
+    Args:
+        device: The GPU.
+        dtype: What is computed with.
+        library: "vendor", or "cubatch", whose kernels are counted in clocks.
+
+    Example:
+        >>> missing_facts(Device(name="card", num_sms=80, compute_capability=(7, 0)), "float32", "vendor")
+        ("peak_flops_per_second['float32']", 'peak_bytes_per_second')
+    """
+    rate = arithmetic.peak_flops_per_second(device, dtype)
+    known = {
+        "num_sms": device.num_sms,
+        "compute_capability": device.compute_capability,
+        **({"clock_hz": device.clock_hz} if library == "cubatch" else {f"peak_flops_per_second[{dtype!r}]": rate}),
+        "peak_bytes_per_second": device.peak_bytes_per_second,
+    }
+    return tuple(name for name, value in known.items() if value is None)
+
+
+def step_seconds(
+    spec: Spec, batch_sizes: Sequence[int], device: Device, *, mode: str, dtype: str, library: str, recompute: bool
+) -> list[float | None]:
+    """
+    Say what one step should take at each batch size: predicted on a GPU of known facts, else the roofline.
+
+    Args:
+        spec: A layer or network.
+        batch_sizes: Samples.
+        device: The GPU or CPU.
+        mode, dtype: As for `autotune`.
+        library: "cubatch" or "im2col"; the latter is the vendor's products, without gathering their operands first.
+        recompute: As for `autotune`; the roofline does not know of it.
+
+    Returns:
+        Seconds of each; None where not even the roofline is known, as on a CPU.
+    """
+    step = predicted(spec, batch_sizes, device, mode=mode, dtype=dtype, library=library, recompute=recompute)
+    if step is None:
+        return [roofline.roofline_seconds(spec, n, device, mode, dtype) for n in batch_sizes]
+    return [float(seconds) for seconds in step.seconds]
+
+
+def predicted(
+    spec: Spec, batch_sizes: Sequence[int], device: Device, *, mode: str, dtype: str, library: str, recompute: bool
+) -> StepPrediction | None:
+    """Predict one step as `step_seconds` does, with its passes; None where facts of the device are missing."""
+    model = "cubatch" if library == "cubatch" else "vendor"
+    if missing_facts(device, dtype, model):
+        return None
+    step = predict_step(spec, batch_sizes, device, mode=mode, dtype=dtype, library=model)
+    return recomputed(step, spec) if recompute and mode == "training" else step
+
+
+def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
+    """
+    Add the forward passes that are done again in the backward pass.
+
+    Args:
+        step: A training step as `predict_step` gives it.
+        spec: What it is a step of.
+    """
+    ops = schedule_of(spec, "training", recompute=True).ops
+    again = Counter(op.node.name for op in ops if op.replay and op.node is not None)
+    passes = tuple(
+        attrs.evolve(item, seconds=item.seconds * (1 + again[item.layer])) if item.pass_ is Pass.FPROP else item
+        for item in step.passes
+    )
+    more = np.sum([new.seconds - old.seconds for new, old in zip(passes, step.passes, strict=True)], axis=0)
+    factor = 1 + more / step.seconds
+    return attrs.evolve(
+        step, seconds=step.seconds * factor, low=step.low * factor, high=step.high * factor, passes=passes
+    )

@@ -1,0 +1,195 @@
+"""What each pass of a network puts on the SMs: tiles, blocks, the busiest SM."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from cubatch.estimate.blocks import TILE, num_blocks
+from cubatch.estimate.expected import predicted
+from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import Occupancy, busiest_sm_blocks, count_waves, fill
+from cubatch.kernels import ranking
+from cubatch.kernels.problem import Problem, problem_of
+from cubatch.kernels.ranking import Choose, first_ranked
+from cubatch.kernels.resources import Needs, Recorded, recorded_figures, recorded_needs
+from cubatch.kernels.variant import Kernel
+from cubatch.network import graph
+from cubatch.network.graph import Spec
+from cubatch.network.layer import Layer, extents
+from cubatch.network.passes import Pass
+
+
+def first_tile(
+    layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str
+) -> tuple[int, int]:
+    """
+    Give the tile of a pass: that of our kernel which is ranked first, else the vendor's usual 128 x 128.
+
+    Args:
+        layer: The layer.
+        pass_: Which of its passes.
+        batch_size: Samples; small ones rank smaller tiles first.
+        device: A GPU.
+        dtype: Storage of the elements.
+        library: "cubatch" or "im2col".
+
+    Example:
+        >>> from cubatch.network.layers import Conv2d
+        >>> conv = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> first_tile(conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch")
+        (256, 128)
+    """
+    return _tile_of(_chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library))
+
+
+def on_sms(
+    layer: Layer,
+    pass_: Pass,
+    batch_size: int,
+    *,
+    device: Device,
+    dtype: str,
+    library: str,
+    budget: Recorded,
+    choose: Choose = first_ranked,
+) -> dict[str, Any]:
+    """
+    Say how the blocks of a pass fall on the SMs of a GPU.
+
+    Args:
+        layer, pass_, batch_size, device, dtype, library: As for `first_tile`; the device's SMs are known.
+        budget: What is recorded of our kernels; see `residency.recorded_figures`.
+        choose: Says which of them runs.
+
+    Returns:
+        dict: `kernel` that runs, or None; its `tile`, "128x128" where there is none; `slices` of the depth;
+        `blocks` of all slices, as launched; `blocks_per_sm` that are resident, one for the vendor's kernels and None
+        where nothing is recorded, as their `occupancy`; `waves` of those and how full the `last_wave` is, or None;
+        `busiest_sm_blocks` and `fill`.
+
+    Example:
+        >>> from cubatch.hardware.catalogue import find
+        >>> from cubatch.network.layers import Conv2d
+        >>> go = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
+        >>> v100, budget = find("v100-sxm2-16gb"), Recorded("", {}, {})
+        >>> facts = on_sms(go, Pass.FPROP, 29, device=v100, dtype="float32", library="im2col", budget=budget)
+        >>> facts["blocks"], facts["waves"], facts["last_wave"]
+        (82, 2, 0.025)
+    """
+    num_sms = device.num_sms or 1
+    chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library, choose=choose)
+    tile, slices = _tile_of(chosen), 1 if chosen is None else ranking.slices(*chosen, device)
+    held = None if chosen is None else _held(chosen[1], device, budget)
+    blocks = num_blocks(layer, pass_, batch_size, tile) if chosen is None else slices * ranking.blocks(*chosen)
+    resident = 1 if library == "im2col" else None if held is None else held.blocks_per_sm
+    waves = count_waves(blocks, blocks_per_sm=resident, num_sms=num_sms) if resident else None
+    return {
+        "kernel": None if chosen is None else chosen[1].name,
+        "tile": f"{tile[0]}x{tile[1]}",
+        "slices": slices,
+        "blocks": blocks,
+        "blocks_per_sm": resident,
+        "occupancy": None if held is None else held.occupancy,
+        "waves": None if waves is None else waves.num_waves,
+        "last_wave": None if waves is None else waves.last_wave_fraction,
+        "busiest_sm_blocks": busiest_sm_blocks(blocks, num_sms),
+        "fill": fill(blocks, num_sms),
+    }
+
+
+def _held(kernel: Kernel, device: Device, budget: Recorded) -> Occupancy | None:
+    """Count what an SM holds of a kernel; None where nothing is recorded."""
+    if device.arch is None or device.compute_capability is None:
+        return None
+    needs = recorded_needs(kernel, device.arch, budget)
+    return None if needs is None else _residents(needs, device.compute_capability)
+
+
+@functools.lru_cache(maxsize=1024)
+def _residents(needs: Needs, compute_capability: tuple[int, int]) -> Occupancy:
+    return needs.on(compute_capability)
+
+
+def _tile_of(chosen: tuple[Problem, Kernel] | None) -> tuple[int, int]:
+    return TILE if chosen is None or chosen[1].tile is None else (chosen[1].tile.m, chosen[1].tile.n)
+
+
+def _chosen(
+    layer: Layer,
+    pass_: Pass,
+    batch_size: int,
+    *,
+    device: Device,
+    dtype: str,
+    library: str,
+    choose: Choose = first_ranked,
+) -> tuple[Problem, Kernel] | None:
+    """Give a pass as a product, and the kernel chosen for it; None where no kernel of ours is known to run."""
+    problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
+    if problem is None or device.num_sms is None or device.compute_capability is None:
+        return None
+    return problem, choose(problem, device)
+
+
+FACTS = ("kernel", "slices", "blocks", "blocks_per_sm", "occupancy", "busiest_sm_blocks", "fill")
+"""What a row has of `teeth.on_sms`."""
+
+
+def layer_rows(
+    spec: Spec,
+    batch_sizes: Sequence[int],
+    device: Device,
+    *,
+    mode: str,
+    dtype: str,
+    recompute: bool,
+    choose: Choose,
+) -> dict[int, list[dict[str, Any]]]:
+    """
+    Say for each batch size how the passes that our tiled kernels compute fall on the SMs.
+
+    Args:
+        spec: A layer or network.
+        batch_sizes: Samples, at least one size.
+        device: A GPU.
+        mode, dtype, recompute: As for `autotune`.
+        choose: Gives the kernel of a product; asked for each once, from the first size to the last.
+
+    Returns:
+        dict: By batch size, a row for each such layer and pass in the order of the network: `layer`, `pass`, FACTS,
+        and `predicted_seconds`, None where the device's facts do not allow a prediction.
+
+    Example:
+        >>> from cubatch.network import models
+        >>> from cubatch.hardware.catalogue import find
+        >>> from cubatch.kernels.ranking import first_ranked
+        >>> how = {"mode": "inference", "dtype": "float32", "recompute": False, "choose": first_ranked}
+        >>> rows = layer_rows(models.build("go-net"), [64], find("v100-sxm2-16gb"), **how)[64]
+        >>> len(rows), rows[0]["layer"], rows[0]["blocks_per_sm"], rows[0]["occupancy"]
+        (80, 'conv1', 3, 0.1875)
+    """
+    step = predicted(spec, batch_sizes, device, mode=mode, dtype=dtype, library="cubatch", recompute=recompute)
+    work, unknown = graph.layer_passes(spec, mode), [None] * len(batch_sizes)
+    expected = [unknown] * len(work) if step is None else [item.seconds.tolist() for item in step.passes]
+    distinct: dict[tuple[Layer, Pass], int] = {}
+    passes = [
+        (node.name, pass_, distinct.setdefault((extents(node.layer), pass_), len(distinct)), seconds)
+        for (node, pass_), seconds in zip(work, expected, strict=True)
+        if node.layer.gemms(pass_, 1)
+    ]
+    budget, rows = recorded_figures(), dict[int, list[dict[str, Any]]]()
+    for column, size in enumerate(batch_sizes):
+        found = [
+            on_sms(layer, pass_, size, device=device, dtype=dtype, library="cubatch", budget=budget, choose=choose)
+            for layer, pass_ in distinct
+        ]
+        facts = [{fact: one[fact] for fact in FACTS} for one in found]
+        rows[size] = [
+            {"layer": name, "pass": pass_.value, **facts[i], "predicted_seconds": seconds[column]}
+            for name, pass_, i, seconds in passes
+            if facts[i]["kernel"] is not None
+        ]
+    return rows

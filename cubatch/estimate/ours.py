@@ -1,0 +1,105 @@
+"""
+Seconds of a pass by our own kernels, before any GPU has run them.
+
+A tiled product takes the clocks by which its variants are ranked (`variants`), at the boost clock, and never less
+than the data sheet allows: its arithmetic at the peak rate, where that is known, or its bytes at the bandwidth.
+Everything else moves bytes, at a stated share of that bandwidth.  Nothing of it was fitted to a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.errors import InvalidArgument
+from cubatch.estimate import roofline
+from cubatch.hardware import arithmetic as device_arithmetic
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.kernels.problem import problem_of
+from cubatch.kernels.ranking import blocks, ranking
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
+
+Array = NDArray[np.float64]
+
+LAUNCH_SECONDS = 3e-6
+"""Between the starts of two short kernels on a stream: a judgement."""
+
+MOVED_SHARE = 0.75
+"""Of the data sheet's bandwidth that kernels reach which only move: 85 % of a copy, which reaches some 90 %."""
+
+
+def pass_seconds(
+    layer: Layer,
+    pass_: Pass,
+    batch_sizes: Sequence[int],
+    device: Device,
+    dtype: str,
+    *,
+    compute: float = 1.0,
+    memory: float = 1.0,
+) -> tuple[Array, tuple[str, ...], Array]:
+    """
+    Estimate the time of one pass by our kernels at each batch size, and name what runs.
+
+        tiled      max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
+        the rest   memory * roofline / 0.75 + launches
+
+    A filter's gradient with a bias reads the outputs' gradient once more.  An activation that the engine fuses into
+    the product before it is counted by itself, so that a network of many is a little faster than the sum.
+
+    Args:
+        layer: With its extents known.
+        pass_: Which of its passes.
+        batch_sizes: Samples.
+        device: A GPU whose num_sms, compute_capability, clock_hz and rates are known.
+        dtype: Of storage and arithmetic.
+        compute, memory: Factors on the time of arithmetic and of bytes: what is known of this one GPU.
+
+    Returns:
+        Seconds, the name of the kernel ("bytes" for what only moves them), and the blocks of its grid (0 for those),
+        one of each for each batch size.
+
+    Raises:
+        InvalidArgument: If a fact of the device is missing, or no kernel of ours runs there.
+
+    Example:
+        >>> from cubatch.hardware.catalogue import find
+        >>> from cubatch.network.layers import Linear
+        >>> square = Linear(c=8192, k=8192, bias=False)
+        >>> seconds, kernels, _ = pass_seconds(square, Pass.FPROP, [8192], find("v100-sxm2-16gb"), "float32")
+        >>> round(2 * 8192**3 / float(seconds[0]) / 1e12, 1), kernels[0]
+        (14.2, 'gemm_nt_implicit_gemm_f32_simt_256x128x8_v4')
+    """
+    if device.clock_hz is None or device.peak_bytes_per_second is None:
+        raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")
+    peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
+    seconds, names, grids = [], [], []
+    for n in batch_sizes:
+        moved = layer.traffic(pass_, n)
+        problem = problem_of(layer, pass_, n, dtype)
+        if problem is None:
+            floor = roofline.layer_seconds(layer, pass_, n, device, dtype)
+            if floor is None:
+                raise InvalidArgument("device", str(device), f"a GPU whose rate in {dtype} is known")
+            seconds.append(memory * floor / MOVED_SHARE + LAUNCH_SECONDS * bool(moved))
+            names.append("bytes")
+            grids.append(0)
+            continue
+        clocks, parts, found = ranking(problem, device)[0]
+        again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
+        per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
+        arithmetic = max(clocks / device.clock_hz, sum(gemm.flops for gemm in layer.gemms(pass_, n)) / peak)
+        product = max(compute * arithmetic, moved / per_second)
+        seconds.append(product + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
+        names.append(found.name)
+        grids.append(blocks(problem, found) * parts)
+    return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+def _outputs(layer: Layer) -> int:
+    p, q, k = layer.output_shape
+    return p * q * k

@@ -1,0 +1,120 @@
+"""Seconds of a step on a GPU that is not here: every pass of every layer, with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cubatch.checks import check_whole
+from cubatch.errors import InvalidArgument
+from cubatch.estimate import ours
+from cubatch.estimate.parts import BYTES_SD, MOVED, Z90, Part, PassPrediction, Scales, StepPrediction, never_seen
+from cubatch.estimate.vendor.passes import vendor_parts
+from cubatch.hardware.arithmetic import has_tensor_cores
+from cubatch.hardware.facts import Device
+from cubatch.network.graph import Spec, layer_passes
+from cubatch.network.layer import Layer, extents
+from cubatch.network.passes import Pass
+
+_OURS_SD = 0.3
+OURS_SCALE_SD = 0.5
+UNTIMED = "No time of our kernels was measured yet: theirs are clocks counted in the compiled code."
+_COMMON = 0.2  # judgement: correlation of the errors of different passes
+
+
+def predict_step(
+    spec: Spec,
+    batch_sizes: Sequence[int],
+    device: Device,
+    *,
+    mode: str = "inference",
+    dtype: str = "float32",
+    library: str = "vendor",
+    scales: Scales | None = None,
+) -> StepPrediction:
+    """
+    Predict the time of a step at each batch size.
+
+    The step is the sum of its passes; the loss and the optimiser are left out, which are small unless the batch is.
+    Convolutions of 3x3 and stride 1 computed in float32 go by what NeuSight measured with cuDNN 8.9, others and their
+    gradients by DeepBench (cuDNN 5 to 7), products by DeepBench's.  Of Tensor Cores only DeepBench's V100 is known,
+    of bfloat16 and tf32 nothing: their intervals are wider, and a note says so.
+
+    Args:
+        spec: A layer or network.
+        batch_sizes: Samples, at least one size.
+        device: A GPU of which SMs, compute capability, peak rate and bandwidth are known.
+        mode: "inference" or "training".
+        dtype: Of storage and arithmetic.
+        library: "vendor": cuDNN and cuBLAS; "cubatch": our kernels.
+        scales: Further factors on the GPU's times; see `anchors`.
+
+    Raises:
+        InvalidArgument: If there is no batch size or one is not a whole number of at least 1, a fact of the device is
+            missing, or the library is neither.
+
+    Example:
+        >>> from cubatch.hardware.catalogue import find
+        >>> from cubatch.network.layers import Conv2d
+        >>> conv = Conv2d(h=28, w=28, c=256, k=256, r=3, s=3, pad=1)
+        >>> step = predict_step(conv, [32, 64], find("v100-pcie-32gb"))
+        >>> bool(1.5 < step.seconds[1] / step.seconds[0] < 2.5)
+        True
+    """
+    sizes = np.array([check_whole("batch_sizes", n) for n in batch_sizes], float)
+    if not len(sizes):
+        raise InvalidArgument("batch_sizes", [], "at least one batch size")
+    if device.peak_bytes_per_second is None:
+        raise InvalidArgument("device", str(device), "a GPU whose peak_bytes_per_second is known")
+    if has_tensor_cores(device, dtype) is None:
+        raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
+    scales, passes = scales or Scales(), layer_passes(spec, mode)
+    distinct: dict[tuple[Layer, Pass], int] = {}
+    places = [distinct.setdefault((extents(n.layer), p), len(distinct)) for n, p in passes]
+    work, notes = list(distinct), list[str]()
+    if library == "cubatch":
+        found, scale_sd = _ours(work, batch_sizes, device, dtype, scales, notes), OURS_SCALE_SD
+    elif library == "vendor":
+        found, scale_sd = vendor_parts(work, sizes, device, dtype, scales, notes)
+    else:
+        raise InvalidArgument("library", library, '"vendor" or "cubatch"')
+    total = found.seconds[places].sum(axis=0)
+    # Equal layers err alike; of what different ones do wrong, _COMMON is the same.
+    errors = found.seconds * np.bincount(places, minlength=len(work))[:, None] * found.sd[:, None]
+    own, together = (errors**2).sum(axis=0), errors.sum(axis=0) ** 2
+    spread = np.sqrt((1 - _COMMON) * own + _COMMON * together) / np.where(total > 0, total, 1.0)
+    factor = np.exp(Z90 * np.hypot(spread, scale_sd))
+    return StepPrediction(
+        batch_sizes=tuple(int(n) for n in sizes),
+        seconds=total,
+        low=total / factor,
+        high=total * factor,
+        passes=tuple(
+            PassPrediction(node.name, pass_, found.seconds[i], found.algorithms[i], found.blocks[i])
+            for (node, pass_), i in zip(passes, places, strict=True)
+        ),
+        notes=tuple(dict.fromkeys(notes)),
+        scale_sd=scale_sd,
+    )
+
+
+def _ours(
+    work: Sequence[tuple[Layer, Pass]],
+    batch_sizes: Sequence[int],
+    device: Device,
+    dtype: str,
+    scales: Scales,
+    notes: list[str],
+) -> Part:
+    """Predict what our kernels take, of which nothing was measured yet."""
+    rows = [
+        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, compute=scales.compute, memory=scales.memory)
+        for layer, pass_ in work
+    ]
+    notes.append(UNTIMED)
+    seconds, blocks = (np.array([row[i] for row in rows]) for i in (0, 2))
+    if any("bytes" in names and times.any() for times, names, _ in rows):
+        notes.append(MOVED)
+    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or _OURS_SD for layer, pass_ in work]
+    return Part(seconds, [row[1] for row in rows], blocks, np.array(sd))

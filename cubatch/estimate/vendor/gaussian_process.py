@@ -1,0 +1,80 @@
+"""
+What the analytic model gets wrong where few shapes were measured: a Gaussian process as plain arrays.
+
+The logarithm of measured over predicted time is taken to be normal around zero, and as alike in two cases as they are
+near in the logarithms of a few extents and ratios:
+
+    covariance = exp(-distance^2 / 2) * (all + kin [GPUs that issue instructions alike] + gpu [the same GPU])
+
+so that what a related GPU's library does oddly is passed on to it, and to no other.  Its mean given the measurements is
+a weighted sum over them, which far from all of them is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.estimate.vendor.algorithms import Array, Places
+
+FEATURES = ("m", "columns", "depth", "r", "s", "stride_h", "waves 128x64", "intensity", "dgrad", "wgrad")
+"""Names of columns of `residual.features`; the last two, of its pass."""
+
+_CHUNK = 512
+
+
+@attrs.frozen(eq=False)
+class GaussianProcess:
+    """
+    A weighted sum over measurements that are near.
+
+    Attributes:
+        lengths: Of FEATURES: over what the error changes.
+        points: `table` of the measurements, over the lengths.
+        weights: Of each measurement.
+        gpu, kin: Of each measurement, as in Places.
+        shares: Variances of what all GPUs, kin and one GPU have in common.
+    """
+
+    lengths: NDArray[np.float32]
+    points: NDArray[np.float32]
+    weights: NDArray[np.float32]
+    gpu: NDArray[np.str_]
+    kin: NDArray[np.str_]
+    shares: NDArray[np.float32]
+
+    def __call__(self, columns: Mapping[str, Array], places: Places) -> Array:
+        """
+        Give the correction of each case, to be added to the logarithm of its time.
+
+        Args:
+            columns: `residual.features` of the cases.
+            places: Their GPUs.
+        """
+        at = (table(columns) / self.lengths).astype(np.float32)
+        given = np.zeros(len(at))
+        names, place = np.unique(np.stack([places.gpu, places.kin]), axis=1, return_inverse=True)
+        for number, (gpu, kin) in enumerate(names.T):
+            weights = self.weights * (
+                self.shares @ np.stack([np.ones(len(self.gpu)), self.kin == kin, self.gpu == gpu])
+            )
+            of = np.flatnonzero(place == number)
+            for part in np.split(of, range(_CHUNK, len(of), _CHUNK)):
+                given[part] = near(at[part], self.points) @ weights
+        return given
+
+
+def near(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Give how alike each row of a is to each of b: exp(-distance^2 / 2)."""
+    square = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None] - 2 * a @ b.T
+    alike: NDArray[np.floating] = np.exp(np.maximum(square, 0) / -2)
+    return alike
+
+
+def table(columns: Mapping[str, Array]) -> Array:
+    """Give FEATURES of each case, (cases, features)."""
+    passes = {"dgrad": columns["pass"] == 1, "wgrad": columns["pass"] == 2}  # noqa: PLR2004
+    return np.stack([np.asarray(passes[name] if name in passes else columns[name], float) for name in FEATURES], axis=1)

@@ -1,0 +1,191 @@
+"""Seconds of passes by the vendor's libraries: an analytic model and what was learned of its error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cubatch.errors import InvalidArgument
+from cubatch.estimate import ours
+from cubatch.estimate.parts import BYTES_SD, MOVED, NEVER_SEEN_SD, Part, Scales, never_seen
+from cubatch.estimate.vendor.algorithms import PASSES, Array, Places, Work
+from cubatch.estimate.vendor.fitted import Fitted, kin_of, shipped
+from cubatch.hardware import catalogue
+from cubatch.hardware.arithmetic import has_tensor_cores, lanes, peak_flops_per_second
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.network.layer import Layer
+from cubatch.network.layers import Conv2d
+from cubatch.network.passes import Gemm, Pass
+
+"""Standard deviations either side of the middle that hold 90 of 100 normal draws."""
+_OTHER_DTYPE_SD = 0.25
+_STORED_CONVOLUTION_SD = 0.8  # of DeepBench's float16 storage on a P100, whose products are as sure as in float32
+"""Of our kernels, which no GPU has timed: more than of any published one."""
+"""What a prediction of our kernels notes, unless anchors are of them."""
+_KNOWN_SD = 0.05  # of a GPU that was measured: other boards, drivers and temperatures
+FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.17, 0.43
+"""
+What a framework loses between kernels and adds to them: chosen so that about 90 of 100 published whole networks lie
+inside (benchmarks/score_networks.py). Those in 16 bits are of frameworks that still kept channels first.
+"""
+
+_MULTIPLES = {"float16": 8, "bfloat16": 8, "tf32": 4}
+_MEASURED_TENSOR_CORES = (7, 0)
+
+_NEUSIGHT = "neusight"
+_CONV = "deepbench conv"
+_GEMM = "deepbench gemm"
+
+
+def l2_of(device: Device) -> float:
+    """Give a GPU's L2 cache, or the median of those of its compute capability, or of all, where it is not known."""
+    if device.l2_bytes is not None:
+        return float(device.l2_bytes)
+    known = [one for one in catalogue.all_devices() if one.l2_bytes is not None]
+    alike = [one for one in known if one.compute_capability == device.compute_capability] or known
+    return float(np.median([one.l2_bytes or 0 for one in alike]))
+
+
+def vendor_parts(
+    work: Sequence[tuple[Layer, Pass]], sizes: Array, device: Device, dtype: str, scales: Scales, notes: list[str]
+) -> tuple[Part, float]:
+    """Predict by what was published of the vendor's libraries, and give what is unknown of the GPU alike for all."""
+    tensor = bool(has_tensor_cores(device, dtype))
+    models = [_model(layer, pass_, tensor=tensor) for layer, pass_ in work]
+    seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.full(len(work), BYTES_SD)
+    names: list[tuple[str, ...]] = [("bytes",) * len(sizes)] * len(work)
+    unseen, strange = [_KNOWN_SD], list[str]()
+    rate = (device.peak_bytes_per_second or 0) * ours.MOVED_SHARE / BYTES_PER_ELEMENT[dtype] / scales.memory
+    for i, (layer, pass_) in enumerate(work):
+        if models[i] is None:
+            elements = np.array([layer.traffic(pass_, int(n)) for n in sizes], float)
+            seconds[i] = np.where(elements > 0, elements / rate + ours.LAUNCH_SECONDS, 0.0)
+    if seconds.any():
+        notes.append(MOVED)
+    for name in (_NEUSIGHT, _CONV, _GEMM):
+        chosen = [i for i, of in enumerate(models) if of == name]
+        if not chosen:
+            continue
+        model = shipped(f"{name} tensor" if tensor else name)
+        table, owner = _table([work[i] for i in chosen], sizes, _MULTIPLES[dtype] if tensor else 1)
+        where, known = _places(model, device, dtype, len(table.n), scales)
+        times, found, best = model.predict(table, where)
+        grids = np.stack([one.blocks for one in found])
+        for row, i in enumerate(chosen):
+            cells = owner[row]  # products of the pass, each (sizes,) of the table
+            seconds[i] = times[cells].sum(axis=0)
+            names[i] = tuple(found[index].name for index in best[cells[0]])
+            blocks[i] = grids[best[cells[0]], cells[0]]
+            sd[i] = _error(model, work[i][0], dtype, device, notes)
+        if not known:
+            unseen.append(model.unseen_sd)
+            strange.append(_WHAT[name])
+        if tensor and device.compute_capability != _MEASURED_TENSOR_CORES:
+            unseen.append(_OTHER_DTYPE_SD)
+            notes.append(
+                f"Tensor Cores were measured on a V100 only: those of {device} are taken to reach as much of their "
+                "rate."
+            )
+    if strange:
+        notes.append(
+            f"No measurement of {device} was among those that the model of {' and of '.join(strange)} was fitted to: "
+            "it goes by the data sheet and by related GPUs."
+        )
+    framework = FRAMEWORK_SD if dtype == "float32" else FRAMEWORK_SD_16
+    return Part(seconds, names, blocks, sd), float(np.hypot(max(unseen), framework))
+
+
+_WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "convolutions", _GEMM: "matrix products"}
+
+
+def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
+    """Name the model that answers for a pass; None for one that only moves bytes."""
+    if not layer.gemms(pass_, 1):
+        return None
+    if not isinstance(layer, Conv2d):
+        return _GEMM
+    plain = (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (3, 3, (1, 1), (1, 1), 1)
+    return _NEUSIGHT if plain and pass_ is Pass.FPROP and not tensor else _CONV
+
+
+def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[str]) -> float:
+    """Give the standard deviation of a pass's error, and note what was never seen."""
+    never = never_seen(layer, notes)
+    if never is not None or dtype == "float32":
+        return never or model.sd
+    if not has_tensor_cores(device, dtype):
+        notes.append(f"{dtype} without Tensor Cores is computed in float32, with half the bytes.")
+        return _STORED_CONVOLUTION_SD if isinstance(layer, Conv2d) else model.sd
+    if dtype != "float16":
+        notes.append(
+            f"No measurement in {dtype} was published to us: the times are those of float16 at {dtype}'s rate."
+        )
+    multiple = _MULTIPLES[dtype]
+    if any(extent % multiple for extent in (layer.input_shape[2], layer.output_shape[2])):
+        notes.append(
+            f"Channels that are no multiple of {multiple} are taken to be padded to it; measured as they are, such "
+            "layers took up to ten times as long."
+        )
+        return NEVER_SEEN_SD
+    return model.sd if dtype == "float16" else float(np.hypot(model.sd, _OTHER_DTYPE_SD))
+
+
+def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> tuple[Work, list[np.ndarray]]:
+    """Lay passes at all batch sizes in one table, channels padded; of each pass, its rows: (products, sizes)."""
+    names = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "stride_h", "stride_w", "dilation", "groups")
+    rows: list[tuple[float, ...]] = []
+    kinds: list[int] = []
+    owners = []
+    for layer, pass_ in work:
+        begun = len(rows)
+        if isinstance(layer, Conv2d):
+            (h, w, c), (p, q, k) = layer.input_shape, layer.output_shape
+            extents = (h, w, c, k, layer.r, layer.s, p, q, *layer.stride, max(layer.dilation), layer.groups)
+            rows += [(n, *extents) for n in sizes]
+            kinds += [PASSES.index(pass_)] * len(sizes)
+            products = 1
+        else:
+            shaped = [layer.gemms(pass_, int(n)) for n in sizes]
+            products = len(shaped[0])
+            for index in range(products):
+                for gemms in shaped:
+                    rows.append(_as_linear(gemms[index], pass_))
+                    kinds.append(PASSES.index(pass_))
+        owners.append(np.arange(begun, len(rows)).reshape(products, len(sizes)))
+    columns = np.array(rows, float).T
+    for place in (names.index("c"), names.index("k")):
+        columns[place] = np.ceil(columns[place] / multiple) * multiple
+    return Work.of(np.array(kinds), **dict(zip(names, columns, strict=True))), owners
+
+
+def _as_linear(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
+    """Give a product the extents of the linear layer (a group for each of several) of which it is that pass."""
+    m, n, k = gemm.m, gemm.n * gemm.count, gemm.k * gemm.count
+    batch, c, filters = {
+        Pass.FPROP: (m, k, n),
+        Pass.DGRAD: (m, n, k),
+        Pass.WGRAD: (gemm.k, n, gemm.m * gemm.count),
+    }[pass_]
+    return (batch, 1, 1, c, filters, 1, 1, 1, 1, 1, 1, 1, gemm.count)
+
+
+def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:
+    """Give the GPU of every row, and whether the model was fitted to measurements of it."""
+    peak = peak_flops_per_second(device, dtype)
+    facts = {
+        "num_sms": device.num_sms,
+        "peak_flops_per_second": peak,
+        "peak_bytes_per_second": device.peak_bytes_per_second,
+    }
+    for name, value in facts.items():
+        if value is None:
+            raise InvalidArgument("device", str(device), f"a GPU whose {name} is known")
+    compute, memory, known = model.scale(device)
+    columns = {
+        "peak": peak, "bandwidth": device.peak_bytes_per_second, "num_sms": device.num_sms, "l2_bytes": l2_of(device),
+        "lanes": lanes(device), "element_bytes": BYTES_PER_ELEMENT[dtype], "compute": compute * scales.compute,
+        "memory": memory * scales.memory,
+    }  # fmt: skip
+    names = {"gpu": np.full(size, device.slug or ""), "kin": np.full(size, kin_of(device))}
+    return Places(**names, **{name: np.full(size, float(value or 0)) for name, value in columns.items()}), known

@@ -1,0 +1,139 @@
+"""
+The GPUs that cubatch knows without having them: `data/devices.toml`, looked up by name.
+
+A name finds exactly one device or is an error.  Names that several boards share ("titan x",
+"v100", "a100") list the boards; names that nothing goes by list those that are near.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware.facts import Device
+
+_PATH = Path(__file__).parents[1] / "data" / "devices.toml"
+_VENDOR_WORDS = frozenset({"nvidia", "geforce", "tesla"})
+
+
+def names() -> tuple[str, ...]:
+    """
+    List the catalogue's own name of every device, in the order of the file: by generation.
+
+    Example:
+        >>> "h200-sxm" in names()
+        True
+    """
+    return tuple(_devices())
+
+
+def all_devices() -> tuple[Device, ...]:
+    """Give every device of the catalogue, in the order of the file: by generation."""
+    return tuple(_devices().values())
+
+
+def find(name: str) -> Device:
+    """
+    Look a GPU up by the catalogue's name, the driver's name or an alias.
+
+    Letter case, punctuation and the words NVIDIA, GeForce and Tesla make no difference.
+
+    Args:
+        name: "v100-sxm2-16gb", "Tesla V100-SXM2-16GB", "2080 ti".
+
+    Returns:
+        Device: Its facts from data sheets, with the source; what is not known is None. Not live.
+
+    Raises:
+        InvalidArgument: If several devices go by the name; the message lists them.
+        UnknownName: If none does; the message lists names that are near.
+
+    Example:
+        >>> find("GeForce RTX 2080 Ti").num_sms
+        68
+    """
+    if not isinstance(name, str):
+        raise InvalidArgument("device", name, "a name")
+    key = _key(name)
+    slug = _slugs().get(key)
+    if slug is not None:
+        return _devices()[slug]
+    sharing = _shared().get(key)
+    if sharing:
+        raise InvalidArgument("device", name, "one of " + ", ".join(sharing), "Several devices go by that name.")
+    raise UnknownName("device", name, _suggestions())
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    with _PATH.open("rb") as file:
+        return tomllib.load(file)
+
+
+@cache
+def _devices() -> Mapping[str, Device]:
+    return MappingProxyType({slug: _device(slug, facts) for slug, facts in _tables().items()})
+
+
+@cache
+def _slugs() -> dict[str, str]:
+    return {_key(text): slug for slug, facts in _tables().items() for text in _spellings(slug, facts)}
+
+
+@cache
+def _shared() -> dict[str, tuple[str, ...]]:
+    shared: dict[str, tuple[str, ...]] = {}
+    for slug, facts in _tables().items():
+        for text in facts.get("shared_names", ()):
+            shared[_key(text)] = (*shared.get(_key(text), ()), slug)
+    return shared
+
+
+def _spellings(slug: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
+    return (slug, facts["name"], *facts.get("aliases", ()))
+
+
+def _suggestions() -> list[str]:
+    """Every name in lower case, which is how suggestions are compared."""
+    listed = [*names()]
+    for facts in _tables().values():
+        listed += [*facts.get("aliases", ()), *facts.get("shared_names", ())]
+    return list(dict.fromkeys(listed))
+
+
+def _key(text: str) -> str:
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return "".join(word for word in words if word not in _VENDOR_WORDS)
+
+
+def _device(slug: str, facts: Mapping[str, Any]) -> Device:
+    def scaled(field: str, factor: float) -> float | None:
+        return facts[field] * factor if field in facts else None
+
+    def whole_bytes(field: str, factor: int) -> int | None:
+        return int(facts[field] * factor) if field in facts else None
+
+    major, minor = facts["compute_capability"]
+    cores = facts.get("tensor_cores")
+    return Device(
+        name=facts["name"],
+        kind="cuda",
+        slug=slug,
+        architecture=facts["architecture"],
+        compute_capability=(major, minor),
+        num_sms=facts.get("num_sms"),
+        peak_flops_per_second={dtype: rate * 1e12 for dtype, rate in facts.get("peak_tflops", {}).items()},
+        peak_bytes_per_second=scaled("bandwidth_gb_per_second", 1e9),
+        memory_bytes=whole_bytes("memory_gib", 2**30),
+        l2_bytes=whole_bytes("l2_mib", 2**20),
+        clock_hz=scaled("boost_clock_mhz", 1e6),
+        tensor_cores=None if cores is None else cores > 0,
+        power_limit_watts=scaled("tdp_watts", 1.0),
+        source=facts["source"],
+    )

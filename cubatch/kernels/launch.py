@@ -1,0 +1,143 @@
+"""
+Kernels on a GPU: cubins loaded into CuPy's context, launches prepared once and repeated.
+
+CuPy loads the module and owns context and stream; the launch itself goes straight to the driver with
+arguments that were laid out beforehand, since at small batches what Python does between two
+launches costs as much as the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
+from cubatch.hardware import driver
+from cubatch.hardware.facts import Device, sm_limits
+from cubatch.kernels import tensor_map
+from cubatch.kernels.tensor_map import TensorMap
+from cubatch.kernels.toolchain import compile as compiler
+from cubatch.kernels.variant import Kernel
+
+DEFAULT_SHARED_BYTES = 48 * 1024
+"""Shared memory of a block that need not be asked for."""
+
+_SUCCESS, _NO_MEMORY = 0, 2
+
+
+class CudaLauncher:
+    """
+    Launches kernels on the current stream of one GPU; compiles and loads each on its first use.
+
+    Args:
+        device: The GPU, which must be CuPy's current device.
+
+    Attributes:
+        module: The array module whose arrays it takes: CuPy.
+
+    Raises:
+        MissingDependency: If CuPy is not installed.
+        InvalidArgument: If the device is none that CUDA code is compiled for.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if device.compute_capability is None:
+            raise InvalidArgument("device", str(device), "a GPU of known compute capability")
+        try:
+            import cupy
+        except ImportError as error:
+            raise MissingDependency("cupy", "launching kernels on a GPU", "cuda12x") from error
+        self.module: ModuleType = cupy
+        self.device, self._arch = device, str(device.arch)
+        self._limits = sm_limits(device.compute_capability)
+        self._driver = driver.load()
+        self._functions: dict[Kernel, int] = {}
+        self._modules: dict[str, Any] = {}
+
+    def compile(self, kernels: Iterable[Kernel]) -> None:
+        """
+        Compile kernels on all cores, so that none is compiled while something is timed.
+
+        Raises:
+            CompileError: If one does not compile.
+            MissingDependency: If there is no NVRTC.
+        """
+        units = {(kernel.source, kernel.defines): kernel for kernel in kernels}
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for _ in pool.map(lambda kernel: compiler.compile_unit(kernel, self._arch), units.values()):
+                pass
+
+    def bind(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[object]) -> Callable[[], None]:
+        """
+        Prepare a launch; what comes back enqueues it on the stream that is current when it is called.
+
+        Args:
+            kernel: Which.
+            grid: Blocks in x, y and z.
+            arguments: In the order of its parameters: CuPy arrays and None go as pointers, NumPy scalars and tensor
+                maps by value.
+
+        Raises:
+            InvalidArgument: If it needs more shared memory than a block can have on this GPU.
+            CompileError: If it does not compile.
+            DeviceFailed: From the launch, if the driver refuses it.
+        """
+        function = self._function(kernel)
+        values = [self._value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        shape = (*grid, kernel.threads, 1, 1, kernel.dynamic_shared_bytes)
+        call, current_stream = self._driver.cuLaunchKernel, self.module.cuda.get_current_stream
+        kept = (arguments, values)  # the arrays and values that the pointers point to
+
+        def launch(_: object = kept) -> None:
+            status = call(function, *shape, ctypes.c_void_p(current_stream().ptr), pointers, None)
+            if status != _SUCCESS:
+                raise _failure(kernel, grid, status)
+
+        return launch
+
+    def _value(self, argument: object) -> Any:
+        """Lay an argument out as the driver reads it: a pointer, or the bytes of a NumPy scalar or tensor map."""
+        if argument is None:
+            return ctypes.c_void_p(None)
+        if isinstance(argument, TensorMap):
+            data = tensor_map.encode(argument, argument.array.data.ptr, self._driver)
+        elif isinstance(argument, np.generic):
+            data = argument.tobytes()
+        else:
+            return ctypes.c_void_p(argument.data.ptr)  # type: ignore[attr-defined]
+        return ctypes.create_string_buffer(data, len(data))
+
+    def _function(self, kernel: Kernel) -> ctypes.c_void_p:
+        if kernel not in self._functions:
+            self._functions[kernel] = self._load(kernel)
+        return ctypes.c_void_p(self._functions[kernel])
+
+    def _load(self, kernel: Kernel) -> int:
+        compiled = compiler.compile_kernel(kernel, self._arch)
+        needed = compiled.resources[kernel.entry].shared_bytes + kernel.dynamic_shared_bytes
+        limit = self._limits.shared_bytes_per_block
+        if needed > limit:
+            raise InvalidArgument(
+                kernel.name, f"{needed} bytes of shared memory", f"at most {limit} a block on {self.device}"
+            )
+        path = str(compiled.path)
+        if path not in self._modules:
+            self._modules[path] = self.module.RawModule(path=path)
+        function = self._modules[path].get_function(kernel.entry)
+        if needed > DEFAULT_SHARED_BYTES:
+            function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
+        return int(function.kernel.ptr)
+
+
+def _failure(kernel: Kernel, grid: tuple[int, int, int], status: int) -> Exception:
+    what = f"launching {kernel.name} with {grid} blocks of {kernel.threads} threads"
+    if status == _NO_MEMORY:
+        return OutOfMemory(what, None, None)
+    return DeviceFailed.by_driver(what, status)

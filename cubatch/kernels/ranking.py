@@ -1,0 +1,371 @@
+"""
+Which variants can run a matrix product or convolution, ranked by what they should cost.
+
+The model is the busiest SM's: blocks that share an SM share its pipes, so a launch lasts as long as the
+SM with the most blocks, times what a block's tile costs.  Its constants stand below in one place.  They
+come from counting the instructions of the compiled main loops and from data sheets, not from a GPU's clock:
+the order they give is a first choice, which a measured one replaces (`Context.chooser`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from cubatch.errors import InvalidArgument
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, HALF_RATE, Device
+from cubatch.kernels import variant as variants
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.variant import Kernel, Tile
+
+LEAST_SLICE = 32
+"""Main-loop steps below which a slice of gemm_k costs more than it gains, on CUDA cores."""
+
+LEAST_DEPTH = 512
+"""Extent of gemm_k below which it does on tensor cores, whose steps differ in length."""
+
+BOX_CHANNELS = 64
+"""Channels of a box of a tensor map whose rows are not along gemm_k: kernels/hopper/operands.cuh."""
+
+MOST_PARTIAL_BYTES = 1 << 26
+"""Partial sums of a split product take at most this much scratch memory: the L2 cache of a large GPU."""
+
+MOST_TRANSPOSED_BYTES = 1 << 26
+"""The same of an operand that is transposed before it is multiplied."""
+
+# Share of the issued instructions that are multiply-adds, by a thread's tile, counted in the compiled main loops.
+_EFFICIENCY = {(16, 8): 0.92, (8, 8): 0.89, (8, 4): 0.82}
+# The same for loads of single elements, relative to loads of four.
+_SCALAR_EFFICIENCY = 0.9
+# Estimates, to be replaced by what a GPU shows: what a ring of buffers gains over two; a block's geometry, first tile
+# and epilogue, in clocks.
+_RING_GAIN = 1.03
+_BLOCK_CLOCKS = 2000.0
+# Warps of an SM without which its schedulers wait for arithmetic.
+_ENOUGH_WARPS = 8
+# Bytes that an SM's share of DRAM and L2 moves in a clock; what a split product's partial sums take.
+_BYTES_PER_CLOCK = 10.0
+_REDUCE_CLOCKS = 4000.0
+
+# Multiply-adds that the tensor cores of an SM finish in a clock by mma.sync, of float16 (and bfloat16 from 8.0 on) and
+# of tf32.  NVIDIA's architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000), as peak
+# FLOP/s / 2 / SMs / boost clock.  A board's own rate counts where it is less (`_peak_rate`): GeForce cards of 7.5, 8.6,
+# 8.9 and 12.0 have half of it when they add up in float32, and a Titan V is rated at 472.
+# 9.0: 62 % of the paper's 2048 and 1024, which are wgmma's (arXiv 2402.13499, table of mma instructions).
+# 10.0: tcgen05 has four times this; of mma.sync no source is known to us, so it stands as on 8.0.
+_TENSOR_RATES = {
+    (7, 0): (512, 0), (7, 5): (512, 0), (8, 0): (1024, 512), (8, 6): (512, 256), (8, 9): (512, 256),
+    (9, 0): (1270, 635), (10, 0): (1024, 512), (12, 0): (512, 256),
+}  # fmt: skip
+# Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
+_SHARED_BYTES_PER_CLOCK = 128.0
+_L2_BYTES_PER_CLOCK = 32.0
+# Of sm_90: multiply-adds by wgmma, as above, and what a tile of 128 x 256 needs of the L2 to keep up with them.  The
+# rate of a board is no bound here: data sheets give it for less than the boost clock (H100 SXM: 2048 at 1830 MHz).
+_WGMMA_RATES = (2048, 1024)
+_HOPPER_L2_BYTES_PER_CLOCK = 48.0
+
+_WARP = 32
+_MOST_SLICES = 64
+_MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
+_LIMIT = 1 << 31
+_MOST_Z = 65535
+_FLOAT_BYTES = 4
+_MOST_TRANSPOSED_ROWS = 32 * 65535  # blocks of kernels/misc/layout.cu take 32 each
+_TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # whose B does not lie along gemm_k
+
+
+def ranked(problem: Problem, device: Device) -> list[Kernel]:
+    """
+    List the variants that can run a problem on a device, best first.
+
+    Args:
+        problem: What is to be computed.
+        device: Where; its SMs and compute capability must be known.
+
+    Raises:
+        InvalidArgument: If the device's SMs or compute capability are not known, or no variant runs there.
+
+    Example:
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name
+        '256x128x8'
+    """
+    return [found for _, _, found in ranking(problem, device)]
+
+
+def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
+    """
+    List what each variant should take, in clocks of an SM, its slices and itself; else as `ranked`.
+
+    Example:
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> clocks, _, found = ranking(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0]
+        >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # the share of the rate of 80 x 64 lanes
+        ('256x128x8', 0.91)
+    """
+    return _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))
+
+
+def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
+    """List the variants that can run a problem on a device, in no order; else as `ranked`."""
+    return _fitting(
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem),
+        device.num_sms, device.compute_capability, str(device),
+    )  # fmt: skip
+
+
+def can_run(problem: Problem, found: Kernel) -> bool:
+    """Tell whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
+    stands_in = found.entry == found.operation or _is_convolution(problem)
+    return problem.vector % found.vector == 0 and found.family != _family_without(problem) and stands_in
+
+
+def _family_without(problem: Problem) -> str:
+    """Name the family that cannot take a problem for its operands or extents; empty where all can."""
+    counted = all(0 < extent < _MOST_COUNTED for extent in (problem.m, problem.n, problem.k))
+    transposed = _transposed(problem)
+    rows = problem.k * problem.phases if transposed else 0
+    fits = transposed <= MOST_TRANSPOSED_BYTES and rows <= _MOST_TRANSPOSED_ROWS
+    return "" if problem.tensor_copies and problem.groups == 1 and counted and fits else "hopper"
+
+
+def _is_convolution(problem: Problem) -> bool:
+    """Tell whether a product can run by the code of a convolution, which counts images and filters in 32 bits."""
+    return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
+
+
+@functools.lru_cache(maxsize=4096)
+def _fitting(
+    operation: str, dtype: str, vector: int, without: str, is_convolution: bool, num_sms: int | None,  # noqa: FBT001
+    capability: tuple[int, int] | None, name: str,
+) -> tuple[Kernel, ...]:  # fmt: skip
+    if num_sms is None or capability is None:
+        raise InvalidArgument("device", name, "a GPU whose num_sms and compute_capability are known")
+    arch = 10 * capability[0] + capability[1]
+    stored = (dtype, "float32") if dtype == "tf32" else (dtype,)
+    known = (found for name in stored for found in variants.variants(operation, name, arch))
+    tiled = [found for found in known if found.tile is not None]
+    allowed = [
+        variant for variant in tiled
+        if vector % variant.vector == 0 and variant.family != without
+        and (is_convolution or variant.entry == variant.operation)
+    ]  # fmt: skip
+    # Narrow copies are for rows that no wide ones take.
+    widest = max((variant.vector for variant in allowed if variant.family == "mma"), default=0)
+    found = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
+    if not found and not is_convolution:
+        wanted = "one below 2^31 elements, as its rows, where columns or depth are no whole vectors"
+        raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
+    if not found:
+        wanted = f"one that a tiled kernel of {operation} in {dtype} is compiled for"
+        raise InvalidArgument("device", f"{name} (sm_{arch})", wanted)
+    return found
+
+
+def _peak_rate(problem: Problem, device: Device) -> float:
+    """
+    Give the multiply-adds of an SM in a clock by the device's own data sheet; infinity where it is not known.
+
+    By the ratio to float32, whose lanes are known, since a board here may have another clock than the data sheet's.
+    A whole number: data sheets round, and of a hundredth less variants that cost the same would change places.
+    """
+    rates = device.peak_flops_per_second
+    if problem.dtype not in rates or "float32" not in rates:
+        return math.inf
+    return max(1, round(_lanes(device.compute_capability) * rates[problem.dtype] / rates["float32"]))
+
+
+def _lanes(capability: tuple[int, int] | None) -> int:
+    return 64 if capability in HALF_RATE else 128
+
+
+@functools.lru_cache(maxsize=4096)
+def _ranked(
+    problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, peak_rate: float, name: str
+) -> tuple[tuple[float, int, Kernel], ...]:
+    found = _fitting(
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem), num_sms,
+        capability, name,
+    )  # fmt: skip
+    costs = [(*_split(problem, variant, num_sms or 1, capability, peak_rate), variant) for variant in found]
+    return tuple(sorted(costs, key=lambda item: item[0]))
+
+
+def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
+    """
+    Count the tiles of one group and phase along m and n.
+
+    Example:
+        >>> problem = Problem("gemm_nt", "float32", 200, 100, 64, vector=4)
+        >>> tiles(problem, variants.find("gemm_nt", "float32", tile="128x64x8", vector=4))
+        (2, 2)
+    """
+    tile, columns = _tile(found), problem.n
+    if tile.cluster is not None and problem.tap_channels:
+        columns = problem.n // problem.tap_channels * -(-problem.tap_channels // BOX_CHANNELS) * BOX_CHANNELS
+    return -(-problem.m // tile.m), -(-columns // tile.n)
+
+
+def blocks(problem: Problem, found: Kernel) -> int:
+    """Count the blocks of a launch whose gemm_k is not split; one that idles beside its cluster's others counts."""
+    rows, columns = tiles(problem, found)
+    cluster = _tile(found).cluster or 1
+    return -(-rows // cluster) * cluster * columns * problem.groups * problem.phases
+
+
+def slices(problem: Problem, found: Kernel, device: Device) -> int:
+    """
+    Say into how many slices to split gemm_k, so that few tiles still fill the device.
+
+    A function of nothing else, so that the same call adds up in the same order every time.
+
+    Args:
+        problem: What is to be computed.
+        found: The variant.
+        device: Its SMs are to be filled.
+
+    Example:
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> wgrad = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
+        >>> slices(wgrad, variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4), v100) > 1
+        True
+    """
+    return _best_split(problem, found, device.num_sms or 1, device.compute_capability, _peak_rate(problem, device))[1]
+
+
+def least_steps(found: Kernel) -> int:
+    """Give the fewest main-loop steps of a slice that is worth its partial sums."""
+    tile = _tile(found)
+    return LEAST_SLICE if tile.thread_m is not None else LEAST_DEPTH // tile.k
+
+
+def most_partial_bytes(problem: Problem, found: Kernel) -> int:
+    """
+    Bound the bytes of partial sums on any device: never less for a larger batch.
+
+    Example:
+        >>> wgrad = Problem("conv2d_wgrad", "float32", 64, 576, 3136, vector=4)
+        >>> found = variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4)
+        >>> most_partial_bytes(wgrad, found) == 4 * 64 * 576 * (3136 // 8 // LEAST_SLICE)
+        True
+    """
+    most = min(-(-problem.k // _tile(found).k) // least_steps(found), _MOST_SLICES)
+    return min(4 * most * _outputs(problem), MOST_PARTIAL_BYTES) if most > 1 else 0
+
+
+def transposed_bytes(problem: Problem, found: Kernel) -> int:
+    """
+    Count the bytes of the transposed copy of B that a variant multiplies: wgmma reads tf32 along gemm_k alone.
+
+    Example:
+        >>> problem = Problem("conv2d_dgrad", "tf32", 6272, 256, 576, phases=4, vector=4)
+        >>> found = variants.find("conv2d_dgrad", "tf32", family="hopper", tile="128x256x32")
+        >>> transposed_bytes(problem, found) == 4 * (3 * 3 * 256) * 256
+        True
+    """
+    return _transposed(problem) if found.family == "hopper" else 0
+
+
+def _transposed(problem: Problem) -> int:
+    is_read_across = problem.dtype == "tf32" and problem.operation in _TRANSPOSED
+    return _FLOAT_BYTES * problem.n * problem.k * problem.phases if is_read_across else 0
+
+
+def _outputs(problem: Problem) -> int:
+    return problem.m * problem.n * problem.groups * problem.phases
+
+
+def _tile(found: Kernel) -> Tile:
+    if found.tile is None:
+        raise InvalidArgument("kernel", found.name, "a kernel with a tile")
+    return found.tile
+
+
+@functools.lru_cache(maxsize=16384)
+def _best_split(
+    problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, peak_rate: float
+) -> tuple[float, int]:
+    return _split(problem, found, num_sms, capability, peak_rate)
+
+
+def _split(
+    problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, peak_rate: float
+) -> tuple[float, int]:
+    """Give the cost in clocks, and the number of slices that it is the least for."""
+    tile, outputs, grid = _tile(found), _outputs(problem), blocks(problem, found)
+    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(found, tile, capability, peak_rate)
+
+    first = 0.0  # a launch as that of the slices' sums
+    if transposed := transposed_bytes(problem, found):
+        first = _REDUCE_CLOCKS + 2 * transposed / (num_sms * _BYTES_PER_CLOCK)
+
+    def cost(count: int) -> float:
+        busiest = max(1, -(-grid * count // num_sms))
+        resident = min(busiest, tile.min_blocks) * tile.threads / _WARP
+        loop = -(-steps // count) * step_clocks / min(1.0, resident / _ENOUGH_WARPS)
+        clocks = first + busiest * (loop + _BLOCK_CLOCKS)
+        if count > 1:
+            clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * outputs / (num_sms * _BYTES_PER_CLOCK)
+        return clocks
+
+    most = min(
+        max(1, steps // least_steps(found)),
+        _MOST_SLICES,
+        max(1, _MOST_Z // problem.groups),
+        max(1, MOST_PARTIAL_BYTES // max(1, 4 * outputs)),
+    )
+    candidates = {-(-steps // -(-steps // count)) for count in range(1, most + 1)} if steps else {1}  # no empty slice
+    return min((cost(count), count) for count in sorted(candidates))
+
+
+def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None, peak_rate: float) -> float:
+    """Give the clocks of a main-loop step of one block that has an SM for itself."""
+    if tile.cluster is not None:
+        return _hopper_step_clocks(found, tile, tile.cluster)
+    if tile.warp_m is not None and tile.warp_n is not None:
+        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, capability, peak_rate)
+    efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
+    if found.vector == 1:
+        efficiency *= _SCALAR_EFFICIENCY
+    if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
+        efficiency *= _RING_GAIN
+    return tile.k * tile.m * tile.n / _lanes(capability) / efficiency
+
+
+def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
+    """Give the same of wgmma, whose warpgroups read half the rows and all the columns each; swapped, one reads all."""
+    row = tile.k * BYTES_PER_ELEMENT[found.dtype]
+    products = tile.m * tile.n * tile.k / _WGMMA_RATES[found.dtype == "tf32"]
+    shared = (2 * tile.m + (2 if tile.swapped else 3) * tile.n) * row / _SHARED_BYTES_PER_CLOCK
+    return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
+
+
+def _tensor_step_clocks(
+    found: Kernel, tile: Tile, read_by_warp: int, capability: tuple[int, int] | None, peak_rate: float
+) -> float:
+    """
+    Give the clocks of the pipe that takes longest: tensor cores, shared memory or L2.
+
+    Args:
+        found: A kernel of kernels/mma.
+        tile: Its tile.
+        read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
+        capability: Of the device; tensor cores of one that is not in the table are as those of the last before it.
+        peak_rate: Of the device, as `_peak_rate` gives it.
+    """
+    rates = [rate for known, rate in _TENSOR_RATES.items() if capability is not None and known <= capability]
+    rate = min((rates or list(_TENSOR_RATES.values()))[-1][found.dtype == "tf32"], peak_rate)
+    row = tile.k * BYTES_PER_ELEMENT[found.dtype]
+    loaded = (tile.m + tile.n) * row
+    read = tile.threads // _WARP * read_by_warp * row
+    return max(tile.m * tile.n * tile.k / rate, (loaded + read) / _SHARED_BYTES_PER_CLOCK, loaded / _L2_BYTES_PER_CLOCK)
+
+
+Choose = Callable[[Problem, Device], Kernel]
+
+
+def first_ranked(problem: Problem, device: Device) -> Kernel:
+    """Choose the kernel that is ranked first."""
+    return ranked(problem, device)[0]

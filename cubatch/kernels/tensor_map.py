@@ -1,0 +1,241 @@
+"""
+Arrays as Hopper's copy engine (TMA) is told of them: the facts of a tensor map, and its 128 bytes by the CUDA driver.
+
+A `TensorMap` is plain numbers and an array: the launcher of a GPU has the driver encode it, the simulator of the tests
+makes a record of the same facts.  Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col in the CUDA
+driver API; what breaks one cannot be described, and the operation has to go elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.errors import DeviceFailed, InvalidArgument
+from cubatch.network.windows import Axis, ConvShape, phases
+
+ROW_BYTES = 128
+"""Bytes of a tile's rows in shared memory: what the 128-byte swizzle works on."""
+
+MOST_OFFSET = 255
+"""How far a tap of a window may lie from its first, in pixels: 8 bits each along w and h."""
+
+_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tf32": 4}
+_ALIGNMENT = 16  # of addresses and of the bytes between rows
+_MOST_EXTENT, _MOST_STRIDE_BYTES, _MOST_BOX, _MOST_PIXELS = 1 << 32, 1 << 40, 256, 1024
+_MOST_STEP, _CORNERS = 8, range(-128, 128)
+_MOST_PIXEL_NUMBER = (1 << 31) - (1 << 10)  # tiles may reach beyond the last pixel
+_FEWEST_CHANNELS = 32  # half a box of 16-bit elements
+
+# Of cuda.h; a float32 array of dtype TFLOAT32 is rounded to tf32 as it is copied.
+_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tf32": 11}
+_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _FILL_ZERO = 0, 3, 2, 0
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_SUCCESS = 0
+
+
+@attrs.frozen
+class Window:
+    """
+    What an im2col copy walks over: pixels from the lower corner on, `steps` apart, to the upper corner.
+
+    Attributes:
+        steps: Pixels between neighbours, along w and h: the stride of a convolution.
+        lower: First pixel along w and h, relative to the image's first; minus the padding.
+        upper: Last pixel along w and h, relative to the image's last.
+    """
+
+    steps: tuple[int, int]
+    lower: tuple[int, int]
+    upper: tuple[int, int]
+
+    @classmethod
+    def along(
+        cls, size: tuple[int, int], out: tuple[int, int], steps: tuple[int, int], lower: tuple[int, int]
+    ) -> Window:
+        """
+        Give the window that has so many pixels along each axis.
+
+        Args:
+            size: Extents w and h of the image.
+            out: Pixels along w and h.
+            steps, lower: As the attributes.
+
+        Example:
+            >>> Window.along((28, 14), (28, 7), (1, 2), (-1, -1))
+            Window(steps=(1, 2), lower=(-1, -1), upper=(-1, -2))
+        """
+        upper = tuple(
+            first + (count - 1) * step + 1 - extent
+            for first, count, step, extent in zip(lower, out, steps, size, strict=True)
+        )
+        return cls(steps, lower, (upper[0], upper[1]))
+
+    @property
+    def is_encodable(self) -> bool:
+        """Whether a tensor map can hold it."""
+        return max(self.steps) <= _MOST_STEP and all(corner in _CORNERS for corner in self.lower + self.upper)
+
+
+@attrs.frozen(eq=False)
+class TensorMap:
+    """
+    An array and the tiles that are copied of it into rows of 128 swizzled bytes.
+
+    Attributes:
+        array: C-contiguous; its address must be a multiple of 16.
+        dtype: "float16", "bfloat16", "float32", or "tf32" for float32 that is rounded on the way.
+        dims: Extents, the contiguous one first; of im2col (c, w, h, n).
+        box: Extents of a tile in the same order; of im2col (channels, pixels).
+        window: Of im2col, which pixels; None for plain tiles.
+
+    Raises:
+        InvalidArgument: If a tensor map cannot say it.
+
+    Example:
+        >>> TensorMap(np.zeros((30, 64), np.float16), "float16", (64, 30), (64, 128)).strides
+        (128,)
+    """
+
+    array: Any
+    dtype: str = attrs.field(validator=attrs.validators.in_(_DTYPES))
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    window: Window | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what the driver would."""
+        if not all(0 < extent <= _MOST_EXTENT for extent in self.dims):
+            raise InvalidArgument("dims", self.dims, "from 1 to 2^32 each")
+        if any(stride % _ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
+            raise InvalidArgument("dims", self.dims, f"with rows of a multiple of {_ALIGNMENT} bytes, below 2^40")
+        if self.box[0] * self.item_bytes != ROW_BYTES:
+            raise InvalidArgument("box", self.box, f"with rows of {ROW_BYTES} bytes")
+        if self.window is None:
+            if len(self.box) != len(self.dims) or max(self.box) > _MOST_BOX:
+                raise InvalidArgument("box", self.box, f"{len(self.dims)} extents of at most {_MOST_BOX}")
+        elif self.box[1] > _MOST_PIXELS or not self.window.is_encodable:
+            raise InvalidArgument(
+                "window", self.window, f"steps of at most {_MOST_STEP}, corners from {_CORNERS[0]} to {_CORNERS[-1]}"
+            )
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return _ITEM_BYTES[self.dtype]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each axis but the contiguous one."""
+        found, stride = [], self.item_bytes
+        for extent in self.dims[:-1]:
+            stride *= extent
+            found.append(stride)
+        return tuple(found)
+
+
+def check_address(address: int) -> int:
+    """
+    Give an array's address back, where a tensor map can hold it.
+
+    Raises:
+        InvalidArgument: If it is not a multiple of 16.
+    """
+    if address % _ALIGNMENT:
+        raise InvalidArgument("address", hex(address), f"a multiple of {_ALIGNMENT}")
+    return address
+
+
+def encode(described: TensorMap, address: int, driver: Any) -> bytes:
+    """
+    Have the CUDA driver encode a tensor map; makes no call to the GPU.
+
+    Args:
+        described: What it says.
+        address: Of its array, on the GPU.
+        driver: The driver's library, as `cuda_driver.load` gives it.
+
+    Raises:
+        InvalidArgument: If the address is not a multiple of 16.
+        DeviceFailed: If the driver refuses it, or is older than tensor maps.
+    """
+    room = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _MAP_ALIGNMENT
+    rank = len(described.dims)
+    common = (
+        ctypes.c_void_p(room.ctypes.data + start), ctypes.c_int(_DTYPES[described.dtype]), ctypes.c_uint32(rank),
+        ctypes.c_void_p(check_address(address)), (ctypes.c_uint64 * rank)(*described.dims),
+        (ctypes.c_uint64 * (rank - 1))(*described.strides),
+    )  # fmt: skip
+    ends = tuple(ctypes.c_int(number) for number in (_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _FILL_ZERO))
+    window = described.window
+    if window is None:
+        ones = (ctypes.c_uint32 * rank)(*[1] * rank)
+        status = _function(driver, "cuTensorMapEncodeTiled")(
+            *common, (ctypes.c_uint32 * rank)(*described.box), ones, *ends
+        )
+    else:
+        steps = (ctypes.c_uint32 * rank)(1, *window.steps, 1)
+        channels, pixels = (ctypes.c_uint32(extent) for extent in described.box)
+        corners = ((ctypes.c_int * 2)(*window.lower), (ctypes.c_int * 2)(*window.upper))  # w first, then h
+        status = _function(driver, "cuTensorMapEncodeIm2col")(*common, *corners, channels, pixels, steps, *ends)
+    if status != _SUCCESS:
+        raise DeviceFailed.by_driver(f"encoding {described.dims} in boxes of {described.box}", status)
+    return room[start : start + _MAP_BYTES].tobytes()
+
+
+def _function(driver: Any, name: str) -> Any:
+    found = getattr(driver, name, None)
+    if found is None:
+        raise DeviceFailed(name, "no such function in the CUDA driver", "Install a driver of CUDA 12 or newer.")
+    return found
+
+
+def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
+    """
+    Tell whether tensor maps can describe the operands of one pass of a convolution, in boxes that are mostly full.
+
+    Args:
+        operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
+        shape: The convolution.
+        samples: Samples it is handed.
+
+    Example:
+        >>> from cubatch.network.windows import conv_shape
+        >>> shape = conv_shape((28, 28, 64), (64, 3, 3, 64), (2, 2), (1,) * 4, (1, 1), 1)
+        >>> can_gather("conv2d_fprop", shape, 32), can_gather("conv2d_fprop", shape._replace(groups=2), 32)
+        (True, False)
+    """
+    vertical, horizontal = shape.vertical, shape.horizontal
+    most = max(vertical.size * horizontal.size, shape.pixels) * samples
+    channels = shape.k if operation == "conv2d_dgrad" else shape.c
+    if shape.groups != 1 or most >= _MOST_PIXEL_NUMBER or channels < _FEWEST_CHANNELS:
+        return False
+    if operation != "conv2d_dgrad":
+        return _can_gather(vertical, horizontal)
+    return all(_can_gather(phase.vertical, phase.horizontal) for phase in phases(shape) if phase.works)
+
+
+def _can_gather(vertical: Axis, horizontal: Axis) -> bool:
+    window = window_of(vertical, horizontal)
+    return window.is_encodable and all((axis.taps - 1) * axis.step <= MOST_OFFSET for axis in (vertical, horizontal))
+
+
+def window_of(vertical: Axis, horizontal: Axis) -> Window:
+    """
+    Give the window whose pixels are the outputs of a convolution.
+
+    Example:
+        >>> axis = Axis(size=28, out=14, taps=3, stride=2, step=1, offset=-1)
+        >>> window_of(axis, axis).upper
+        (-2, -2)
+    """
+    return Window.along(
+        (horizontal.size, vertical.size),
+        (horizontal.out, vertical.out),
+        (horizontal.stride, vertical.stride),
+        (horizontal.offset, vertical.offset),
+    )

@@ -1,0 +1,1 @@
+"""How the kernels cut their work, and the scratch memory that follows from it."""

@@ -1,0 +1,153 @@
+"""
+How the kernels of kernels/depthwise cut a convolution, and the scratch memory that follows from it.
+
+Pure numbers, for the memory plan and the launches alike.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.kernels.workspace.misc import VECTOR_BYTES
+from cubatch.network.windows import ConvShape
+
+DEPTHWISE_THREADS = 128
+"""Threads of a block in kernels/depthwise."""
+
+DEPTHWISE_COLUMNS = 4
+"""Columns of outputs in a strip."""
+
+REDUCE_CHANNELS = 16
+"""Channels of a block that adds up partial sums: kernels/depthwise/scalar.cu."""
+
+LIMIT = 1 << 31
+"""Elements of an image are counted in 32 bits."""
+
+_MOST_SLABS = 1 << 16
+_BLOCKS_PER_SM = 4
+_SUM_BYTES = 4
+_STRIPS_PER_SM = 512
+_SHORT_STRIP, _SHORTEST_STRIP = 8, 2
+_SMALL_FILTER = 9
+_WIDEST_SLAB, _NARROWEST_SLAB = 64, 8
+
+
+def supports(shape: ConvShape) -> bool:
+    """
+    Tell whether these kernels compute a convolution.
+
+    Example:
+        >>> from cubatch.network.windows import conv_shape
+        >>> supports(conv_shape((56, 56, 144), (144, 3, 3, 1), (2, 2), (0, 1, 0, 1), (1, 1), 144))
+        True
+    """
+    v, h, c = shape.vertical, shape.horizontal, shape.c
+    return (
+        shape.is_depthwise
+        and (v.taps, v.stride, v.step) == (h.taps, h.stride, h.step)
+        and v.taps in {3, 5}
+        and v.stride in {1, 2}
+        and v.step == 1
+        and max(h.size, h.out) * c < LIMIT
+        and c < _MOST_SLABS * REDUCE_CHANNELS
+    )
+
+
+@attrs.frozen
+class DepthwiseSums:
+    """
+    How blocks share the sums of a depthwise filter gradient.
+
+    Attributes:
+        vector: Channels of a thread.
+        strip_rows: Rows of a strip.
+        slabs: Blocks over the channels.
+        slab_vectors: Channel vectors of a block.
+        blocks: Blocks over the strips; each leaves one partial result.
+    """
+
+    vector: int
+    strip_rows: int
+    slabs: int
+    slab_vectors: int
+    blocks: int
+
+
+def depthwise_vector(taps: int, itemsize: int) -> int:
+    """
+    Give the channels of a thread of fprop and dgrad: a load of 16 bytes; 4 where 25 taps leave no registers for 8.
+
+    Example:
+        >>> depthwise_vector(9, 2), depthwise_vector(25, 2)
+        (8, 4)
+    """
+    return VECTOR_BYTES // itemsize if taps == _SMALL_FILTER else 4
+
+
+def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
+    """
+    Choose how many rows a thread walks: as many as leave enough threads, for each strip loads some rows twice.
+
+    Args:
+        rows: Rows of an image.
+        threads: Threads if each walked a whole image.
+        device: Its SMs are to be filled, by short strips if need be; and evenly, while strips stay long.
+
+    Example:
+        >>> [depthwise_strip_rows(112, threads, Device(name="V100", num_sms=80)) for threads in (10**6, 10**5, 10**2)]
+        [112, 56, 2]
+    """
+    enough = _STRIPS_PER_SM * (device.num_sms or 1)
+    filling = min(-(-enough // max(1, threads)), -(-rows // _SHORTEST_STRIP))
+    balancing = min(-(-4 * enough // max(1, threads)), rows // _SHORT_STRIP)
+    return -(-rows // max(1, filling, balancing))
+
+
+def depthwise_sums(shape: ConvShape, samples: int, vector: int, device: Device) -> DepthwiseSums:
+    """
+    Cut a depthwise filter gradient: a few blocks for each SM, each with an even share of the strips.
+
+    Args:
+        shape: Of the convolution.
+        samples: Samples it is handed.
+        vector: Channels of a load, which it may halve: 4 for a 3x3 filter, 2 for a 5x5.
+        device: Its SMs are to be filled.
+    """
+    vector = min(vector, 4 if shape.taps == _SMALL_FILTER else 2)
+    vectors, columns = -(-shape.c // vector), -(-shape.horizontal.out // DEPTHWISE_COLUMNS)
+    strip_rows = depthwise_strip_rows(shape.vertical.out, samples * columns * vectors, device)
+    slabs, slab_vectors = _even_slab(vectors)
+    items = samples * columns * -(-shape.vertical.out // strip_rows)
+    blocks = min(-(-items // (DEPTHWISE_THREADS // slab_vectors)), -(-_BLOCKS_PER_SM * (device.num_sms or 1) // slabs))
+    return DepthwiseSums(vector, strip_rows, slabs, slab_vectors, blocks)
+
+
+@functools.lru_cache(maxsize=256)
+def _even_slab(vectors: int) -> tuple[int, int]:
+    """Cut channel vectors into slabs that leave the fewest threads of a block, and vectors of a slab, idle."""
+    best = (0.0, 0, 0)
+    for slabs in range(-(-vectors // _WIDEST_SLAB), -(-vectors // _NARROWEST_SLAB) + 1):
+        wide = -(-vectors // slabs)
+        if slabs > 1 and wide < _NARROWEST_SLAB:
+            continue
+        used = vectors / (slabs * wide) * (DEPTHWISE_THREADS // wide * wide)
+        best = max(best, (used, wide, slabs))
+    return best[2], best[1]
+
+
+def depthwise_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
+    """
+    Count the bytes for a depthwise filter gradient: a partial sum of each block, tap and channel, and one of the bias.
+
+    Example:
+        >>> from cubatch.network.windows import conv_shape
+        >>> shape = conv_shape((56, 56, 144), (144, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 144)
+        >>> depthwise_wgrad_workspace(shape, 256, "float32", Device(name="V100", num_sms=80))
+        921600
+    """
+    vectors = {1, depthwise_vector(shape.taps, BYTES_PER_ELEMENT[dtype])}
+    blocks = max(depthwise_sums(shape, samples, vector, device).blocks for vector in vectors)
+    return blocks * (shape.taps + 1) * shape.c * _SUM_BYTES

@@ -1,0 +1,215 @@
+"""
+How the kernels of kernels/misc cut their work, and the scratch memory that follows from it.
+
+Pure numbers, for the memory plan and the launches alike.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+
+THREADS = 256
+"""Threads of a block in kernels/misc."""
+
+VECTOR_BYTES = 16
+"""Widest load of a thread."""
+
+_SECTOR_BYTES = 32
+_BLOCKS_PER_SM = 4
+_ROWS_PER_THREAD = (16, 4)
+_WALKED_BLOCKS_PER_SM = 8
+_LOADS = 4
+_LARGEST_LANES = 32
+_SUM_BYTES = 4
+_MOMENTS = 3
+_MOST_PARTIALS = 1024
+_SLICES = 256
+_ROW_BLOCKS_PER_SM = 16
+_LOSS_BYTES = 8
+_FLAG_BYTES = 4
+
+
+@attrs.frozen
+class ColumnTiles:
+    """
+    How blocks share an array (rows, channels): kernels/common/columns.cuh.
+
+    Attributes:
+        vector: Channels of a thread.
+        lanes: Threads side by side over the channels.
+        blocks: Blocks over the channels.
+        tiles: Blocks over the rows.
+        rows_per_tile: Rows of a block.
+    """
+
+    vector: int
+    lanes: int
+    blocks: int
+    tiles: int
+    rows_per_tile: int
+
+
+def summed_tiles(rows: int, channels: int, vector: int, itemsize: int, device: Device) -> ColumnTiles:
+    """
+    Cut an array whose rows are summed: a few blocks for each SM, each with as many rows as that leaves.
+
+    Args:
+        rows: Rows to sum.
+        channels: Elements of a row.
+        vector: Elements of a load.
+        itemsize: Bytes of an element.
+        device: Its SMs are to be filled.
+
+    Example:
+        >>> summed_tiles(100352, 64, 4, 4, Device(name="V100", num_sms=80))
+        ColumnTiles(vector=4, lanes=16, blocks=1, tiles=314, rows_per_tile=320)
+    """
+    lanes, blocks = _lanes(channels, vector, itemsize)
+    row_lanes = THREADS // lanes
+    wanted = -(-_BLOCKS_PER_SM * (device.num_sms or 1) // blocks)
+    most = -(-rows // (row_lanes * _LOADS))
+    share = -(-rows // max(1, min(wanted, most)))
+    rows_per_tile = -(-share // row_lanes) * row_lanes
+    return ColumnTiles(vector, lanes, blocks, -(-rows // max(1, rows_per_tile)), rows_per_tile)
+
+
+def walked_tiles(
+    rows: int, channels: int, vector: int, itemsize: int, device: Device, *, samples: int = 1
+) -> ColumnTiles:
+    """
+    Cut an array whose rows are each written: 16 rows for each thread, or 4 where blocks would be few for the SMs.
+
+    Args:
+        rows: Rows, of one sample where samples are cut apart.
+        channels: Elements of a row.
+        vector: Elements of a load.
+        itemsize: Bytes of an element.
+        device: Its SMs are to be filled, so many times over that the hardware evens them out.
+        samples: Arrays of so many rows.
+
+    Example:
+        >>> walked_tiles(1000, 64, 4, 4, Device(name="V100", num_sms=80))
+        ColumnTiles(vector=4, lanes=16, blocks=1, tiles=16, rows_per_tile=64)
+    """
+    lanes, blocks = _lanes(channels, vector, itemsize)
+    wanted = _WALKED_BLOCKS_PER_SM * (device.num_sms or 1)
+    for rows_per_thread in _ROWS_PER_THREAD:
+        rows_per_tile = THREADS // lanes * rows_per_thread
+        tiles = -(-rows // rows_per_tile)
+        if samples * tiles * blocks >= wanted:
+            break
+    return ColumnTiles(vector, lanes, blocks, tiles, rows_per_tile)
+
+
+def _lanes(channels: int, vector: int, itemsize: int) -> tuple[int, int]:
+    """Choose lanes over the channels, and blocks: wide, but at most a quarter of the lanes without a channel."""
+    groups = -(-channels // vector)
+    least = min(_power_of_two(groups), max(1, _SECTOR_BYTES // (vector * itemsize)))
+    lanes = _LARGEST_LANES
+    while lanes > least and -(-groups // lanes) * lanes * 3 > groups * 4:
+        lanes //= 2
+    return lanes, -(-groups // lanes)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def column_sums_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """
+    Count the bytes for the sums of rows, per channel: a partial sum of each tile.
+
+    Example:
+        >>> column_sums_workspace(100352, 64, "float32", Device(name="V100", num_sms=80))
+        80384
+    """
+    return _most_tiles(rows, channels, dtype, device) * channels * _SUM_BYTES
+
+
+def batch_norm_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """Count the bytes for batch norm in training: count, mean and squares of each tile and channel."""
+    tiles = _most_tiles(rows, channels, dtype, device)
+    return tiles * channels * _MOMENTS * _SUM_BYTES + batch_norm_finish_workspace(tiles, channels)
+
+
+def batch_norm_finish_workspace(tiles: int, channels: int) -> int:
+    """
+    Count the bytes for merging the moments of tiles: none unless there are very many.
+
+    Example:
+        >>> batch_norm_finish_workspace(500, 64), batch_norm_finish_workspace(5000, 64)
+        (0, 192000)
+    """
+    return merged_tiles(tiles)[0] * channels * _MOMENTS * _SUM_BYTES
+
+
+def merged_tiles(tiles: int) -> tuple[int, int]:
+    """Give the slices that so many tiles are merged into before the last step, and the tiles of each; 0 for none."""
+    if tiles <= _MOST_PARTIALS:
+        return 0, 0
+    per_slice = -(-tiles // _SLICES)
+    return -(-tiles // per_slice), per_slice
+
+
+def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """Count the bytes for batch norm's gradient: two sums of each tile and channel, and two means of each channel."""
+    return 2 * (_most_tiles(rows, channels, dtype, device) + 1) * channels * _SUM_BYTES
+
+
+def _most_tiles(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """Count the tiles of rows, whether or not addresses turn out to be aligned."""
+    itemsize = BYTES_PER_ELEMENT[dtype]
+    return max(summed_tiles(rows, channels, vector, itemsize, device).tiles for vector in (1, VECTOR_BYTES // itemsize))
+
+
+def row_lanes(rows: int, classes: int, device: Device) -> int:
+    """
+    Choose how many threads share a row of scores: up to a warp, or the whole block where rows are long or few.
+
+    Example:
+        >>> device = Device(name="V100", num_sms=80)
+        >>> row_lanes(10**6, 10, device), row_lanes(10**6, 1000, device), row_lanes(256, 1000, device)
+        (16, 32, 256)
+    """
+    is_long = classes > THREADS * _LOADS
+    is_few = classes >= THREADS and rows * _LARGEST_LANES < THREADS * _BLOCKS_PER_SM * (device.num_sms or 1)
+    return THREADS if is_long or is_few else min(_LARGEST_LANES, _power_of_two(classes))
+
+
+def row_blocks(rows: int, classes: int, device: Device) -> int:
+    """Count the blocks that step over rows of scores."""
+    at_once = THREADS // row_lanes(rows, classes, device)
+    return min(-(-rows // at_once), _ROW_BLOCKS_PER_SM * (device.num_sms or 1))
+
+
+def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> int:
+    """
+    Count the bytes for the loss: a sum of each block, in float64.
+
+    Example:
+        >>> softmax_cross_entropy_workspace(256, 1000, Device(name="V100", num_sms=80))
+        2048
+    """
+    return row_blocks(rows, classes, device) * _LOSS_BYTES
+
+
+def loss_scale_workspace(count: int, dtype: str) -> int:
+    """
+    Count the bytes for finding gradients that are not finite: a flag of each block.
+
+    Args:
+        count: Gradients.
+        dtype: Storage of the gradients.
+
+    Example:
+        >>> loss_scale_workspace(25_600_000, "float16")
+        12500
+    """
+    return element_blocks(count, BYTES_PER_ELEMENT[dtype]) * _FLAG_BYTES
+
+
+def element_blocks(count: int, itemsize: int) -> int:
+    """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
+    return -(-count // (THREADS * _LOADS * (VECTOR_BYTES // itemsize)))

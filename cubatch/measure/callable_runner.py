@@ -1,0 +1,101 @@
+"""A user's callable, as something that can be stepped."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cubatch.errors import InvalidArgument, OutOfMemory
+from cubatch.measure import clocks
+
+if TYPE_CHECKING:
+    pass
+
+
+class CallableRunner:
+    """
+    Steps of anything that a user can call.
+
+    Args:
+        make_step: make_step(n) gives a step of batch size n: a callable without arguments.
+        memory_limit: Bytes that PyTorch or CuPy may hold for a step; None for no limit.
+    """
+
+    def __init__(self, make_step: Callable[[int], Callable[[], object]], memory_limit: int | None = None) -> None:
+        self._make_step, self._memory_limit = make_step, memory_limit
+        self._step: Callable[[], object] | None = None
+        self.clock = clocks.callable_clock()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """High water of PyTorch's or CuPy's pools since `prepare`; None with neither."""
+        torch, cupy = _gpu_libraries()
+        if torch:
+            return int(torch.cuda.max_memory_reserved())
+        if cupy:
+            return int(cupy.get_default_memory_pool().total_bytes())
+        return None
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """Unknown: a callable may use any device."""
+        return None
+
+    def prepare(self, batch_size: int) -> None:
+        """Ask for the step of this batch size; the one before is let go of first."""
+        self.release()
+        torch, _ = _gpu_libraries()
+        if torch:
+            torch.cuda.reset_peak_memory_stats()
+        step = self._make_step(batch_size)
+        if not callable(step):
+            raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
+        self._step = step
+        # make_step may be what imported the library whose events time it.
+        if type(self.clock) is clocks.HostClock:
+            self.clock = clocks.callable_clock()
+        if self._memory_limit is not None:
+            self.clock.time(self.step, 1)
+            held = self.peak_bytes
+            if held is not None and held > self._memory_limit:
+                raise OutOfMemory(f"a step of batch size {batch_size}", held, self._memory_limit)
+
+    def step(self) -> None:
+        """Call the step."""
+        if self._step is not None:
+            self._step()
+
+    def release(self) -> None:
+        """Let go of the step, and empty the pools of PyTorch and CuPy."""
+        try:
+            before = weakref.ref(self._step) if self._step is not None else None
+        except TypeError:  # no weak references to its type
+            before = None
+        self._step = None
+        torch, cupy = _gpu_libraries()
+        # What is in a cycle only the collector finds: looked for where device memory hangs on it, or the step is seen.
+        if torch or cupy or (before is not None and before() is not None):
+            gc.collect()
+        # After a failed GPU every call fails; whoever asked already knows.
+        with contextlib.suppress(Exception):
+            if torch:
+                torch.cuda.empty_cache()
+            if cupy:
+                cupy.get_default_memory_pool().free_all_blocks()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.release()
+
+
+def _gpu_libraries() -> tuple[Any, Any]:
+    """Give PyTorch and CuPy, each if it is loaded and has a GPU, else None."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    return (
+        torch if torch is not None and torch.cuda.is_available() else None,
+        cupy if cupy is not None and cupy.cuda.is_available() else None,
+    )

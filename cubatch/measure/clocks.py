@@ -1,0 +1,237 @@
+"""
+How time is told: the host's clock around a step, or CUDA events in its stream.
+
+A host clock measures when the calling thread got its answer, an event when the device did; only
+the second can time work that is merely enqueued.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cubatch.errors import DeviceNotAvailable
+from cubatch.hardware import driver
+from cubatch.measure.runner import Reading
+
+if TYPE_CHECKING:
+    from cubatch.hardware.nvml import Monitor
+
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cubatch.hardware.nvml import Monitor
+
+
+class HostClock:
+    """
+    The host's monotone clock.
+
+    Args:
+        synchronize: Waits until a device has done what was enqueued; None where a step returns when it is done.
+    """
+
+    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+        self._synchronize = synchronize
+
+    def now(self) -> float:
+        """Seconds on the monotone clock."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let the device rest."""
+        time.sleep(seconds)
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        """Time `repeats` steps back to back, the wait for the device included."""
+        if self._synchronize:
+            self._synchronize()
+        begun = time.perf_counter_ns()
+        for _ in range(repeats):
+            step()
+        if self._synchronize:
+            self._synchronize()
+        return Reading(seconds=(time.perf_counter_ns() - begun) * 1e-9 / repeats)
+
+
+class EventClock(HostClock):
+    """
+    CUDA events of CuPy or PyTorch around the steps, and NVML's view of clock, throttling and energy.
+
+    Args:
+        make_event: Makes an event with `record()` and `synchronize()`.
+        elapsed_seconds: Seconds between two recorded events.
+        monitor: Reads the GPU's state; None where NVML does not know it.
+    """
+
+    def __init__(
+        self,
+        make_event: Callable[[], Any],
+        elapsed_seconds: Callable[[Any, Any], float],
+        monitor: Monitor | None,
+    ) -> None:
+        super().__init__()
+        self._make_event, self._elapsed_seconds, self._monitor = make_event, elapsed_seconds, monitor
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        """Time `repeats` steps back to back on the device."""
+        before = self._monitor.energy_joules() if self._monitor else None
+        start, end = self._make_event(), self._make_event()
+        start.record()
+        for _ in range(repeats):
+            step()
+        end.record()
+        # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
+        state = self._monitor.snapshot() if self._monitor else None
+        end.synchronize()
+        after = self._monitor.energy_joules() if self._monitor else None
+        # The counter stands still between its ticks: no movement is no reading.
+        joules = (after - before) / repeats if before is not None and after is not None and after > before else None
+        return Reading(
+            seconds=self._elapsed_seconds(start, end) / repeats,
+            sm_clock_mhz=state.sm_clock_mhz if state else None,
+            throttled=bool(state and state.throttled),
+            joules=joules,
+        )
+
+
+def cupy_clock(uuid: str | None) -> EventClock:
+    """Make a clock of CuPy's events for the current device."""
+    import cupy
+
+    def elapsed(start: Any, end: Any) -> float:
+        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
+
+    return EventClock(cupy.cuda.Event, elapsed, monitor_of(uuid))
+
+
+def callable_clock() -> HostClock:
+    """
+    Make the clock for a user's step: events of CuPy or PyTorch, whichever is loaded and has a GPU.
+
+    With neither it is the host's clock, and a step must return only when it is done.
+    """
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        return EventClock(
+            lambda: torch.cuda.Event(enable_timing=True),
+            lambda start, end: float(start.elapsed_time(end)) * 1e-3,
+            monitor_of(None if uuid is None else f"GPU-{uuid}"),
+        )
+    if cupy is not None and cupy.cuda.is_available():
+        return cupy_clock(driver.visible_gpus()[cupy.cuda.Device().id].uuid)
+    return HostClock()
+
+
+def monitor_of(uuid: str | None) -> Monitor | None:
+    """Open NVML for a GPU; None where NVML is missing or does not list it."""
+    from cubatch.hardware.nvml import Monitor
+
+    try:
+        return None if uuid is None else Monitor(uuid)
+    except DeviceNotAvailable:  # no NVML in this container, or a GPU it does not list: time all the same
+        return None
+
+
+HOST_BOUND = 0.8
+"""Share of a reading that enqueueing may take; above it the device may have waited for the host."""
+
+HEAD_START = 1.5
+"""How much longer than enqueueing took the other work lasts."""
+
+MAX_QUEUED = 250
+"""Launches that a stream holds before the host is made to wait are about a thousand; a step may be four."""
+
+FILLER_BYTES = 1 << 28
+"""Size of each of the two arrays whose copy is the other work: it lasts many times as long as starting it."""
+
+
+class KernelClock(HostClock):
+    """
+    CUDA events around steps that the device runs without waiting for the host.
+
+    Args:
+        make_event: Makes an event with `record()` and `synchronize()`.
+        elapsed_seconds: Seconds between two recorded events.
+        occupy: Enqueues work that keeps the device busy for at least so many seconds.
+        monitor: Reads the GPU's state; None where NVML does not know it.
+        host_seconds: The host's own clock.
+    """
+
+    def __init__(
+        self,
+        make_event: Callable[[], Any],
+        elapsed_seconds: Callable[[Any, Any], float],
+        occupy: Callable[[float], None],
+        monitor: Monitor | None,
+        host_seconds: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__()
+        self._make_event, self._elapsed_seconds, self._occupy = make_event, elapsed_seconds, occupy
+        self._monitor, self._host_seconds = monitor, host_seconds
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        """Time `repeats` steps back to back on the device, fewer where the stream does not hold so many."""
+        reading, enqueueing = self._read(step, repeats, 0.0)
+        if enqueueing <= HOST_BOUND * reading.seconds * repeats:
+            return reading
+        queued = min(repeats, MAX_QUEUED)
+        return self._read(step, queued, HEAD_START * enqueueing * queued / repeats)[0]
+
+    def _read(self, step: Callable[[], None], repeats: int, head_start: float) -> tuple[Reading, float]:
+        start, end = self._make_event(), self._make_event()
+        if head_start:
+            self._occupy(head_start)
+        start.record()
+        begun = self._host_seconds()
+        for _ in range(repeats):
+            step()
+        enqueueing = self._host_seconds() - begun
+        end.record()
+        # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
+        state = self._monitor.snapshot() if self._monitor else None
+        end.synchronize()
+        reading = Reading(
+            seconds=self._elapsed_seconds(start, end) / repeats,
+            sm_clock_mhz=state.sm_clock_mhz if state else None,
+            throttled=bool(state and state.throttled),
+        )
+        return reading, enqueueing
+
+
+def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> KernelClock:
+    """
+    Make the clock of CuPy's current device: its events, and copies of its memory as the other work.
+
+    Args:
+        uuid: The device in NVML, which tells its clock; None leaves that out.
+        filler_bytes: Size of each of two arrays, which are held as long as the clock.
+    """
+    import cupy
+
+    source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
+
+    def elapsed(start: Any, end: Any) -> float:
+        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
+
+    def copy() -> None:
+        cupy.copyto(target, source)
+
+    copy()
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    copy()
+    end.record()
+    end.synchronize()
+    each = elapsed(start, end)
+
+    def occupy(seconds: float) -> None:
+        for _ in range(math.ceil(seconds / each)):
+            copy()
+
+    return KernelClock(cupy.cuda.Event, elapsed, occupy, monitor_of(uuid))

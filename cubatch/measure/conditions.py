@@ -1,0 +1,121 @@
+"""
+What a measurement depends on beside the device: versions, BLAS, threads, the engine's own source.
+
+A kept timing applies only where all of this is the same.  No GPU library is imported to find it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import threadpoolctl
+
+import cubatch
+from cubatch.errors import CubatchError
+from cubatch.hardware import nvml
+from cubatch.hardware.facts import Device
+from cubatch.kernels.variant import kernels_path
+
+_PACKAGE = Path(cubatch.__file__).parent
+# The rooms that decide which calls a step makes and how they are timed; one too many only measures again.
+_ROOMS = ("network", "hardware", "kernels", "memory", "engine", "measure")
+_ENGINE = tuple(f"{room}/**/*.py" for room in _ROOMS)
+_CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+_NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+_CUBLAS_WHEELS = ("nvidia-cublas-cu12", "nvidia-cublas")
+
+
+def environment(device: Device) -> dict[str, Any]:
+    """
+    Describe what a tuning run was made with; the `environment` of its JSON.
+
+    Args:
+        device: What is measured on; for a CPU the driver is left None.
+
+    Returns:
+        dict: Versions by name, None for what is not installed or does not count on this device, and
+        SHA-256 sums of the engine's source and of the kernels.
+    """
+    on_gpu = device.kind == "cuda"
+    return {
+        "cubatch": cubatch.__version__,
+        "python": platform.python_version(),
+        "numpy": metadata.version("numpy"),
+        "blas": _blas(),
+        "cupy": _version(_CUPY_WHEELS) if on_gpu else None,
+        "nvrtc": _version(_NVRTC_WHEELS) if on_gpu else None,
+        "cublas": _version(_CUBLAS_WHEELS) if on_gpu else None,
+        "driver": _driver(device) if on_gpu else None,
+        "engine_sha256": _sha256(_PACKAGE, _ENGINE),
+        "kernels_sha256": kernels_sha256(),
+    }
+
+
+def kernels_sha256() -> str:
+    """Give the SHA-256 sum of the kernels' sources and configurations, without what is only recorded of them."""
+    return _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "configs.toml"))
+
+
+def conditions(device: Device) -> dict[str, Any]:
+    """Describe what must be the same for a kept timing to apply: the environment and the device's settings."""
+    facts = environment(device)
+    return facts | {
+        "threads": device.threads,
+        # A batch of one is walked by one thread, which leaves the others to BLAS: OMP_NUM_THREADS and its like.
+        "blas_threads": _numpys_blas().get("num_threads") if device.kind == "cpu" else None,
+        "memory_bytes": device.memory_bytes,
+        "power_limit_watts": device.power_limit_watts,
+    }
+
+
+def _version(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _blas() -> str:
+    """Name the BLAS that NumPy calls: "openblas 0.3.30 SkylakeX"."""
+    library = _numpys_blas()
+    parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
+    return " ".join(str(part) for part in parts if part) or "unknown"
+
+
+def _numpys_blas() -> Mapping[str, Any]:
+    """Give what is known of the BLAS that NumPy calls, though SciPy may have loaded its own; empty if nothing."""
+    import numpy as np
+
+    package = Path(np.__file__).resolve().parent
+    own = (package, package.with_name("numpy.libs"))  # where wheels keep theirs
+
+    def rank(library: Mapping[str, Any]) -> tuple[bool, bool, str]:
+        folder = Path(library["filepath"]).parent
+        mine = any(folder.is_relative_to(place) for place in own)
+        return not mine, folder.suffix == ".libs", str(folder)
+
+    loaded = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+    return min(loaded, key=rank, default={})
+
+
+def _driver(device: Device) -> str | None:
+    try:
+        return nvml.Monitor(device.uuid).driver_version() if device.uuid else None
+    except CubatchError:  # no NVML: the driver stays unknown, and a change of it unnoticed
+        return None
+
+
+@lru_cache(maxsize=8)
+def _sha256(root: Path, patterns: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,82 @@
+"""What is maximised, and which size the answer is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+
+
+def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
+    """
+    Apply the rule of the contract to medians by batch size.
+
+    Args:
+        values: Samples per second, seconds (latency), or samples per joule.
+        goal: Objective and tolerance.
+
+    Returns:
+        The answer, and the size with the best median: of equals the smallest, by latency the largest.
+
+    Example:
+        >>> pick({32: 99.5, 64: 100.0, 128: 90.0}, Goal(tolerance=0.01))
+        (32, 64)
+        >>> pick({1: 0.100, 8: 0.1005, 16: 0.2}, Goal(objective="latency", tolerance=0.01))
+        (8, 1)
+    """
+    if goal.objective == "latency":
+        fastest = min(values, key=lambda n: (values[n], -n))
+        return max(n for n, value in values.items() if value <= (1 + goal.tolerance) * values[fastest]), fastest
+    fastest = max(values, key=lambda n: (values[n], -n))
+    return min(n for n, value in values.items() if value >= (1 - goal.tolerance) * values[fastest]), fastest
+
+
+OBJECTIVES = ("throughput", "latency", "energy")
+
+
+@attrs.frozen(kw_only=True)
+class Goal:
+    """
+    What is to be as good as possible, and how much of it may be given up for a smaller batch.
+
+    Everything that compares does so by `cost`, of which less is better: seconds per sample
+    (throughput), seconds (latency), joules per sample (energy).
+
+    Attributes:
+        objective: One of OBJECTIVES.
+        tolerance: Share of the best that may be given up, in [0, 1).
+        latency_limit: Seconds that a step may take at most; None for no limit.
+
+    Example:
+        >>> Goal(objective="throughput", tolerance=0.01).cost(32, seconds=0.5, joules=None)
+        0.015625
+    """
+
+    objective: str = "throughput"
+    tolerance: float = 0.01
+    latency_limit: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InvalidArgument("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
+        if not 0 <= self.tolerance < 1:
+            raise InvalidArgument("tolerance", self.tolerance, "at least 0 and below 1", "0.01 is 1 %.")
+        if self.latency_limit is not None and not 0 < self.latency_limit < math.inf:
+            raise InvalidArgument("latency_limit", self.latency_limit, "a positive number of seconds, or None")
+
+    def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
+        """Give what a step costs in the terms of the objective; None for energy that was not read."""
+        if self.objective == "latency":
+            return seconds
+        if self.objective == "energy":
+            return None if joules is None else joules / batch_size
+        return seconds / batch_size
+
+    def allowed(self, best_cost: float) -> float:
+        """Give the highest cost that still counts as good as the best: the contract's tolerance, as a cost."""
+        if self.objective == "latency":
+            return best_cost * (1 + self.tolerance)
+        return best_cost / (1 - self.tolerance)

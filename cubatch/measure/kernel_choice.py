@@ -1,0 +1,295 @@
+"""
+Which variant runs each product of a network: ranked by cost, the best few timed once, winners kept.
+
+A cost model is right about which variants are hopeless and wrong about which of the best is best, so
+the first few of the ranking are timed on the very arrays that they will work on.  A winner holds for
+every batch size that puts as many blocks on the busiest SM, since time follows that number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+
+from cubatch import sqlite_file
+from cubatch.engine.native.context import Context, Prepare
+from cubatch.errors import StoreError
+from cubatch.hardware import arithmetic
+from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import busiest_sm_blocks
+from cubatch.kernels.launch import CudaLauncher
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import blocks, ranking
+from cubatch.kernels.variant import Kernel, arch_number, kernels
+from cubatch.measure.clocks import HostClock, cupy_kernel_clock
+from cubatch.measure.conditions import kernels_sha256
+from cubatch.measure.runner import Clock
+
+CONTENDERS = 4
+"""So many of the ranking are timed."""
+
+TIMED_ROUNDS = 5
+SPAN_SECONDS = 2e-4
+"""A reading spans this: a hundred times the resolution of CUDA events."""
+
+MAX_REPEATS = 20
+
+_TRAINING_CHOICE_SECONDS = 20.0
+# The clock's two arrays lie beside the memory plan: small, yet they take several times longer to copy than to start.
+_FILLER_BYTES = 1 << 25
+
+_SUMS_OVER_THE_BATCH = frozenset({"conv2d_wgrad", "gemm_tn"})
+
+_SCHEMA = """
+CREATE TABLE winners (
+    gpu TEXT NOT NULL, kernels TEXT NOT NULL, problem TEXT NOT NULL, winner TEXT NOT NULL, seconds TEXT NOT NULL,
+    created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, problem)) WITHOUT ROWID;
+"""
+_VERSION = 1
+_log = logging.getLogger(__name__)
+
+
+class Winners:
+    """
+    The winners that were timed before, in a file that many processes share.
+
+    A file that cannot be used costs the timings, not the run: a warning is logged and they are kept in memory.
+
+    Args:
+        path: The SQLite file; None keeps them in memory.
+        gpu: Which GPU they hold for: its name, or a slice of it.
+        sources: Hash of the kernels' sources that they hold for.
+    """
+
+    def __init__(self, path: Path | None, *, gpu: str, sources: str) -> None:
+        self._path, self._key = path, (gpu, sources)
+        self._known: dict[str, str] = {}
+        rows = self._execute("SELECT problem, winner FROM winners WHERE gpu = ? AND kernels = ?", self._key)
+        self._known = {row["problem"]: row["winner"] for row in rows}
+
+    def get(self, problem: str) -> str | None:
+        """Give the name of a problem's winner, or None."""
+        return self._known.get(problem)
+
+    def put(self, problem: str, winner: str, seconds: Mapping[str, float]) -> None:
+        """Keep a winner, and what each contender took."""
+        self._known[problem] = winner
+        row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
+        self._execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def _execute(self, statement: str, values: Sequence[str]) -> list[sqlite3.Row]:
+        """Open the file for one statement; a file that fails is not tried again."""
+        if self._path is None:
+            return []
+        try:
+            path = sqlite_file.place(self._path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite_file.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+                return database.execute(statement, values).fetchall()
+        except (sqlite3.Error, OSError, StoreError) as error:
+            _log.warning("kernel choices are not kept: %s: %s", self._path, error)
+            self._path = None
+            return []
+
+
+@attrs.define(eq=False)
+class TimedChoice:
+    """
+    Chooses the variant of a problem by timing the contenders; a chooser for the engine's Context.
+
+    Attributes:
+        clock: Tells the time of a launch.
+        winners: Those of earlier runs.
+        seconds: What may still be spent on timing; afterwards the nearest winner, else the ranking, decides.
+    """
+
+    clock: Clock
+    winners: Winners
+    seconds: float
+    _near: dict[str, dict[int, str]] = attrs.field(factory=dict, init=False)
+
+    def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> Kernel:
+        """
+        Give the variant that runs a problem.
+
+        Args:
+            problem: What is computed.
+            device: The GPU.
+            prepare: Binds a variant to the arrays; what it gives launches it. None: choose without timing.
+        """
+        contenders = ranking(problem, device)[:CONTENDERS]
+        found = {kernel.name: kernel for _, _, kernel in contenders}
+        first = next(iter(found))
+        if len(found) == 1:
+            return found[first]
+        layer = _layer(problem)
+        key, near = _key(layer, problem, device, contenders), self._near.setdefault(layer, {})
+        winner = self.winners.get(key)
+        if winner not in found and prepare is not None and self.seconds > 0:
+            winner = self._time(key, found, prepare)
+        if winner in found:
+            near[_grown(problem)] = winner
+            return found[winner]
+        nearest = min(near, key=lambda size: abs(size - _grown(problem)), default=None)
+        return found.get(first if nearest is None else near[nearest], found[first])
+
+    def _time(self, key: str, found: Mapping[str, Kernel], prepare: Prepare) -> str | None:
+        """Time the contenders in turns and keep the one of the smallest median; None where they would take too long."""
+        began = self.clock.now()
+        works: dict[str, Callable[[], object]] = {}
+        repeats: dict[str, int] = {}
+        readings: dict[str, list[float]] = {name: [] for name in found}
+        for name, kernel in found.items():
+            works[name] = prepare(kernel)
+            self._read(works[name], 1)  # cold caches and clocks
+            one = self._read(works[name], 1)
+            if not repeats and one * len(found) * (2 + TIMED_ROUNDS) > self.seconds:
+                self.seconds -= self.clock.now() - began
+                return None
+            repeats[name] = max(1, min(MAX_REPEATS, round(SPAN_SECONDS / one)))
+        for _ in range(TIMED_ROUNDS):
+            for name, work in works.items():
+                readings[name].append(self._read(work, repeats[name]))
+        medians = {name: statistics.median(taken) for name, taken in readings.items()}
+        winner = min(medians, key=medians.__getitem__)
+        self.winners.put(key, winner, medians)
+        self.seconds -= self.clock.now() - began
+        return winner
+
+    def _read(self, work: Callable[[], object], repeats: int) -> float:
+        def step() -> None:
+            work()
+
+        return self.clock.time(step, repeats).seconds
+
+
+def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | None) -> Context:
+    """
+    Give the engine what it runs on with our kernels: all compiled, and their choice timed.
+
+    Args:
+        device: A GPU of this machine.
+        dtype: "float32", "tf32", "float16" or "bfloat16".
+        seconds: How long the choice may take in all.
+        path: Where winners are kept; None keeps them for this process.
+
+    Raises:
+        MissingDependency: If CuPy or NVRTC is missing.
+        CompileError: If a kernel does not compile.
+    """
+    launcher = CudaLauncher(device)
+    arch = arch_number(device.arch or "")
+    needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # which only rounds what it multiplies
+    launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
+    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
+    chooser = TimedChoice(cupy_kernel_clock(None, _FILLER_BYTES), winners, seconds)
+    return Context(device, launcher, chooser, tf32=dtype == "tf32")
+
+
+def kept_choice(device: Device, path: Path | None) -> TimedChoice:
+    """
+    Give the choice as earlier runs left it: winners where there are any, else the nearest or the ranking's.
+
+    It times nothing, so no GPU need be here.
+
+    Args:
+        device: The GPU that they hold for.
+        path: Where they are kept; None is none.
+    """
+    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
+    return TimedChoice(HostClock(), winners, seconds=0.0)
+
+
+def usual_context(device: Device, dtype: str = "float32") -> Context | None:
+    """
+    Give what training runs on: our kernels on a GPU, winners of earlier runs where there are any; None on a CPU.
+
+    Args:
+        device: A device of this machine.
+        dtype: One that it takes.
+
+    Raises:
+        UnsupportedDtype: If it does not take it.
+        MissingDependency, CompileError: As `kernel_context`.
+    """
+    arithmetic.check_dtype(device, dtype)
+    if device.kind == "cpu":
+        return None
+    return kernel_context(device, dtype, seconds=_TRAINING_CHOICE_SECONDS, path=path_beside(sqlite_file.default_path()))
+
+
+def path_beside(store_path: Path) -> Path:
+    """
+    Say where winners are kept: in a file beside the store, where links to it lead.
+
+    Example:
+        >>> path_beside(Path("cache/store.sqlite3")).name
+        'store-kernels.sqlite3'
+    """
+    with contextlib.suppress(OSError, StoreError):  # whoever opens it says what is wrong there
+        store_path = sqlite_file.place(store_path)
+    return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
+
+
+def forget(path: Path, device: Device | None = None) -> int:
+    """
+    Forget the winners of a GPU, or of all of them.
+
+    Args:
+        path: Their file, see `path_beside`; none is no winners.
+        device: The GPU; None is all.
+
+    Returns:
+        How many were forgotten.
+
+    Raises:
+        StoreError: If the file cannot be used.
+
+    Example:
+        >>> forget(Path("no-such-file.sqlite3"))
+        0
+    """
+    try:
+        path = sqlite_file.place(path)
+        if not path.exists():
+            return 0
+        with closing(sqlite_file.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+            if device is None:
+                return database.execute("DELETE FROM winners").rowcount
+            return database.execute("DELETE FROM winners WHERE gpu = ?", (_gpu(device),)).rowcount
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(str(path), sqlite_file.reason(error), "Remove the file.") from error
+
+
+def _gpu(device: Device) -> str:
+    """Name what winners hold for: all GPUs of a name, or slices of them."""
+    return f"{device.name} {device.mig or ''}".strip()
+
+
+def _grown(problem: Problem) -> int:
+    """Give the extent that grows with the batch."""
+    return problem.k if problem.operation in _SUMS_OVER_THE_BATCH else problem.m
+
+
+def _layer(problem: Problem) -> str:
+    """Name a problem but for its batch."""
+    grown = "k" if problem.operation in _SUMS_OVER_THE_BATCH else "m"
+    return json.dumps(attrs.asdict(problem, filter=lambda field, _: field.name != grown), sort_keys=True)
+
+
+def _key(layer: str, problem: Problem, device: Device, contenders: Sequence[tuple[float, int, Kernel]]) -> str:
+    """Name what a winner holds for: the shape but for the batch, and what each contender puts on the busiest SM."""
+    num_sms = device.num_sms or 1
+    busiest = {
+        kernel.name: busiest_sm_blocks(blocks(problem, kernel) * slices, num_sms) for _, slices, kernel in contenders
+    }
+    return json.dumps([layer, busiest], sort_keys=True)

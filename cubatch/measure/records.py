@@ -1,0 +1,218 @@
+"""What is kept of a run: candidates, timings, outcomes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+from attrs import field, validators
+
+STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
+
+
+# --- before and while measuring ------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Candidate:
+    """
+    A batch size worth a measurement, and why.
+
+    Attributes:
+        batch_size: Samples per step.
+        reasons: Every reason it was proposed for: ("coulom n=3", "power of two").
+        predicted_peak_bytes: What the memory plan says it takes; None where there is no plan (callables).
+        predicted_seconds: What the model of time says one step takes; None where there is none.
+        over_limit: Planned above the memory limit: listed, never tried.
+    """
+
+    batch_size: int
+    reasons: tuple[str, ...] = ()
+    predicted_peak_bytes: int | None = None
+    predicted_seconds: float | None = None
+    over_limit: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Timing:
+    """
+    One clock reading: the mean time of `repeats` back-to-back steps, in one round.
+
+    Attributes:
+        batch_size: Samples per step.
+        round: Which round of the run it belongs to, from 0; rounds pair timings of different sizes. A visit of several
+            readings takes several rounds: see PER_VISIT.
+        seconds: Time of one step.
+        repeats: Steps the clock ran over.
+        throttled: Taken while the clock was clearly below what it should be; kept, and used where there is no other.
+        sm_clock_mhz: SM clock right after the reading; None where it cannot be read.
+        joules: Energy of one step; None where it cannot be read.
+        peak_bytes: The engine's high water of device memory at that time.
+        peak_device_bytes: What NVML says the process holds, context included; None without NVML.
+    """
+
+    batch_size: int
+    round: int
+    seconds: float
+    repeats: int = 1
+    throttled: bool = False
+    sm_clock_mhz: float | None = None
+    joules: float | None = None
+    peak_bytes: int | None = None
+    peak_device_bytes: int | None = None
+
+
+@attrs.frozen
+class Outcome:
+    """
+    How a candidate's measuring ended.
+
+    Attributes:
+        batch_size: Samples per step.
+        status: One of STATUSES.
+        stop_reason: Why measuring it ended, as a sentence.
+        facts: What is known beyond that, for programs: {"needed_bytes": ...} of an out-of-memory error,
+            {"limit": "memory" | "latency"} of over_limit, with "cut_short" where the budget allowed no more timings.
+    """
+
+    batch_size: int
+    status: str = field(validator=validators.in_(STATUSES))
+    stop_reason: str = ""
+    facts: Mapping[str, Any] = field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """
+    All that is known of a run: what was kept before, and what measuring gives back.
+
+    Attributes:
+        timings: In the order they were taken; at most one per batch size and round.
+        outcomes: At most one per batch size.
+        added: Sizes that the search looked at beside those of the ladder.
+        seconds_spent: Seconds of measuring so far, over all resumes.
+    """
+
+    timings: tuple[Timing, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    added: tuple[Candidate, ...] = ()
+    seconds_spent: float = 0.0
+
+    def of(self, batch_size: int) -> tuple[Timing, ...]:
+        """Give the timings of one size, by round."""
+        return tuple(sorted((t for t in self.timings if t.batch_size == batch_size), key=lambda timing: timing.round))
+
+
+PER_VISIT = 16
+"""Round numbers of a visit: a visit of round r takes its readings in rounds r, r + 1, ... below the next multiple."""
+
+DISTURBED = 0.1
+"""A visit whose median is so much above that of the best visit to its size was disturbed."""
+
+
+def counting(timings: Sequence[Timing]) -> tuple[Timing, ...]:
+    """
+    Give the timings of one size that count: those of a full clock and of visits that nothing disturbed.
+
+    Throttled ones count where there are no others.  A visit that took clearly longer than another one to the same
+    size met another process, a cold cache or a compiler; what is compared is what sizes do undisturbed.
+
+    Example:
+        >>> seconds = [0.7, 0.7, 0.024, 0.025]
+        >>> read = [Timing(batch_size=1, round=r, seconds=s) for r, s in zip((0, 1, 16, 17), seconds)]
+        >>> [timing.seconds for timing in counting(read)]
+        [0.024, 0.025]
+    """
+    clear = [timing for timing in timings if not timing.throttled] or list(timings)
+    visits: dict[int, list[float]] = {}
+    for timing in clear:
+        visits.setdefault(timing.round // PER_VISIT, []).append(timing.seconds)
+    medians = {visit: statistics.median(seconds) for visit, seconds in visits.items()}
+    most = min(medians.values(), default=0.0) * (1 + DISTURBED)
+    return tuple(timing for timing in clear if medians[timing.round // PER_VISIT] <= most)
+
+
+class Keeper(Protocol):
+    """Who is told of everything as it happens, so that a kill loses nothing; the store is one."""
+
+    def candidate(self, candidate: Candidate) -> None:
+        """Keep a size that the search added."""
+        ...
+
+    def timing(self, timing: Timing) -> None:
+        """Keep a timing that was just taken."""
+        ...
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Keep how a candidate ended, in place of what was said of it before."""
+        ...
+
+    def spent(self, seconds: float) -> None:
+        """Keep the seconds of measuring that the run took so far, over all resumes."""
+        ...
+
+
+class NullKeeper:
+    """A Keeper that keeps nothing."""
+
+    def candidate(self, candidate: Candidate) -> None:
+        """Forget a size."""
+
+    def timing(self, timing: Timing) -> None:
+        """Forget a timing."""
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Forget an outcome."""
+
+    def spent(self, seconds: float) -> None:
+        """Forget the time."""
+
+
+class Recorder:
+    """
+    A Keeper that remembers everything and passes it on: what there is when a run is interrupted.
+
+    Args:
+        kept: What is known already.
+        keep: Who is told too; None tells nobody.
+    """
+
+    def __init__(self, kept: Measured | None = None, keep: Keeper | None = None) -> None:
+        kept = kept or Measured()
+        self._timings, self._added = list(kept.timings), list(kept.added)
+        self._outcomes = {outcome.batch_size: outcome for outcome in kept.outcomes}
+        self._seconds_spent = kept.seconds_spent
+        self._keep: Keeper = keep or NullKeeper()
+
+    def candidate(self, candidate: Candidate) -> None:
+        """Remember a size that the search added and pass it on."""
+        self._added.append(candidate)
+        self._keep.candidate(candidate)
+
+    def timing(self, timing: Timing) -> None:
+        """Remember a timing and pass it on."""
+        self._timings.append(timing)
+        self._keep.timing(timing)
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Remember an outcome and pass it on."""
+        self._outcomes[outcome.batch_size] = outcome
+        self._keep.outcome(outcome)
+
+    def spent(self, seconds: float) -> None:
+        """Remember the time and pass it on."""
+        self._seconds_spent = seconds
+        self._keep.spent(seconds)
+
+    @property
+    def measured(self) -> Measured:
+        """All of it."""
+        outcomes = sorted(self._outcomes.values(), key=lambda outcome: outcome.batch_size)
+        return Measured(
+            timings=tuple(self._timings),
+            outcomes=tuple(outcomes),
+            added=tuple(self._added),
+            seconds_spent=self._seconds_spent,
+        )

@@ -1,0 +1,245 @@
+"""
+One visit to one batch size: prepare, step until steps agree, then a handful of readings.
+
+Clocks are warmed before the first reading of a process.  A reading taken under a clearly lowered
+clock is flagged, and the device is given a rest before the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from cubatch.errors import DeviceFailed, TimedOut
+from cubatch.measure.budget import Budget, readings_for, repeats_for
+from cubatch.measure.records import Timing
+from cubatch.measure.runner import Reading, Runner
+from cubatch.measure.stopping import median
+
+# A timing spans at least this: a thousand times what starting a kernel, waking a thread or one tick of
+# the clock takes, and short beside a round.
+MIN_SPAN_SECONDS = 0.01
+# Energy counters of GPUs move every 20 to 100 ms, so a timing must hold several of their ticks.
+MIN_ENERGY_SPAN_SECONDS = 0.5
+# Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
+WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
+# A size is warm when a step is no faster than the one before by more than this share: noise of one step.
+AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
+SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
+THROTTLED_CLOCK = 0.75  # of the highest clock seen, as in NVBench
+FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
+# A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
+HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
+
+
+@runtime_checkable
+class HasStepLimit(Protocol):
+    """A runner that gives up on a reading that takes too long: TimedOut, and the next `prepare` works again."""
+
+    step_seconds: float | None  # how long one clock reading may take; set before each
+
+
+@attrs.define
+class Spent:
+    """
+    What visits to a size took besides its readings.
+
+    Attributes:
+        visits: How many there were.
+        prepare_seconds: Preparing, in all of them.
+        warmup_seconds: Steps that are not readings, in all of them.
+        query_seconds: Asking for memory and power, and whatever else is neither.
+    """
+
+    visits: int = 0
+    prepare_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    query_seconds: float = 0.0
+
+
+class Stopwatch:
+    """
+    Takes readings of a runner.
+
+    Args:
+        runner: What is timed.
+        budget: No visit begins when it is spent, and no reading that it does not hold but the first.
+        span_seconds: What a reading must span at least.
+        clocks_mhz: SM clocks read in earlier runs.
+
+    Attributes:
+        prepare_seconds: What preparing took the last time, by size.
+        spent: What visits took besides their readings, by size.
+    """
+
+    def __init__(
+        self, runner: Runner, budget: Budget, *, span_seconds: float, clocks_mhz: Iterable[float] = ()
+    ) -> None:
+        self.runner, self.budget, self.span_seconds = runner, budget, span_seconds
+        self.prepare_seconds: dict[int, float] = {}
+        self.spent: dict[int, Spent] = {}
+        self._prepared: int | None = None
+        self._is_warm = False
+        self._rests, self._rested = 0, 0.0
+        self._highest_clock = max(clocks_mhz, default=0.0)
+
+    def visit(self, batch_size: int, *, first_round: int, likely: float | None, keep: Callable[[Timing], None]) -> None:
+        """
+        Visit a size and take readings.
+
+        The last of the steps that agreed is the first reading.  However little is left, a step that came back is one:
+        the first size of a run may be all that it measures.
+
+        Args:
+            batch_size: The size.
+            first_round: Written into the first reading; the others take the numbers after it.
+            likely: Seconds of a step by what is known, to tell a hang from a long step; None where nothing is.
+            keep: Called with each reading as it is taken.
+
+        Raises:
+            OutOfBudget: If the budget does not hold the first step.
+            TimedOut: If a step took so long that it counts as hung.
+            Exception: Whatever the runner raises.
+        """
+        spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
+        began = now()
+        self._prepare(batch_size)
+        spent.visits += 1
+        prepared = now()
+        spent.prepare_seconds += prepared - began
+        last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
+        asked = now()
+        spent.warmup_seconds += asked - prepared
+        memory = self.runner.peak_bytes, self.runner.peak_device_bytes
+        spent.query_seconds += now() - asked
+        step = last.seconds
+        count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
+        taken = 0
+        if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
+            timing = self._timing(batch_size, first_round, last, repeats, memory)
+            keep(timing)
+            self.rest(timing)
+            taken = 1
+        while taken < count:
+            repeats = repeats_for(step, self.span_seconds)
+            if taken and self.budget.left() < repeats * step:
+                return
+            reading = self._read(repeats, step)
+            timing = self._timing(batch_size, first_round + taken, reading, repeats, memory)
+            keep(timing)
+            self.rest(timing)
+            step, taken = min(step, reading.seconds), taken + 1
+
+    def _settle(self, steps: list[Reading], repeats: int, expected: float | None) -> tuple[Reading, int]:
+        """
+        Step until a reading is not clearly faster than the one before: caches, allocators and compilers are done.
+
+        What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
+        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.
+
+        Returns:
+            The last reading, and of how many steps it is.
+        """
+        worked = 0.0
+        if not steps:
+            self.budget.check()
+            steps = [self._read(1, expected)]
+        while worked < SETTLE_SECONDS or not _agree(steps):
+            wanted = repeats_for(steps[-1].seconds, self.span_seconds)
+            share = 1.0 if len(steps) == 1 else SETTLE_SHARE
+            if wanted * steps[-1].seconds >= share * self.budget.left() or len(steps) > MOST_WARMUPS:
+                break
+            repeats = wanted
+            steps.append(self._read(repeats, expected or steps[-1].seconds))
+            worked += repeats * steps[-1].seconds
+        return steps[-1], repeats
+
+    def _timing(
+        self, batch_size: int, number: int, reading: Reading, repeats: int, memory: tuple[int | None, int | None]
+    ) -> Timing:
+        clock = reading.sm_clock_mhz
+        return Timing(
+            batch_size=batch_size,
+            round=number,
+            seconds=reading.seconds,
+            repeats=repeats,
+            throttled=reading.throttled or (clock is not None and clock < THROTTLED_CLOCK * self._highest_clock),
+            sm_clock_mhz=clock,
+            joules=reading.joules,
+            peak_bytes=memory[0],
+            peak_device_bytes=memory[1],
+        )
+
+    def rest(self, timing: Timing) -> None:
+        """Let a throttled device cool, longer each time in a row, but never for more than a share of the budget."""
+        self._rests = self._rests + 1 if timing.throttled else 0
+        if not self._rests:
+            return
+        pause = min(FIRST_REST_SECONDS * 2 ** (self._rests - 1), MAX_REST_SECONDS)
+        pause = min(pause, self.budget.left(), MAX_REST_SHARE * self.budget.seconds - self._rested)
+        if pause > 0:
+            self.runner.clock.sleep(pause)
+            self._rested += pause
+
+    def forget(self) -> None:
+        """After a failure nothing is prepared, and what runs next may be another process that was never warmed."""
+        self._prepared = None
+
+    def _prepare(self, batch_size: int) -> None:
+        if self._prepared == batch_size:
+            return
+        self._prepared = None
+        if self._is_warm:  # whatever the first size takes to prepare, it is to have its step
+            self.budget.check()
+        before = self.runner.clock.now()
+        self.runner.prepare(batch_size)
+        self.prepare_seconds[batch_size] = self.runner.clock.now() - before
+        self._prepared = batch_size
+
+    def _warm_clocks(self, expected: float | None) -> tuple[list[Reading], int]:
+        """Work until the clocks have risen and the readings no longer trend; the last two, and of how many steps."""
+        before = self.runner.clock.now()
+        steps = [self._read(1, None)]  # may compile or load, which is not measuring: only the budget bounds it
+        self.budget.forgive(self.runner.clock.now() - before)
+        began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
+        history: list[tuple[float, float]] = []
+        repeats, worked = 1, 0.0
+        while worked < most:
+            repeats = 1 if not history else repeats_for(steps[-1].seconds, self.span_seconds)
+            steps.append(self._read(repeats, expected))
+            seconds = steps[-1].seconds
+            worked = max(worked + repeats * seconds, self.runner.clock.now() - began)
+            history.append((worked, seconds))
+            if worked >= WARM_SECONDS and _is_settled(history, max(WARM_SECONDS / 2, repeats * seconds)):
+                break
+        self._is_warm = True
+        return steps[-2:], repeats
+
+    def _read(self, repeats: int, expected: float | None) -> Reading:
+        """Read the clock once; what takes far longer than expected counts as hung, also if it came back."""
+        limit = max(HANG_SECONDS, self.budget.left() if expected is None else HANG_FACTOR * expected * repeats)
+        if isinstance(self.runner, HasStepLimit):
+            self.runner.step_seconds = limit
+        reading = self.runner.clock.time(self.runner.step, repeats)
+        if not 0 < reading.seconds < math.inf:
+            raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")
+        if reading.seconds * repeats > limit:
+            raise TimedOut(f"batch size {self._prepared}", limit)
+        self._highest_clock = max(self._highest_clock, reading.sm_clock_mhz or 0.0)
+        return reading
+
+
+def _agree(steps: Sequence[Reading]) -> bool:
+    """Say whether there are two readings, and the last is not clearly faster than the one before."""
+    return len(steps) > 1 and steps[-1].seconds >= steps[-2].seconds * (1 - AGREE)
+
+
+def _is_settled(history: Sequence[tuple[float, float]], window: float) -> bool:
+    """Say whether the median reading of the last `window` seconds is that of the `window` before."""
+    end = history[-1][0]
+    recent = [seconds for when, seconds in history if when > end - window]
+    before = [seconds for when, seconds in history if end - 2 * window < when <= end - window]
+    return bool(before) and abs(median(recent) - median(before)) <= SETTLED * median(before)

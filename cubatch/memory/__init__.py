@@ -1,0 +1,1 @@
+"""What lives when, where it lies, what fits."""

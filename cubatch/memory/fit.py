@@ -1,0 +1,129 @@
+"""The largest batch size that fits some memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.hardware import room
+from cubatch.hardware.facts import Device
+from cubatch.memory.parts import checked
+from cubatch.memory.plan import Plan, buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
+from cubatch.network.models import SpecLike
+from cubatch.units import parse_bytes
+
+_REACH = 16
+
+
+def max_batch_size(
+    spec: SpecLike,
+    memory: int | str,
+    *,
+    mode: str = "training",
+    dtype: str = "float32",
+    optimizer: str = "sgd",
+    recompute: bool = False,
+    device: Device | str | None = None,
+    library: str = "auto",
+) -> int:
+    """
+    Compute the largest batch whose plan fits into some memory.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        memory: Bytes that may be taken, "12GiB", or "80%" of what is free on the device.
+        mode, dtype, optimizer, recompute, device, library: As for `footprint`.
+
+    Returns:
+        int: The largest batch size, any integer, not only powers of two.
+
+    Raises:
+        DoesNotFit: If not even one sample fits (also a MemoryError).
+        InvalidArgument: If an argument is out of range.
+
+    Example:
+        >>> from cubatch.memory.parts import footprint
+        >>> options = {"mode": "training", "device": "v100-sxm2-16gb"}
+        >>> most = max_batch_size("resnet50", "12GiB", **options)
+        >>> totals = [footprint("resnet50", batch_size=n, **options).total for n in (most, most + 1)]
+        >>> totals[0] <= 12 * 2**30 < totals[1]
+        True
+    """
+    spec, found, library = checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
+    limit = limit_bytes(memory, found)
+    program = schedule_of(spec, mode, recompute)
+    spans = program.lifetimes
+
+    def bound(size: int) -> int:
+        members, shard = shards(size, found)
+        sizes = buffer_sizes(program, shard, dtype, found, library)
+        alive = max(bytes_alive(sizes, spans, len(program.ops)), default=0)
+        return sum(fixed_bytes(program, dtype, optimizer, members).values()) + members * alive
+
+    def planned(size: int) -> Plan:
+        return plan(
+            spec,
+            batch_size=size,
+            mode=mode,
+            dtype=dtype,
+            optimizer=optimizer,
+            recompute=recompute,
+            device=found,
+            library=library,
+        )
+
+    def fits(size: int) -> bool:
+        return bound(size) <= limit and planned(size).total <= limit
+
+    if not fits(1):
+        raise DoesNotFit(str(spec), str(found), planned(1).total, limit, mode)
+    # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
+    size = _bisect(bound, limit, 1)
+    low = 1
+    while size > low:
+        laid_out = planned(size)
+        if laid_out.total <= limit:
+            break
+        fixed = laid_out.fixed_bytes
+        size = max(low, min(size - 1, int(size * (limit - fixed) / (laid_out.total - fixed))))
+    return size if size == MAX_BATCH_SIZE else _climb(fits, size)
+
+
+def limit_bytes(memory: int | str, device: Device) -> int:
+    """Read a size; a percentage is one of what is free on the device."""
+    if isinstance(memory, str) and memory.strip().endswith("%"):
+        return room.memory_limit(device, memory).bytes
+    try:
+        return parse_bytes(memory)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument("memory", memory, "a size in bytes or text such as '12GiB'", str(error)) from None
+
+
+def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
+    """Return the largest size whose cost is within the limit; `low` is known to fit, the cost to grow."""
+    high = low
+    while high < MAX_BATCH_SIZE and cost(high) <= limit:
+        low, high = high, min(2 * high, MAX_BATCH_SIZE)
+    if cost(high) <= limit:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= limit else (low, middle)
+    return low
+
+
+def _climb(fits: Callable[[int], bool], size: int) -> int:
+    """
+    Step up from a size that fits: the proportional step down may have passed a few that fit too.
+
+    Placement is greedy, so a size may fit where one a little smaller does not: some are tried beyond the first.
+    """
+    while size + _REACH <= MAX_BATCH_SIZE and fits(size + _REACH):
+        size += _REACH
+    following = size + 1
+    while following <= min(size + _REACH, MAX_BATCH_SIZE):
+        if fits(following):
+            size = following
+        following += 1
+    return size

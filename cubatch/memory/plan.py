@@ -1,0 +1,204 @@
+"""
+The plan of a step: every buffer of the schedule at an offset in one block.
+
+The schedule says which buffers live when, this module gives each an offset, and the engine takes
+that block once: the plan is what runs.  Parameters, their gradients and the optimiser's state stay
+for good and lie beside it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from functools import lru_cache
+
+import attrs
+
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.memory import workspace
+from cubatch.memory.schedule import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule, schedule
+from cubatch.memory.workspace import im2col_workspace_bytes
+from cubatch.network.graph import Spec
+
+ALIGNMENT = 256
+# Optimiser state, in copies of the parameters.
+STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
+
+# A tile of the im2col matrix: small enough to stay in the L2 of a CPU core beside the filter, and
+# on a GPU large enough to fill it.
+MAX_COPIES = 64
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """
+    Where every buffer of a step lies at one batch size.
+
+    Attributes:
+        schedule: The operations and buffers.
+        batch_size: Samples per step.
+        dtype: What activations and parameters are stored as.
+        library: Whose scratch memory it has: "im2col" or "cubatch".
+        members: Threads that each walk a shard of the batch through the whole step (CPU); 1 on a GPU.
+        shard: Samples of the largest shard.
+        copies: Buffer sets that a small single layer rotates over, so that it finds its input out of cache.
+        sizes: Bytes of every buffer of one shard.
+        offsets: Place of every buffer in its shard's arena.
+        arena_bytes: Size of one shard's arena: activations, their gradients and workspace, lifetimes shared.
+        weight_bytes: Parameters and running statistics.
+        gradient_bytes: Gradients of the parameters.
+        optimizer_bytes: The optimiser's state; with 16-bit parameters the master weights too, and the loss's scale.
+    """
+
+    schedule: Schedule
+    batch_size: int
+    dtype: str
+    library: str
+    members: int
+    shard: int
+    copies: int
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What does not depend on the batch: parameters, gradients, optimiser state."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def total(self) -> int:
+        """The peak of the step."""
+        return self.fixed_bytes + self.members * self.copies * self.arena_bytes
+
+
+@lru_cache(maxsize=64)
+def schedule_of(spec: Spec, mode: str, recompute: bool) -> Schedule:  # noqa: FBT001 - a cache key
+    """Give the schedule of a spec; plans for many batch sizes ask for the same one."""
+    return schedule(spec, mode, recompute=recompute)
+
+
+def plan(
+    spec: Spec,
+    *,
+    batch_size: int,
+    mode: str,
+    dtype: str,
+    optimizer: str,
+    recompute: bool,
+    device: Device,
+    library: str = "im2col",
+) -> Plan:
+    """
+    Lay out one step: every buffer gets an offset at which nothing else lives at the same time.
+
+    Largest buffers are placed first, each at the lowest offset that is free during its lifetime
+    (greedy by size: Pisarchyk and Lee, 2020, arXiv:2001.03288).
+    """
+    program = schedule_of(spec, mode, recompute)
+    members, shard = shards(batch_size, device)
+    sizes = buffer_sizes(program, shard, dtype, device, library)
+    offsets, arena = _place(sizes, program.lifetimes)
+    return Plan(
+        schedule=program,
+        batch_size=batch_size,
+        dtype=dtype,
+        library=library,
+        members=members,
+        shard=shard,
+        copies=_copies(program, members * arena, device),
+        sizes=tuple(sizes),
+        offsets=tuple(offsets),
+        arena_bytes=arena,
+        **fixed_bytes(program, dtype, optimizer, members),
+    )
+
+
+def shards(batch_size: int, device: Device) -> tuple[int, int]:
+    """Divide a batch among the threads of a CPU: how many take part, and the largest share."""
+    members = min(device.threads or 1, batch_size) if device.kind == "cpu" else 1
+    return members, -(-batch_size // members)
+
+
+def _copies(program: Schedule, working_set: int, device: Device) -> int:
+    """Count the buffer sets of a single layer: enough that all together are at least twice the L2."""
+    if not program.single or not device.l2_bytes or not working_set:
+        return 1
+    return max(1, min(MAX_COPIES, -(-2 * device.l2_bytes // working_set)))
+
+
+def fixed_bytes(program: Schedule, dtype: str, optimizer: str, members: int) -> dict[str, int]:
+    """Bytes that do not depend on the batch."""
+    itemsize = BYTES_PER_ELEMENT[dtype]
+    parameters = program.network.parameters
+    states = sum(math.prod(shape) for node in program.network.nodes for shape in node.layer.state_shapes.values())
+    training = program.mode == "training"
+    # Parameters stored in half precision are stepped in float32: the master weights.
+    copies = STATE_COPIES[optimizer] + (itemsize < FLOAT32_BYTES)
+    return {
+        "weight_bytes": _align(parameters * itemsize) + _align(states * max(FLOAT32_BYTES, itemsize)),
+        "gradient_bytes": members * _align(parameters * itemsize) if training else 0,  # each member sums its own
+        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * copies)
+        + _align(LOSS_SCALE_BYTES.get(dtype, 0))
+        if training
+        else 0,
+    }
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> list[int]:
+    """Give the bytes of every buffer of a schedule, for one shard of so many samples."""
+    itemsize = BYTES_PER_ELEMENT[dtype]
+    widths = {0: itemsize, FLOAT32_BYTES: max(FLOAT32_BYTES, itemsize)}
+    sizes = [
+        _align(buffer.elements * widths.get(buffer.itemsize, buffer.itemsize) * (batch_size if buffer.batched else 1))
+        for buffer in program.buffers
+    ]
+    for op in program.ops:
+        if op.workspace is not None:
+            needed = (
+                workspace.kernel_workspace_bytes(op, program, batch_size, dtype, device)
+                if library == "cubatch"
+                else im2col_workspace_bytes(op, program, batch_size, max(FLOAT32_BYTES, itemsize), device)
+            )
+            sizes[op.workspace] = _align(needed)
+    return sizes
+
+
+def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], int]:
+    """Place the largest first, each in the lowest gap between those alive at the same time."""
+    offsets = [0] * len(sizes)
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last; sorted
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        size, (first, last) = sizes[number], spans[number]
+        if not size:
+            continue
+        offset = 0
+        for start, end, begins, ends in placed:  # the innermost loop of every plan
+            if ends >= first and begins <= last:
+                if start - offset >= size:
+                    break
+                if end > offset:  # noqa: PLR1730 - max() takes twice as long
+                    offset = end
+        offsets[number] = offset
+        bisect.insort(placed, (offset, offset + size, first, last))
+    return offsets, max((end for _, end, _, _ in placed), default=0)
+
+
+def bytes_alive(sizes: list[int], spans: list[tuple[int, int]], ops: int) -> list[int]:
+    """Bytes alive during each operation: a lower bound of any placement."""
+    change = [0] * (max(ops, 1) + 1)  # a lone view has buffers and no operations
+    for size, (first, last) in zip(sizes, spans, strict=True):
+        change[first] += size
+        change[last + 1] -= size
+    total, alive = 0, []
+    for delta in change[:-1]:
+        total += delta
+        alive.append(total)
+    return alive

@@ -1,0 +1,423 @@
+"""
+One step of a network as a list of operations, and the buffers they read and write.
+
+This is the program that the engine executes and the memory plan lays out: nothing is written
+twice, so the plan cannot differ from what runs.  It does not depend on the batch size.
+
+Reuse follows from who reads what.  An elementwise layer writes over its input where nobody else
+needs it; flatten, and dropout in inference, are other names for the same buffer; the gradient of a
+sum is one buffer under several names, copied only if one of its readers would write into it.
+
+A ReLU is done by its neighbour where it can be: by the convolution, linear layer or batch norm before
+it, or by the max pool that alone reads it, which then also masks the gradient, so that what the ReLU
+would have read need not be kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
+from cubatch.network.layer import Layer, check_mode
+from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+
+PARTS = ("activations", "activation_gradients", "workspace")
+FLOAT32_BYTES = 4
+LABEL_BYTES = 4
+LOSS_SCALE_BYTES = {"float16": 16}
+"""State of the loss's scale, four float32 words, for the dtypes whose gradients need one in training."""
+
+
+@attrs.frozen
+class Buffer:
+    """
+    A piece of memory that holds one value during a part of the step.
+
+    Attributes:
+        name: Layer and value: "conv1.y", "conv1.y gradient".
+        part: One of PARTS.
+        node: The layer it belongs to.
+        shape: Extents per sample, or in whole for one that does not grow with the batch.
+        itemsize: Bytes per element; 0 is the dtype's, 4 grows with it beyond float32.
+        batched: Whether it holds `shape` for every sample.
+    """
+
+    name: str
+    part: str
+    node: str
+    shape: tuple[int, ...]
+    itemsize: int = 0
+    batched: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Elements per sample, or in whole for one that does not grow with the batch."""
+        return math.prod(self.shape)
+
+
+@attrs.frozen
+class Op:
+    """
+    One operation of a step.
+
+    Attributes:
+        kind: "forward", "loss", "backward", "accumulate" (the first read is added to the write) or "update".
+        node: The layer, or None for loss and update.
+        reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in
+            both means in place.
+        workspace: Number of the scratch buffer, alive during this operation only.
+        replay: A forward operation done again in the backward pass, to save memory.
+        relu: The result is clamped at zero while it is at hand: a ReLU layer that needs no operation of its own.
+    """
+
+    kind: str
+    node: Node | None
+    reads: dict[str, int]
+    writes: dict[str, int]
+    workspace: int | None = None
+    replay: bool = False
+    relu: bool = False
+
+
+@attrs.frozen
+class Schedule:
+    """
+    The operations of one step in order.
+
+    Attributes:
+        network: What is run.
+        mode: "inference" or "training".
+        ops: The operations.
+        buffers: What they read and write, by number.
+        given: Buffers filled before the step and kept through it: the batch, its labels.
+        results: Buffers kept to the end of the step: the output.
+        outputs: Buffer number of each layer's output after the forward pass.
+        single: A layer on its own: its output gradient is given and the gradient of its input computed.
+    """
+
+    network: Network
+    mode: str
+    ops: tuple[Op, ...]
+    buffers: tuple[Buffer, ...]
+    given: frozenset[int]
+    results: frozenset[int]
+    outputs: dict[str, int]
+    single: bool
+
+    @functools.cached_property
+    def lifetimes(self) -> list[tuple[int, int]]:
+        """First and last operation of every buffer, both included."""
+        spans = [[len(self.ops), -1] for _ in self.buffers]
+        for time, op in enumerate(self.ops):
+            used = [*op.reads.values(), *op.writes.values(), *([] if op.workspace is None else [op.workspace])]
+            for number in used:
+                spans[number] = [min(spans[number][0], time), max(spans[number][1], time)]
+        end = max(len(self.ops) - 1, 0)
+        for number in self.given | self.results:
+            spans[number] = [0 if number in self.given else min(spans[number][0], end), end]
+        return [(first, last) for first, last in spans]
+
+
+def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) -> Schedule:
+    """
+    Write down the operations of one step.
+
+    Args:
+        spec: A network, or a layer on its own, which in training does all three passes.
+        mode: "inference" or "training".
+        recompute: Forget the activations of all but a few layers and compute them again in the
+            backward pass (Chen et al., 2016, arXiv:1604.06174: segments of equal size, about the
+            square root of the layers).
+
+    Returns:
+        Schedule: Operations and buffers, valid for every batch size.
+    """
+    network = as_network(spec)
+    check_mode(mode)
+    writer = _Writer(network, mode, single=isinstance(spec, Layer))
+    cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
+    values = writer.inputs()
+    for node in network.nodes:
+        writer.forward(node, values)
+    if mode == "training":
+        writer.loss(values)
+        start_of = dict(zip(cuts, [0, *cuts[:-1]], strict=True))
+        for cut in reversed(cuts):
+            segment = network.nodes[start_of[cut] : cut]
+            seen = values if cut == cuts[-1] else writer.replay(segment, values)
+            for node in reversed(segment):
+                writer.backward(node, seen)
+        writer.ops.append(Op("update", None, {}, {}, writer.scratch("update", network.nodes[-1])))
+    return writer.finish(values)
+
+
+class _Writer:
+    """Writes operations in order while it keeps track of who still needs which buffer."""
+
+    def __init__(self, network: Network, mode: str, *, single: bool) -> None:
+        self.network, self.training, self.single = network, mode == "training", single
+        self.mode = mode
+        self.ops: list[Op] = []
+        self.buffers: list[Buffer] = []
+        self.given: set[int] = set()
+        self.results: set[int] = set()
+        self.gradients: dict[str, int] = {}
+        self.saved: dict[str, dict[str, int]] = {}
+        # Names whose gradient lives in a buffer and has not been used yet: more than one means shared.
+        self.holders: dict[int, set[str]] = {}
+        self.kept: set[str] = set()
+        self.nodes = {node.name: node for node in network.nodes}
+        self.produced: dict[int, int] = {}
+        self.trained: set[str] = set()
+        named: dict[str, list[Node]] = {}
+        for node in network.nodes:
+            for name in node.inputs:
+                named.setdefault(name, []).append(node)
+        self.pooled = {
+            node.name
+            for node in network.nodes
+            if isinstance(node.layer, ReLU)
+            and [type(reader.layer) for reader in named.get(node.name, [])] == [MaxPool2d]
+        }
+        self.origin = {INPUT: INPUT}
+        for node in network.nodes:
+            alias = self.is_alias(node)
+            self.origin[node.name] = self.origin[node.inputs[0]] if alias else node.name
+            if node.layer.parameters or self.trained.intersection(node.inputs):
+                self.trained.add(node.name)
+        self.readers: dict[str, list[Node]] = {}
+        for node in network.nodes:
+            if not self.is_alias(node):
+                for name in node.inputs:
+                    self.readers.setdefault(self.origin[name], []).append(node)
+
+    def is_alias(self, node: Node) -> bool:
+        """Whether the output is the input's memory under another name."""
+        idle = isinstance(node.layer, Dropout) and not self.training
+        return isinstance(node.layer, Flatten) or node.name in self.pooled or idle
+
+    def buffer(self, buffer: Buffer) -> int:
+        """Note a new buffer and return its number."""
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def scratch(self, kind: str, node: Node) -> int:
+        """Make an operation's scratch memory; the plan sizes it."""
+        return self.buffer(Buffer(f"{node.name} {kind} workspace", "workspace", node.name, (), 1))
+
+    def inputs(self) -> dict[str, int]:
+        """Make the batch's buffer."""
+        number = self.buffer(Buffer(INPUT, "activations", INPUT, self.network.input_shape))
+        self.given.add(number)
+        return {INPUT: number}
+
+    def emit(
+        self, kind: str, node: Node, reads: dict[str, int], writes: dict[str, int], *, replay: bool = False
+    ) -> None:
+        """Add an operation, with scratch memory of its own."""
+        workspace = self.scratch(kind, node)
+        relu = isinstance(node.layer, MaxPool2d) and node.inputs[0] in self.pooled
+        self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu))
+
+    # --- forward -----------------------------------------------------------------------------
+
+    def overwritten(self, node: Node) -> str | None:
+        """Name of the input that the node may write its output over, or None."""
+        layer = node.layer
+        in_place = layer.elementwise or isinstance(layer, Add) or (isinstance(layer, BatchNorm2d) and not self.training)
+        if not in_place or (self.training and "x" in layer.saves):
+            return None
+        for name in node.inputs:
+            origin = self.origin[name]
+            if origin == INPUT or origin in self.kept or self.readers[origin] != [node]:
+                continue
+            if not (self.training and "y" in self.nodes[origin].layer.saves):
+                return name
+        return None
+
+    def forward(self, node: Node, values: dict[str, int], *, replay: bool = False) -> None:
+        """Compute a layer's output from `values`, where it is then found."""
+        layer = node.layer
+        if self.is_alias(node):
+            values[node.name] = values[node.inputs[0]]
+            return
+        reads = {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
+        target = self.overwritten(node)
+        if target is not None and isinstance(layer, ReLU) and self.clamp(values[target]):
+            values[node.name] = values[target]
+            return
+        name = f"{node.name}.y" + (" again" if replay else "")
+        new = Buffer(name, "activations", node.name, layer.output_shape)
+        writes = {"y": self.buffer(new) if target is None else values[target]}
+        if self.training:
+            saved = {
+                role: self.buffer(Buffer(f"{node.name}.{role}", "activations", node.name, (count,), itemsize))
+                for role, (count, itemsize) in layer.saved_elements().items()
+            }
+            if isinstance(layer, BatchNorm2d):  # mean and inverse deviation of the batch
+                name, shape = f"{node.name}.statistics", (2, layer.input_shape[2])
+                fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
+                saved["statistics"] = self.buffer(fixed)
+            self.saved[node.name] = saved
+            writes |= saved
+        self.produced[writes["y"]] = len(self.ops)
+        self.emit("forward", node, reads, writes, replay=replay)
+        values[node.name] = writes["y"]
+
+    def clamp(self, number: int) -> bool:
+        """Let the operation that wrote a buffer clamp it too, if it is one that can."""
+        time = self.produced.get(number)
+        node = None if time is None else self.ops[time].node
+        if time is None or node is None or not isinstance(node.layer, Conv2d | Linear | BatchNorm2d):
+            return False
+        self.ops[time] = attrs.evolve(self.ops[time], relu=True)
+        return True
+
+    def cuts(self) -> list[int]:
+        """Choose where segments end: after nodes whose output alone is read later on, about evenly by size."""
+        nodes = self.network.nodes
+        last_read = {origin: max(nodes.index(n) for n in readers) for origin, readers in self.readers.items()}
+        possible = []
+        for i in range(1, len(nodes)):
+            live = {o for o, last in last_read.items() if last >= i and o != INPUT and nodes.index(self.nodes[o]) < i}
+            if live == {self.origin[nodes[i - 1].name]} and self.overwritten(nodes[i]) is None:
+                possible.append(i)
+        sizes = [math.prod(node.layer.output_shape) for node in nodes]
+        share = sum(sizes) / max(1, math.isqrt(len(possible)))
+        cuts, held = [], 0
+        for i, size in enumerate(sizes, start=1):
+            held += size
+            if held >= share and i in possible:
+                cuts.append(i)
+                held = 0
+        self.kept = {self.origin[nodes[i - 1].name] for i in cuts}
+        return [*cuts, len(nodes)]
+
+    def replay(self, segment: Sequence[Node], values: dict[str, int]) -> dict[str, int]:
+        """Compute a segment's activations again from the value before it; its last value was kept."""
+        again = {name: values[name] for node in segment for name in node.inputs if name in values}
+        begun = {node.name for node in segment}
+        for name in begun.intersection(again):
+            del again[name]
+        for node in segment:
+            self.forward(node, again, replay=True)
+        again[segment[-1].name] = values[segment[-1].name]
+        return again
+
+    # --- backward ----------------------------------------------------------------------------
+
+    def loss(self, values: dict[str, int]) -> None:
+        """Make the gradient of the output: of the mean softmax cross-entropy, or given for a layer on its own."""
+        last = self.network.nodes[-1]
+        h, w, c = last.layer.output_shape
+        gradient = self.buffer(Buffer(f"{last.name}.y gradient", "activation_gradients", last.name, (h, w, c)))
+        if self.single:
+            self.given.add(gradient)
+        else:
+            labels = self.buffer(Buffer("labels", "activations", last.name, (h, w), LABEL_BYTES))
+            self.given.add(labels)
+            reads = {"x0": values[last.name], "labels": labels}
+            self.ops.append(Op("loss", None, reads, {"dy": gradient}, self.scratch("loss", last)))
+        self.receive(last.name, gradient)
+
+    def receive(self, name: str, number: int) -> None:
+        """Take a contribution to the gradient of a layer's output."""
+        if name not in self.gradients:
+            self.gradients[name] = number
+            self.holders.setdefault(number, set()).add(name)
+            return
+        held = self.gradients[name]
+        node = self.nodes[name]
+        # Add into whichever of the two nobody else still reads.
+        free = [n for n in (number, held) if not self.holders.get(n, set()) - {name} and n not in self.given]
+        target = free[0] if free else self.buffer(self.gradient_of(node))
+        self.ops.append(Op("accumulate", node, {"x0": held, "x1": number}, {"y": target}))
+        self.holders[held].discard(name)
+        self.gradients[name] = target
+        self.holders.setdefault(target, set()).add(name)
+
+    def gradient_of(self, node: Node) -> Buffer:
+        """Describe the gradient of a layer's output."""
+        return Buffer(f"{node.name}.y gradient", "activation_gradients", node.name, node.layer.output_shape)
+
+    def wanted(self, node: Node) -> list[tuple[int, str]]:
+        """Positions and names of the inputs whose gradient is needed."""
+        if self.single:
+            return [(i, name) for i, name in enumerate(node.inputs)]
+        return [(i, name) for i, name in enumerate(node.inputs) if name in self.trained]
+
+    def backward(self, node: Node, values: dict[str, int]) -> None:  # noqa: C901 - one case for each way to reuse
+        """Compute what a layer owes to its inputs and parameters."""
+        dy = self.gradients.pop(node.name, None)
+        wanted = self.wanted(node)
+        if dy is None or not (wanted or node.layer.parameters):
+            return
+        layer = node.layer
+        if self.is_alias(node) or isinstance(layer, Add):
+            for position, (_, name) in enumerate(wanted, start=1):
+                if position == len(wanted):  # held until then: an earlier reader must not add into it
+                    self.holders[dy].discard(node.name)
+                if name == INPUT:  # a view on its own: the gradient that was given is the answer
+                    self.results.add(dy)
+                else:
+                    self.receive(name, dy)
+            return
+        reads = {"dy": dy} | self.saved.get(node.name, {})
+        if "x" in layer.saves:
+            reads |= {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
+        if "y" in layer.saves:
+            reads["y"] = values[node.name]
+        in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
+        writes = {}
+        for i, _ in wanted:
+            shape = layer.input_shapes[i]
+            fresh = Buffer(f"{node.name}.x{i} gradient", "activation_gradients", node.name, shape)
+            writes[f"dx{i}"] = dy if in_place else self.buffer(fresh)
+        self.emit("backward", node, reads, writes)
+        self.holders[dy].discard(node.name)
+        for i, name in wanted:
+            if name == INPUT:
+                self.results.add(writes[f"dx{i}"])
+            else:
+                self.receive(name, writes[f"dx{i}"])
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def finish(self, values: dict[str, int]) -> Schedule:
+        """Drop replays that nobody reads, and number the buffers that are left."""
+        read: set[int] = set()
+        ops: list[Op] = []
+        for op in reversed(self.ops):
+            if op.replay and not read.intersection(op.writes.values()):
+                continue
+            read.update(op.reads.values())
+            ops.append(op)
+        ops.reverse()
+        if not self.training:
+            self.results.add(values[self.network.nodes[-1].name])
+        used = self.given | self.results
+        for op in ops:
+            used.update([*op.reads.values(), *op.writes.values()], [] if op.workspace is None else [op.workspace])
+        number = {old: new for new, old in enumerate(sorted(used))}
+        return Schedule(
+            network=self.network,
+            mode=self.mode,
+            ops=tuple(
+                attrs.evolve(
+                    op,
+                    reads={role: number[n] for role, n in op.reads.items()},
+                    writes={role: number[n] for role, n in op.writes.items()},
+                    workspace=None if op.workspace is None else number[op.workspace],
+                )
+                for op in ops
+            ),
+            buffers=tuple(self.buffers[old] for old in sorted(used)),
+            given=frozenset(number[n] for n in self.given),
+            results=frozenset(number[n] for n in self.results),
+            outputs={name: number[n] for name, n in values.items() if n in number},
+            single=self.single,
+        )

@@ -1,0 +1,1 @@
+"""What is run: layers, networks, spec files, the named models."""

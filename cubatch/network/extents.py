@@ -1,0 +1,124 @@
+"""Converters and validators of what the records of layers hold: extents, windows, flags, names."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidSpec
+
+Extents = tuple[int, int, int]
+MAX_EXTENT = 2**31 - 1
+
+
+def check_integer(value: object, name: str, minimum: int) -> int:
+    """Return a whole number from `minimum` to MAX_EXTENT, or raise InvalidSpec naming the field."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidSpec(name, value, f"a whole number, at least {minimum}")
+    if not minimum <= value <= MAX_EXTENT:
+        raise InvalidSpec(name, value, f"from {minimum} to {MAX_EXTENT}")
+    return value
+
+
+# Converters only bring values into one form, since they do not know the field; validators judge them.
+def whole(value: object) -> int:
+    """Turn NumPy's integers into Python's."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return value  # type: ignore[return-value]
+
+
+def optional_whole(value: object) -> int | None:
+    """None, or as `whole`."""
+    return None if value is None else whole(value)
+
+
+def pair(value: object) -> tuple[int, int]:
+    """1 -> (1, 1)."""
+    return _tuple(value) if _is_list(value) else (whole(value),) * 2  # type: ignore[return-value]
+
+
+def quad(value: object) -> tuple[int, int, int, int]:
+    """1 -> (1, 1, 1, 1); [h, w] -> (h, h, w, w)."""
+    items = _tuple(value) if _is_list(value) else (whole(value),) * 4
+    return (items[:1] * 2 + items[1:] * 2) if len(items) == 2 else items  # type: ignore[return-value]  # noqa: PLR2004
+
+
+def strings(value: object) -> tuple[str, ...] | None:
+    """["a"] -> ("a",); anything that is no list is left for the validator."""
+    return tuple(value) if _is_list(value) else value  # type: ignore[return-value, arg-type]
+
+
+def integers(value: object) -> tuple[int, ...] | None:
+    """[1, 2] -> (1, 2); anything that is no list is left for the validator."""
+    return _tuple(value) if _is_list(value) else value  # type: ignore[return-value]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _tuple(value: object) -> tuple[int, ...]:
+    return tuple(whole(item) for item in value)  # type: ignore[attr-defined]
+
+
+Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
+
+
+def at_least(minimum: int) -> Validator:
+    """Give the validator of whole numbers from `minimum` on."""
+
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        check_integer(value, attribute.name, minimum)
+
+    return validate
+
+
+def _each_at_least(minimum: int, length: int, form: str) -> Validator:
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, tuple) or len(value) != length:
+            raise InvalidSpec(attribute.name, value, form)
+        for item in value:
+            check_integer(item, attribute.name, minimum)
+
+    return validate
+
+
+PAIR = _each_at_least(1, 2, "a whole number or [h, w]")
+QUAD = _each_at_least(0, 4, "a whole number, [h, w] or [top, bottom, left, right]")
+
+
+def check_extent(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but None and whole numbers from 1 on."""
+    if value is not None:
+        check_integer(value, attribute.name, 1)
+
+
+def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but true and false."""
+    if not isinstance(value, bool):
+        raise InvalidSpec(attribute.name, value, "true or false")
+
+
+def check_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but None and text."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidSpec(attribute.name, value, "text, not empty")
+
+
+def check_inputs(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but None and names of layers."""
+    if value is not None and not (isinstance(value, tuple) and all(isinstance(name, str) for name in value)):
+        raise InvalidSpec(attribute.name, value, "a list of layer names")
+
+
+def check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but numbers above 0 and at most 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise InvalidSpec(attribute.name, value, "a number above 0, at most 1")

@@ -1,0 +1,274 @@
+"""
+Networks of layers, and specs read from files and mappings.
+
+A network is a list of layers in which each reads layers above it.  Extents are inferred from the
+input shape down, and every error names the place: `layers[3] (conv2d).stride`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec, UnknownName
+from cubatch.network.extents import MAX_EXTENT, Extents, check_integer, whole
+from cubatch.network.layer import Layer, check_mode
+from cubatch.network.layers import LAYERS, Dropout
+from cubatch.network.passes import Pass
+
+INPUT = "input"
+
+
+class SuspiciousSpec(UserWarning):
+    """A spec that is legal and probably not what was meant."""
+
+
+@attrs.frozen
+class Node:
+    """
+    One layer in its place in a network.
+
+    Attributes:
+        name: Its name, given or "layer1" by position.
+        layer: The layer with its extents filled in.
+        inputs: Names of what it reads; "input" is the network's input.
+    """
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...]
+
+
+def check_input_shape(value: object) -> Extents:
+    """Return (h, w, c) as whole numbers of at least 1, or raise InvalidSpec."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 3:  # noqa: PLR2004
+        raise InvalidSpec("input_shape", value, "three whole numbers (h, w, c)")
+    h, w, c = (check_integer(whole(extent), "input_shape", 1) for extent in value)
+    return h, w, c
+
+
+def _layers(value: object) -> tuple[Layer, ...]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        raise InvalidSpec("layers", value, "a list of layers")
+    return tuple(item if isinstance(item, Layer) else layer_of(item, f"layers[{i}]") for i, item in enumerate(value))
+
+
+def _check_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidSpec(attribute.name, value, "text, not empty")
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
+class Network:
+    """
+    Layers as a graph without cycles, from one input to the output of the last layer.
+
+    Attributes:
+        input_shape: (h, w, c) of one sample.
+        layers: The layers in order, or mappings in the form of a spec file; `inputs` of a layer names
+            layers above it, and without it a layer reads the one before.
+        name: What the network is called in tables and results.
+
+    Raises:
+        InvalidSpec: If a layer, a connection or the input shape makes no sense.
+        UnknownName: If a layer type, key or input is not known.
+
+    Example:
+        >>> from cubatch.network.layers import Conv2d, Flatten, Linear
+        >>> net = Network(input_shape=(8, 8, 1), layers=[Conv2d(k=4, r=3, s=3), Flatten(), Linear(k=10)])
+        >>> net.output_shape, net.parameters
+        ((1, 1, 10), 1490)
+    """
+
+    input_shape: Extents = field(converter=check_input_shape)
+    layers: tuple[Layer, ...] = field(converter=_layers)
+    name: str = field(default="network", validator=_check_name)
+    nodes: tuple[Node, ...] = field(init=False, eq=False, repr=False)
+    # Names of the layers whose output depends on something trained.
+    _trained: frozenset[str] = field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        h, w, c = self.input_shape
+        named = bool(self.layers) and self.layers[0].resolved  # h, w and c were given by name
+        if not named and h in {1, 3} and c > 4 and w > 4 and c == w:  # noqa: PLR2004
+            warnings.warn(
+                f"input_shape {self.input_shape} is read as h={h}, w={w}, c={c}; "
+                f"for a {w}x{c} image with {h} channels write ({w}, {c}, {h})",
+                SuspiciousSpec,
+                stacklevel=3,
+            )
+        nodes = _connect(self.input_shape, self.layers)
+        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "_trained", _trained(nodes))
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """Number of trainable parameters."""
+        return sum(node.layer.parameters for node in self.nodes)
+
+    @property
+    def output_shape(self) -> Extents:
+        """(h, w, c) of the last layer."""
+        return self.nodes[-1].layer.output_shape
+
+    def flops(self, mode: str = "inference") -> int:
+        """FLOP of one sample: forward, or in "training" all three passes without the gradient of the input."""
+        total = sum(node.layer.flops(mode) for node in self.nodes)
+        if check_mode(mode) == "training":
+            total -= sum(
+                gemm.flops
+                for node in self.nodes
+                if not self.wants_input_gradient(node)
+                for gemm in node.layer.gemms(Pass.DGRAD, 1)
+            )
+        return total
+
+    def wants_input_gradient(self, node: Node) -> bool:
+        """Whether training needs the gradient of what this layer reads: not of the network's input."""
+        return any(name in self._trained for name in node.inputs)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give the network as a plain mapping, in the form of a spec file."""
+        layers = [layer.to_mapping() for layer in self.layers]
+        return {"name": self.name, "input_shape": list(self.input_shape), "layers": layers}
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Spec = Layer | Network
+
+
+def _trained(nodes: Sequence[Node]) -> frozenset[str]:
+    """Name the layers that have parameters, or read something that depends on some."""
+    trained: set[str] = set()
+    for node in nodes:
+        if node.layer.parameter_shapes or trained.intersection(node.inputs):
+            trained.add(node.name)
+    return frozenset(trained)
+
+
+def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
+    """Name the layers, resolve what they read, and infer extents from the input down."""
+    paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
+    names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
+    place = _places(names, paths)
+    shapes: dict[str, Extents] = {INPUT: input_shape}
+    nodes: list[Node] = []
+    for i, layer in enumerate(layers):
+        inputs = layer.inputs if layer.inputs is not None else ((names[i - 1] if i else INPUT),)
+        for name in inputs:
+            if name in shapes:
+                continue
+            if name in place:
+                allowed = f"above it, and {name!r} is at {place[name]}: this would be a cycle"
+                raise InvalidSpec(f"{paths[i]}.inputs", list(inputs), allowed, "List layers in order of execution.")
+            raise UnknownName(f"layer in {paths[i]}.inputs", name, list(shapes))
+        try:
+            placed = layer.with_inputs([shapes[name] for name in inputs])
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{paths[i]}.{error.field}", error.value, error.allowed, error.remedy) from None
+        if math.prod(placed.output_shape) > MAX_EXTENT:
+            raise InvalidSpec(paths[i], placed.output_shape, f"of at most {MAX_EXTENT} outputs per sample")
+        shapes[names[i]] = placed.output_shape
+        nodes.append(Node(names[i], placed, inputs))
+    _check_all_read(nodes, paths)
+    return tuple(nodes)
+
+
+def _places(names: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
+    """Say where each name stands; raises InvalidSpec if there are none, or two are the same."""
+    if not names:
+        raise InvalidSpec("layers", [], "at least one layer")
+    place = {INPUT: "the network's input"}
+    for name, path in zip(names, paths, strict=True):
+        if name in place:
+            raise InvalidSpec(f"{path}.name", name, f"a name of its own; {place[name]} has it")
+        place[name] = path
+    return place
+
+
+def _check_all_read(nodes: Sequence[Node], paths: Sequence[str]) -> None:
+    read = {name for node in nodes for name in node.inputs}
+    for node, path in zip(nodes[:-1], paths, strict=False):
+        if node.name not in read:
+            remedy = "Name it in another layer's inputs, or remove it; the output is the last layer's."
+            raise InvalidSpec(path, node.name, "read by some layer", remedy)
+
+
+def layer_of(mapping: object, path: str) -> Layer:
+    """Build a layer from a mapping; `path` is its place, for errors."""
+    if not isinstance(mapping, Mapping):
+        raise InvalidSpec(path, mapping, 'a mapping with a "type"')
+    if "type" not in mapping:
+        raise InvalidSpec(f"{path}.type", None, f"given: one of {', '.join(LAYERS)}")
+    kind = mapping["type"]
+    if not isinstance(kind, str) or kind not in LAYERS:
+        raise UnknownName(f"layer type in {path}", str(kind), LAYERS)
+    place = f"{path} ({kind})"
+    fields = attrs.fields_dict(LAYERS[kind])
+    values = {key: value for key, value in mapping.items() if key != "type"}
+    for key in values:
+        if key not in fields:
+            raise UnknownName(f"key in {place}", str(key), fields)
+    for key, attribute in fields.items():
+        if attribute.default is attrs.NOTHING and key not in values:
+            raise InvalidSpec(f"{place}.{key}", None, "given")
+    try:
+        return LAYERS[kind](**values)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{place}.{error.field}", error.value, error.allowed, error.remedy) from None
+
+
+def as_network(spec: Spec) -> Network:
+    """Give a single layer as a network of one layer; a network is returned as it is."""
+    if isinstance(spec, Network):
+        return spec
+    shapes = spec.input_shapes
+    if len(shapes) > 1:
+        raise InvalidSpec("spec", spec.type, "a network, for a layer with several inputs")
+    alone = attrs.evolve(spec, inputs=None, name=spec.name or spec.type)
+    return Network(input_shape=shapes[0], layers=[alone], name=str(spec))
+
+
+def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
+    """
+    List the passes of one step, layer by layer in the order of the network.
+
+    In training a layer without parameters has no wgrad, and a layer of a network that reads nothing
+    trained has no dgrad: nobody needs the gradient of the network's input.  A single layer does all
+    its passes.  Dropout does nothing in inference.
+
+    Args:
+        spec: A layer or network.
+        mode: "inference" or "training".
+
+    Returns:
+        list[tuple[Node, Pass]]: What is computed, forward passes and gradients of a layer side by side.
+
+    Raises:
+        InvalidArgument: If the mode is neither.
+
+    Example:
+        >>> from cubatch.network.layers import Conv2d
+        >>> conv = Conv2d(h=8, w=8, c=4, k=4, r=3, s=3)
+        >>> [pass_.value for _, pass_ in layer_passes(conv, "training")]
+        ['fprop', 'dgrad', 'wgrad']
+    """
+    network, alone = as_network(spec), isinstance(spec, Layer)
+    if check_mode(mode) == "inference":
+        return [(node, Pass.FPROP) for node in network.nodes if not isinstance(node.layer, Dropout)]
+    found = []
+    for node in network.nodes:
+        found.append((node, Pass.FPROP))
+        if alone or network.wants_input_gradient(node):
+            found.append((node, Pass.DGRAD))
+        if node.layer.parameter_shapes:
+            found.append((node, Pass.WGRAD))
+    return found

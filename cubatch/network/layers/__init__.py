@@ -1,0 +1,56 @@
+"""Every kind of layer, one record each."""
+
+from __future__ import annotations
+
+from cubatch.network.layer import Layer
+from cubatch.network.layers.activations import (
+    GELU,
+    Dropout,
+    HardSigmoid,
+    HardSwish,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+)
+from cubatch.network.layers.joining import Add, Concat, Flatten, Scale
+from cubatch.network.layers.norm import BatchNorm2d, LayerNorm
+from cubatch.network.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from cubatch.network.layers.products import Conv2d, Linear
+from cubatch.network.layers.transformer import Attention, ClassToken, Tokens
+
+__all__ = [
+    "GELU",
+    "LAYERS",
+    "Add",
+    "Attention",
+    "AvgPool2d",
+    "BatchNorm2d",
+    "ClassToken",
+    "Concat",
+    "Conv2d",
+    "Dropout",
+    "Flatten",
+    "GlobalAvgPool",
+    "HardSigmoid",
+    "HardSwish",
+    "LayerNorm",
+    "Linear",
+    "MaxPool2d",
+    "ReLU",
+    "ReLU6",
+    "Scale",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Tokens",
+]
+
+LAYERS: dict[str, type[Layer]] = {
+    cls.type: cls
+    for cls in (
+        Conv2d, Linear, MaxPool2d, AvgPool2d, GlobalAvgPool, BatchNorm2d, LayerNorm, ReLU, ReLU6, HardSwish,
+        HardSigmoid, Sigmoid, SiLU, GELU, Softmax, Dropout, Flatten, Add, Scale, Concat, Tokens, ClassToken, Attention,
+    )
+}  # fmt: skip

@@ -1,0 +1,105 @@
+"""Functions of one element, or of one position's channels."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.layer import Layer
+
+
+@attrs.frozen(kw_only=True)
+class _Activation(Layer):
+    """An elementwise function."""
+
+    elementwise: ClassVar[bool] = True
+
+
+@attrs.frozen(kw_only=True)
+class ReLU(_Activation):
+    """max(x, 0)."""
+
+    type: ClassVar[str] = "relu"
+    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+
+
+@attrs.frozen(kw_only=True)
+class ReLU6(_Activation):
+    """min(max(x, 0), 6)."""
+
+    type: ClassVar[str] = "relu6"
+    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+
+
+@attrs.frozen(kw_only=True)
+class Sigmoid(_Activation):
+    """1 / (1 + exp(-x)), whose slope is y (1 - y)."""
+
+    type: ClassVar[str] = "sigmoid"
+    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+
+
+@attrs.frozen(kw_only=True)
+class HardSigmoid(_Activation):
+    """min(max(x + 3, 0), 6) / 6, the gate of MobileNetV3 (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
+
+    type: ClassVar[str] = "hard_sigmoid"
+    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+
+
+@attrs.frozen(kw_only=True)
+class HardSwish(_Activation):
+    """Input times its hard sigmoid (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
+
+    type: ClassVar[str] = "hard_swish"
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+
+@attrs.frozen(kw_only=True)
+class SiLU(_Activation):
+    """Input times its sigmoid (Elfwing et al., 2017, arXiv:1702.03118)."""
+
+    type: ClassVar[str] = "silu"
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+
+@attrs.frozen(kw_only=True)
+class GELU(_Activation):
+    """Input times the normal distribution function of it."""
+
+    type: ClassVar[str] = "gelu"
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+
+@attrs.frozen(kw_only=True)
+class Softmax(Layer):
+    """exp(x) over its sum along the channels; a network for training ends in logits, without it."""
+
+    type: ClassVar[str] = "softmax"
+    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+
+
+@attrs.frozen(kw_only=True)
+class Dropout(_Activation):
+    """
+    Zero a share of the elements while training and scale the rest up; nothing in inference.
+
+    Attributes:
+        p: Share of the elements that is zeroed.
+    """
+
+    type: ClassVar[str] = "dropout"
+    p: float = field(default=0.5)
+
+    @p.validator
+    def _check_p(self, _: attrs.Attribute[float], value: object) -> None:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+            raise InvalidSpec("p", value, "a number from 0, below 1")
+
+    def saved_elements(self) -> dict[str, tuple[int, int]]:
+        """Keep which elements survived: one byte each."""
+        return {"mask": (math.prod(self.input_shape), 1)}

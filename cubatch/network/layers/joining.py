@@ -1,0 +1,123 @@
+"""Layers that bring values together, or under another shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.extents import Extents, at_least, check_integer, integers, whole
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
+
+
+@attrs.frozen(kw_only=True)
+class Flatten(Layer):
+    """(h, w, c) -> (1, 1, h w c): the same memory under another shape."""
+
+    type: ClassVar[str] = "flatten"
+
+    @property
+    def output_shape(self) -> Extents:
+        """(1, 1, h w c)."""
+        return 1, 1, math.prod(self.input_shape)
+
+    def traffic(self, pass_: Pass, batch_size: int) -> int:  # noqa: ARG002
+        """Nothing moves."""
+        return 0
+
+
+@attrs.frozen(kw_only=True)
+class Add(Layer):
+    """
+    Sum of layers of one shape.
+
+    Attributes:
+        count: How many are added; inferred in a network.
+    """
+
+    type: ClassVar[str] = "add"
+    arity: ClassVar[tuple[int, int]] = (2, 1024)
+    count: int = field(default=2, converter=whole, validator=at_least(2))
+
+    @property
+    def input_shapes(self) -> tuple[Extents, ...]:
+        """(h, w, c), `count` times."""
+        return (self.input_shape,) * self.count
+
+    def with_inputs(self, shapes: Sequence[Extents]) -> Self:
+        """Fill in the extents; all inputs must have the same."""
+        for other in shapes[1:]:
+            if other != shapes[0]:
+                raise InvalidSpec("inputs", list(self.inputs or ()), f"of one shape, not {shapes[0]} and {other}")
+        return attrs.evolve(super().with_inputs(shapes), count=len(shapes))
+
+
+@attrs.frozen(kw_only=True)
+class Concat(Layer):
+    """
+    Inputs of equal height and width, side by side along the channels.
+
+    Attributes:
+        channels: Channels of each input; inferred in a network, where c is their sum.
+    """
+
+    type: ClassVar[str] = "concat"
+    arity: ClassVar[tuple[int, int]] = (2, 1024)
+    channels: tuple[int, ...] | None = field(default=None, converter=integers)
+
+    @channels.validator
+    def _check_channels(self, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None:
+            return
+        if not isinstance(value, tuple) or len(value) < 2:  # noqa: PLR2004
+            raise InvalidSpec(attribute.name, value, "a list of at least two whole numbers")
+        for item in value:
+            check_integer(item, attribute.name, 1)
+
+    def check(self) -> None:
+        """Check that the parts add up."""
+        if self.channels is None or sum(self.channels) != self.c:
+            raise InvalidSpec("channels", self.channels, f"given, with the sum c={self.c}")
+
+    @property
+    def input_shapes(self) -> tuple[Extents, ...]:
+        """(h, w, channels) of every input."""
+        h, w, _ = self.input_shape
+        return tuple((h, w, c) for c in self.channels or ())
+
+    def with_inputs(self, shapes: Sequence[Extents]) -> Self:
+        """Fill in the extents; height and width must be equal."""
+        for other in shapes[1:]:
+            if other[:2] != shapes[0][:2]:
+                names = list(self.inputs or ())
+                raise InvalidSpec("inputs", names, f"of one height and width, not {shapes[0][:2]} and {other[:2]}")
+        if len(shapes) < self.arity[0]:
+            return super().with_inputs(shapes)
+        h, w, _ = shapes[0]
+        channels = tuple(shape[2] for shape in shapes)
+        return self._merge({"h": h, "w": w, "c": sum(channels), "channels": channels})
+
+
+@attrs.frozen(kw_only=True)
+class Scale(Layer):
+    """Its first input times its second, a (1, 1, c) factor per sample and channel: squeeze-and-excite."""
+
+    type: ClassVar[str] = "scale"
+    arity: ClassVar[tuple[int, int]] = (2, 2)
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+    @property
+    def input_shapes(self) -> tuple[Extents, ...]:
+        """(h, w, c) and (1, 1, c)."""
+        return self.input_shape, (1, 1, self.input_shape[2])
+
+    def with_inputs(self, shapes: Sequence[Extents]) -> Self:
+        """Fill in the extents; the factor must be (1, 1, c)."""
+        if len(shapes) == 2 and shapes[1] != (1, 1, shapes[0][2]):  # noqa: PLR2004
+            raise InvalidSpec("inputs", list(self.inputs or ()), f"{shapes[0]} and (1, 1, {shapes[0][2]})")
+        return super().with_inputs(shapes)

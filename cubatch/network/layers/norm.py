@@ -1,0 +1,61 @@
+"""Layers that normalise, with a trained scale and shift."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+from attrs import field
+
+from cubatch.network.extents import check_fraction
+from cubatch.network.layer import Layer
+
+
+@attrs.frozen(kw_only=True)
+class BatchNorm2d(Layer):
+    """
+    Batch normalisation over n, h, w, per channel, with a trained scale and shift.
+
+    Attributes:
+        eps: Added to the variance.
+        momentum: Share of the new batch in the running statistics.
+    """
+
+    type: ClassVar[str] = "batch_norm2d"
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+    eps: float = field(default=1e-5, validator=check_fraction)
+    momentum: float = field(default=0.1, validator=check_fraction)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Scale and shift, (c,) each."""
+        c = self.input_shape[2]
+        return {"gamma": (c,), "beta": (c,)}
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Running mean and variance, (c,) each."""
+        c = self.input_shape[2]
+        return {"mean": (c,), "var": (c,)}
+
+
+@attrs.frozen(kw_only=True)
+class LayerNorm(Layer):
+    """Normalisation over the channels of each position, with a trained scale and shift."""
+
+    type: ClassVar[str] = "layer_norm"
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+    eps: float = field(default=1e-6, validator=check_fraction)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Scale and shift, (c,) each."""
+        c = self.input_shape[2]
+        return {"gamma": (c,), "beta": (c,)}
+
+    def saved_elements(self) -> dict[str, tuple[int, int]]:
+        """Keep mean and inverse deviation of every position, in float32."""
+        h, w, _ = self.input_shape
+        return {"statistics": (2 * h * w, 4)}

@@ -1,0 +1,99 @@
+"""Layers that make one pixel of many, per channel."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.extents import PAIR, QUAD, Extents, at_least, check_flag, pair, quad, whole
+from cubatch.network.layer import Layer, plain
+from cubatch.network.layers.window import check_window, window_extents
+
+
+@attrs.frozen(kw_only=True)
+class _Pool(Layer):
+    """What the two window pools share; the stride is the window unless given."""
+
+    r: int = field(converter=whole, validator=at_least(1))
+    s: int = field(converter=whole, validator=at_least(1))
+    # Without a stride of its own a pool steps by its window.
+    stride: tuple[int, int] = field(
+        default=attrs.Factory(lambda self: (self.r, self.s), takes_self=True), converter=pair, validator=PAIR
+    )
+    pad: tuple[int, int, int, int] = field(default=(0, 0, 0, 0), converter=quad, validator=QUAD)
+    ceil: bool = field(default=False, validator=check_flag)
+
+    def check(self) -> None:
+        """Check that the window fits, and holds at least one real pixel wherever it stands."""
+        h, w, _ = self.input_shape
+        check_window(self.r, self.s, self.pad, (1, 1), h, w)
+        if max(self.pad[:2]) >= self.r or max(self.pad[2:]) >= self.s:
+            raise InvalidSpec("pad", plain(self.pad), f"smaller than the window ({self.r} x {self.s})")
+
+    @property
+    def output_shape(self) -> Extents:
+        """(p, q, c)."""
+        p, q = window_extents(self.input_shape, self.r, self.s, self.stride, self.pad, (1, 1), ceil=self.ceil)
+        return p, q, self.input_shape[2]
+
+
+# The tap that won is kept in one byte, which also needs values for "none".
+MOST_TAPS = 254
+
+
+@attrs.frozen(kw_only=True)
+class MaxPool2d(_Pool):
+    """
+    Largest value of a window, per channel.
+
+    Attributes:
+        r, s: Window height and width.
+        stride: Step of the window; the window itself unless given.
+        pad: Border that never wins.
+        ceil: Round the number of windows up instead of down.
+    """
+
+    type: ClassVar[str] = "max_pool2d"
+
+    def check(self) -> None:
+        """Check the window; the position of the largest value is kept in one byte."""
+        super().check()
+        if self.r * self.s > MOST_TAPS:
+            raise InvalidSpec("r", self.r, f"such that r x s is at most {MOST_TAPS} (s is {self.s})")
+
+    def saved_elements(self) -> dict[str, tuple[int, int]]:
+        """Keep which tap won: one byte per output."""
+        return {"argmax": (math.prod(self.output_shape), 1)}
+
+
+@attrs.frozen(kw_only=True)
+class AvgPool2d(_Pool):
+    """
+    Mean of a window, per channel.
+
+    Attributes:
+        r, s: Window height and width.
+        stride: Step of the window; the window itself unless given.
+        pad: Zeros around the input.
+        ceil: Round the number of windows up instead of down.
+        count_pad: Divide by the whole window, border included, instead of by the real pixels in it.
+    """
+
+    type: ClassVar[str] = "avg_pool2d"
+    count_pad: bool = field(default=True, validator=check_flag)
+
+
+@attrs.frozen(kw_only=True)
+class GlobalAvgPool(Layer):
+    """Mean over all positions, per channel: (h, w, c) -> (1, 1, c)."""
+
+    type: ClassVar[str] = "global_avg_pool"
+
+    @property
+    def output_shape(self) -> Extents:
+        """(1, 1, c)."""
+        return 1, 1, self.input_shape[2]

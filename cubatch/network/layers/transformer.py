@@ -1,0 +1,97 @@
+"""What a vision transformer has beyond products and norms."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.extents import Extents, at_least, check_flag, whole
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Gemm, Pass
+
+
+@attrs.frozen(kw_only=True)
+class Tokens(Layer):
+    """
+    Pixels to tokens, as a vision transformer begins: (h, w, c) -> (h w + 1, 1, c).
+
+    A learned class token is put in front and a learned position embedding is added.
+    """
+
+    type: ClassVar[str] = "tokens"
+
+    @property
+    def output_shape(self) -> Extents:
+        """(h w + 1, 1, c)."""
+        h, w, c = self.input_shape
+        return h * w + 1, 1, c
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Class token (c,) and position embedding (h w + 1, c)."""
+        tokens, _, c = self.output_shape
+        return {"token": (c,), "position": (tokens, c)}
+
+
+@attrs.frozen(kw_only=True)
+class ClassToken(Layer):
+    """The first token alone: (tokens, 1, c) -> (1, 1, c)."""
+
+    type: ClassVar[str] = "class_token"
+
+    @property
+    def output_shape(self) -> Extents:
+        """(1, 1, c)."""
+        return 1, 1, self.input_shape[2]
+
+
+@attrs.frozen(kw_only=True)
+class Attention(Layer):
+    """
+    Multi-head self-attention over the h w positions, with its input and output projections.
+
+    Attributes:
+        heads: Number of heads; divides c.
+        bias: Whether the projections have a bias.
+    """
+
+    type: ClassVar[str] = "attention"
+    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+
+    heads: int = field(converter=whole, validator=at_least(1))
+    bias: bool = field(default=True, validator=check_flag)
+
+    def check(self) -> None:
+        """Check that the heads divide the channels."""
+        if self.input_shape[2] % self.heads:
+            raise InvalidSpec("heads", self.heads, f"a divisor of c={self.input_shape[2]}")
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Projections in (3c, c) and out (c, c), with their biases."""
+        c = self.input_shape[2]
+        shapes: dict[str, tuple[int, ...]] = {"w_in": (3 * c, c), "w_out": (c, c)}
+        return shapes | {"b_in": (3 * c,), "b_out": (c,)} if self.bias else shapes
+
+    def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
+        """Give the two projections, and the two products between tokens (whose gradients are products of both)."""
+        h, w, c = self.input_shape
+        tokens, head = h * w, c // self.heads
+        rows, count = batch_size * tokens, batch_size * self.heads
+        between = (Gemm(tokens, tokens, head, count), Gemm(tokens, head, tokens, count))
+        if pass_ is Pass.WGRAD:
+            return Gemm(3 * c, c, rows), Gemm(c, c, rows)
+        if pass_ is Pass.FPROP:
+            return Gemm(rows, 3 * c, c), Gemm(rows, c, c), *between
+        # Queries, keys and values each have a gradient of the mixing form, the weights one of the scoring form.
+        scores, mixed = between
+        return Gemm(rows, c, 3 * c), Gemm(rows, c, c), scores, mixed, mixed, mixed
+
+    def saved_elements(self) -> dict[str, tuple[int, int]]:
+        """Keep queries, keys and values, the attention weights and the mixed values."""
+        h, w, c = self.input_shape
+        tokens = h * w
+        return {"qkv": (3 * tokens * c, 0), "weights": (self.heads * tokens * tokens, 0), "mixed": (tokens * c, 0)}

@@ -1,0 +1,78 @@
+"""Specs as mappings and files: read, checked, made into networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cubatch.errors import InvalidSpec, UnknownName
+from cubatch.network.graph import Network, Spec, layer_of
+
+
+def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec:
+    """
+    Build a layer or network from a mapping in the form of a spec file.
+
+    Args:
+        mapping: With "layers" a network, with "type" a single layer.
+        name: Name of the network where the mapping gives none.
+
+    Raises:
+        InvalidSpec, UnknownName: If it is neither, or wrong inside.
+    """
+    if not isinstance(mapping, Mapping):
+        raise InvalidSpec("spec", mapping, 'a mapping with "layers" and "input_shape", or with "type"')
+    if "layers" not in mapping and "type" in mapping:
+        return layer_of(mapping, "spec")
+    for key in mapping:
+        if key not in {"name", "input_shape", "layers"}:
+            raise UnknownName("key in spec", str(key), ("name", "input_shape", "layers"))
+    for key in ("input_shape", "layers"):
+        if key not in mapping:
+            raise InvalidSpec(key, None, "given")
+    title = mapping.get("name") or name or "network"
+    if not isinstance(title, str):
+        raise InvalidSpec("name", title, "text")
+    return Network(input_shape=mapping["input_shape"], layers=mapping["layers"], name=title)
+
+
+def load_spec(path: str | Path) -> Spec:
+    r"""
+    Read a layer or network from a .toml or .json file.
+
+    Args:
+        path: The file; its form is shown in the README under "Spec files".
+
+    Returns:
+        Layer or Network: What the file describes; a network without a name has the file's.
+
+    Raises:
+        InvalidSpec: If the file is missing, is no TOML or JSON, or what it says makes no sense.
+        UnknownName: If it names a layer type, key or input that is not known.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     place = Path(folder) / "fc.toml"
+        ...     _ = place.write_text('type = "linear"\nc = 1000\nk = 100\n')
+        ...     load_spec(place).parameters
+        100100
+    """
+    path = Path(path)
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    if path.suffix.lower() not in readers:
+        raise InvalidSpec("spec file", str(path), "a .toml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path, or no UTF-8
+        raise InvalidSpec("spec file", str(path), f"a text file that can be read ({error})") from None
+    try:
+        mapping = readers[path.suffix.lower()](text)
+    except (ValueError, RecursionError) as error:  # both decoders raise children of ValueError
+        raise InvalidSpec("spec file", str(path), f"valid {path.suffix[1:].upper()} ({error})") from None
+    # The name is to be printed and kept: bytes of a file's name that are no UTF-8 become U+FFFD.
+    return from_mapping(mapping, name=os.fsencode(path.stem).decode(errors="replace"))

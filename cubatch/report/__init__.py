@@ -1,0 +1,1 @@
+"""How a result is shown: grids, tables, plots, pages.  Knows dictionaries and numbers only."""

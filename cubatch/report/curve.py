@@ -1,0 +1,350 @@
+"""
+What the picture of a tuning result shows, before anything is drawn.
+
+The PNG of `plot` and the SVG of `page` draw the same curve: points with intervals, the tolerance
+band, the sizes that gave no timing, the few reasons worth a label, and where the axis is ticked.
+That is decided here once, from the schema-1 mapping of a result, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.units import OBJECTIVE_UNITS, format_bytes, format_objective
+
+STATUS_WORDS = {
+    "dropped": "dropped: cannot be the answer",
+    "out_of_memory": "out of memory",
+    "over_limit": "over the limit",
+    "not_run": "not run",
+    "timeout": "timed out",
+    "error": "error",
+    "interrupted": "interrupted",
+}
+RULED_OUT = "ruled out by its neighbours"  # dropped without a timing
+NOISY_SHARE = 0.05  # half an interval beyond this share of its median is wide
+TIED_SHARE = 0.9  # a tie below this share of the best says more of its noise than of its speed
+_MAX_TICKS = 12
+_MAX_LABELS = 4
+_LABEL_REACH = 0.2  # how far the answer's label stretches to either side, as a share of the axis
+# Reasons that explain a step of the curve; "power of two" and "asked for" explain nothing.
+_OF_PEAKS, _OF_FALLS = ("crest", "coulom", "tensor-core"), ("past crest", "coulom")
+
+
+@attrs.frozen(kw_only=True)
+class Point:
+    """
+    One measured batch size on the curve.
+
+    Attributes:
+        batch_size: Samples per step.
+        value: What is drawn upwards, in the unit of `Curve.y_label`.
+        low, high: Ends of its interval; equal to `value` where none is known.
+        kept: Whether the size was in the running for the answer (status ok).
+        tied: Whether it cannot be told from the fastest.
+        label: Batch size and value: "batch 64: 27 462 samples/s".
+        text: All about it in one line, for a tooltip.
+    """
+
+    batch_size: int
+    value: float
+    low: float
+    high: float
+    kept: bool
+    tied: bool
+    label: str
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Curve:
+    """
+    Everything a drawing of the result needs.
+
+    Attributes:
+        title, subtitle: What was tuned, and where, how, when.
+        y_label: The quantity and its unit.
+        log_y: Whether the y axis is logarithmic (latencies that span decades).
+        points: Measured sizes, ascending.
+        absent: (batch size, words) of the sizes that gave no timing, ascending.
+        answer, fastest: Points, or None where there is no answer.
+        band, band_label: The values within tolerance of the best, None where there is no best; and its words.
+        limit: Largest batch that fits, when the picture reaches it; and its words.
+        label_above: The value above which the answer's label touches nothing; None without an answer.
+        labels: (point, reason) of the few steps that a reason explains.
+        x_low, x_high: Ends of the axis of batch sizes.
+        ticks: Batch sizes to write on that axis.
+        predicted: Whether the values are a prediction and not a measurement.
+    """
+
+    title: str
+    subtitle: str
+    y_label: str
+    log_y: bool
+    points: tuple[Point, ...]
+    absent: tuple[tuple[int, str], ...]
+    answer: Point | None
+    fastest: Point | None
+    band: tuple[float, float] | None
+    limit: tuple[int, str] | None
+    band_label: str
+    label_above: float | None
+    labels: tuple[tuple[Point, str], ...]
+    x_low: float
+    x_high: float
+    ticks: tuple[int, ...]
+    predicted: bool
+
+
+def is_predicted(result: Mapping[str, Any]) -> bool:
+    """Say whether the result is a prediction: nothing in it was measured."""
+    return bool(result.get("predicted"))
+
+
+def is_recommended(result: Mapping[str, Any]) -> bool:
+    """
+    Say whether the answer was compared with anything: another size, or a limit met right above it.
+
+    A single size that was asked for is the answer; a single one that happened to be measured is not.
+
+    Example:
+        >>> sizes = [{"batch_size": 1, "latency_seconds": 0.5}, {"batch_size": 2, "status": "not_run"}]
+        >>> is_recommended({"batch_size": 1, "decided_by": "budget", "measurements": sizes})
+        False
+    """
+    measurements = list(_measurements(result))
+    num_timed = sum(m.get("latency_seconds") is not None for m in measurements)
+    is_compared = len(measurements) == 1 or num_timed > 1 or result.get("decided_by") in ("memory", "latency_limit")
+    return bool(result.get("batch_size")) and (is_compared or is_predicted(result))
+
+
+def subject(result: Mapping[str, Any]) -> str:
+    """
+    Name what was tuned: the network's name, else the kind of layer, else "a callable".
+
+    Example:
+        >>> subject({"spec": {"name": "resnet18"}}), subject({"spec": {"type": "conv2d", "k": 8}}), subject({})
+        ('resnet18', 'conv2d', 'a callable')
+    """
+    spec = result.get("spec") or {}
+    return str(spec.get("name") or spec.get("type") or "a callable")
+
+
+def setting(result: Mapping[str, Any]) -> str:
+    """Say in one line how and where: device, mode, dtype, library, date."""
+    device = result.get("device") or {}
+    library = result.get("library")
+    parts = [
+        device.get("name"),
+        result.get("mode"),
+        result.get("dtype"),
+        f"library {library}" if library else None,
+        "activations computed again" if result.get("recompute") else None,
+        str(result.get("created") or "")[:10] or None,
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def value_of(measurement: Mapping[str, Any], objective: str) -> tuple[float, float, float] | None:
+    """
+    Give (value, low, high) of what the objective looks at, or None where it was not measured.
+
+    Throughput is in samples per second, latency in seconds, energy in samples per joule.
+    """
+    if objective == "latency":
+        value, interval = measurement.get("latency_seconds"), measurement.get("latency_interval")
+    elif objective == "energy":
+        joules = measurement.get("joules_per_sample")
+        value, interval = (1 / joules if joules else None), None
+    else:
+        value, interval = measurement.get("samples_per_second"), measurement.get("throughput_interval")
+    if value is None or not math.isfinite(value):
+        return None
+    low, high = interval or (value, value)
+    return float(value), float(low), float(high)
+
+
+def share_of_best(result: Mapping[str, Any]) -> dict[int, float]:
+    """Give, for each batch size with a value, what part of the best objective it reaches (1 is the best)."""
+    objective = result.get("objective") or "throughput"
+    values = {int(m["batch_size"]): v[0] for m in _measurements(result) if (v := value_of(m, objective)) and v[0] > 0}
+    best = _best(result, values)
+    if not best:
+        return {}
+    return {n: best / value if objective == "latency" else value / best for n, value in values.items()}
+
+
+def is_only_noise(share: float | None, interval: Sequence[float] | None) -> bool:
+    """
+    Say whether a size ties with the fastest for its noise alone: far worse by its median, and hardly known.
+
+    Args:
+        share: What part of the best it reaches; None where it is no tie.
+        interval: Where its throughput lies; None where there were too few timings to tell.
+
+    Example:
+        >>> is_only_noise(0.65, (50.0, 150.0)), is_only_noise(0.65, (99.0, 101.0)), is_only_noise(0.95, None)
+        (True, False, False)
+    """
+    if share is None or share >= TIED_SHARE:
+        return False
+    return interval is None or interval[1] - interval[0] > NOISY_SHARE * (interval[0] + interval[1])
+
+
+def curve_of(result: Mapping[str, Any]) -> Curve:
+    """
+    Decide what the picture of a tuning result shows.
+
+    Args:
+        result: A tuning result in the JSON form of schema 1.  `"predicted": true` marks a prediction.
+
+    Returns:
+        Curve: points, marks, labels and ticks, ready to draw.
+    """
+    objective = result.get("objective") or "throughput"
+    predicted = is_predicted(result)
+    tied, shares = set(result.get("tied_with") or ()), share_of_best(result)
+    points, absent = [], []
+    for measurement in sorted(_measurements(result), key=lambda m: int(m["batch_size"])):
+        batch_size, value = int(measurement["batch_size"]), value_of(measurement, objective)
+        status = measurement.get("status") or "ok"
+        if value is None:
+            absent.append((batch_size, RULED_OUT if status == "dropped" else STATUS_WORDS.get(status, status)))
+            continue
+        label = f"batch {batch_size}: {format_objective(value[0], objective)}"
+        text = [label]
+        text += [] if status in ("ok", "predicted") else [STATUS_WORDS.get(status, status)]
+        text += [", ".join(measurement.get("reasons") or ())]
+        points.append(
+            Point(
+                batch_size=batch_size, value=value[0], low=value[1], high=value[2], kept=status in ("ok", "predicted"),
+                tied=batch_size in tied
+                and (predicted or not is_only_noise(shares.get(batch_size), measurement.get("throughput_interval"))),
+                label=label, text="; ".join(part for part in text if part),
+            )
+        )  # fmt: skip
+    by_size = {point.batch_size: point for point in points}
+    answer, fastest = by_size.get(result.get("batch_size") or 0), by_size.get(result.get("fastest_batch_size") or 0)
+    sizes = [point.batch_size for point in points] + [size for size, _ in absent]
+    if not is_recommended(result):  # of one size nothing is the best
+        answer = fastest = None
+    limit = _limit(result, sizes)
+    x_low, x_high = _x_range(sizes + ([limit[0]] if limit else []))
+    values = [point.value for point in points if point.value > 0]
+    word = "predicted" if predicted else "measured"
+    return Curve(
+        title=("Predicted: " if predicted else "") + f"{subject(result)}, {_GOALS.get(objective, objective)}",
+        subtitle=setting(result),
+        y_label=f"{OBJECTIVE_UNITS.get(objective, objective)} ({word})",
+        log_y=objective == "latency" and bool(values) and max(values) > 20 * min(values),
+        points=tuple(points),
+        absent=tuple(absent),
+        answer=answer,
+        fastest=fastest,
+        band=_band(fastest, result, objective),
+        limit=limit,
+        band_label=f"within {100 * float(result.get('tolerance') or 0):g} % of the best",
+        label_above=_highest_near(answer, points, x_low, x_high),
+        labels=_labels(result, points, [p.batch_size for p in (answer, fastest) if p]),
+        x_low=x_low,
+        x_high=x_high,
+        ticks=ticks(sizes, x_low, x_high),
+        predicted=predicted,
+    )
+
+
+def ticks(sizes: Sequence[int], x_low: float, x_high: float) -> tuple[int, ...]:
+    """
+    Choose the batch sizes written on a log2 axis: powers of two, or the sizes themselves where few powers fit.
+
+    Example:
+        >>> ticks([1, 64], 0.7, 90), ticks([96, 100, 104, 112], 90, 120)
+        ((1, 2, 4, 8, 16, 32, 64), (96, 100, 104, 112))
+    """
+    powers = [2**k for k in range(max(0, math.ceil(math.log2(x_low))), math.floor(math.log2(x_high)) + 1)]
+    if len(powers) >= 4:  # noqa: PLR2004 - fewer do not show that the axis is logarithmic
+        step = math.ceil(len(powers) / _MAX_TICKS)
+        return tuple(powers[::step])
+    gap = math.log2(x_high / x_low) / _MAX_TICKS
+    chosen: list[int] = []
+    for size in sorted(set(sizes)):
+        if not chosen or math.log2(size / chosen[-1]) >= gap:
+            chosen.append(size)
+    return tuple(chosen)
+
+
+_GOALS = {"throughput": "samples per second by batch size", "latency": "time of one batch by batch size",
+          "energy": "samples per joule by batch size"}  # fmt: skip
+
+
+def _measurements(result: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return result.get("measurements") or ()
+
+
+def _best(result: Mapping[str, Any], values: Mapping[int, float]) -> float | None:
+    if not values:
+        return None
+    fastest = int(result.get("fastest_batch_size") or 0)
+    if fastest in values:
+        return values[fastest]
+    return min(values.values()) if result.get("objective") == "latency" else max(values.values())
+
+
+def _band(fastest: Point | None, result: Mapping[str, Any], objective: str) -> tuple[float, float] | None:
+    if fastest is None:
+        return None
+    tolerance = float(result.get("tolerance") or 0.0)
+    if objective == "latency":
+        return fastest.value, fastest.value * (1 + tolerance)
+    return fastest.value * (1 - tolerance), fastest.value
+
+
+def _limit(result: Mapping[str, Any], sizes: Sequence[int]) -> tuple[int, str] | None:
+    """Give the largest batch that fits, unless it lies so far right that it would squeeze the curve."""
+    largest = result.get("largest_batch_size")
+    if not largest or not sizes or largest > 4 * max(sizes):
+        return None
+    memory = (result.get("limits") or {}).get("memory_bytes")
+    return int(largest), f"largest that fits{f' in {format_bytes(memory)}' if memory else ''}: {largest}"
+
+
+def _x_range(sizes: Sequence[int]) -> tuple[float, float]:
+    if not sizes:
+        return 0.7, 1.5
+    pad = 0.06 * math.log2(max(sizes) / min(sizes)) or 0.5
+    return min(sizes) / 2**pad, max(sizes) * 2**pad
+
+
+def _highest_near(answer: Point | None, points: Sequence[Point], x_low: float, x_high: float) -> float | None:
+    if answer is None:
+        return None
+    reach = _LABEL_REACH * math.log(x_high / x_low)
+    return max(point.high for point in points if abs(math.log(point.batch_size / answer.batch_size)) <= reach)
+
+
+def _labels(result: Mapping[str, Any], points: Sequence[Point], taken: Sequence[int]) -> tuple[tuple[Point, str], ...]:
+    """Pick the steps that a reason explains: local peaks and falls beyond their intervals, largest first, apart."""
+    reasons = {int(m["batch_size"]): m.get("reasons") or () for m in _measurements(result)}
+    steps = []
+    for before, point, after in zip(points, points[1:], points[2:], strict=False):
+        peak = point.low > before.high and point.low > after.high
+        fall = point.high < before.low and point.high < after.low
+        if not (peak or fall):
+            continue
+        prefixes = _OF_FALLS if fall else _OF_PEAKS
+        telling = [r for prefix in prefixes for r in reasons.get(point.batch_size, ()) if r.startswith(prefix)]
+        if telling:
+            height = abs(point.value - (before.value + after.value) / 2) / point.value
+            steps.append((height, point, telling[0]))
+    gap = math.log2(points[-1].batch_size / points[0].batch_size) / 6 if points else 0.0
+    placed = list(taken)
+    chosen: list[tuple[Point, str]] = []
+    for _, point, reason in sorted(steps, key=lambda step: -step[0]):
+        if len(chosen) < _MAX_LABELS and all(abs(math.log2(point.batch_size / size)) >= gap for size in placed):
+            placed.append(point.batch_size)
+            chosen.append((point, reason))
+    return tuple(sorted(chosen, key=lambda label: label[0].batch_size))

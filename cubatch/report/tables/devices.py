@@ -1,0 +1,31 @@
+"""What `cubatch devices` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cubatch.units import format_bytes, format_metric
+
+if TYPE_CHECKING:
+    from cubatch.hardware.facts import Device
+from cubatch.report.tables.common import Grid, written
+
+
+def devices(found: Sequence[Device], *, title: str) -> Grid:
+    """Lay out the facts of devices; a fact that none of them has is left out."""
+    rows = [
+        [
+            device.slug or device.kind,
+            None if device.compute_capability is None else ".".join(map(str, device.compute_capability)),
+            device.num_sms,
+            device.threads,
+            written(format_bytes, device.memory_bytes),
+            written(lambda rate: format_metric(rate, "B/s"), device.peak_bytes_per_second),
+            written(lambda rate: format_metric(rate, "FLOP/s"), device.peak_flops_per_second.get("float32")),
+            device.name,
+        ]
+        for device in found
+    ]
+    columns = ["--device", "capability", "SMs", "threads", "memory", "bandwidth", "float32", "name"]
+    return {"title": title, "columns": columns, "rows": rows}

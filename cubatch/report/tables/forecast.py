@@ -1,0 +1,296 @@
+"""
+What `cubatch predict` prints: the table of a prediction, GPUs side by side, and the layers behind an answer.
+
+It reads only the JSON form of predictions, so that a kept one prints alike; every line with a figure says that it is
+predicted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cubatch.report.curve import setting, subject
+from cubatch.report.grid import filled
+from cubatch.report.tables import result as result_table
+from cubatch.units import format_objective, format_percent, format_seconds, format_value
+
+Grid = dict[str, Any]
+
+_OBJECTIVES = {
+    "throughput": ("samples_per_second", "throughput_interval"),
+    "latency": ("latency_seconds", "latency_interval"),
+}
+_KERNEL = re.compile(r"_(simt|mma|hopper)_(\d\w*?)(?:_v\d+)?$")
+_FEWER_OPERATIONS = re.compile("winograd|fft")  # how the names of such algorithms begin
+_SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # of a step's time, what is listed before the rest becomes one line
+_PREDICTED, _INTERVAL = "predicted", "90 % interval"
+
+_ROOFLINE_NOTE = (
+    "Predicted above 100 % of the roofline: Winograd's and other algorithms compute the same with fewer operations "
+    "than the roofline counts."
+)
+_COMPARED_NOTE = (
+    "Each line is a GPU at its predicted answer; “largest” fits by the memory plan, “bound by” is the roof that most "
+    "of the predicted time lies under."
+)
+_LAYERS_NOTE = (
+    "“+2” is two more layers with an equal pass, whose times are added. “bytes” only moves them; of a product, "
+    "predicted time goes by the blocks of the busiest SM and by what was learned of its extents, the batch among them; "
+    "“fill” is the share of SM time at work."
+)
+
+
+def table(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> str:
+    """
+    Write a prediction as plain text: the table, the answer and why, what the model has not seen.
+
+    Args:
+        result: A prediction in the JSON form of schema 1.
+        width: Characters per line.
+
+    Returns:
+        The lines, without a final newline.
+    """
+    return result_table.grid(fitted(result, width=width), width=width)
+
+
+def fitted(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> Grid:
+    """
+    Lay out a prediction: the table of a tuning result, with the interval of each rate in place of its half width.
+
+    Args:
+        result: A prediction in the JSON form of schema 1.
+        width: Characters per line.
+
+    Returns:
+        A grid.
+    """
+    measurements = sorted(result["measurements"], key=lambda m: int(m["batch_size"]))
+    replaced: dict[str, tuple[str, list[str | None]]] = {
+        "±": (_INTERVAL, [_span(m["throughput_interval"]) for m in measurements]),
+        "status": ("status", [_status(m) for m in measurements]),
+    }
+    whole = result_table.tuning_grid(result, reasons_width=0)
+    more = 0
+    for old, (name, cells) in replaced.items():
+        place = whole["columns"].index(old)
+        more += _widest(name, *cells) - _widest(old, *(row[place] for row in whole["rows"]))
+    content = result_table.fitted(result, width=width - more)
+    for old, (name, cells) in replaced.items():
+        if old in content["columns"]:
+            place = content["columns"].index(old)
+            content["columns"][place] = name
+            for row, cell in zip(content["rows"], cells, strict=True):
+                row[place] = cell
+    over = any((m["roofline_fraction"] or 0) > 1 for m in measurements) and "roofline" in content["columns"]
+    spares = any(_FEWER_OPERATIONS.match(one["algorithm"]) for one in result["passes"])
+    content["notes"] += [list(result["notes"])] if result["notes"] else []
+    content["notes"] += [_ROOFLINE_NOTE] if over and spares else []
+    return content
+
+
+def fastest_first(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Sort predictions of several GPUs by what the objective looks at, at each one's answer."""
+    objective = results[0]["objective"]
+    return sorted(results, key=lambda found: _value(_answer(found), objective)[0], reverse=objective == "throughput")
+
+
+def compared(
+    results: Sequence[Mapping[str, Any]], failed: Mapping[str, str], *, width: int = result_table.WIDTH
+) -> Grid:
+    """
+    Lay out what is predicted of several GPUs for one network, a line each.
+
+    Args:
+        results: Predictions in the JSON form of schema 1 that differ in the GPU only, at least one, `fastest_first`.
+        failed: Why there is none, by the name of the GPU.
+        width: Characters per line.
+
+    Returns:
+        A grid.
+    """
+    objective = results[0]["objective"]
+    answers = [(result, _answer(result)) for result in results]
+    best, low, high = _value(answers[0][1], objective)
+    rows: list[list[Any]] = []
+    for result, answer in answers:
+        value, lowest, highest = _value(answer, objective)
+        rows.append([
+            "≈" if rows and lowest <= high and highest >= low else "" if rows else "→",
+            _name(result),
+            str(answer["batch_size"]),
+            format_seconds(answer["latency_seconds"]),
+            format_value(answer["samples_per_second"], "throughput"),
+            _span(answer["throughput_interval"]),
+            format_percent(best / value if objective == "latency" else value / best),
+            str(result["largest_batch_size"]),
+            _bound(result["passes"]),
+            _PREDICTED,
+        ])  # fmt: skip
+    rows += [["", name, *[None] * 7, "cannot"] for name in failed]
+    names = ["", "device", "batch", "time", "samples/s", _INTERVAL, "of fastest", "largest", "bound by", "status"]
+    tied = any(row[0] == "≈" for row in rows)
+    shared = setting({**results[0], "device": None})
+    content = {
+        "title": f"Predicted: {subject(results[0])}, {shared}, by GPU",
+        "columns": names,
+        "rows": rows,
+        "marked": [0],
+        "notes": [
+            _verdict(answers, objective),
+            *([told] if (told := _told(results)) else []),
+            *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
+            _COMPARED_NOTE,
+            f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
+        ],
+    }
+    return _narrowed(content, ("of fastest", "largest", "time", "bound by"), width)
+
+
+def layers(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> Grid:
+    """
+    Lay out the passes of the step at the answer, those that take longest first; equal ones share a line.
+
+    Args:
+        result: A prediction in the JSON form of schema 1.
+        width: Characters per line.
+
+    Returns:
+        A grid.
+    """
+    num_sms = result["device"]["num_sms"]
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for one in result["passes"]:
+        kind = one["pass"], one["algorithm"], one["blocks"], one["bound"], one["seconds"]
+        alike.setdefault(kind, []).append(one)
+    groups = sorted(alike.values(), key=lambda group: -sum(one["share"] for one in group))
+    rows, covered = [], 0.0
+    for place, group in enumerate(groups):
+        if covered > _SHOWN_SHARE or place == _SHOWN_LINES:
+            rows += _summed([one for others in groups[place:] for one in others])
+            break
+        covered += sum(one["share"] for one in group)
+        first = group[0]
+        facts = [_shortened(first["algorithm"]), first["bound"], *_fall(first["blocks"], num_sms)]
+        name = first["layer"] + (f" +{len(group) - 1}" if len(group) > 1 else "")
+        rows.append([name, first["pass"], *_taken(group), *facts, _PREDICTED])
+    names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
+    content = {
+        "title": f"Predicted: where the time of a step goes at batch {result['batch_size']}",
+        "columns": names,
+        "rows": rows,
+        "notes": [_LAYERS_NOTE],
+    }
+    return _narrowed(content, ("busiest SM", "blocks", "bound by", "share", "fill"), width)
+
+
+def _narrowed(content: Grid, dispensable: Sequence[str], width: int) -> Grid:
+    """Leave columns out, in this order, until each row takes one line."""
+    for name in dispensable:
+        shape = filled(content)
+        columns = zip(shape["columns"], *shape["rows"], strict=True)
+        if sum(max(map(len, column)) + 2 for column in columns) - 2 <= width:
+            break
+        place = content["columns"].index(name)
+        rows = [[*row[:place], *row[place + 1 :]] for row in content["rows"]]
+        content = {**content, "columns": [other for other in content["columns"] if other != name], "rows": rows}
+    return content
+
+
+def _widest(*cells: str | None) -> int:
+    return max(len(cell or "") for cell in cells)
+
+
+def _status(measurement: Mapping[str, Any]) -> str:
+    if measurement["status"] == _PREDICTED:
+        return _PREDICTED
+    return "does not fit" if measurement["latency_seconds"] is None else f"{_PREDICTED} too slow"
+
+
+def _span(interval: Sequence[float] | None) -> str | None:
+    return None if interval is None else " to ".join(format_value(rate, "throughput") for rate in interval)
+
+
+def _answer(result: Mapping[str, Any]) -> Any:
+    return {m["batch_size"]: m for m in result["measurements"]}[result["batch_size"]]
+
+
+def _value(answer: Mapping[str, Any], objective: str) -> tuple[float, float, float]:
+    """Give the value that the objective looks at, and its interval."""
+    name, interval = _OBJECTIVES[objective]
+    low, high = answer[interval]
+    return answer[name], low, high
+
+
+def _verdict(answers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], objective: str) -> str:
+    """Say which GPU is predicted to be fastest, and by how much."""
+    (result, answer), *others = answers
+    value = _value(answer, objective)[0]
+    text = f"Predicted, not measured: {_name(result)} is the fastest, {format_objective(value, objective)} with batch"
+    text += f" {answer['batch_size']}"
+    if not others:
+        return f"{text}."
+    following = _value(others[0][1], objective)[0]
+    factor = following / value if objective == "latency" else value / following
+    return f"{text}, {factor:.2f} times as fast as {_name(others[0][0])}."
+
+
+def _told(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Give the notes of several predictions, each once, after the GPUs that it holds for where it is not all."""
+    holds: dict[str, dict[str, None]] = {}
+    for result in results:
+        for note in result["notes"]:
+            holds.setdefault(note.replace(result["device"]["name"], "this GPU"), {})[_name(result)] = None
+    return [note if len(gpus) == len(results) else f"{', '.join(gpus)}: {note}" for note, gpus in holds.items()]
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    return str(result["device"].get("slug") or result["device"]["name"])
+
+
+def _bound(passes: Sequence[Mapping[str, Any]]) -> str | None:
+    """Name the roof that most of the time lies under, with its share."""
+    shares: Counter[str] = Counter()
+    for one in passes:
+        if one["bound"] is not None:
+            shares[one["bound"]] += one["share"]
+    return ", ".join(f"{bound} {format_percent(share)}" for bound, share in shares.most_common(1)) or None
+
+
+def _summed(rest: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Lay out the passes that hardly count in a line for those that compute, and one for those that only move bytes."""
+    moving = [one for one in rest if one["blocks"] is None]
+    kinds = {"products": [one for one in rest if one["blocks"] is not None], "bytes": moving}
+    return [
+        [f"{len(passes)} more", None, *_taken(passes), kind, *[None] * 4, _PREDICTED]
+        for kind, passes in kinds.items()
+        if passes
+    ]
+
+
+def _taken(passes: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Write the time of passes together, and its share of the step."""
+    return format_seconds(sum(one["seconds"] for one in passes)), format_percent(sum(one["share"] for one in passes))
+
+
+def _fall(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
+    """Say how blocks fall on the SMs: their number, those of the busiest, and the share of SM time at work."""
+    if not blocks:
+        return None, None, None
+    busiest = -(-blocks // num_sms)
+    return blocks, busiest, format_percent(blocks / (busiest * num_sms))
+
+
+def _shortened(algorithm: str) -> str:
+    """
+    Leave out of a kernel's name what stands beside it.
+
+    Example:
+        >>> _shortened("conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"), _shortened("winograd 4x4")
+        ('simt 128x128x8', 'winograd 4x4')
+    """
+    found = _KERNEL.search(algorithm)
+    return f"{found[1]} {found[2]}" if found else algorithm

@@ -1,0 +1,126 @@
+"""What `cubatch kernels` prints: one line for each variant, and what is wrong with any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from cubatch.units import format_bytes, format_count, format_percent
+
+if TYPE_CHECKING:
+    from cubatch.kernels.survey import Row
+
+
+Grid = dict[str, Any]
+
+_GRAMMAR = (
+    "A name says operation, algorithm, storage type and family; a tile is m x n x k of the matrix product, and v the "
+    "elements of a load. Figures that differ between architectures are given from the least to the most."
+)
+
+
+def table(rows: Sequence[Row]) -> list[Grid]:
+    """Lay out a survey: a grid for each family, a line for each variant, over the architectures of the rows."""
+    archs = list(dict.fromkeys(row.arch for row in rows))
+    span = archs[0] if len(archs) == 1 else f"{archs[0]} to {archs[-1]}" if archs else ""
+    by_family: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        by_family.setdefault(row.kernel.family, {}).setdefault(row.kernel.name, []).append(row)
+    names = ["variant", "runs on", "threads", "registers", "spills", "shared", "blocks/SM", "occupancy"]
+    grids: list[Grid] = [
+        {"title": f"{family}, {span}", "columns": names, "rows": [_line(found) for found in variants.values()]}
+        for family, variants in by_family.items()
+    ]
+    compilers = ", ".join(sorted({row.nvrtc for row in rows if row.nvrtc}))
+    notes = [f"As NVRTC {compilers} compiles them. {_GRAMMAR}"] if compilers else ["There are no figures."]
+    return [*grids[:-1], (grids[-1] if grids else {}) | {"notes": notes}]
+
+
+def _line(rows: Sequence[Row]) -> list[Any]:
+    kernel = rows[0].kernel
+    figures = [row.figures for row in rows if row.figures is not None]
+    held = [row.occupancy for row in rows if row.occupancy is not None]
+    return [
+        kernel.name,
+        kernel.where,
+        kernel.threads,
+        _span(str, [each.registers for each in figures]),
+        _span(str, [each.spill_bytes for each in figures]),
+        _span(format_bytes, [row.shared_bytes for row in rows if row.shared_bytes is not None]),
+        _span(str, [each.blocks_per_sm for each in held]),
+        _span(format_percent, [each.occupancy for each in held]),
+    ]
+
+
+def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str) -> list[Grid]:
+    """
+    Lay out a check: what is wrong, each once with all the architectures it concerns, and what was looked at.
+
+    Args:
+        rows: Of the survey.
+        leftovers: What is wrong with the budget itself.
+        pinned: The build of NVRTC that the budget binds.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for problem in row.problems:
+            found.setdefault((row.kernel.name, problem), []).append(row.arch)
+    looked = {row.arch for row in rows}
+    lines: list[list[Any]] = [
+        [name, problem, ", ".join(archs) if set(archs) < looked else "all"] for (name, problem), archs in found.items()
+    ]
+    lines += [[name, "the budget names it, and there is no such variant", None] for name in leftovers]
+    compiled = format_count(sum(row.figures is not None for row in rows))
+    builds = sorted({row.nvrtc for row in rows if row.nvrtc})
+    kernels = format_count(len({row.kernel.name for row in rows}))
+    counted = f"{kernels} variants on {len(looked)} architectures, {compiled} compiled"
+    verdict = f"{len(lines) or 'no'} problem{'' if len(lines) == 1 else 's'}"
+    notes = [f"{counted} by NVRTC {', '.join(builds) or 'none'}: {verdict}."]
+    if any(build != pinned for build in builds):
+        notes.append(f"The budget is of NVRTC {pinned} and was not applied to what another compiled.")
+    shape: Grid = {"title": "Problems", "columns": ["variant", "problem", "on"], "rows": lines} if lines else {}
+    return [shape | {"notes": notes}]
+
+
+def mapping(rows: Iterable[Row], leftovers: Sequence[str] = ()) -> dict[str, Any]:
+    """Give a survey as the contract's JSON."""
+    listed = []
+    order = sorted(rows, key=_identity)  # stable: variants stay in their order
+    for (operation, _, dtype, family), found in groupby(order, key=_identity):
+        variants = [_variant(row) for row in found]
+        name = variants[0]["name"].partition(f"_{family}")[0] + f"_{family}"  # what `occupancy` takes for all of them
+        listed.append({"name": name, "family": family, "operation": operation, "dtype": dtype, "variants": variants})
+    return {"schema": 1, "kernels": listed, "stale_budget": list(leftovers)}
+
+
+def _identity(row: Row) -> tuple[str, str, str, str]:
+    return row.kernel.operation, row.kernel.source, row.kernel.dtype, row.kernel.family
+
+
+def _variant(row: Row) -> Mapping[str, Any]:
+    kernel, figures, held = row.kernel, row.figures, row.occupancy
+    return {
+        "name": kernel.name,
+        "arch": row.arch,
+        "status": row.status,
+        "nvrtc": row.nvrtc,
+        "tile": kernel.tile.name if kernel.tile else None,
+        "vector": kernel.vector,
+        "registers": figures and figures.registers,
+        "spill_bytes": figures and figures.spill_bytes,
+        "shared_bytes": row.shared_bytes,
+        "threads": kernel.threads,
+        "blocks_per_sm": held and held.blocks_per_sm,
+        "occupancy": held and held.occupancy,
+        "problems": list(row.problems),
+        "log": row.error and row.error.log,
+    }
+
+
+def _span(write: Callable[[Any], str], values: Sequence[float]) -> str | None:
+    """Write the least and the most of some values, or the one that they all are."""
+    if not values:
+        return None
+    least, most = write(min(values)), write(max(values))
+    return least if least == most else f"{least} to {most}"

@@ -1,0 +1,69 @@
+"""What `cubatch store` prints: the runs that are kept, and one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cubatch.units import format_seconds
+
+if TYPE_CHECKING:
+    pass
+from cubatch.report.tables.common import Grid, written
+
+
+def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
+    """Lay out the kept runs, one line each."""
+    rows = [
+        [
+            run["id"],
+            str(run["updated"])[:16],
+            _subject(run["identity"]),
+            run["identity"].get("mode"),
+            run["identity"].get("dtype"),
+            run["state"],
+            run["num_timings"],
+            format_seconds(run["seconds_spent"]),
+        ]
+        for run in kept
+    ]
+    notes = [] if rows else ["No runs are kept."]
+    columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "measured for"]
+    return {"title": f"Kept in {path}", "columns": columns if rows else [], "rows": rows, "notes": notes}
+
+
+def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
+    """Lay out one kept run: what was asked, the conditions, the timings of each size and how it ended."""
+    outcomes = {outcome["batch_size"]: outcome for outcome in measured["outcomes"]}
+    timings: dict[int, list[float]] = {size: [] for size in outcomes}
+    for timing in measured["timings"]:
+        timings.setdefault(timing["batch_size"], []).append(timing["seconds"])
+    rows = [
+        [
+            size,
+            len(seconds),
+            written(format_seconds, min(seconds, default=None)),
+            written(format_seconds, max(seconds, default=None)),
+            str(outcomes[size]["status"]).replace("_", " ") if size in outcomes else "unfinished",
+            outcomes[size]["stop_reason"] or None if size in outcomes else None,
+        ]
+        for size, seconds in sorted(timings.items())
+    ]
+    asked = {key: value for key, value in facts["identity"].items() if key != "spec"}
+    title = f"Run {facts['id']}: {_subject(facts['identity'])}, {facts['state']}, updated {facts['updated']}"
+    return [
+        _facts(title, asked),
+        _facts("Conditions", facts["conditions"]),
+        {"title": "Timings", "columns": ["batch", "timings", "fastest", "slowest", "status", "why"], "rows": rows,
+         "notes": facts["notes"]},
+    ]  # fmt: skip
+
+
+def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
+    rows = [[key, value] for key, value in facts.items() if value not in (None, "", [], {})]
+    return {"title": title, "columns": ["what", "value"], "rows": rows}
+
+
+def _subject(identity: Mapping[str, Any]) -> str | None:
+    spec = identity.get("spec") or {}
+    return spec.get("name") or spec.get("type") if isinstance(spec, Mapping) else str(spec)

@@ -1,0 +1,29 @@
+"""What `cubatch train` prints: one line an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cubatch.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    pass
+from cubatch.report.tables.common import Grid, written
+
+
+def epochs(done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = False) -> Grid:
+    """Lay out a training run, one line for each epoch."""
+    rows = [
+        [
+            epoch["number"],
+            written(lambda loss: f"{loss:.4f}", epoch["loss"]),
+            f"{100 * epoch['test_accuracy']:.2f} %",
+            format_seconds(epoch["seconds"]),
+            format_count(epoch["samples_per_second"]),
+        ]
+        for epoch in done
+    ]
+    notes = ["The loss left the range of numbers: try a smaller learning rate."] if diverged else []
+    columns = ["epoch", "loss", "test accuracy", "time", "samples/s"]
+    return {"title": title, "columns": columns, "rows": rows, "notes": notes}

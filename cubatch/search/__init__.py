@@ -1,0 +1,1 @@
+"""Which size to visit next, and when to stop."""

@@ -1,0 +1,173 @@
+"""
+What was read of each size so far, and how far readings may be trusted.
+
+A visit prepares a size and takes a handful of readings back to back.  They scatter about what that visit
+would tell, and visits about what is true: other places in memory, another state of the machine.  Both
+spreads are taken from what was read, as medians, so that a few disturbed readings do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Timing, counting
+from cubatch.measure.stopping import median
+from cubatch.search.belief import Seen
+
+# Before anything was read: what hardware shows, as if it had been seen so many times.
+_READING_SD, _READING_SEEN = 0.005, 3
+_VISIT_SD, _VISIT_SEEN = 0.005, 4
+_LEAST_SD = 0.001  # finer than this nothing repeats itself
+_TO_SD = 1.4826  # median distance from the median to the standard deviation, of normal noise
+_MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
+SUSPECT = 0.1  # a size that takes so much longer than a larger one did was read at a bad time
+
+
+@attrs.define(eq=False)
+class Record:
+    """
+    The readings of one size.
+
+    Attributes:
+        batch_size: The size.
+        timings: In the order they were taken.
+        goal: What its cost is.
+    """
+
+    batch_size: int
+    goal: Goal
+    timings: list[Timing] = attrs.field(factory=list)
+
+    def add(self, timing: Timing) -> None:
+        """Take in a reading."""
+        self.timings.append(timing)
+
+    @property
+    def counting(self) -> tuple[Timing, ...]:
+        """The readings that count."""
+        return counting(self.timings)
+
+    @property
+    def visits(self) -> int:
+        """How often it was visited, undisturbed or not."""
+        return len({timing.round // PER_VISIT for timing in self.timings})
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether visits gave no reading of what the goal compares: energy of a step too short for the counter."""
+        return self.visits > 1 and self.cost is None
+
+    @property
+    def seconds(self) -> float:
+        """Median time of a step."""
+        return median([timing.seconds for timing in self.counting])
+
+    @property
+    def least_seconds(self) -> float:
+        """The shortest time of a step that was read."""
+        return min(timing.seconds for timing in self.counting)
+
+    def step_costs(self) -> dict[int, list[float]]:
+        """Give what a step costs, seconds or joules, of each visit; energy that was not read is left out."""
+        costs: dict[int, list[float]] = {}
+        for timing in self.counting:
+            cost = timing.joules if self.goal.objective == "energy" else timing.seconds
+            if cost is not None:
+                costs.setdefault(timing.round // PER_VISIT, []).append(cost)
+        return costs
+
+    @property
+    def cost(self) -> float | None:
+        """The median of what the goal compares, less is better; None where it was not read."""
+        costs = [cost for visit in self.step_costs().values() for cost in visit]
+        if not costs:
+            return None
+        return median(costs) if self.goal.objective == "latency" else median(costs) / self.batch_size
+
+
+@attrs.frozen
+class Noise:
+    """
+    How far readings scatter, as shares of what is read.
+
+    Attributes:
+        reading: Standard deviation of the readings of one visit.
+        visit: Of what one visit tells from what is true.
+    """
+
+    reading: float
+    visit: float
+
+    def variance(self, readings: int, visits: int = 1) -> float:
+        """Give the variance of the median of so many readings in so many visits."""
+        return (_MEDIAN_SD * self.reading) ** 2 / readings + self.visit**2 / visits
+
+
+def noise_of(records: Iterable[Record]) -> Noise:
+    """
+    Estimate both spreads from all sizes together.
+
+    Example:
+        >>> noise_of([])
+        Noise(reading=0.005, visit=0.005)
+    """
+    within, between = [_READING_SD / _TO_SD] * _READING_SEEN, [_VISIT_SD / _TO_SD] * _VISIT_SEEN
+    several: list[list[list[float]]] = []
+    for record in records:
+        visits = [[math.log(cost) for cost in visit] for visit in record.step_costs().values()]
+        for visit in visits:
+            if len(visit) > 1:
+                within += _distances(visit)
+        if len(visits) > 1:
+            several.append(visits)
+    reading = max(_LEAST_SD, _TO_SD * median(within))
+    for visits in several:
+        between += _distances([median(visit) for visit in visits])
+    explained = (_MEDIAN_SD * reading) ** 2 * median([1 / len(v) for visits in several for v in visits] or [0.0])
+    return Noise(reading, math.sqrt(max((_TO_SD * median(between)) ** 2 - explained, _LEAST_SD**2)))
+
+
+def _distances(values: Sequence[float]) -> list[float]:
+    """Give how far values lie from their median, made up for its having been drawn towards them."""
+    middle, share = median(values), math.sqrt(len(values) / (len(values) - 1))
+    return [abs(value - middle) * share for value in values]
+
+
+def seen_of(records: Mapping[int, Record], noise: Noise) -> list[Seen]:
+    """
+    Say what was read of each size, for `belief`.
+
+    A size that was visited once and took clearly longer than a larger one was read at a bad time, as under
+    another process's load: it counts as not read until it is visited again.
+    """
+    found, suspects = [], suspect(records)
+    for n, record in sorted(records.items()):
+        costs = record.step_costs()
+        if costs and n not in suspects:
+            values = [math.log(cost) for visit in costs.values() for cost in visit]
+            found.append(Seen(n, median(values), noise.variance(len(values), len(costs))))
+    return found
+
+
+def suspect(records: Mapping[int, Record]) -> set[int]:
+    """
+    Name the sizes whose only visit came at a bad time: a larger size took clearly less.
+
+    Example:
+        >>> def read(n, seconds): return Record(n, Goal(), [Timing(batch_size=n, round=0, seconds=seconds)])
+        >>> suspect({1: read(1, 0.7), 8: read(8, 0.06), 64: read(64, 0.3)})
+        {1}
+    """
+    found: set[int] = set()
+    least = math.inf
+    for n in sorted(records, reverse=True):
+        record = records[n]
+        if record.timings:
+            if record.visits == 1 and record.seconds > least * (1 + SUSPECT):
+                found.add(n)
+            least = min(least, record.least_seconds)
+    return found

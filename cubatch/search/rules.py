@@ -1,0 +1,292 @@
+"""
+What to visit next: the rules, asked in this order; the first that names sizes is followed.
+
+When none does, the answer is known, or the budget holds no more.
+
+    asked             sizes asked for by name, each once
+    below             the smallest size, where all that were read break the latency limit
+    scouts            a few widely spaced sizes, as long as they promise something
+    latency_limit     where a step takes as long as it may, while the curve rises there
+    lowest_latency    by the objective latency: the largest size that is as fast as the smallest
+    zoom              the visit that promises most for its seconds: a size not seen yet, or all contenders once more
+    gaps              what lies unseen between sizes that are far apart, one of them near the best: a cliff, a peak
+    memory            where memory ends, while the curve rises there
+    believed          what is not far behind, until it was visited twice
+    doubts            a size that its neighbours say was read at a bad time, and that would be the answer
+    leftover          a size that may be much better, where what is left of the budget holds it
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
+from numpy.typing import NDArray
+
+from cubatch.measure.stopping import MIN_ROUNDS
+from cubatch.search import bisection, race
+from cubatch.search.belief import Array, believe
+from cubatch.search.history import Record
+from cubatch.search.view import SURE, View
+
+KNOWN = 0.5
+"""The answer is known where going on would win, on average, less than this share of the tolerance."""
+WORTH, WORTH_SECONDS = 0.7, 60.0
+"""Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
+share."""
+MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
+PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
+SCOUT_SHARE = 0.06  # of what is left, that a scout may take
+MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
+VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.15  # visits, of what is left, behind the fastest
+SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
+GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
+MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
+FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
+DOUBTFUL = 0.03  # a size that its neighbours say is faster by less was not read at a bad time
+LAST = 0.05  # log of what the largest size read may be behind by its neighbours: all that lies beyond is judged by it
+READINGS = 5  # that a visit is thought to take, when it is judged what it would tell
+
+
+def next_visits(view: View) -> list[int]:
+    """
+    Say which sizes to visit next; nothing where the answer is known or the budget holds none of them.
+
+    Several sizes are a sweep: each once, in this order.
+    """
+    if not view.read:
+        return first(view)
+    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts, leftover)
+    return next((found for rule in rules if (found := rule(view))), [])
+
+
+def first(view: View) -> list[int]:
+    """
+    Name the smallest size, or, where the model says that even its steps are dear, the one that it says is best.
+
+    By the objective latency the smallest is the one that is best.
+    """
+    waiting, model = [n for n in sorted(view.of.ladder) if n not in view.of.closed], view.of.model
+    if not waiting or model is None or not view.of.extends or view.goal.objective == "latency":
+        return waiting[:1]
+    known = [n for n in waiting if n in model]
+    if not known or view.of.visit_seconds(known[0], model[known[0]]) <= SCOUT_SHARE * view.of.left:
+        return waiting[:1]
+    limit = view.goal.latency_limit or math.inf
+    able = [n for n in known if model[n] <= limit and view.of.visit_seconds(n, model[n]) <= view.of.left]
+    return [min(able or known[:1], key=lambda n: model[n] / n)]
+
+
+def asked(view: View) -> list[int]:
+    """Name the smallest size asked for by name that was not visited."""
+    if view.of.extends:
+        return []
+    waiting = [n for n in view.of.ladder if n not in view.of.closed and n not in view.read]
+    return [n for n in sorted(waiting) if view.affordable(n)][:1]
+
+
+def below(view: View) -> list[int]:
+    """Name the smallest size, where all that were read break the latency limit: once more, if it was read once."""
+    if view.answer is not None:
+        return []
+    least = min(view.read)
+    waiting = [n for n in sorted(view.of.ladder) if n < least]
+    if view.read[least].visits < VISITS_TO_BELIEVE:
+        waiting.append(least)
+    return [n for n in waiting if n not in view.of.closed and view.affordable(n)][:1]
+
+
+def scouts(view: View) -> list[int]:
+    """Name the next scout, while the answer may lie there."""
+    if not view.of.extends or view.answer is None:
+        return []
+    open_sizes = [n for n in view.of.ladder if n not in view.of.closed or n in view.read]
+    rates = None
+    if view.model is not None and view.goal.objective != "latency":
+        rates = {n: n / view.model[n] for n in open_sizes}
+    listed = race.scouts(open_sizes, rates)
+    for n in listed:
+        if n in view.read or any(size < n for size in view.of.failed):
+            continue
+        if view.goal.objective == "latency":
+            hopeless = view.steps[view.place(max(view.read))] > FAR_LATENCY * view.read[view.answer].seconds
+        else:
+            gains = race.learning(view.field, _variance(view), _visited(view))
+            hopeless = len(view.read) >= 3 and gains[view.place(n)] < KNOWN * view.tolerance / len(listed)  # noqa: PLR2004
+        if hopeless or not view.affordable(n, SCOUT_SHARE):
+            return []
+        return [n]
+    return []
+
+
+def latency_limit(view: View) -> list[int]:
+    """Name a size between the largest that keeps the latency limit and the smallest that does not."""
+    limit = view.goal.latency_limit
+    if limit is None or view.answer is None or view.goal.objective == "latency":
+        return []
+    low = max(n for n in view.read if view.is_able(n))
+    high = min((n for n, record in view.read.items() if n > low and record.seconds > limit), default=None)
+    first = view.read[low].seconds
+    if high is not None:
+        last = view.read[high].seconds
+    else:  # by what is believed, until one is read
+        beyond = [n for n in view.sizes if n > low and n not in view.of.closed and view.steps[view.place(n)] > limit]
+        if not beyond or not view.affordable(beyond[0], GAP_SHARE):
+            return []
+        high, last = beyond[0], float(view.steps[view.place(beyond[0])])
+        if bisection.is_met(low, high) or not any(low < n < high for n in view.sizes):
+            return [high]
+    return _in_gap(view, low, high, low + (limit - first) / (last - first) * (high - low))
+
+
+def memory(view: View) -> list[int]:
+    """Name a size between the largest that ran and the smallest that did not fit."""
+    able = [n for n in view.read if view.is_able(n)]
+    if not able or view.goal.objective == "latency":
+        return []
+    low = max(able)
+    high = min((n for n in view.of.failed if n > low), default=None)
+    if high is None or any(low < n < high for n in view.read):  # what ran and breaks a limit ends the sizes earlier
+        return []
+    return _in_gap(view, low, high, None)
+
+
+def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
+    """Narrow the gap of a limit, while the curve rises there and the budget holds a visit."""
+    inside = [n for n in view.sizes if low < n < high]
+    if not inside or view.gain(inside[-1]) < KNOWN * view.tolerance:
+        return []
+    wanted = bisection.between(low, high, guess, view.of.multiple)
+    if wanted is None:
+        return []
+    like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
+    size = wanted if view.of.extends and wanted not in view.of.closed else like
+    return [size] if size not in view.of.closed and view.affordable(like) else []
+
+
+def lowest_latency(view: View) -> list[int]:
+    """By the objective latency: bisect the ladder for the largest size that takes no longer than is allowed."""
+    if view.goal.objective != "latency" or view.fastest is None:
+        return []
+    allowed = view.goal.allowed(view.read[view.fastest].seconds)
+    low = max(n for n, record in view.read.items() if view.is_able(n) and record.seconds <= allowed)
+    above = [n for n in view.read if n > low][:1]
+    inside = [n for n in view.sizes if low < n < min(above, default=n + 1) and n in view.of.ladder]
+    if inside:
+        likely = [n for n in inside if view.steps[view.place(n)] <= allowed]
+        size = likely[-1] if likely else inside[0]
+        return [size] if view.affordable(size) else []
+    near = [n for n in dict.fromkeys([view.fastest, low, *above]) if n not in view.of.closed and view.affordable(n)]
+    unsure = [n for n in near if _unsure(view, n, allowed) and view.read[n].visits < MOST_VISITS_OF_LATENCY]
+    return _shuffled(view, near) if unsure else []
+
+
+def _unsure(view: View, n: int, allowed: float) -> bool:
+    """Whether the readings of a size do not tell on which side of a bound it lies."""
+    record = view.read[n]
+    sd = math.sqrt(view.noise.variance(len(record.counting), record.visits))
+    return n != view.fastest and abs(math.log(record.seconds / allowed)) < SURE * sd
+
+
+def zoom(view: View) -> list[int]:
+    """Name the visit that promises most for its seconds, or the contenders of a sweep."""
+    if view.answer is None or view.goal.objective == "latency" or view.of.fruitless >= PATIENCE:
+        return []
+    if view.lost.mean() < KNOWN * view.tolerance:
+        return []
+    gains = race.learning(view.field, _variance(view), _visited(view))
+    gains[[n in view.of.closed or (n in view.read and view.read[n].visits >= MOST_VISITS) for n in view.sizes]] = 0.0
+    rate = np.where(view.visit_seconds <= view.within_reach, gains / view.visit_seconds, 0.0)
+    best = int(rate.argmax())
+    if rate[best] * max(view.of.budget, WORTH_SECONDS) < WORTH:
+        return []
+    if view.sizes[best] not in view.read:
+        return [view.sizes[best]]
+    promising = sorted((place for place, n in enumerate(view.sizes) if n in view.read), key=lambda place: -gains[place])
+    contenders = [view.answer, view.sizes[best]]
+    contenders += [view.sizes[place] for place in promising if gains[place] >= CONTENDS * gains[best]]
+    return _shuffled(view, [n for n in dict.fromkeys(contenders) if view.affordable(n)][:MOST_CONTENDERS])
+
+
+def gaps(view: View) -> list[int]:
+    """Name a size of the ladder in the middle of a wide gap beside a size that is not far behind."""
+    if view.answer is None or view.goal.objective == "latency":
+        return []
+    able = sorted(n for n in view.read if view.is_able(n))
+    for low, high in itertools.pairwise(able):
+        near = max(view.gain(low), view.gain(high)) > -NEAR
+        inside = [n for n in view.of.ladder if low < n < high and n in view.sizes and n not in view.read]
+        if high > GAP * low and near and inside:
+            size = min(inside, key=lambda n: abs(math.log(n * n / (low * high))))
+            if view.affordable(size, GAP_SHARE):
+                return [size]
+    return []
+
+
+def believed(view: View) -> list[int]:
+    """Name the sizes that are not far behind and were hardly visited, where that is cheap."""
+    if view.answer is None or view.fastest is None:
+        return []
+    reach = math.log(1 / (1 - BELIEVE_WITHIN))
+    once = [n for n, record in view.read.items() if n not in view.of.closed and _is_hardly_read(view, n, record)]
+    near = [n for n in once if view.goal.objective == "latency" or view.gain(n) > -reach]
+    share = SHARE_TO_BELIEVE if view.of.extends else SHARE_OF_ASKED
+    return _shuffled(view, [n for n in near if view.affordable(n, share)])
+
+
+def _is_hardly_read(view: View, n: int, record: Record) -> bool:
+    """Whether a size was visited less often than it takes to believe it, or to give the answer an interval."""
+    wanted = MIN_ROUNDS if n in (view.answer, view.fastest) else 1
+    few = len(record.counting) < wanted and record.visits < 2 * VISITS_TO_BELIEVE
+    return few or record.visits < VISITS_TO_BELIEVE
+
+
+def doubts(view: View) -> list[int]:
+    """Name the sizes that were visited once, at a bad time by what their neighbours say, and may be the answer."""
+    if view.answer is None or view.goal.objective == "latency":
+        return []
+    found = []
+    for n, record in view.read.items():
+        if record.visits > 1 or n == view.answer or not view.is_able(n) or n in view.of.closed:
+            continue
+        others = [seen for seen in view.seen if seen.batch_size != n]
+        if not others or not view.affordable(n):
+            continue
+        alone = believe(others, [n], view.model)
+        read = record.cost or math.inf
+        expected = math.exp(alone.mean[0]) / n
+        behind = math.log(expected) + view.field.value[view.field.answer]
+        last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
+        if expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0):
+            found.append(n)
+    return found[:1]
+
+
+def leftover(view: View) -> list[int]:
+    """Name a size that was not read, where so much may be gained that the budget left over is for it, dear or not."""
+    if view.answer is None or view.goal.objective == "latency" or view.of.fruitless >= PATIENCE:
+        return []
+    if view.lost.mean() < MUCH * view.tolerance:
+        return []
+    gains = race.learning(view.field, _variance(view), _visited(view))
+    gains[[n in view.of.closed or n in view.read or not view.affordable(n) for n in view.sizes]] = 0.0
+    best = int((gains / view.visit_seconds).argmax())
+    return [view.sizes[best]] if gains[best] >= KNOWN * view.tolerance else []
+
+
+def _variance(view: View) -> Array:
+    """Of what one more visit would read of each size."""
+    return np.full(len(view.sizes), view.noise.variance(READINGS))
+
+
+def _visited(view: View) -> NDArray[np.bool_]:
+    return np.array([n in view.read and view.is_able(n) for n in view.sizes])
+
+
+def _shuffled(view: View, sizes: Sequence[int]) -> list[int]:
+    """Give sizes in an order that the seed and the readings so far fix."""
+    count = sum(len(record.timings) for record in view.read.values())
+    return [sizes[place] for place in default_rng((view.of.seed, count)).permutation(len(sizes))]

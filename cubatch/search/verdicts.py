@@ -1,0 +1,119 @@
+"""What became of every size when the search ends, in words and for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+
+from cubatch.search.rules import KNOWN
+from cubatch.search.view import SURE, View
+from cubatch.units import format_percent, format_seconds
+
+FLAT = 4  # how far beyond the answer must have been looked, to expect nothing of what lies farther
+_LEAST_VARIANCE = 1e-12
+
+
+@attrs.frozen
+class Verdict:
+    """How the measuring of a size ended: see `results.Outcome`."""
+
+    status: str
+    reason: str
+    facts: Mapping[str, object] = attrs.field(factory=dict)
+
+
+def verdicts(view: View) -> dict[int, Verdict]:
+    """Say of every size of the ladder and every one that was visited how it ended."""
+    sizes = [n for n in sorted({*view.of.ladder, *view.read}) if n not in view.of.closed]
+    return {n: _verdict(view, n) for n in sizes}
+
+
+def _verdict(view: View, n: int) -> Verdict:
+    limit, spent = view.goal.latency_limit, f"the budget of {format_seconds(view.of.budget)}"
+    if n in view.read and not view.is_able(n) and limit is not None:
+        record = view.read[n]
+        text = f"its median of {format_seconds(record.seconds)} is above the latency limit of {format_seconds(limit)}"
+        return Verdict("over_limit", text, {"limit": "latency"})
+    if view.answer is None or view.fastest is None:
+        return _without_answer(view, n, spent)
+    if n in view.read:
+        return _of_read(view, n)
+    return _of_unread(view, n, spent)
+
+
+def _without_answer(view: View, n: int, spent: str) -> Verdict:
+    breaks = [size for size in view.read if size < n]
+    if breaks:
+        return Verdict("dropped", f"batch size {breaks[0]}, which is smaller, breaks the latency limit")
+    return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
+
+
+def _of_read(view: View, n: int) -> Verdict:
+    record, best = view.read[n], view.read[view.fastest or n]
+    own, leading = record.cost or math.inf, best.cost or 0.0
+    count = len(record.counting)
+    readings = f"{count} reading{'s' * (count > 1)}"
+    sd = math.sqrt(view.noise.variance(count, record.visits) + view.noise.variance(len(best.counting), best.visits))
+    if math.log(own / leading) - SURE * sd > view.tolerance:  # so that it is not the answer either
+        by = format_percent(1 - leading / own)
+        return Verdict("dropped", f"{by} behind batch size {best.batch_size} after {readings}")
+    return Verdict("ok", f"{readings} in {record.visits} visit{'s' * (record.visits > 1)}")
+
+
+def _of_unread(view: View, n: int, spent: str) -> Verdict:
+    if not view.of.extends:
+        return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
+    for rule in (_slower_than_lowest, _above_failed, _above_limit, _beyond_flat):
+        if (reason := rule(view, n)) is not None:
+            return Verdict("dropped", reason, {"limit": "latency"} if rule is _above_limit else {})
+    average, most = _gain(view, n)
+    if (view.goal.objective == "latency" or average >= KNOWN * view.tolerance) and not view.affordable(n):
+        need = format_seconds(float(view.visit_seconds[view.place(n)]))
+        reason = f"a visit would take about {need}, {format_seconds(view.of.left)} of the budget are left"
+        return Verdict("not_run", reason, {"limit": "budget", "could_gain": round(most, 3)})
+    if most <= 0:
+        return Verdict("dropped", f"by its neighbours' readings it is slower than batch size {view.answer}")
+    reason = f"by its neighbours' readings it is at most {format_percent(most)} better than batch size {view.answer}"
+    return Verdict("dropped", reason)
+
+
+def _slower_than_lowest(view: View, n: int) -> str | None:
+    if view.goal.objective != "latency" or view.fastest is None:
+        return None
+    allowed = view.goal.allowed(view.read[view.fastest].seconds)
+    slower = [size for size, record in view.read.items() if size < n and record.seconds > allowed]
+    return f"batch size {slower[0]}, which is smaller, already takes longer" if slower else None
+
+
+def _above_failed(view: View, n: int) -> str | None:
+    failed = [size for size in view.of.failed if max(view.read) < size < n]
+    return f"batch size {min(failed)}, which is smaller, ran out of memory" if failed else None
+
+
+def _above_limit(view: View, n: int) -> str | None:
+    limit, step = view.goal.latency_limit, float(view.steps[view.place(n)])
+    if limit is None or step <= limit:
+        return None
+    return f"it would take about {format_seconds(step)}, above the latency limit of {format_seconds(limit)}"
+
+
+def _beyond_flat(view: View, n: int) -> str | None:
+    last = max(view.read)
+    if view.goal.objective == "latency" or view.answer is None or not n > last >= FLAT * view.answer:
+        return None
+    return f"from batch size {view.answer} to {last} nothing is gained, so nothing is expected beyond"
+
+
+def _gain(view: View, n: int) -> tuple[float, float]:
+    """Say how much better than the answer a size may be: beyond the tolerance on average, and at most."""
+    place, answer, spread = view.place(n), view.field.answer, view.belief.covariance
+    ahead = float(view.field.value[place] - view.field.value[answer])
+    sd = math.sqrt(max(spread[place, place] + spread[answer, answer] - 2 * spread[place, answer], _LEAST_VARIANCE))
+    return sd * _mean_above((view.tolerance - ahead) / sd), math.expm1(ahead + SURE * sd)
+
+
+def _mean_above(z: float) -> float:
+    """Give the mean of what a standard normal number exceeds z by."""
+    return math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2))

@@ -1,0 +1,193 @@
+"""
+One look at all that was read: what a decision of the search rests on.
+
+No clock and no device here: numbers in, numbers out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping
+
+import attrs
+import numpy as np
+
+from cubatch.measure import goal as goals
+from cubatch.measure.goal import Goal
+from cubatch.search import race
+from cubatch.search.belief import Array, Belief, Seen, believe
+from cubatch.search.history import Noise, Record, noise_of, seen_of
+
+LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
+UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
+SURE = 1.645  # standard deviations: 90 % two-sided
+RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though one that is so much smaller ran out of memory
+
+
+@attrs.frozen(kw_only=True)
+class Situation:
+    """
+    All that a decision rests on.
+
+    Attributes:
+        goal: What is to be as good as possible.
+        ladder: Sizes that may be visited.
+        model: What a model of time says of a step, by size; None where it says nothing of any.
+        records: What was read, by size; also of sizes beside the ladder.
+        closed: Sizes that are not visited any more.
+        failed: Those of them that ran out of memory.
+        visit_seconds: What a visit to a size takes, given seconds of a step.
+        left, budget: Seconds.
+        fruitless: Visits since the best one found became clearly better.
+        extends: Whether sizes beside the ladder may be visited.
+        multiple: Of which those are multiples.
+        seed: Shuffles sweeps.
+    """
+
+    goal: Goal
+    ladder: Collection[int]
+    model: Mapping[int, float] | None
+    records: Mapping[int, Record]
+    closed: Collection[int]
+    failed: Collection[int]
+    visit_seconds: Callable[[int, float], float]
+    left: float
+    budget: float
+    fruitless: int = 0
+    extends: bool
+    multiple: int = 1
+    seed: int = 0
+
+
+class View:
+    """One look at a situation; what is dear to know is worked out when it is asked for."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.of, self.goal = situation, situation.goal
+        self.read = {n: record for n, record in sorted(situation.records.items()) if record.cost is not None}
+        self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
+        able = {n: 1 / (record.cost or math.inf) for n, record in self.read.items() if self.is_able(n)}
+        if self.goal.objective == "latency":
+            able = {n: 1 / value for n, value in able.items()}
+        picked = goals.pick(able, self.goal) if able else None
+        self.answer = picked[0] if picked else None
+        self.fastest = picked[1] if picked else None
+
+    def is_able(self, n: int) -> bool:
+        """Whether a size that was read may be the answer."""
+        limit = self.goal.latency_limit
+        return n not in self.of.failed and (limit is None or self.read[n].seconds <= limit)
+
+    @functools.cached_property
+    def noise(self) -> Noise:
+        """How far readings scatter."""
+        return noise_of(self.read.values())
+
+    @functools.cached_property
+    def seen(self) -> list[Seen]:
+        """What was read, less what was read at a bad time."""
+        return seen_of(self.read, self.noise)
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """All sizes that may be visited, or were."""
+        of = self.of
+        known = {n for n in of.ladder if n not in of.closed} | set(self.read)
+        found = set(known)
+        if of.extends:
+            found |= set(race.openings(known | set(of.failed), of.multiple)) - set(of.closed)
+        return sorted(found)
+
+    @functools.cached_property
+    def belief(self) -> Belief:
+        """What steps of all sizes may cost."""
+        return believe(self.seen, self.sizes, self.model)
+
+    @functools.cached_property
+    def model(self) -> dict[int, float] | None:
+        """Seconds by the model of time, between its sizes along straight lines of logarithms; None without a model."""
+        known = self.of.model
+        if known is None or self.goal.objective == "energy":
+            return None
+        at, given = np.log(sorted(known)), np.log([known[n] for n in sorted(known)])
+        sizes = sorted({*self.sizes, *self.read})
+        return dict(zip(sizes, np.exp(np.interp(np.log(sizes), at, given)).tolist(), strict=True))
+
+    def place(self, n: int) -> int:
+        """Say where a size stands in `sizes`."""
+        return int(np.searchsorted(self.belief.sizes, n))
+
+    @functools.cached_property
+    def steps(self) -> Array:
+        """Seconds of a step, as far as is believed."""
+        if self.goal.objective != "energy":
+            return np.exp(self.belief.mean)
+        seen = [Seen(n, math.log(record.seconds), self.noise.variance(1)) for n, record in self.read.items()]
+        return np.exp(believe(seen, self.sizes).mean)
+
+    @functools.cached_property
+    def visit_seconds(self) -> Array:
+        """Seconds of a visit."""
+        pairs = zip(self.sizes, self.steps, strict=True)
+        return np.array([self.of.visit_seconds(n, float(seconds)) for n, seconds in pairs])
+
+    @functools.cached_property
+    def allowed(self) -> Array:
+        """Probability that a size runs and keeps the latency limit; none where the budget does not hold a visit."""
+        top = max((n for n in self.read if n not in self.of.failed), default=0)
+        runs = np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
+        in_reach = (self.visit_seconds <= self.within_reach) | np.isin(self.sizes, list(self.read))
+        return np.where(in_reach, runs, 0.0)
+
+    def _runs(self, n: int, top: int) -> float:
+        """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""
+        if n in self.read or n < top:
+            return 1.0
+        probability, last = 1.0, top
+        for size in sorted(size for size in self.of.failed if size > top):
+            if size > n:
+                return (size - n) / (size - top) if last == top else 0.0
+            if size > TRIES_ON * last or last == top:  # what bisection tried in between says nothing new
+                probability *= RUNS_BEYOND
+            last = size
+        return probability if n > TRIES_ON * last or last == top else 0.0
+
+    def _keeps_limit(self, place: int) -> float:
+        limit, n = self.goal.latency_limit, self.sizes[place]
+        if limit is None:
+            return 1.0
+        if n in self.read:
+            return float(self.is_able(n))
+        far = (math.log(limit) - math.log(self.steps[place])) / max(self.belief.sd[place], LEAST_TOLERANCE)
+        return 0.5 * math.erfc(-far / math.sqrt(2))
+
+    @functools.cached_property
+    def field(self) -> race.Field:
+        """What the rules of the race look at; only where there is an answer."""
+        if self.answer is None:
+            raise ValueError("no size that was read may be the answer")
+        value = -self.belief.mean
+        if self.goal.objective != "latency":
+            value = value + np.log(self.belief.sizes)
+        return race.Field(self.belief, value, self.allowed, self.place(self.answer), self.tolerance)
+
+    @functools.cached_property
+    def lost(self) -> Array:
+        """What may be lost by answering now, in draws from what may be."""
+        return race.losses(self.field)
+
+    def gain(self, n: int) -> float:
+        """Say how far a size is believed to be above the fastest one, as a logarithm."""
+        fastest = self.fastest or n
+        return float(self.field.value[self.place(n)] - self.field.value[self.place(fastest)])
+
+    def affordable(self, n: int, share: float = 1.0) -> bool:
+        """Whether a visit to a size takes at most this share of what is left."""
+        return bool(self.visit_seconds[self.place(n)] <= share * self.within_reach[self.place(n)])
+
+    @functools.cached_property
+    def within_reach(self) -> Array:
+        """What a visit may take: what is left, or a part of that where steps are longer than any that was read."""
+        longest = max((record.seconds for record in self.read.values()), default=0.0)
+        return np.where(self.steps > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.of.left

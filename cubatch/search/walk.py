@@ -1,0 +1,434 @@
+"""
+The search: sizes are visited as `search` says, until it says no more.
+
+    scout      a few widely spaced sizes, ascending: after the first step there is an answer
+    zoom       where a visit promises most for its seconds: a size not seen yet, between others if need be
+    confirm    sweeps over what may still be the answer, shuffled by the seed, so that slow drifts favour no size
+    bisect     where memory or the latency limit ends, as long as the curve rises there
+
+Here is what happens: visits, failures, what is kept, who is told.  A runner brings its own clock, so that hours
+pass in milliseconds on a fake.  Everything is handed to a `Keeper` as it happens; a rerun that is given what was
+kept goes on from there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import attrs
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from cubatch.errors import CubatchError, EnergyNotAvailable, OutOfMemory, TimedOut, WorkerDied, is_out_of_memory
+from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, visit_seconds
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
+from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.runner import FactoryRef, RunnerFactory
+from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
+from cubatch.search import rules, verdicts
+from cubatch.search.history import Record
+from cubatch.search.view import Situation, View
+from cubatch.units import format_seconds
+
+__all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
+
+_log = logging.getLogger(__name__)
+
+_SURELY = 0.9  # quantile of what may still be gained, that progress shows
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """
+    One thing that happened, for whoever shows progress.
+
+    Attributes:
+        kind: "round" (a sweep begins), "timing" (taken), "outcome" (a candidate is done), "end".
+        round: Of a timing, its round; else that with which the present sweep began.
+        batch_size: Which candidate; None for "round" and "end".
+        done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
+        seconds_left: Of the budget.
+        message: What happened, for a person.
+        best_batch_size: What the answer would be by the visits before this one, or before its sweep; None in the first.
+        best_rate: Samples per second of it.
+        could_gain: By what share the answer may still get better, at most in nine of ten cases; None where that
+            is not known.
+    """
+
+    kind: str
+    round: int
+    batch_size: int | None
+    done: float
+    total: float
+    seconds_left: float
+    message: str
+    best_batch_size: int | None = None
+    best_rate: float | None = None
+    could_gain: float | None = None
+
+
+def measure(
+    factory: RunnerFactory,
+    ladder: Sequence[Candidate],
+    *,
+    goal: Goal,
+    kept: Measured | None = None,
+    keep: Keeper | None = None,
+    budget: float,
+    seed: int,
+    progress: Callable[[Event], None] | None = None,
+    extend: Callable[[int], Candidate] | None = None,
+    multiple: int = 1,
+) -> Measured:
+    """
+    Measure the candidates until the answer is known well enough or the budget is spent.
+
+    Candidates planned over the memory limit are never tried.  Whatever a candidate raises is its
+    outcome and tuning goes on: "out_of_memory" by exception type and status code, "timeout",
+    "error".  A size that fails after it has run, or takes its worker with it, is tried once more, in a new worker;
+    if it fails again its timings still count.
+
+    Args:
+        factory: Makes the runner; not called if nothing is left to measure.
+        ladder: The candidates, in any order.
+        goal: What is to be as good as possible.
+        kept: What an earlier run left.  Its timings are not taken again, its outcomes are final, except "interrupted"
+            and "dropped" against a size that has fallen since.
+        keep: Told of every timing, outcome and second as it happens.
+        budget: Seconds of measuring by the runner's clock, those of `kept` included.  The last step
+            that is begun may exceed it.
+        seed: Shuffles the sweeps.
+        progress: Called with an Event after everything that happens.
+        extend: Makes a candidate of a size that the search adds between those of the ladder; None: it adds none, and
+            each candidate, which was then asked for by name, is visited once before any is visited again.
+        multiple: Of which added sizes are multiples.
+
+    Returns:
+        Measured: everything, old and new; every candidate has an outcome.
+
+    Raises:
+        EnergyNotAvailable: If energy is the objective and none of the first readings had one of it.
+        KeyboardInterrupt, SystemExit: As they came; unfinished candidates are kept as "interrupted".
+
+    Example:
+        >>> import time
+        >>> from cubatch.measure.runner import Reading
+        >>> class Sleeper:                                 # a runner of a virtual device: 1 ms and 10 us a sample
+        ...     peak_bytes = peak_device_bytes = None
+        ...     def __init__(self): self.clock, self.passed = self, 0.0
+        ...     def now(self): return self.passed
+        ...     def sleep(self, seconds): self.passed += seconds
+        ...     def time(self, step, repeats):
+        ...         before = self.passed
+        ...         for _ in range(repeats): step()
+        ...         return Reading(seconds=(self.passed - before) / repeats)
+        ...     def prepare(self, batch_size): self.batch_size = batch_size
+        ...     def step(self): self.passed += 1e-3 + 1e-5 * self.batch_size
+        ...     def release(self): pass
+        ...     def close(self): pass
+        >>> ladder = [Candidate(32), Candidate(64)]
+        >>> measured = measure(Sleeper, ladder, goal=Goal(), budget=60.0, seed=0)
+        >>> [(outcome.batch_size, outcome.status) for outcome in measured.outcomes]
+        [(32, 'dropped'), (64, 'ok')]
+    """
+    run = _Run(
+        factory, ladder, goal, kept or Measured(), keep=keep, budget=budget, seed=seed, progress=progress,
+        extend=extend, multiple=multiple,
+    )  # fmt: skip
+    return run.run()
+
+
+class _Run:
+    """One call of `measure`: what was read, what is closed, and the walk."""
+
+    def __init__(
+        self,
+        factory: RunnerFactory,
+        ladder: Sequence[Candidate],
+        goal: Goal,
+        kept: Measured,
+        *,
+        keep: Keeper | None,
+        budget: float,
+        seed: int,
+        progress: Callable[[Event], None] | None,
+        extend: Callable[[int], Candidate] | None,
+        multiple: int,
+    ) -> None:
+        self.factory, self.goal, self.seed, self.progress = factory, goal, seed, progress
+        self.extend, self.multiple = extend, multiple
+        self.book = Recorder(kept, keep)
+        self.budget = Budget(budget, kept.seconds_spent)
+        self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
+        self.clocks_mhz = [timing.sm_clock_mhz for timing in kept.timings if timing.sm_clock_mhz]
+        self.stopwatch: Stopwatch | None = None
+        self.candidates = {c.batch_size: c for c in sorted((*ladder, *kept.added), key=lambda c: c.batch_size)}
+        self.records = {n: Record(n, goal) for n in self.candidates}
+        for timing in kept.timings:
+            if timing.batch_size in self.records:
+                self.records[timing.batch_size].add(timing)
+        self.outcomes = {o.batch_size: o for o in kept.outcomes if o.status != "interrupted"}
+        self.retried: set[int] = set()
+        self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
+        model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
+        self.model = model if len(model) == len(ladder) else None
+        self.fruitless, self.best_cost = 0, math.inf
+        self.view = self.look()
+
+    # --- the walk ---
+
+    def run(self) -> Measured:
+        try:
+            for n, candidate in self.candidates.items():
+                if candidate.over_limit and n not in self.outcomes:
+                    tried = "not tried again" if self.records[n].timings else "not tried"
+                    reason = f"planned above the memory limit, so it was {tried}"
+                    self.end(n, "over_limit", reason, limit="memory")
+            if self.open:
+                self.walk()
+            self.tell("end", None, "measuring is done")
+        except (KeyboardInterrupt, SystemExit):
+            for n in self.open:
+                self.end(n, "interrupted", f"interrupted after {len(self.records[n].timings)} timings")
+            raise
+        finally:
+            self.close_runner()
+        return self.book.measured
+
+    @property
+    def open(self) -> list[int]:
+        """Sizes without an outcome."""
+        return [n for n in self.candidates if n not in self.outcomes]
+
+    def walk(self) -> None:
+        """Visit what the search says until it says nothing; then say what became of every size."""
+        while True:
+            while self.open and (step := self.next()):
+                if len(step) > 1 or step[0] in self.view.read:
+                    self.sweep += 1
+                    self.tell("round", None, f"sweep {self.sweep}: {', '.join(map(str, sorted(step)))}")
+                for n in step:
+                    self.visit(n)
+            self.view = self.look()
+            best = self.outcomes.get(self.view.answer or 0)
+            if best is None or best.status != "dropped":
+                break
+            # An earlier run dropped it against a size that has fallen since.
+            self.outcomes = {n: outcome for n, outcome in self.outcomes.items() if outcome.status != "dropped"}
+        with self.one_thread():
+            ends = verdicts.verdicts(self.view)
+        for n, verdict in ends.items():
+            cut: dict[str, object] = {"cut_short": True} if verdict.status == "over_limit" else {"limit": "budget"}
+            is_cut = verdict.status in {"ok", "over_limit"} and self.budget.left() < self.next_seconds(n)
+            self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
+        for n in self.open:
+            self.end(n, "dropped", f"{self.records[n].visits} visits gave no reading of its energy")
+
+    def next_seconds(self, n: int) -> float:
+        """Give what another visit to a size that was read would take."""
+        return float(self.view.visit_seconds[self.view.place(n)])
+
+    def next(self) -> list[int]:
+        self.view = self.look()
+        best = self.view.read[self.view.fastest].cost if self.view.fastest else None
+        if best is not None and best < self.best_cost * (1 - rules.KNOWN * self.view.tolerance):
+            self.fruitless, self.best_cost = 0, best
+        if self.stopwatch is not None and self.budget.left() <= 0:
+            return []
+        if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):
+            raise EnergyNotAvailable("the device")
+        with self.one_thread():
+            return rules.next_visits(self.view)
+
+    @functools.cached_property
+    def blas(self) -> ThreadpoolController:
+        """The BLAS libraries of this process."""
+        return ThreadpoolController()
+
+    def one_thread(self) -> AbstractContextManager[object]:
+        """Think on one thread: those of BLAS go on spinning for a tenth of a second, beside what is measured next."""
+        limited: AbstractContextManager[object] = self.blas.limit(limits=1, user_api="blas")
+        return limited
+
+    def look(self) -> View:
+        """Look at all that is known now."""
+        prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
+        left = self.budget.left()
+        refused = {n for n, o in self.outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
+
+        def seconds(n: int, step: float) -> float:
+            return visit_seconds(step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left)
+
+        return View(
+            Situation(
+                goal=self.goal,
+                ladder=self.candidates,
+                model=self.model,
+                records={n: record for n, record in self.records.items() if n not in refused},
+                closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
+                failed={n for n, outcome in self.outcomes.items() if outcome.status == "out_of_memory"},
+                visit_seconds=seconds,
+                left=left,
+                budget=self.budget.seconds,
+                fruitless=self.fruitless,
+                extends=self.extend is not None,
+                multiple=self.multiple,
+                seed=self.seed,
+            )
+        )
+
+    # --- one visit ---
+
+    def visit(self, n: int) -> None:
+        """Visit a size; whatever it raises is its outcome, at once or at the second time."""
+        if n in self.outcomes:
+            return
+        self.fruitless += 1
+        if n not in self.candidates and self.extend is not None:
+            self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
+            self.book.candidate(self.candidates[n])
+        stopwatch = self.stopwatch or self.open_runner()
+        record = self.records[n]
+        number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
+        if record.timings:  # one that is tried again has readings of this sweep already
+            number = self.sweep = max(self.sweep, number)
+        try:
+            stopwatch.visit(
+                n,
+                first_round=number * PER_VISIT,
+                likely=self.likely_seconds(n),
+                keep=functools.partial(self.keep, record),
+            )
+        except OutOfBudget:
+            pass  # what became of the size is said at the end
+        except Exception as error:  # noqa: BLE001 - what a candidate raises is its outcome
+            self.fail(n, error, stopwatch)
+        self.book.spent(self.budget.spent())
+
+    def likely_seconds(self, n: int) -> float | None:
+        """Guess seconds of a step, to tell a hang from a long one."""
+        if self.view.seen and n in self.view.sizes:
+            return float(self.view.steps[self.view.place(n)])
+        return self.candidates[n].predicted_seconds
+
+    def keep(self, record: Record, timing: Timing) -> None:
+        self.book.timing(timing)
+        record.add(timing)
+        flag = ", throttled" if timing.throttled else ""
+        text = f"batch size {record.batch_size}: {format_seconds(timing.seconds)}{flag}"
+        self.tell("timing", record.batch_size, text, timing.round)
+
+    def open_runner(self) -> Stopwatch:
+        runner = self.factory()
+        self.budget.start(runner.clock.now)
+        self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz)
+        return self.stopwatch
+
+    def close_runner(self) -> None:
+        if self.stopwatch is None:
+            return
+        self.book.spent(self.budget.spent())
+        try:
+            self.stopwatch.runner.close()
+        except Exception as error:  # noqa: BLE001 - everything measured is kept already
+            _log.warning("closing the runner failed: %s", error)
+
+    # --- what becomes of a candidate ---
+
+    def fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
+        """
+        Clear up after what a candidate raised, and keep it as its outcome, unless it deserves a second try.
+
+        A size that has run before can run, and a worker may be killed for what another process did: both are tried
+        once more.  A size with readings that fails again is judged by them.
+        """
+        stopwatch.forget()
+        has_run = bool(self.records[n].timings)
+        try:
+            stopwatch.runner.release()
+        except Exception as second:  # noqa: BLE001 - the next prepare will tell whether the runner still works
+            _log.warning("releasing batch size %d failed: %s", n, second)
+        if n not in self.retried and (has_run or isinstance(error, WorkerDied)):
+            self.retried.add(n)
+            _log.warning("batch size %d failed and is tried once more: %s", n, error)
+            self.visit(n)
+            return
+        facts: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
+        reason = str(error) if isinstance(error, CubatchError) else f"{type(error).__name__}: {error}"
+        if has_run:
+            text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {reason}"
+            is_over = self.goal.latency_limit is not None and self.records[n].seconds > self.goal.latency_limit
+            limit = {"limit": "latency"} if is_over else {}
+            self.end(n, "over_limit" if is_over else "ok", text, cut_short=True, **facts, **limit)
+            return
+        status = "timeout" if isinstance(error, TimedOut) else "error"
+        if is_out_of_memory(error):
+            status = "out_of_memory"
+            if isinstance(error, OutOfMemory):
+                facts |= {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
+        self.end(n, status, reason, **facts)
+
+    def end(self, n: int, status: str, reason: str, **facts: object) -> None:
+        spent = self.stopwatch.spent.get(n) if self.stopwatch else None
+        if spent is not None:
+            facts |= attrs.asdict(spent)
+        self.outcomes[n] = Outcome(n, status, reason, facts)
+        self.book.outcome(self.outcomes[n])
+        self.tell("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
+
+    def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
+        if self.progress is None:
+            return
+        view = self.view
+        best = view.read.get(view.answer or 0)
+        with self.one_thread():
+            could_gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))])) if best else None
+        self.progress(
+            Event(
+                kind=kind,
+                round=self.sweep * PER_VISIT if number is None else number,
+                batch_size=n,
+                done=min(self.budget.spent(), self.budget.seconds),
+                total=self.budget.seconds,
+                seconds_left=self.budget.left(),
+                message=message,
+                best_batch_size=view.answer,
+                best_rate=best.batch_size / best.seconds if best else None,
+                could_gain=could_gain,
+            )
+        )
+
+
+def measure_in_worker(
+    factory: FactoryRef,
+    ladder: Sequence[Candidate],
+    *,
+    goal: Goal,
+    kept: Measured | None = None,
+    keep: Keeper | None = None,
+    budget: float,
+    seed: int,
+    progress: Callable[[Event], None] | None = None,
+    extend: Callable[[int], Candidate] | None = None,
+    multiple: int = 1,
+) -> Measured:
+    """
+    Measure as `profiler.measure` does, in a worker process.
+
+    The arguments and the answer are those of `profiler.measure`; the factory is named rather than
+    given, because another process calls it.
+
+    Raises:
+        WorkerFailed: If the worker cannot be started.
+        CubatchError: Whatever the factory raises of them, and what `profiler.measure` raises.
+    """
+    remote = functools.partial(RemoteRunner, factory)
+    return measure(
+        remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress,
+        extend=extend, multiple=multiple,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which batch size, and why: autotune(), predict(), the store."""

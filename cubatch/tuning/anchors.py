@@ -1,0 +1,213 @@
+"""
+Anchors: tuning results, measured on that GPU or another, as the model of time sees them.
+
+What says nothing about a prediction is refused here; `kriging` lets the rest pull at it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.estimate.expected import missing_facts, recomputed
+from cubatch.estimate.parts import Z90, Scales, StepPrediction
+from cubatch.estimate.step import predict_step
+from cubatch.hardware import catalogue
+from cubatch.hardware.facts import Device
+from cubatch.network.graph import Spec, as_network
+from cubatch.network.layers import Conv2d
+from cubatch.network.models import resolve
+from cubatch.tuning.results import Measurement, TuningResult
+
+MEASURED_SD = 0.02
+"""Of any median, however alike its timings: another board, another day."""
+FEW_SD = 0.1
+"""Of a median of under five timings at least, which have no interval: judgement."""
+SHORTEST, LONGEST = 1e-9, 86400.0
+"""Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
+
+
+@attrs.frozen
+class Question:
+    """What is asked of the model: a step of a network, where, and how."""
+
+    spec: Spec
+    device: Device
+    mode: str
+    dtype: str
+    library: str
+    recompute: bool = False
+
+    def step(self, sizes: Sequence[int], *, compute: float = 1.0, memory: float = 1.0) -> StepPrediction:
+        """Ask the model, for a GPU on which arithmetic and bytes take so many times as long as it says."""
+        options: dict[str, Any] = {"mode": self.mode, "dtype": self.dtype, "library": self.library}
+        step = predict_step(self.spec, sizes, self.device, scales=Scales(compute, memory), **options)
+        return recomputed(step, self.spec) if self.recompute and self.mode == "training" else step
+
+    @property
+    def gpu(self) -> str:
+        """The board, by the name that a result and the catalogue have in common."""
+        return self.device.slug or self.device.uuid or self.device.name
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """What a GPU's scales depend on beside the GPU."""
+        return self.library, self.dtype
+
+    @property
+    def work(self) -> str:
+        """What the network's error depends on beside the GPU and the batch size."""
+        mapping = {name: value for name, value in self.spec.to_mapping().items() if name != "name"}
+        again = self.recompute and self.mode == "training"
+        return json.dumps([mapping, self.mode, self.library, self.dtype, again], sort_keys=True)
+
+
+@attrs.frozen
+class Anchor:
+    """
+    A tuning result as the model sees it.
+
+    Attributes:
+        origin: What an error or a note calls it: its file, or its place in the list.
+        question: What was measured.
+        seconds: Median of a step by batch size, where the status was "ok".
+        sds: How unsure each is: standard deviation of its logarithm.
+    """
+
+    origin: str
+    question: Question
+    seconds: Mapping[int, float]
+    sds: Mapping[int, float]
+
+
+def read(anchors: Iterable[TuningResult | str | Path], asked: Question) -> list[Anchor]:
+    """
+    Read anchors, and refuse those that say nothing about what is asked.
+
+    Args:
+        anchors: Tuning results, or paths to their JSON.
+        asked: What they are for.
+
+    Raises:
+        InvalidData: If a file is no tuning result of this schema, or a prediction, or holds times that no step takes.
+        InvalidArgument: If a result was measured on a CPU, of a callable, on a GPU whose facts are unknown, gives
+            no time, or has neither GPU, nor library and dtype, nor network in common with what is asked.
+    """
+    if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
+        raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
+    return [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(anchors)]
+
+
+def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anchor:
+    origin, result = (place, given) if isinstance(given, TuningResult) else (str(given), _load(given, place))
+
+    def refused(wanted: str, remedy: str = "") -> InvalidArgument:
+        return InvalidArgument("anchors", origin, wanted, remedy)
+
+    if result.spec is None or result.mode is None or result.dtype is None:
+        raise refused("results of a layer or network", "Of a callable the model knows nothing.")
+    spec = resolve(result.spec)
+    question = Question(
+        spec=spec,
+        device=_device(result.device, asked.device, refused),
+        mode=result.mode,
+        dtype=result.dtype,
+        library="cubatch" if result.library == "cubatch" else "vendor",
+        recompute=bool(result.recompute),
+    )
+    if result.library == "im2col" and any(isinstance(node.layer, Conv2d) for node in as_network(spec).nodes):
+        remedy = 'It gathers operands in memory, which no library does; tune with library="cubatch".'
+        raise refused('results of another library than "im2col" where there are convolutions', remedy)
+    if missing := missing_facts(question.device, question.dtype, question.library):
+        raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
+    seconds, sds = dict[int, float](), dict[int, float]()
+    for row, one in enumerate(result.measurements):
+        if one.status == "ok" and one.latency_seconds is not None:
+            _check(one, one.latency_seconds, origin, f"measurements[{row}].")
+            seconds[one.batch_size], sds[one.batch_size] = one.latency_seconds, _sd(one)
+    if not seconds:
+        raise refused('results with a measurement whose status is "ok"')
+    if question.gpu != asked.gpu and question.source != asked.source:
+        pairs = (("library", question.library, asked.library), ("dtype", question.dtype, asked.dtype))
+        other = [(name, measured) for name, measured, wanted in pairs if measured != wanted]
+        python, shell = ", ".join(f'{n}="{v}"' for n, v in other), " ".join(f"--{n} {v}" for n, v in other)
+        raise refused(
+            f"results of {asked.device}, or of library {asked.library} in {asked.dtype}",
+            f"This is {question.device} with {question.library} in {question.dtype}, which share nothing with it; "
+            f"predict with {python} (`{shell}`) to learn from it.",
+        )
+    return Anchor(origin, question, seconds, sds)
+
+
+def _check(measurement: Measurement, median: float, origin: str, path: str) -> None:
+    """Refuse a batch size that is none, times that no step takes, and an interval beside its median."""
+    if measurement.batch_size < 1:
+        raise InvalidData(origin, f"{path}batch_size must be at least 1, got {measurement.batch_size}")
+    interval = measurement.latency_interval or (median, median)
+    for name, times in (
+        ("latency_seconds", (median,)),
+        ("latency_interval", interval),
+        ("timings_seconds", measurement.timings_seconds),
+    ):
+        for seconds in times:
+            if not SHORTEST <= seconds <= LONGEST:
+                wanted = f"between {SHORTEST:g} and {LONGEST:g} seconds"
+                raise InvalidData(origin, f"{path}{name} must be {wanted}, got {seconds!r}")
+    if not interval[0] <= median <= interval[1]:
+        raise InvalidData(origin, f"{path}latency_interval must hold latency_seconds {median!r}, got {interval!r}")
+
+
+def _sd(measurement: Measurement) -> float:
+    """Say how unsure a median is: standard deviation of its logarithm."""
+    if measurement.latency_interval is not None:
+        low, high = measurement.latency_interval
+        return max(MEASURED_SD, math.log(high / low) / (2 * Z90))
+    timings = measurement.timings_seconds
+    return max(FEW_SD, math.log(max(timings) / min(timings)) / 2 if timings else 0.0)
+
+
+def _load(path: str | Path, place: str) -> TuningResult:
+    if not isinstance(path, str | Path):
+        raise InvalidArgument(place, path, "a tuning result or a path to its JSON")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidData(str(path), f"cannot be read: {error}") from error
+    if other := _other(text):
+        raise InvalidData(str(path), other, "Anchors are what `tune` wrote.")
+    return TuningResult.from_json(text, source=str(path))
+
+
+def _other(text: str) -> str | None:
+    """Say what a JSON of ours is that no tuning wrote; what is no JSON at all is left to `TuningResult`."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    if facts.get("predicted"):
+        return "holds a prediction, not measurements"
+    return None if "measurements" in facts else "holds no tuning result: there are no measurements in it"
+
+
+def _device(facts: Mapping[str, Any], asked: Device, refused: Callable[..., InvalidArgument]) -> Device:
+    """Find the GPU that a result was measured on."""
+    name, uuid, num_sms = str(facts.get("name") or ""), facts.get("uuid"), facts.get("num_sms")
+    if facts.get("kind") == "cpu":
+        raise refused("results of a GPU", f"This one was measured on a CPU ({name}).")
+    found = asked
+    if name != asked.name and (uuid is None or uuid != asked.uuid):
+        try:
+            found = catalogue.find(name)
+        except InvalidArgument as error:
+            raise refused("results of a GPU in the catalogue", f"{error}.") from error
+    if num_sms not in {None, found.num_sms}:
+        raise refused(f"results of a whole {found}, of {found.num_sms} SMs", f"This one was measured on {num_sms}.")
+    return asked if found.slug == asked.slug else found

@@ -1,0 +1,356 @@
+"""
+From timings to the answer: the best, the ties, the smallest size within tolerance, and which limit decided.
+
+The rule is applied to the very numbers that the result shows, so that a reader of the JSON can
+repeat it with a pocket calculator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+
+from cubatch.errors import EnergyNotAvailable, NothingMeasured
+from cubatch.measure import stopping
+from cubatch.measure.goal import Goal, pick
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing, counting
+from cubatch.tuning import wording
+from cubatch.tuning.results import Measurement, TuningResult
+
+_REMEDIES = {
+    "not_run": "Raise budget.",
+    "out_of_memory": "Free memory, or ask for smaller batch_sizes.",
+    "timeout": "See why a step does not end, or leave those sizes out with batch_sizes.",
+    "error": "Mend what the error names, or leave those sizes out with batch_sizes.",
+    "interrupted": "Run it again: what was measured is kept.",
+}
+_NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
+SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
+NEAR_SHARE = 0.02  # how near to what failed the largest that ran must lie, or 1, for its limit to have been met
+_REFUSED = ("out_of_memory", "over_limit")
+
+
+def answer(
+    ladder: Sequence[Candidate],
+    measured: Measured,
+    *,
+    goal: Goal,
+    setting: Mapping[str, Any],
+    largest_batch_size: int | None = None,
+    asked: bool = False,
+    flops_per_sample: float | None = None,
+    roofline_seconds: Mapping[int, float] | None = None,
+    layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    notes: Sequence[str] = (),
+    partial: bool = False,
+) -> TuningResult:
+    """
+    Choose the batch size, and say why.
+
+    Only candidates with the status "ok" can be the answer.  By throughput or energy it is the
+    smallest whose median is at least (1 - tolerance) x the best median; by latency the largest
+    whose median is at most (1 + tolerance) x the lowest.
+
+    `tied_with` holds the sizes whose per-round differences from the fastest have a median that may
+    be zero: the distribution-free 90 % interval of the paired log ratios contains it.  With fewer
+    than 5 common rounds no such interval exists; then a size is tied if the range of the log ratios
+    contains zero or its median is within the tolerance.  Throttled rounds are not common ones.
+
+    `decided_by` says what kept the answer from being larger (latency: from being smaller).  The first that holds:
+
+        None            a larger size was interrupted, in a partial result
+        budget          a larger size is "not_run": the budget ended before it, and it might be better
+        memory          the largest that ran is less than twice the answer, and the next larger size that failed, which
+                        ran out of memory, lies within 2 % or 1 of it; or the plan's limit does
+        latency_limit   likewise; the next larger size that failed takes longer than latency_limit
+        peak            sizes up to twice the answer or more were looked at (timed, or dropped by their neighbours'
+                        readings), and the largest that was timed is clearly worse than the fastest: its interval, or
+                        with fewer than 5 timings all of them, lies beyond the tolerance from that of the fastest, and
+                        paired rounds do not tie the two.  Also where a limit ends the sizes earlier, farther than 2 %
+                        from the largest that ran, and all candidates between are dropped: there the curve did not rise
+        plateau         likewise, and it is not clearly worse, or no larger size had to be timed
+        batch_sizes     nothing larger is in the list that was asked for: at all, or below the size that failed
+        max_batch_size  the sizes looked at reach the end of the ladder, and nothing larger was allowed
+        None            nothing of this holds: the sizes above the largest that ran ended in errors or timeouts, or lie
+                        in a gap below the one that failed, neither tried nor ruled out.  No limit was met, so none
+                        is named; the reasons say what is not known
+
+    By latency, a rise of the larger sizes is the rule: where any was looked at, it is "peak" if the answer itself has
+    the lowest latency, "plateau" if it is larger than the one that has.
+
+    Args:
+        ladder: The candidates.
+        measured: What measuring them gave.
+        goal: What was to be as good as possible.
+        setting: Fields of TuningResult that measuring does not decide: spec, input_shape, mode, dtype,
+            optimizer, library, recompute, limits, budget_seconds, seed, l2, device, environment, and
+            `created` (now, if missing).  Those left out are unknown.
+        largest_batch_size: The largest that fits by the plan; None where there is no plan.
+        asked: Whether the user gave the list of batch sizes.
+        flops_per_sample: FLOP of one sample; None where unknown.
+        roofline_seconds: Roofline of a step by batch size, where known.
+        layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
+            them, weighted by "seconds" if all have it, else by "predicted_seconds".
+        notes: Further sentences, such as what the store refused.
+        partial: Give a result without an answer instead of raising NothingMeasured: after Ctrl-C.
+
+    Raises:
+        NothingMeasured: If no candidate is "ok"; says how they ended.
+        EnergyNotAvailable: If energy is the objective and no candidate has a reading of it.
+
+    Example:
+        >>> timings = [Timing(batch_size=n, round=r, seconds=s) for n, s in ((32, 1.0), (64, 1.99)) for r in range(5)]
+        >>> measured = Measured(timings=tuple(timings), outcomes=(Outcome(32, "ok"), Outcome(64, "ok")))
+        >>> result = answer([Candidate(32), Candidate(64)], measured, goal=Goal(), setting={})
+        >>> result.batch_size, result.fastest_batch_size, result.decided_by
+        (32, 64, 'plateau')
+    """
+    used = {candidate.batch_size: counting(measured.of(candidate.batch_size)) for candidate in ladder}
+    outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
+    measurements = [
+        _measurement(
+            candidate,
+            outcomes.get(candidate.batch_size, Outcome(candidate.batch_size, "interrupted", "not finished")),
+            measured.of(candidate.batch_size),
+            flops_per_sample=flops_per_sample,
+            roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
+            layers=(layers or {}).get(candidate.batch_size, ()),
+        )
+        for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
+    ]
+    header = {"created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} | dict(setting)
+    header["limits"] = {"max_batch_size": None, "memory_bytes": None, "latency_seconds": goal.latency_limit} | dict(
+        header.get("limits") or {}
+    )
+    header |= {name: header.get(name) or {} for name in ("device", "environment")}
+    values = {
+        m.batch_size: value
+        for m in measurements
+        if m.status == "ok" and (value := wording.value_of(m, goal.objective)) is not None
+    }
+    facts: dict[str, Any] = {"batch_size": None, "fastest_batch_size": None, "tied_with": (), "decided_by": None}
+    reasons: list[str] = []
+    if values:
+        by_size = {m.batch_size: m for m in measurements}
+        chosen, fastest = pick(values, goal)
+        ties = _ties(fastest, values, used, goal)
+        limit = _Decision(
+            chosen=chosen,
+            fastest=fastest,
+            ties=ties,
+            by_size=by_size,
+            outcomes=outcomes,
+            used=used,
+            goal=goal,
+            largest_batch_size=largest_batch_size,
+            max_batch_size=header["limits"]["max_batch_size"],
+            asked=asked,
+        ).decided_by()
+        seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
+        facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": limit}
+        reasons = wording.sentences(
+            by_size[chosen],
+            by_size[fastest],
+            measurements,
+            goal=goal,
+            tied_with=ties,
+            decided_by=limit,
+            rounds=seconds,
+            throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
+            l2=header.get("l2"),
+            could_gain={n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None},
+        )
+    elif not partial:
+        if any(m.status == "ok" for m in measurements):
+            raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
+        raise _nothing(measurements, goal)
+    return TuningResult(
+        **header,
+        **facts,
+        objective=goal.objective,
+        tolerance=goal.tolerance,
+        seconds_spent=measured.seconds_spent,
+        largest_batch_size=largest_batch_size,
+        largest_measured=max((n for n, timings in used.items() if timings), default=None),
+        reasons=[*reasons, *notes],
+        measurements=tuple(measurements),
+    )
+
+
+def _measurement(
+    candidate: Candidate,
+    outcome: Outcome,
+    timings: Sequence[Timing],
+    *,
+    flops_per_sample: float | None,
+    roofline_seconds: float | None,
+    layers: Sequence[Mapping[str, Any]],
+) -> Measurement:
+    n, used = candidate.batch_size, counting(timings)
+    seconds = [timing.seconds for timing in used]
+    latency = _median(seconds)
+    interval = stopping.median_interval(seconds, stopping.CHOSEN_CONFIDENCE)
+    joules = _median([timing.joules for timing in used])
+    return Measurement(
+        batch_size=n,
+        status=outcome.status,
+        reasons=candidate.reasons,
+        latency_seconds=latency,
+        latency_interval=interval,
+        samples_per_second=n / latency if latency else None,
+        throughput_interval=(n / interval[1], n / interval[0]) if interval else None,
+        timings_seconds=seconds,
+        stop_reason=outcome.stop_reason,
+        throttled=sum(timing.throttled for timing in timings),
+        disturbed=sum(not timing.throttled for timing in timings) - sum(not timing.throttled for timing in used),
+        flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
+        roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
+        sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
+        joules_per_sample=joules / n if joules is not None else None,
+        peak_bytes=max((t.peak_bytes for t in timings if t.peak_bytes is not None), default=None),
+        peak_device_bytes=max((t.peak_device_bytes for t in timings if t.peak_device_bytes is not None), default=None),
+        predicted_peak_bytes=candidate.predicted_peak_bytes,
+        predicted_seconds=candidate.predicted_seconds,
+        **{name: outcome.facts.get(name) for name in ("visits", "prepare_seconds", "warmup_seconds", "query_seconds")},
+        occupancy=_weighted(layers, "occupancy"),
+        fill=_weighted(layers, "fill"),
+        layers=layers,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return stopping.median(known) if known else None
+
+
+def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Average what is known over the layers, by measured time, or else by predicted time."""
+    for weight in ("seconds", "predicted_seconds"):
+        rows = [layer for layer in layers if layer.get(name) is not None]
+        if rows and all(layer.get(weight) is not None for layer in rows) and sum(layer[weight] for layer in rows) > 0:
+            total = sum(layer[weight] for layer in rows)
+            return float(sum(layer[weight] * layer[name] for layer in rows) / total)
+    return None
+
+
+def _ties(fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal) -> list[int]:
+    costs = {n: _costs(used[n], goal) for n in values}
+    ties = []
+    for n in sorted(values):
+        if n == fastest:
+            continue
+        interval = stopping.paired_interval(costs[n], costs[fastest])
+        is_tied = interval is not None and interval[0] <= 0 <= interval[1]
+        if len(costs[n].keys() & costs[fastest].keys()) < stopping.MIN_ROUNDS:
+            best, own = stopping.median([*costs[fastest].values()]), stopping.median([*costs[n].values()])
+            is_tied |= own <= goal.allowed(best)
+        if is_tied:
+            ties.append(n)
+    return ties
+
+
+def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
+    costs = {t.round: goal.cost(t.batch_size, seconds=t.seconds, joules=t.joules) for t in timings}
+    return {number: cost for number, cost in costs.items() if cost is not None}
+
+
+@attrs.frozen(kw_only=True)
+class _Decision:
+    """What became of the sizes larger than the answer, and so what kept it from being one of them."""
+
+    chosen: int
+    fastest: int
+    ties: Sequence[int]
+    by_size: Mapping[int, Measurement]
+    outcomes: Mapping[int, Outcome]
+    used: Mapping[int, Sequence[Timing]]
+    goal: Goal
+    largest_batch_size: int | None
+    max_batch_size: int | None
+    asked: bool
+
+    def decided_by(self) -> str | None:
+        """Go through the rules of `answer` in their order."""
+        larger = [m for n, m in sorted(self.by_size.items()) if n > self.chosen]
+        statuses = {m.status for m in larger}
+        looked = [m.batch_size for m in larger if m.status in wording.TIMED]
+        timed = [n for n in looked if wording.value_of(self.by_size[n], self.goal.objective) is not None]
+        top, reach = max(timed, default=self.chosen), max(looked, default=self.chosen)
+        edge = self._edge(top)
+        if looked and self.goal.objective == "latency":
+            found: str | None = "peak" if self.chosen == self.fastest else "plateau"
+        elif statuses & {"interrupted", "not_run"}:
+            found = None if "interrupted" in statuses else "budget"
+        elif top < SPAN * self.chosen and edge is not None and _is_near(top, edge[0]):
+            found = edge[1]
+        elif reach >= SPAN * self.chosen or (reach > self.chosen and self._is_ruled_out_below(edge, top)):
+            found = self._shape(timed)
+        elif self.asked and (edge is not None or reach == max(self.by_size)):
+            found = "batch_sizes"
+        else:
+            found = "max_batch_size" if edge is None and _is_near(reach, max(self.by_size)) else None
+        return found
+
+    def _is_ruled_out_below(self, edge: tuple[int, str] | None, top: int) -> bool:
+        """Say whether all between the largest that ran and the next limit is dropped: there the curve did not rise."""
+        if edge is None or self.asked:  # a list leaves gaps whatever the curve does
+            return False
+        between = [m for n, m in self.by_size.items() if top < n <= edge[0] and m.status not in _REFUSED]
+        return all(m.status == "dropped" for m in between)
+
+    def _edge(self, top: int) -> tuple[int, str] | None:
+        """Give where the next limit above the largest that ran lies, and which it is; None where none is known."""
+        for n in sorted(self.by_size):
+            status = self.by_size[n].status
+            is_slow = n in self.outcomes and self.outcomes[n].facts.get("limit") == "latency"
+            if n <= top or not (status in _REFUSED or is_slow):
+                continue
+            if is_slow:
+                return n, "latency_limit"
+            is_planned = status == "over_limit" and self.largest_batch_size is not None
+            return (self.largest_batch_size or n) if is_planned else n, "memory"
+        largest, allowed = self.largest_batch_size, self.max_batch_size
+        is_end = not self.asked and largest is not None and (allowed is None or allowed > largest)
+        return (largest, "memory") if is_end and largest is not None else None
+
+    def _shape(self, timed: Sequence[int]) -> str:
+        """Say whether the largest that was timed is clearly worse than the fastest."""
+        if not timed or max(timed) in self.ties:
+            return "plateau"
+        last, best = self._range(max(timed)), self._range(self.fastest)
+        return "peak" if last[0] > self.goal.allowed(best[1]) else "plateau"
+
+    def _range(self, batch_size: int) -> tuple[float, float]:
+        """Give where the median cost of a size lies: its interval, or with few timings all that was seen."""
+        costs = [*_costs(self.used[batch_size], self.goal).values()]
+        return stopping.median_interval(costs) or (min(costs), max(costs))
+
+
+def _is_near(ran: int, edge: int) -> bool:
+    return edge - ran <= max(1, NEAR_SHARE * ran)
+
+
+def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
+    first = min(measurements, key=lambda m: m.batch_size, default=None)
+    if (
+        first is not None
+        and first.status == "over_limit"
+        and (first.latency_seconds or 0) > (goal.latency_limit or math.inf)
+    ):
+        # All larger ones take longer still: whatever became of them, only another limit helps.
+        smaller = " or allow smaller batch sizes" if first.batch_size > 1 else ""
+        reason = f"batch size {wording.breaks_latency_limit(first, goal)}"
+        return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
+    statuses = {m.status for m in measurements}
+    over = [m.latency_seconds is not None for m in measurements if m.status == "over_limit"]
+    remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
+    remedies += ["Raise memory_limit."] if not all(over) else []
+    remedies += ["Raise latency_limit."] if any(over) else []
+    reason = wording.count_statuses(measurements, goal) or "there are no candidates"
+    if any(over):
+        return NothingMeasured(reason, " ".join(remedies), _NO_ANSWER)
+    return NothingMeasured(reason, " ".join(remedies))

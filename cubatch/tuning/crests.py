@@ -1,0 +1,118 @@
+"""Batch sizes at which the blocks of a layer fill the SMs evenly: the crests of the saw."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from cubatch.estimate import roofline
+from cubatch.estimate.blocks import Blocks, largest_batch, num_blocks, products, tiles
+from cubatch.estimate.on_sms import first_tile
+from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
+from cubatch.network import graph
+from cubatch.network.extents import MAX_EXTENT
+from cubatch.network.graph import Node, Spec, as_network
+from cubatch.network.layer import Layer, extents
+from cubatch.network.layers import Conv2d
+from cubatch.network.passes import Pass
+
+TOP = 3
+STEPS = 8
+PASSED = 2
+"""Gives the kernel that runs a product on a device."""
+
+
+@attrs.frozen
+class Proposal:
+    """A batch size with one reason; reasons of one kind take one turn when the ladder is cut."""
+
+    batch_size: int
+    kind: str
+    reason: str
+
+
+def _levels(end: int) -> Iterator[int]:
+    """1 to 8, then doubling, below `end`."""
+    doubling = (STEPS * 2**i for i in itertools.count(1))
+    return itertools.takewhile(lambda level: level < end, itertools.chain(range(1, STEPS + 1), doubling))
+
+
+def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
+    """Coulom's sizes for the three distinct convolutions with most FLOP."""
+    convolutions = [node.layer for node in as_network(spec).nodes if isinstance(node.layer, Conv2d)]
+    distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
+    found = []
+    for layer in distinct:
+        h, w, c = layer.input_shape
+        # A level is out of reach when even its batch is past the limit; the rule is linear in n.
+        end = (limit + 1) * h * w * c // ((1 << 14) * num_sms) + 2
+        sizes = ((n, coulom_batch_size(n, h=h, w=w, c=c, num_sms=num_sms)) for n in _levels(end))
+        found.append([Proposal(size, "coulom", f"coulom n={n}") for n, size in sizes if 1 <= size <= limit])
+    return by_turns(found)
+
+
+def slowest(
+    spec: Spec, device: Device, mode: str, dtype: str, batch_size: int, library: str = "im2col"
+) -> list[tuple[str, Blocks]]:
+    """
+    Name the three passes of most predicted time whose grids differ, with their blocks as a function of the batch.
+
+    Where the device's peaks are not known, FLOP stand for time.  Blocks are of the tile chosen for `batch_size`.
+    """
+
+    def cost(item: tuple[Node, Pass]) -> tuple[float, int]:
+        node, pass_ = item
+        seconds = roofline.layer_seconds(node.layer, pass_, batch_size, device, dtype)
+        return seconds or 0.0, sum(gemm.flops for gemm in node.layer.gemms(pass_, 1))
+
+    def tile_of(layer: Layer, pass_: Pass) -> tuple[int, int]:
+        return first_tile(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
+
+    growing = [
+        (node, pass_)
+        for node, pass_ in graph.layer_passes(spec, mode)
+        if num_blocks(node.layer, pass_, 1) < num_blocks(node.layer, pass_, MAX_EXTENT)
+    ]
+    distinct: dict[object, tuple[Node, Pass]] = {}
+    for node, pass_ in sorted(growing, key=cost, reverse=True):
+        tile = tile_of(node.layer, pass_)
+        grid = tile, tuple((gemm.m, tiles(gemm.n, tile[1]), gemm.count) for gemm in products(node.layer, pass_, 1))
+        distinct.setdefault(grid, (node, pass_))
+    return [
+        (
+            node.name if pass_ is Pass.FPROP else f"{node.name} {pass_.value}",
+            functools.partial(num_blocks, node.layer, pass_, tile=tile_of(node.layer, pass_)),
+        )
+        for node, pass_ in itertools.islice(distinct.values(), TOP)
+    ]
+
+
+def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
+    """The largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
+    tops, past = [], []
+    for name, blocks in passes:
+        found = []
+        for level in _levels(busiest_sm_blocks(blocks(limit + 1), num_sms)):
+            size = largest_batch(blocks, level * num_sms, limit)
+            if size and busiest_sm_blocks(blocks(size), num_sms) == level:
+                found.append(Proposal(size, "crest", f"crest {level} of {name}"))
+        tops.append(found)
+        past.append([
+            Proposal(crest.batch_size + 1, "past crest", f"past {crest.reason}")
+            for crest in found[:PASSED]
+            if crest.batch_size < limit
+        ])  # fmt: skip
+    return [*by_turns(tops), *by_turns(past)]
+
+
+def by_turns(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:
+    """First the first of each, then the second of each, and so on."""
+    return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
+
+
+def _flops(layer: Layer) -> int:
+    return layer.flops("inference")

@@ -1,0 +1,95 @@
+"""Every candidate beside what it does to the layers: waves, padding, predicted time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from cubatch.estimate import roofline
+from cubatch.estimate.on_sms import on_sms
+from cubatch.hardware import arithmetic, probe
+from cubatch.hardware.arithmetic import tensor_core_multiple
+from cubatch.hardware.facts import Device
+from cubatch.kernels.resources import recorded_figures
+from cubatch.measure.records import Candidate
+from cubatch.network import graph, models
+from cubatch.network.graph import Node
+from cubatch.network.layer import Layer, extents
+from cubatch.network.layers import Conv2d, Linear
+from cubatch.network.models import SpecLike
+from cubatch.network.passes import Pass
+from cubatch.tuning.ladder import candidates
+
+
+def explain(
+    spec: SpecLike,
+    found: Sequence[Candidate] | None = None,
+    *,
+    device: Device | str | None = None,
+    mode: str = "inference",
+    dtype: str = "float32",
+    library: str = "auto",
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """
+    Say for each candidate how each layer's grid falls on the SMs, and where channels waste Tensor Cores.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        found: The candidates; None asks `candidates` for them, with all the arguments.
+        device: A GPU; a CPU has no SMs, and nothing is listed for it.
+        mode, dtype, library: As for `candidates`.
+        options: Further arguments of `candidates`, for when it is asked.
+
+    Returns:
+        list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
+        are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`, what
+        `teeth.on_sms` says of its blocks (waves, the last one, the busiest SM, fill), `predicted_seconds` of all
+        of them together, and `padding`: {"c": 8} for each of c and k that is no multiple of what Tensor Cores take,
+        with the size that is.
+
+    Raises:
+        InvalidArgument: If an argument cannot be used.
+
+    Example:
+        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb", library="im2col")
+        >>> [(row["layers"], row["blocks"], row["busiest_sm_blocks"]) for row in rows]
+        [(80, 79, 1), (80, 82, 2)]
+    """
+    gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
+    library = arithmetic.resolve_library(library, gpu, dtype)
+    if gpu.num_sms is None:
+        return []
+    if found is None:
+        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
+    multiple = tensor_core_multiple(gpu, dtype)
+    alike: dict[object, list[tuple[Node, Pass]]] = {}
+    for node, pass_ in graph.layer_passes(resolved, mode):
+        if node.layer.gemms(pass_, 1):
+            alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
+    rows, budget = [], recorded_figures()
+    for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
+        node, pass_ = same[0]
+        seconds = roofline.layer_seconds(node.layer, pass_, size, gpu, dtype)
+        rows.append({
+            "batch_size": size,
+            "layer": node.name,
+            "layers": len(same),
+            "pass": pass_.value,
+            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=library, budget=budget),
+            "predicted_seconds": None if seconds is None else seconds * len(same),
+            "padding": _padding(node.layer, multiple),
+        })  # fmt: skip
+    return rows
+
+
+def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
+    """Channels (of one group) that are no multiple of what Tensor Cores take, rounded up to one that is."""
+    if multiple is None or not isinstance(layer, Conv2d | Linear):
+        return {}
+    groups = layer.groups if isinstance(layer, Conv2d) else 1
+    channels = {"c": layer.input_shape[2] // groups, "k": layer.k // groups}
+    if channels["c"] == 1 and groups > 1:
+        return {}  # depthwise: no matrix product worth the name, and no Tensor Cores
+    return {name: -(-size // multiple) * multiple for name, size in channels.items() if size % multiple}

@@ -1,0 +1,234 @@
+"""What a tuning run tells: the measurement of each size, the answer; JSON both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import attrs
+from attrs import field, validators
+
+from cubatch import checks
+from cubatch.errors import InvalidData
+from cubatch.measure.goal import OBJECTIVES
+from cubatch.measure.records import STATUSES
+
+SCHEMA = 1
+DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
+
+
+_ADDED = {"added": True}  # a key that older files of the same schema do not have
+
+# --- after measuring -----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Measurement:
+    """
+    All that is known of one candidate; what is unknown or was not measured is None.
+
+    Attributes:
+        batch_size: Samples per step.
+        status: One of STATUSES.
+        reasons: Why it was a candidate.
+        latency_seconds: Time of one step: the median of `timings_seconds`.
+        latency_interval: Where the true median lies, with 90 % confidence or more; None under 5 timings.
+        samples_per_second: batch_size / latency_seconds.
+        throughput_interval: The same of the latency interval.
+        timings_seconds: The timings that count, by round: see `counting`.
+        stop_reason: Why measuring ended, as a sentence.
+        throttled: Timings taken under a clearly lowered clock.
+        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count.
+        flops_per_second: FLOP of a step / latency_seconds.
+        roofline_fraction: Seconds of the roofline / latency_seconds.
+        sm_clock_mhz: Median SM clock of the timings that count.
+        joules_per_sample: Median energy of a step / batch_size.
+        peak_bytes: High water of what the engine took from the device.
+        peak_device_bytes: What the driver says the process held, context included.
+        predicted_peak_bytes, predicted_seconds: What the plan and the model of time say.
+        visits: How often the size was prepared and read, in the run that ended its measuring.
+        prepare_seconds, warmup_seconds, query_seconds: What those visits took besides their timings, in all: preparing;
+            steps until steps agreed; asking the driver for memory.
+        occupancy, fill: Means over `layers`, weighted by their predicted time; None where that is not known.
+        layers: Per layer and pass that a tiled kernel of ours computes: layer, pass, kernel, slices, blocks,
+            blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. Counted, not measured: of the variant
+            that won when they were timed, where that is kept, else of the one ranked first. Empty for a CPU, a
+            callable and the vendor's products.
+    """
+
+    batch_size: int = field(converter=checks.required_whole)
+    status: str = field(validator=validators.in_(STATUSES))
+    reasons: tuple[str, ...] = field(default=(), converter=checks.texts)
+    latency_seconds: float | None = field(default=None, converter=checks.number)
+    latency_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
+    samples_per_second: float | None = field(default=None, converter=checks.number)
+    throughput_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
+    timings_seconds: tuple[float, ...] = field(default=(), converter=checks.numbers)
+    stop_reason: str = field(default="", converter=checks.required_text)
+    throttled: int = field(default=0, converter=checks.required_whole)
+    disturbed: int | None = field(default=None, converter=checks.whole, metadata=_ADDED)
+    flops_per_second: float | None = field(default=None, converter=checks.number)
+    roofline_fraction: float | None = field(default=None, converter=checks.number)
+    sm_clock_mhz: float | None = field(default=None, converter=checks.number)
+    joules_per_sample: float | None = field(default=None, converter=checks.number)
+    peak_bytes: int | None = field(default=None, converter=checks.whole)
+    peak_device_bytes: int | None = field(default=None, converter=checks.whole)
+    predicted_peak_bytes: int | None = field(default=None, converter=checks.whole)
+    predicted_seconds: float | None = field(default=None, converter=checks.number)
+    visits: int | None = field(default=None, converter=checks.whole, metadata=_ADDED)
+    prepare_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
+    warmup_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
+    query_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
+    occupancy: float | None = field(default=None, converter=checks.number)
+    fill: float | None = field(default=None, converter=checks.number)
+    layers: tuple[dict[str, Any], ...] = field(default=(), converter=checks.mappings)
+
+
+def _measurements(value: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    return checks.items(value)
+
+
+@attrs.frozen(kw_only=True)
+class TuningResult:
+    """
+    The answer of a tuning run, everything it rests on, and why; in JSON it is the contract's schema 1.
+
+    Attributes:
+        batch_size: The answer.  Throughput or energy: the smallest size whose median is at least
+            (1 - tolerance) x the best; latency: the largest whose median is at most (1 + tolerance) x
+            the lowest.  None only in the partial result of an interrupted run.
+        fastest_batch_size: The best median of the objective.
+        largest_batch_size: The largest that fits by the plan; None where there is no plan.
+        largest_measured: The largest that really ran.
+        tied_with: Sizes that paired per-round differences cannot tell from the fastest.
+        decided_by: One of DECIDED_BY; `choose.answer` defines them.  None in a partial result, and where nothing but
+            failures lies above the answer.
+        reasons: Sentences for a person.
+        measurements: One per candidate, ascending, also of those that did not run.
+        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
+        l2: "cold" where the working set is kept out of the L2 cache between steps, else "warm".
+        created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute,
+        budget_seconds, seconds_spent, seed, device, environment: What was tuned, and under what.
+    """
+
+    created: str | None = field(default=None, converter=checks.text)
+    spec: dict[str, Any] | None = field(default=None, converter=attrs.converters.optional(checks.mapping))
+    input_shape: tuple[int, ...] | None = field(default=None, converter=attrs.converters.optional(checks.wholes))
+    mode: str | None = field(default=None, converter=checks.text)
+    dtype: str | None = field(default=None, converter=checks.text)
+    objective: str = field(validator=validators.in_(OBJECTIVES))
+    tolerance: float | None = field(converter=checks.number)
+    optimizer: str | None = field(default=None, converter=checks.text)
+    library: str | None = field(default=None, converter=checks.text)
+    recompute: bool | None = field(default=None, validator=validators.optional(validators.instance_of(bool)))
+    limits: dict[str, Any] = field(converter=checks.mapping)
+    budget_seconds: float | None = field(default=None, converter=checks.number)
+    seconds_spent: float | None = field(default=None, converter=checks.number)
+    seed: int | None = field(default=None, converter=checks.whole)
+    l2: str | None = field(default=None, validator=validators.in_(("cold", "warm", None)))
+    device: dict[str, Any] = field(converter=checks.mapping)
+    environment: dict[str, Any] = field(converter=checks.mapping)
+    batch_size: int | None = field(converter=checks.whole)
+    fastest_batch_size: int | None = field(converter=checks.whole)
+    largest_batch_size: int | None = field(converter=checks.whole)
+    largest_measured: int | None = field(converter=checks.whole)
+    tied_with: tuple[int, ...] = field(converter=checks.wholes)
+    decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
+    reasons: tuple[str, ...] = field(converter=checks.texts)
+    measurements: tuple[Measurement, ...] = field(converter=_measurements)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Write the result as JSON of schema 1; no NaN or infinity can be in it."""
+        facts = {"schema": SCHEMA} | attrs.asdict(self)
+        return json.dumps(facts, allow_nan=False, ensure_ascii=False, indent=indent)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give what `to_json` writes as plain mappings and lists."""
+        mapping: dict[str, Any] = json.loads(self.to_json())
+        return mapping
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str = "tuning result") -> TuningResult:
+        """
+        Read what `to_json` wrote; keys that this version does not know are passed over.
+
+        Args:
+            text: The JSON.
+            source: What an error calls it: the path of the file.
+
+        Raises:
+            InvalidData: If it is no JSON, of another schema, or a field is missing or not what it should be.
+        """
+        try:
+            data = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidData(source, f"not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
+        if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
+            found, remedy = data.get("schema"), "Read it with the cubatch that wrote it, or tune again."
+            raise InvalidData(source, f"schema must be {SCHEMA}, got {found!r}", remedy)
+        listed = data.get("measurements")
+        if isinstance(listed, list):
+            measurements = [
+                _read(Measurement, item, source, f"measurements[{place}].") for place, item in enumerate(listed)
+            ]
+            data = data | {"measurements": measurements}
+        return _read(cls, data, source, "")
+
+    def __str__(self) -> str:
+        """Give the table, so that print shows what a person wants to know."""
+        return self.table()
+
+    def table(self) -> str:
+        """Give the result as a table for a terminal, with the answer and why beneath."""
+        from cubatch.report.tables import result
+
+        return result.table(self.to_mapping())
+
+    def plot(self, path: str | Path) -> None:
+        """
+        Draw the objective against batch size into a .png, .svg or .pdf file.
+
+        Raises:
+            MissingDependency: If Matplotlib is not installed.
+        """
+        from cubatch.report import plot
+
+        plot.tuning_curve(self.to_mapping(), path)
+
+    def report(self, path: str | Path) -> None:
+        """Write one self-contained HTML page."""
+        from cubatch.report.tables import result
+
+        Path(path).write_text(result.html(self.to_mapping()), encoding="utf-8")
+
+
+_Record = TypeVar("_Record")
+
+
+def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
+    """Make a record of a mapping, naming the field that is missing or wrong."""
+    if not isinstance(data, Mapping):
+        raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {data!r}")
+    values = {}
+    for attribute in attrs.fields(cls):  # type: ignore[arg-type]
+        name = attribute.name
+        if name not in data:
+            if attribute.metadata == _ADDED:
+                continue
+            raise InvalidData(source, f"{path}{name} is missing")
+        try:
+            values[name] = attribute.converter(data[name]) if attribute.converter else data[name]
+        except (TypeError, ValueError) as error:
+            raise InvalidData(source, f"{path}{name} {error}") from error
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise InvalidData(source, f"{path}{error.args[0]}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

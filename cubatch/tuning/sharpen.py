@@ -1,0 +1,224 @@
+"""
+How anchors pull a prediction towards what was measured.
+
+The logarithm of a measured step is the model's, plus what is wrong with it:
+
+    log measured = log predicted(scales of the GPU and source) + rest of those + error of the network + its own
+
+Each part is normal around zero, so that what is left of it given the anchors is one formula, kriging: with S the
+covariance of the anchors' log ratios y, and C theirs with what is predicted, its mean is C S^-1 y and its
+covariance falls by C S^-1 C'.
+
+    scales    Two for each GPU and source (library and dtype): of arithmetic and of bytes, as unknown as the model
+              says (`StepPrediction.scale_sd`), with a correlation of 0.8: a few anchors move both together, as one
+              scalar; some ten of different mixtures tell them apart.  Of their variance one half belongs to the GPU
+              whatever the source, a quarter to the source whatever the GPU, a quarter to the pair.
+    rest      What the model says is unknown of the GPU and source and neither scale explains: launches, the framework.
+              It is shared as the scales are.
+    network   The rest of the model's interval.  Four fifths are alike at all batch sizes, one fifth only nearby
+              (correlation 1/e over a factor of two): a size that was measured on the same GPU with the same source
+              is given as near to measured as its timings are sure.  One half of it is the same on another GPU.
+    own       How unsure each measurement is by itself, 0.02 at least (`anchors.Anchor.sds`).
+
+Where the measurements of one GPU and source scatter by more than all this, either the model or the timings err so much
+more, at each size for itself.  Nobody can tell which, so that both are taken to (`_unexplained`).
+
+How much of a network's error GPUs share lies between what two published sets of measurements show (0.85, and 0 to
+0.25); the other shares are judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.estimate.parts import Z90, StepPrediction
+from cubatch.tuning.anchors import Anchor, Question
+
+Array = NDArray[np.float64]
+Case = tuple[Question, Sequence[int]]
+
+TOGETHER = 0.8
+GPU_SHARE, SOURCE_SHARE, PAIR_SHARE = 0.5, 0.25, 0.25
+ALL_SIZES_SHARE = 0.8
+OTHER_GPU_SHARE = 0.5
+_LEAST_SD = 0.02
+_STEP = 0.05
+_ROUNDS = 2
+_HALVINGS = 40
+
+
+@attrs.frozen(eq=False)
+class Sharpened:
+    """
+    A prediction after the anchors have pulled at it.
+
+    Attributes:
+        step: Seconds, interval and passes, as `predict_step` gives them.
+        covariance: Of the logarithms of the seconds, by pairs of batch sizes.
+        compute, memory: Scales of the GPU for this source.
+        ratios: Of each anchor, what it measured over what the model had said of it, the median over its batch sizes.
+    """
+
+    step: StepPrediction
+    covariance: Array
+    compute: float = 1.0
+    memory: float = 1.0
+    ratios: tuple[float, ...] = ()
+
+
+def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
+    """
+    Predict a step at each batch size, given the anchors; without any it is what `predict_step` gives.
+
+    Args:
+        asked: What is predicted.
+        sizes: Batch sizes, each once.
+        anchors: As `anchors.read` gives them.
+    """
+    cases = [(asked, list(sizes)), *((anchor.question, list(anchor.seconds)) for anchor in anchors)]
+    steps = [question.step(ladder) for question, ladder in cases]
+    slopes = _diagonal([_slopes(*case, step) for case, step in zip(cases, steps, strict=True)])
+    pair, sds = np.array([[1.0, TOGETHER], [TOGETHER, 1.0]]), [step.scale_sd for step in steps]
+    shared = np.array([[_scales_shared(a, b) for b, _ in cases] for a, _ in cases])
+    scales = np.kron(shared * np.outer(sds, sds), pair)
+    explained = slopes @ scales @ slopes.T
+    owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
+    left = np.sqrt(np.maximum(np.array(sds)[owner] ** 2 - np.diag(explained), 0.0))
+    others = shared[np.ix_(owner, owner)] * np.outer(left, left) + _errors(cases, steps)
+    if not anchors:
+        return Sharpened(steps[0], explained + others)
+    own, known = slice(0, len(sizes)), slice(len(sizes), None)
+    measured = np.log([seconds for anchor in anchors for seconds in anchor.seconds.values()])
+    noise = np.array([anchor.sds[n] ** 2 for anchor in anchors for n in anchor.seconds])
+    off = measured - np.log(np.concatenate([step.seconds for step in steps[1:]]))
+    doubt = (explained + others)[known, known] + np.diag(noise)
+    kind, extra = _kinds(cases), np.zeros(len(owner))
+    for one in set(kind[known]):
+        here = kind[known] == one
+        extra[kind == one] = _unexplained(off[here], doubt[np.ix_(here, here)], slopes[known][here])
+    others, noise = others + _same(cases) * extra, noise + extra[known]
+    total = explained + others
+    ratios = tuple(
+        float(np.median(list(anchor.seconds.values()) / step.seconds))
+        for anchor, step in zip(anchors, steps[1:], strict=True)
+    )
+    noisy = total[known, known] + np.diag(noise)
+    logs, weights = np.zeros((len(cases), 2)), np.zeros(len(measured))
+    # Scales enter the model not quite linearly: its steps are renewed where they come to lie.
+    for _ in range(_ROUNDS):
+        predicted = np.log(np.concatenate([step.seconds for step in steps])) - slopes @ logs.ravel()
+        weights = np.linalg.solve(noisy, measured - predicted[known])
+        logs = (scales @ slopes[known].T @ weights).reshape(-1, 2)
+        steps = [_at(case, log) for case, log in zip(cases, logs, strict=True)]
+    covariance = total[own, own] - total[own, known] @ np.linalg.solve(noisy, total[known, own])
+    pull, spread = np.exp(others[own, known] @ weights), np.exp(Z90 * np.sqrt(np.diag(covariance)))
+    seconds = steps[0].seconds * pull
+    step = attrs.evolve(
+        steps[0],
+        seconds=seconds,
+        low=seconds / spread,
+        high=seconds * spread,
+        passes=tuple(attrs.evolve(item, seconds=item.seconds * pull) for item in steps[0].passes),
+    )
+    compute, memory = map(float, np.exp(logs[0]))
+    return Sharpened(step, covariance, compute, memory, ratios)
+
+
+def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
+    """Number the steps by GPU and source."""
+    return _numbered([(question.gpu, question.source) for question, sizes in cases for _ in sizes])
+
+
+def _same(cases: Sequence[Case]) -> NDArray[np.bool_]:
+    """Tell which are the very same step: GPU, network and batch size."""
+    works = [(question.gpu, question.work, sizes) for question, sizes in cases]
+    which = _numbered([(gpu, work, n) for gpu, work, sizes in works for n in sizes])
+    return np.equal.outer(which, which)
+
+
+def _numbered(keys: Sequence[object]) -> NDArray[np.int_]:
+    """Give equal keys the same number."""
+    places: dict[object, int] = {}
+    return np.array([places.setdefault(key, len(places)) for key in keys])
+
+
+def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
+    """
+    Give the variance by which measurements scatter beyond their covariance, around whatever two scales explain.
+
+    That of Paule and Mandel: with it their sum of squares is as large as it should be (Journal of Research of the
+    National Bureau of Standards 87, 1982).
+
+    Args:
+        off: Logarithms of measured over predicted, of one GPU and source.
+        covariance: What they should be.
+        slopes: How they grow with the logarithms of all scales, (measurements, scales).
+    """
+    own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # the two of that GPU and source, whatever the case
+    axes = np.linalg.svd(own)[0][:, np.linalg.matrix_rank(own) :]
+    stated, turned = np.linalg.eigh(axes.T @ covariance @ axes)
+    seen = (turned.T @ axes.T @ off) ** 2
+    if not len(seen):
+        return 0.0
+    low, high = 0.0, float(np.mean(seen))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.mean(seen / (stated + middle)) > 1 else (low, middle)
+    return low
+
+
+def _at(case: Case, logs: Array) -> StepPrediction:
+    """Ask the model for some logarithms of the scales."""
+    compute, memory = map(float, np.exp(logs))
+    return case[0].step(case[1], compute=compute, memory=memory)
+
+
+def _scales_shared(a: Question, b: Question) -> float:
+    """Give the correlation of the scales of two steps: 1 for the same GPU and source, 0 if they share neither."""
+    same_gpu, same_source = a.gpu == b.gpu, a.source == b.source
+    return GPU_SHARE * same_gpu + SOURCE_SHARE * same_source + PAIR_SHARE * (same_gpu and same_source)
+
+
+def _work_shared(a: Question, b: Question) -> float:
+    """Give the correlation of the network's error in two steps."""
+    return (a.work == b.work) * (1.0 if a.gpu == b.gpu else OTHER_GPU_SHARE)
+
+
+def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
+    """Give the correlation of the network's error at batch sizes a with that at batch sizes b."""
+    octaves = np.abs(np.subtract.outer(np.log2(a), np.log2(b)))
+    return ALL_SIZES_SHARE + (1 - ALL_SIZES_SHARE) * np.exp(-octaves)
+
+
+def _own_sd(step: StepPrediction) -> Array:
+    """Give the part of the interval that is not the scales': the network's error."""
+    whole = np.log(step.high / step.low) / (2 * Z90)
+    return np.sqrt(np.maximum(whole**2 - step.scale_sd**2, _LEAST_SD**2))
+
+
+def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
+    """Give the covariance of the networks' errors."""
+    sized = [(question, sizes, _own_sd(step)) for (question, sizes), step in zip(cases, steps, strict=True)]
+    return np.block([
+        [_work_shared(a, b) * np.outer(u, v) * _alike(m, n) for b, n, v in sized] for a, m, u in sized
+    ])  # fmt: skip
+
+
+def _slopes(question: Question, sizes: Sequence[int], step: StepPrediction) -> Array:
+    """Give how much the logarithm of each time grows with that of either scale: the shares of the two."""
+    moved = [_at((question, sizes), log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
+    return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
+
+
+def _diagonal(parts: Sequence[Array]) -> Array:
+    """Put matrices of two columns on the diagonal of one."""
+    whole = np.zeros((sum(map(len, parts)), 2 * len(parts)))
+    row = 0
+    for place, part in enumerate(parts):
+        whole[row : row + len(part), 2 * place : 2 * place + 2] = part
+        row += len(part)
+    return whole

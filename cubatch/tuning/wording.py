@@ -1,0 +1,335 @@
+"""
+The sentences beneath a result: why this size, what the fastest was, which limit decided, what else to know.
+
+Only wording: what is said was decided in `choose`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.stopping import MIN_ROUNDS, paired_interval
+from cubatch.report.curve import NOISY_SHARE, is_only_noise
+from cubatch.tuning.results import Measurement
+from cubatch.units import format_objective, format_percent, format_seconds
+
+FLOOR_SHARE = 0.1  # latencies this near to that of the smallest size count as the same
+NEIGHBOUR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
+MAX_COMPARISONS = 3
+MAX_SIZES = 6  # named in a sentence
+MAX_REASON = 160  # characters of a foreign message in a sentence; the measurement keeps all of it
+
+_QUALITY = {"throughput": "throughput", "latency": "latency", "energy": "samples per joule"}
+TIMED = ("ok", "dropped")  # the statuses of sizes that were looked at and are within every limit
+
+
+def value_of(measurement: Measurement, objective: str) -> float | None:
+    """Give what the objective looks at: samples per second, seconds, or samples per joule; None if not measured."""
+    if objective == "latency":
+        return measurement.latency_seconds
+    if objective == "energy":
+        return 1 / measurement.joules_per_sample if measurement.joules_per_sample else None
+    return measurement.samples_per_second
+
+
+def sentences(
+    answer: Measurement,
+    fastest: Measurement,
+    measurements: Sequence[Measurement],
+    *,
+    goal: Goal,
+    tied_with: Sequence[int],
+    decided_by: str | None,
+    rounds: Mapping[int, Mapping[int, float]],
+    throttled_only: Sequence[int] = (),
+    l2: str | None = None,
+    could_gain: Mapping[int, float] | None = None,
+) -> list[str]:
+    """
+    Say in words why the answer is the answer.
+
+    Args:
+        answer: One of the measurements.
+        fastest: One of the measurements, which may be the same.
+        measurements: All of them, ascending.
+        goal: What was asked for.
+        tied_with: Sizes that paired rounds cannot tell from the fastest.
+        decided_by: One of results.DECIDED_BY; None where `choose.answer` leaves that open.
+        rounds: Seconds by batch size and round, of the timings that count.
+        throttled_only: Sizes that have none but throttled timings.
+        l2: "cold", "warm" or None.
+        could_gain: Share of the best that a size which was not tried might gain, where that is known.
+    """
+    timed = [m for m in measurements if m.status in TIMED and m.latency_seconds is not None]
+    if len(timed) == 1 and len(measurements) > 1:
+        why = [f"Only {answer.batch_size} was measured, so there is nothing to compare it with."]
+    else:
+        why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
+    return [
+        *why,
+        _limit(answer, fastest, measurements, goal, decided_by, tied_with),
+        *_floor(measurements),
+        *_powers_of_two(answer, measurements, rounds),
+        *_noisy(fastest),
+        *_few(measurements, decided_by),
+        *_throttled(measurements, throttled_only),
+        *_cold_or_warm(l2),
+        *_absent(measurements, goal, could_gain or {}),
+    ]
+
+
+def count_statuses(measurements: Sequence[Measurement], goal: Goal) -> str:
+    """Say which candidates ended in which way, those over a limit by which one, each way with its first reason."""
+    ways: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if m.status == "over_limit":
+            way = "over the memory limit" if m.latency_seconds is None else "above the latency limit"
+        else:
+            way = m.status.replace("_", " ")
+        if m.status not in TIMED:
+            ways.setdefault(way, []).append(m)
+    return "; ".join(f"{way}: {_sizes(those)}{_first_reason(those, goal)}" for way, those in ways.items())
+
+
+def breaks_latency_limit(measurement: Measurement, goal: Goal) -> str:
+    """Say how long a size takes that is above the latency limit."""
+    count = len(measurement.timings_seconds)
+    seconds, limit = format_seconds(measurement.latency_seconds or 0.0), format_seconds(goal.latency_limit or 0.0)
+    known = f"median of {count} timings" if count > 1 else "1 timing"
+    return f"{measurement.batch_size} already takes {seconds} ({known}), above the latency limit of {limit}"
+
+
+def _first_reason(those: Sequence[Measurement], goal: Goal) -> str:
+    first = those[0]
+    if first.status == "over_limit" and first.latency_seconds is not None:
+        return f" ({breaks_latency_limit(first, goal)})"
+    whose = f"{first.batch_size}: " if len(those) > 1 else ""
+    why = textwrap.shorten(first.stop_reason, MAX_REASON, placeholder=" …")
+    return f" ({whose}{why})" if why else ""
+
+
+def _why(answer: Measurement, fastest: Measurement, timed: Sequence[Measurement], goal: Goal) -> list[str]:
+    objective, tolerance = goal.objective, _tolerance(goal)
+    value, best = value_of(answer, objective) or 0.0, value_of(fastest, objective) or 0.0
+    quality, best_word = _QUALITY[objective], "lowest" if objective == "latency" else "best"
+    end = "largest" if objective == "latency" else "smallest"
+    timings = min(len(answer.timings_seconds), len(fastest.timings_seconds))
+    doubt = f", on {_count(timings)}: too few for an interval" if timings < MIN_ROUNDS else ""
+    if answer.batch_size == fastest.batch_size:
+        beyond, n = "larger" if objective == "latency" else "smaller", answer.batch_size
+        others = [m for m in timed if (m.batch_size > n if objective == "latency" else m.batch_size < n)]
+        text = f"{answer.batch_size} has the {best_word} {quality}, {format_objective(best, objective)}"
+        if doubt or not others:
+            return [f"{text}{doubt}."]
+        return [f"{text}, and no {beyond} size is within {tolerance} of it."]
+    share = best / value if objective == "latency" else value / best
+    chosen = f"{answer.batch_size} is the {end} batch size whose {quality} is within {tolerance} of the {best_word}"
+    return [
+        f"{chosen}: {format_objective(value, objective)}, {format_percent(share)} of it{doubt}.",
+        f"The {best_word} is {format_objective(best, objective)} at {fastest.batch_size}.",
+    ]
+
+
+def _ties(fastest: Measurement, measurements: Sequence[Measurement], goal: Goal, tied_with: Sequence[int]) -> list[str]:
+    """Name the sizes that cannot be told from the fastest, apart from those of which too little is known to say so."""
+    best = value_of(fastest, goal.objective) or 0.0
+    shares = {}
+    for m in measurements:
+        if m.batch_size in tied_with and (value := value_of(m, goal.objective)):
+            shares[m.batch_size] = best / value if goal.objective == "latency" else value / best
+    noisy = [m for m in measurements if is_only_noise(shares.get(m.batch_size), m.throughput_interval)]
+    ties = _join([str(n) for n in tied_with if n not in {m.batch_size for m in noisy}])
+    told = [f"{m.batch_size} ({format_percent(shares[m.batch_size])} of it{_known_to(m)})" for m in noisy]
+    return [
+        *([f"Paired rounds cannot tell {ties} from {fastest.batch_size}."] if ties else []),
+        *([f"Too noisy to tell from {fastest.batch_size}: {_join(told)}."] if told else []),
+    ]
+
+
+def _known_to(measurement: Measurement) -> str:
+    spread = _spread(measurement)
+    return f", {_count(len(measurement.timings_seconds))}" if spread is None else f", ± {format_percent(spread)}"
+
+
+def _count(timings: int) -> str:
+    return f"{timings} timing{'' if timings == 1 else 's'}"
+
+
+def _limit(
+    answer: Measurement,
+    fastest: Measurement,
+    measurements: Sequence[Measurement],
+    goal: Goal,
+    decided_by: str | None,
+    tied_with: Sequence[int],
+) -> str:
+    n, limit = answer.batch_size, format_seconds(goal.latency_limit or 0.0)
+    larger = [m for m in measurements if m.batch_size > n]
+    top = max((m.batch_size for m in larger if m.status in TIMED and m.latency_seconds is not None), default=n)
+    looked = max((m.batch_size for m in larger if m.status in TIMED), default=n)
+    beyond = [m for m in larger if m.batch_size > top]
+    failed = [m for m in beyond if m.status in {"error", "timeout"}]
+    refused = [m for m in beyond if m.status in {"out_of_memory", "over_limit"}]
+    if decided_by is None:
+        if any(m.status == "interrupted" for m in larger):
+            return f"The interruption decided: larger sizes than {n} were not measured to their end."
+        if refused:
+            edge = refused[0].batch_size
+            gap = f"no size between {top}, which ran, and {edge}, which did not, gave a timing"
+            return f"Nothing tells what decided: {gap}."
+        return f"Nothing larger than {top} gave a timing ({count_statuses(failed, goal)})."
+    num_untried = sum(m.status == "not_run" for m in larger)
+    untried = "1 larger size was" if num_untried == 1 else f"{num_untried} larger sizes were"
+    ruled_out = f" and by these readings up to {looked}" if looked > top else ""
+    span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {looked} by the readings of smaller ones"
+    last_tie = max(tied_with, default=n)
+    if goal.objective == "latency":
+        flat = f", as far as paired rounds tell: {last_tie} is tied" if last_tie > n else ""
+        peak = f"Larger batches take longer than {n}{flat}."
+        plateau = f"The latency stays flat up to {n} and rises beyond{flat}."
+    else:
+        where = f"Beyond {last_tie}, the largest tie," if last_tie > n else "Beyond it"
+        peak = f"{where} the {_QUALITY[goal.objective]} falls again (measured up to {top}): the optimum lies inside."
+        spread = _spread(fastest) or 0.0
+        doubt = f", as far as timings that spread by ± {format_percent(spread)} tell" if spread > NOISY_SHARE else ""
+        plateau = f"Larger batches, {span}, gain no more than {_tolerance(goal)}: a plateau{doubt}."
+    listed = f"The list of batch sizes decided: nothing larger than {max(n, looked)} is in it"
+    if refused:
+        listed = f"The list of batch sizes decided: it holds nothing between {top} and {refused[0].batch_size}"
+    return {
+        "peak": peak,
+        "plateau": plateau,
+        "memory": f"Memory decided: nothing larger than {top} fits; with more memory a larger batch might be better.",
+        "latency_limit": f"The latency limit decided: the next larger size takes longer than {limit}.",
+        "max_batch_size": f"max_batch_size decided: nothing larger than {looked} was allowed, which might be better.",
+        "batch_sizes": f"{listed}, which might be better.",
+        "budget": f"The budget decided: {untried} not tried, since it held no visit to them, and might be better.",
+    }[decided_by]
+
+
+def _floor(measurements: Sequence[Measurement]) -> list[str]:
+    """Name the size below which a batch costs the same time."""
+    timed = {m.batch_size: m.latency_seconds for m in measurements if m.latency_seconds is not None}
+    if not timed:
+        return []
+    lowest = min(timed.values())
+    flat = list(itertools.takewhile(lambda n: timed[n] <= (1 + FLOOR_SHARE) * lowest, sorted(timed)))
+    top = max(flat, default=0)
+    if top < 2 * min(timed):
+        return []
+    return [
+        (
+            f"Up to {top} samples a batch costs about the same time ({format_seconds(lowest)}): "
+            "less leaves the device idle."
+        )
+    ]
+
+
+def _powers_of_two(
+    answer: Measurement, measurements: Sequence[Measurement], rounds: Mapping[int, Mapping[int, float]]
+) -> list[str]:
+    """Set powers of two against the nearest other size that was measured, those near the answer first."""
+    sizes = [m.batch_size for m in measurements if m.status in TIMED and m.batch_size in rounds]
+    powers = sorted(
+        (n for n in sizes if n & (n - 1) == 0), key=lambda n: abs(math.log(n / answer.batch_size))
+    )  # nearest first
+    found = []
+    for power in powers:
+        others = [n for n in sizes if n & (n - 1) and abs(n - power) <= NEIGHBOUR_SHARE * power]
+        if not others:
+            continue
+        other = min(others, key=lambda n: (abs(n - power), n))
+        interval = paired_interval(_per_sample(rounds[power], power), _per_sample(rounds[other], other))
+        if interval is not None:
+            found.append(_compare(power, other, interval))
+    return [f"Powers of two against their neighbours: {'; '.join(found[:MAX_COMPARISONS])}."] if found else []
+
+
+def _per_sample(seconds: Mapping[int, float], batch_size: int) -> dict[int, float]:
+    return {number: value / batch_size for number, value in seconds.items()}
+
+
+def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
+    low, high = interval
+    if low <= 0 <= high:
+        return f"{power} and {other} are tied"
+    word, ends = ("faster", (-high, -low)) if high < 0 else ("slower", (low, high))
+    least, most = (format_percent(math.expm1(end)) for end in ends)
+    return f"{power} is {least if least == most else f'{least} to {most}'} {word} per sample than {other}"
+
+
+def _spread(measurement: Measurement) -> float | None:
+    """Give half the width of the throughput's interval as a share of its median."""
+    interval, rate = measurement.throughput_interval, measurement.samples_per_second
+    return (interval[1] - interval[0]) / (2 * rate) if interval and rate else None
+
+
+def _noisy(fastest: Measurement) -> list[str]:
+    """Warn of a machine on which the best size is not known well enough to compare others with it."""
+    spread = _spread(fastest)
+    if spread is None or spread <= NOISY_SHARE:
+        return []
+    text = f"The timings spread widely (± {format_percent(spread)} at the fastest size), as on a machine busy with"
+    return [
+        f"{text} something else: other sizes may be as good. Measure again on a quiet one, or with a larger budget."
+    ]
+
+
+def _few(measurements: Sequence[Measurement], decided_by: str | None) -> list[str]:
+    """Warn of sizes that may be the answer and whose medians rest on too little."""
+    few = [m for m in measurements if m.status == "ok" and len(m.timings_seconds) < MIN_ROUNDS]
+    text = f"fewer than {MIN_ROUNDS} timings, too few for an interval"
+    text += "; a larger budget makes them certain" if decided_by == "budget" else ""
+    return [f"Sizes with {text}: {_sizes(few)}."] if few else []
+
+
+def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int]) -> list[str]:
+    count = sum(m.throttled for m in measurements)
+    if not count:
+        return []
+    text = f"{count} timings were taken under a throttled clock and do not count"
+    only = _join([str(n) for n in throttled_only])
+    return [f"{text}, except those of {only}, where there are no others." if only else f"{text}."]
+
+
+def _cold_or_warm(l2: str | None) -> list[str]:
+    return {
+        "cold": ["The L2 cache is cold: steps rotate over several sets of buffers."],
+        "warm": ["Steps ran back to back: what fits the L2 cache was already in it, as when the network is in use."],
+    }.get(l2 or "", [])
+
+
+def _absent(measurements: Sequence[Measurement], goal: Goal, could_gain: Mapping[int, float]) -> list[str]:
+    untried = [m for m in measurements if m.status == "not_run"]
+    text = count_statuses([m for m in measurements if m.status != "not_run"], goal)
+    gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
+    gained = "" if gain is None else f", with up to {float(f'{100 * gain:.2g}'):g} % to gain"
+    return [
+        *([f"Not tried, for lack of time{gained}: {_sizes(untried)}. A larger budget tries them."] if untried else []),
+        *([f"No answer could come from: {text}."] if text else []),
+    ]
+
+
+def _tolerance(goal: Goal) -> str:
+    return f"{100 * goal.tolerance:g} %"
+
+
+def _sizes(measurements: Sequence[Measurement]) -> str:
+    shown = [str(m.batch_size) for m in measurements[:MAX_SIZES]]
+    rest = len(measurements) - len(shown)
+    return _join([*shown, f"{rest} more"] if rest else shown)
+
+
+def _join(words: Sequence[str]) -> str:
+    """
+    Write a list as people do.
+
+    Example:
+        >>> _join(["1", "2", "3"]), _join(["1"])
+        ('1, 2 and 3', '1')
+    """
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -1,0 +1,293 @@
+"""The devices of the search benchmark are what their classes say, and what is called the best is the best."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import attrs
+import numpy as np
+import pytest
+
+import cubatch as cb
+from benchmarks.fake_devices import KINDS, make, numbers
+from benchmarks.search import networks, plain
+from benchmarks.search.cases import MAXIMA, Case
+from benchmarks.search.sessions import Bimodal, LoadsCode, Noise, SearchDevice
+from benchmarks.search.waves import CLASSES as WAVES
+from benchmarks.search.waves import convolution_seconds
+from cubatch.hardware import catalogue
+from cubatch.tuning import ladder
+from tests.fakes import ColdStart, Drift, Throttling, affine
+
+V100 = catalogue.find("v100-sxm2-16gb")
+TURNS = 3
+
+
+def of_kind(kind: str, turns: int = TURNS) -> list[Case]:
+    """Make the first devices of one class."""
+    return [make(0, number) for number in numbers(turns, [kind])]
+
+
+def same_padded(extent: int, channels: int) -> cb.Conv2d:
+    """Give a 3x3 convolution that keeps the extent."""
+    return cb.Conv2d(h=extent, w=extent, c=channels, k=channels, r=3, s=3, pad=1)
+
+
+@pytest.mark.parametrize(
+    ("num_sms", "extent", "channels", "tile", "crests"),
+    [
+        (80, 19, 128, (128, 128), (28, 56, 85, 113)),  # V100: identical to the Coulom rule's numbers
+        (80, 19, 128, (256, 128), (56, 113, 170, 226)),  # the kernel that V100 really used
+        (24, 19, 256, (128, 128), (4, 8, 12, 17, 21)),  # Titan X (Maxwell)
+        (28, 19, 256, (128, 128), (4, 9, 14, 19, 24)),  # Titan X (Pascal)
+        (48, 8, 128, (128, 128), (96, 192)),  # 2080 Super: the published cliffs at 97 and 193
+        (48, 8, 320, (128, 128), (32, 64, 96)),  # its 320 filters are three columns of tiles, the third half empty
+    ],
+)
+def test_the_truth_has_its_cliffs_where_they_were_published(
+    num_sms: int, extent: int, channels: int, tile: tuple[int, int], crests: tuple[int, ...]
+) -> None:
+    """The i-th crest takes i full waves and one sample more takes another whole one, where tails cost a wave."""
+    gpu = attrs.evolve(V100, num_sms=num_sms)
+    seconds = convolution_seconds(same_padded(extent, channels), gpu, tile=tile, tail=1.0)
+    wave = seconds(1)
+    for i, crest in enumerate(crests, start=1):
+        assert seconds(crest) == pytest.approx(i * wave)
+        assert seconds(crest + 1) == pytest.approx((i + 1) * wave)
+
+
+def test_a_nearly_empty_wave_costs_its_tail() -> None:
+    """With a tail of 0.55 the 49th block on 48 SMs adds 0.55 of a wave and 0.45 of a forty-eighth."""
+    seconds = convolution_seconds(same_padded(8, 128), attrs.evolve(V100, num_sms=48), tile=(128, 128), tail=0.55)
+    assert seconds(97) / seconds(96) == pytest.approx(1 + 0.55 + 0.45 / 48)
+
+
+def test_the_tile_time_is_its_flops_at_the_share_of_peak() -> None:
+    """A full wave of 128x128 tiles over 1152 taps does 80 * 2 * 128**2 * 1152 FLOP at 70 % of the peak."""
+    seconds = convolution_seconds(same_padded(19, 128), V100, tile=(128, 128), tail=1.0)
+    peak = V100.peak_flops_per_second["float32"]
+    assert seconds(28) == pytest.approx(80 * 2 * 128**2 * 9 * 128 / (0.7 * peak))
+
+
+def test_devices_come_from_the_seed_and_cover_every_class() -> None:
+    """The same seed and number make the same device, another seed another one, and the classes take turns."""
+    first = [make(3, index) for index in range(len(KINDS))]
+    again = [make(3, index) for index in range(len(KINDS))]
+    other = [make(4, index) for index in range(len(KINDS))]
+    assert [case.kind for case in first] == list(KINDS)
+    truths = [[(case.best_cost, case.device.seed) for case in cases] for cases in (first, again, other)]
+    assert truths[0] == truths[1]
+    assert truths[0] != truths[2]
+
+
+def test_a_choice_of_classes_has_the_devices_of_the_whole_comparison() -> None:
+    """Device 2 of a class is the same whether the others are asked for or not."""
+    assert numbers(5) == [0, 1, 2, 3, 4]
+    assert numbers(3, ["sawtooth"]) == [1, 1 + len(KINDS), 1 + 2 * len(KINDS)]
+    assert {case.kind for case in of_kind("sawtooth")} == {"sawtooth"}
+    assert numbers(3, []) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_is_the_best_of_all_integers(kind: str) -> None:
+    """No size that fits and keeps the limit costs less, and none on the other side of the knee is within 1 %."""
+    for case in of_kind(kind):
+        limit = case.goal.latency_limit or math.inf
+        seconds = {n: case.device.curve(n) for n in range(1, case.task.max_batch_size + 1) if case.device.fits(n)}
+        by_latency = case.goal.objective == "latency"
+        costs = {n: s if by_latency else s / n for n, s in seconds.items() if s <= limit}
+        assert costs[case.best_batch_size] == case.best_cost == min(costs.values())
+        bound = case.best_cost * 1.01 if by_latency else case.best_cost / 0.99
+        good = [n for n, cost in costs.items() if cost <= bound]
+        assert case.knee == (max(good) if by_latency else min(good))
+        assert case.largest == max(costs)
+        assert case.regret(case.best_batch_size) == case.regret(case.knee) == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_device_prepares_and_starts_as_real_ones_do(kind: str) -> None:
+    """Preparing takes 5 to 150 ms, the first step of a session 50 ms to 1 s more, that of each size twice as long."""
+    for case in of_kind(kind):
+        assert 0.005 <= case.device.prepare_seconds <= 0.15
+        (start,) = [habit for habit in case.device.behaviours if isinstance(habit, ColdStart)]
+        loading = case.device.behaviours[-1]  # after all that multiplies
+        assert isinstance(loading, LoadsCode)
+        assert start.first_step_of_size >= 2.0
+        assert 0.05 <= loading.seconds <= 1.0
+        assert case.task.max_batch_size in MAXIMA
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_tuner_may_know_is_what_its_class_says(kind: str) -> None:
+    """Callables have the plain ladder and no plan; networks a plan, which is right except where the class says so."""
+    for case in of_kind(kind):
+        sizes = [candidate.batch_size for candidate in case.candidates()]
+        if kind in plain.CLASSES:
+            assert case.planned_limit is None
+            assert sizes == [c.batch_size for c in ladder.plain_candidates(case.task.max_batch_size)]
+            continue
+        assert case.planned_limit is not None
+        fits = case.device.fits
+        assert max(sizes) == min(case.planned_limit, case.task.max_batch_size)
+        assert fits(case.planned_limit) == (kind != "memory plan wrong")
+        assert not fits(case.planned_limit + 1)
+        assert (kind == "memory not monotone") == (not all(fits(n) for n in range(1, case.largest)))
+
+
+def test_classes_differ_from_an_ordinary_device_in_what_they_say() -> None:
+    """Drift, throttling, two clocks, wide noise and heavy tails are there, in the ranges of their classes."""
+    for case in of_kind("drift 3 to 10 %"):
+        assert any(isinstance(habit, Drift) and 0.03 <= habit.amount <= 0.10 for habit in case.device.behaviours)
+    for case in of_kind("bimodal clocks"):
+        (two,) = [habit for habit in case.device.behaviours if isinstance(habit, Bimodal)]
+        assert 0.05 <= two.slower <= 0.20
+        assert all(0.2 <= seconds <= 5.0 for seconds in (two.fast_seconds, two.slow_seconds))
+    for case in of_kind("noise 2 to 10 %"):
+        assert 0.02 <= case.device.readings.spread <= 0.10
+    for case in of_kind("heavy tails"):
+        assert case.device.readings.freedom is not None or case.device.readings.late is not None
+    assert all(any(isinstance(h, Throttling) for h in case.device.behaviours) for case in of_kind("throttling"))
+    moving = {"drift 3 to 10 %", "bimodal clocks", "throttling", "cold start"}
+    devices = [make(0, number) for number in range(len(KINDS))]
+    assert {case.kind for case in devices if not case.device.is_stationary} == moving
+
+
+def test_a_rise_to_memory_is_best_at_a_limit_between_the_rungs() -> None:
+    """Its best size is the largest that fits, is no rung of the ladder, and the next one runs out of memory."""
+    for case in of_kind("rise to a memory limit", turns=12):
+        assert case.best_batch_size == case.largest
+        assert case.largest not in {candidate.batch_size for candidate in case.candidates()}
+        assert not case.device.fits(case.largest + 1)
+        assert case.is_limited
+
+
+def test_the_peak_at_a_prime_is_at_a_prime() -> None:
+    """The best size has no divisors, and beats every size that is a fifth away by more than 1 %."""
+    for case in of_kind("peak at a prime", turns=12):
+        best = case.best_batch_size
+        assert all(best % divisor for divisor in range(2, math.isqrt(best) + 1))
+        away = [n for n in range(1, case.task.max_batch_size + 1) if abs(n - best) > best / 5]
+        assert all(case.best_cost < 0.99 * case.cost(n) for n in away)
+
+
+def test_a_latency_limit_cuts_a_rising_curve() -> None:
+    """One sample more than the largest allowed breaks the limit, and there the throughput still rises."""
+    for case in of_kind("latency limit", turns=12):
+        assert case.goal.latency_limit is not None
+        assert case.device.curve(case.largest) <= case.goal.latency_limit
+        assert all(
+            case.device.curve(n) > case.goal.latency_limit
+            for n in range(case.largest + 1, case.task.max_batch_size + 1)
+        )
+    assert any(case.is_limited for case in of_kind("latency limit", turns=12))
+
+
+def test_regret_is_the_share_that_is_lost_beyond_the_tolerance() -> None:
+    """A size at x of the best throughput loses 1 - x / 0.99, one within the tolerance nothing, no answer all of it."""
+    (case,) = of_kind("plateau", turns=1)
+    share = case.best_cost / case.cost(1)
+    assert case.regret(1) == pytest.approx(1.0 - share / 0.99)
+    assert case.regret(1, tolerance=0.0) == pytest.approx(1.0 - share)
+    assert case.regret(None) == case.regret(10**6) == 1.0
+
+
+def test_regret_of_latency_is_how_much_longer_it_takes() -> None:
+    """A step x times as long as the shortest has a regret of x / 1.01 - 1, and never more than no answer at all."""
+    (case,) = of_kind("latency", turns=1)
+    for size in range(case.knee, case.task.max_batch_size + 1):
+        times = case.device.curve(size) / case.best_cost
+        assert case.regret(size) == pytest.approx(min(1.0, max(0.0, times / 1.01 - 1.0)))
+
+
+def test_an_answer_above_the_latency_limit_is_usable_within_the_tolerance() -> None:
+    """A hair above the limit is noise, 1 % above it is a broken promise."""
+    (case,) = of_kind("latency limit", turns=1)
+    assert case.is_usable(case.largest)
+    assert not case.is_usable(case.task.max_batch_size)
+    assert case.regret(case.task.max_batch_size) == 1.0
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        Noise(),
+        Noise(0.01, outliers=0.02),
+        Noise(0.10, outliers=0.05),
+        Noise(0.03, freedom=1.5),
+        Noise(0.03, late=2.0),
+    ],
+    ids=str,
+)
+def test_half_of_the_readings_lie_above_the_true_median(noise: Noise) -> None:
+    """Of 4000 readings a half lies above, within four standard errors of sqrt(1/4 / 4000); all are positive."""
+    session = SearchDevice(affine(1e-3, 1e-5), readings=noise, seed=7)()
+    session.prepare(32)
+    readings = [session.clock.time(session.step, 3).seconds for _ in range(4000)]
+    above = statistics.fmean(reading > session.true_median(32) for reading in readings)
+    assert min(readings) > 0
+    if noise.spread:
+        assert abs(above - 0.5) < 4 * math.sqrt(0.25 / 4000)
+    else:
+        assert readings == pytest.approx([session.true_median(32)] * 4000)
+
+
+def test_a_device_with_two_clocks_has_the_median_of_both() -> None:
+    """Three quarters of the time in the slow state put the median of the readings into it."""
+    habit = Bimodal(0.2, fast_seconds=0.25, slow_seconds=0.75, seed=3)
+    session = SearchDevice(affine(0.0, 1e-5), readings=Noise(0.002), behaviours=(habit,), is_stationary=False, seed=1)()
+    session.prepare(100)
+    readings = np.array([session.clock.time(session.step, 10).seconds for _ in range(5000)])
+    assert session.true_median(100) == pytest.approx(1.2e-3, rel=0.01)
+    assert float(np.median(readings)) == pytest.approx(session.true_median(100), rel=0.01)
+
+
+def test_leaping_takes_as_long_as_walking() -> None:
+    """A reading of a thousand steps that drift and start cold takes what a thousand steps take, within 0.1 %."""
+    habits = (ColdStart(), Drift(0.1, seconds=2.0))
+    device = SearchDevice(affine(1e-3, 1e-5), behaviours=habits, is_stationary=False)
+    walked, leapt = device(), device()
+    for session in (walked, leapt):
+        session.prepare(10)
+    for _ in range(1000):
+        walked.step()
+    leapt.clock.time(leapt.step, 1000)
+    assert leapt.steps == walked.steps == 1000
+    assert leapt.clock.now() == pytest.approx(walked.clock.now(), rel=1e-3)
+
+
+def test_code_is_loaded_once() -> None:
+    """The first step of a session takes half a second longer, whatever comes after it does not."""
+    session = SearchDevice(lambda n: 1e-3, behaviours=(LoadsCode(0.5),))()
+    session.prepare(1)
+    took = [session.clock.time(session.step, 1).seconds for _ in range(2)]
+    session.prepare(2)
+    assert [*took, session.clock.time(session.step, 100).seconds] == pytest.approx([0.501, 0.001, 0.001])
+
+
+def test_the_clock_is_told_only_where_it_can_be_read() -> None:
+    """Some callables run where nobody reads clocks; their readings have none."""
+    for tells in (True, False):
+        session = SearchDevice(affine(1e-3, 1e-5), tells_clock=tells)()
+        session.prepare(1)
+        assert all((session.clock.time(session.step, count).sm_clock_mhz is not None) == tells for count in (1, 5))
+
+
+def test_real_networks_are_judged_by_the_model_of_time() -> None:
+    """The truth is the prediction at every size, the guess that the search is given is none, or wrong by far."""
+    blind, misled = (networks.make(kind, 0, 8) for kind in (networks.NO_PRIOR, networks.WRONG_PRIOR))
+    predicted = {c.batch_size: c.predicted_seconds for c in networks.model_of(8).candidates}
+    sizes = [candidate.batch_size for candidate in blind.candidates()]
+    assert len(networks.NETWORKS) == 24
+    assert sizes == sorted(predicted)
+    assert all(blind.device.curve(n) == seconds for n, seconds in predicted.items())
+    assert blind.device.curve(sizes[-1] - 1) < blind.device.curve(sizes[-1]) * 1.2
+    assert blind.best_batch_size in sizes
+    assert all(candidate.predicted_seconds is None for candidate in blind.candidates())
+    assert all(c.predicted_seconds > 1.5 * predicted[c.batch_size] for c in misled.candidates()[-3:])
+    assert not blind.device.fits(sizes[-1] + 1)
+
+
+def test_no_class_is_in_both_lists() -> None:
+    """Callables and networks are told apart by the class alone."""
+    assert not plain.CLASSES.keys() & WAVES.keys()

@@ -1,0 +1,398 @@
+"""What the GPU pass does on tensor cores: its lists, the families it may leave out, its tables."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from benchmarks import gpu_items, gpu_pass, gpu_plan, gpu_stages, gpu_tensor_cases, gpu_training, render, render_gpu
+from benchmarks.gpu_pass import Run
+from benchmarks.render_gpu_rows import limit_of, rows_of
+from cubatch.bench import cases, fused, measure
+from cubatch.bench.contest import Entrant
+from cubatch.bench.implementations import TENSOR_FAMILIES
+from cubatch.errors import CompileError
+from cubatch.hardware import catalogue
+from cubatch.kernels import variant
+from cubatch.network import layers as kinds
+from cubatch.network import models
+from cubatch.network.passes import Pass
+from tests.unit.bench_fakes import World, enter
+from tests.unit.benchmarks.test_gpu_pass import FACTS, conv_case, entry, item_of, ran, result_of
+
+H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
+
+
+# --- lists ---------------------------------------------------------------------------------------------------------
+
+
+def test_products_hold_the_sizes_that_the_goal_names():
+    """Squares from 2048 to 8192 in three layouts and the networks' linear layers, in every type; first float16."""
+    found = gpu_tensor_cases.gemms()
+    for dtype in ("float16", "bfloat16", "tf32"):
+        names = {case.name for case in found if case.dtype == dtype}
+        assert {
+            f"gemm {layout} {n} x {n} x {n}, {dtype}" for layout in ("nt", "nn", "tn") for n in (2048, 4096, 8192)
+        } < names
+        layers = {layer for case in found if case.dtype == dtype for layer in case.layers}
+        assert {"resnet50/fc"} <= layers
+        assert any(layer.startswith("vgg16/") for layer in layers)
+    assert found[0].dtype == "float16"
+    assert len({case.name for case in found}) == len(found)
+
+
+def test_convolutions_hold_all_of_resnet50_in_float16():
+    """Every layer in three passes at both batch sizes, weighted as it occurs; a few in the other types."""
+    found, network = gpu_tensor_cases.convolutions(), models.build("resnet50")
+    convolutions = {f"resnet50/{node.name}" for node in network.nodes if isinstance(node.layer, kinds.Conv2d)}
+    for batch_size in (32, 256):
+        for pass_ in Pass:
+            mine = [c for c in found if (c.dtype, c.batch_size, c.pass_) == ("float16", batch_size, pass_)]
+            have = {layer for case in mine for layer in case.layers}
+            assert have == convolutions - ({"resnet50/conv1"} if pass_ is Pass.DGRAD else set())
+    for dtype in ("bfloat16", "tf32"):
+        assert {case.pass_ for case in found if case.dtype == dtype} == set(Pass)
+    assert found[0].batch_size == 256
+
+
+def test_fused_cases_are_what_follows_each_convolution_of_resnet50():
+    """16 blocks end in a sum with their shortcut; two convolutions of each and the first are followed by a ReLU."""
+    found = [case for case in gpu_tensor_cases.fused_convolutions() if case.batch_size == 32]
+    residual = [layer for case in found if case.operation == fused.WITH_RESIDUAL for layer in case.layers]
+    others = [layer for case in found if case.operation == "conv2d" for layer in case.layers]
+    assert len(residual) == 16
+    assert all(layer.endswith(".conv3") for layer in residual)
+    assert len(others) == 33
+    assert all(layer.endswith(("conv1", "conv2")) for layer in others)
+    assert all("b" in case.operands and case.dtype == "float16" for case in found)
+
+
+def test_odd_shapes_have_the_channels_that_tensor_cores_stumble_over():
+    """8, 24, 64, 100 and 512 on either side, H unlike W, stride 2, dilation 2, pads of one side, several N."""
+    found = gpu_tensor_cases.odd_shapes()
+    assert [case.name for case in found] == [case.name for case in gpu_tensor_cases.odd_shapes()]
+    assert {case.name for case in found} != {case.name for case in gpu_tensor_cases.odd_shapes(seed=1)}
+    for dtype in ("float16", "bfloat16", "tf32"):
+        layers = [case.layer for case in found if case.dtype == dtype and isinstance(case.layer, kinds.Conv2d)]
+        assert {8, 24, 64, 100, 512} <= {layer.c for layer in layers} & {layer.k for layer in layers}
+        assert all(layer.h != layer.w for layer in layers)
+        assert any(layer.stride[0] == 2 for layer in layers)
+        assert any(layer.dilation[0] == 2 for layer in layers)
+        assert any(layer.pad[0] != layer.pad[1] for layer in layers)
+        assert {fused.WITH_RESIDUAL, "conv2d", "conv2d_dgrad", "conv2d_wgrad"} <= {c.operation for c in found}
+    assert max(case.num_bytes for case in found) < 32 * 2**20
+
+
+@pytest.mark.parametrize("device", [H200, V100, catalogue.find("a100-sxm4-40gb"), catalogue.find("t4")], ids=str)
+def test_every_variant_on_tensor_cores_is_checked(device):
+    """By the cases that come first in the stage: none is left to chance, whatever the GPU."""
+    arch = gpu_items.arch_of(device)
+    wanted = {k.name for k in variant.kernels() if k.family in TENSOR_FAMILIES and k.runs_on(arch)}
+    launched = {
+        launch.kernel
+        for case in gpu_tensor_cases.odd_shapes()
+        if arch >= 80 or case.dtype != "tf32"
+        for entry in measure.plan(case, device, variants="all", compiled=False).entries
+        for launch in entry.launches
+    }
+    assert wanted
+    assert wanted <= launched
+
+
+def test_a_gpu_without_tf32_is_not_asked_for_it():
+    """Its cases would be float32's under another name."""
+    for name in ("gemm", "layers", "correctness"):
+        dtypes = {item.case.dtype for item in gpu_stages.stage_named(name).items(V100) if item.case}
+        assert "tf32" not in dtypes
+        assert "float16" in dtypes
+
+
+def test_a_stage_that_is_cut_off_has_some_of_both():
+    """Two on tensor cores for each other case, each in its own order, none lost."""
+    first, others = ([cases.gemm(n, 1, k) for n in range(1, count + 1)] for k, count in ((1, 5), (2, 4)))
+    mixed = [case.name.split()[2::2] for case in gpu_stages._mixed(first, others)]
+    order = ["1 1", "2 1", "1 2", "3 1", "4 1", "2 2", "5 1", "3 2", "4 2"]
+    assert [f"{n} {k}" for n, _, k in mixed] == order
+
+
+def test_the_facts_are_whole_whatever_else_is_chosen():
+    """They say which device a file is of; of the other stages an expression takes the items that it finds."""
+    facts, layers = (gpu_stages.stage_named(name) for name in ("facts", "layers"))
+    assert [item.name for item in gpu_stages.chosen(facts, H200, ", float16")][:2] == ["libraries", "copies"]
+    assert {item.case.dtype for item in gpu_stages.chosen(layers, H200, ", float16")} == {"float16"}
+
+
+def test_the_commands_of_the_readme_choose_what_they_say():
+    """float32 alone by leaving out the other types, whose names say so."""
+    text = (render.ROOT / "benchmarks/README.md").read_text()
+    only = "^(?!.*, [bt]?f[l3])"
+    assert f"--only '{only}'" in text
+    for name in ("gemm", "layers"):
+        stage = gpu_stages.stage_named(name)
+        found = gpu_stages.chosen(stage, H200, only)
+        assert found == [item for item in found if item.case.dtype == "float32"]
+        assert len(found) == sum(item.case.dtype == "float32" for item in stage.items(H200))
+
+
+# --- families that hang --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variants", ["chosen", "ranked", "all"])
+def test_a_family_that_is_left_out_runs_nowhere(variants):
+    """What else can run a case does."""
+    case = cases.gemm(256, 256, 256, dtype="float16")
+    families = {way.main.family for way in measure.ways(case, H200, variants, ("hopper", "naive"))}
+    assert families
+    assert "hopper" not in families
+    only = measure.ways(case, H200, "ranked", [f for f in {k.family for k in variant.kernels()} if f != "hopper"])
+    assert {way.main.family for way in only} == {"hopper"}
+
+
+def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
+    """By the child's command line, into its session, and into the file; a kernel that falls, into all that follows."""
+    commands = []
+
+    def stand_in(command, run, save, skipped):
+        commands.append(command(0, 5.0))
+        skipped["bad"] = "an illegal address"
+        save()
+
+    monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
+    stages = [gpu_stages.stage_named("gemm"), gpu_stages.stage_named("layers")]
+    found = gpu_pass.run_all(
+        stages, tmp_path / "f.json", seconds=5.0, only="", without=["hopper", "mma"], skipped=["slow"], facts=FACTS
+    )
+    assert found["without"] == ["hopper", "mma"]
+    assert found["skipped_kernels"] == {"slow": "named by --skip-kernel", "bad": "an illegal address"}
+    assert commands[0][-6:] == ["--without", "hopper", "--without", "mma", "--skip-kernel", "slow"]
+    assert commands[1][-4:] == ["--skip-kernel", "slow", "--skip-kernel", "bad"]
+    opened = []
+    monkeypatch.setattr(gpu_items, "session_here", lambda *given: opened.append(given) or SimpleNamespace(device=H200))
+    with (tmp_path / "lines").open("w") as lines, pytest.raises(AttributeError):
+        gpu_pass.child(
+            stages[0], start=0, seconds=5.0, only="gemm nt 4096", lines=lines, without=["hopper"], skipped=["bad"]
+        )
+    assert [given[:3] for given in opened] == [(5.0, ["hopper"], ["bad"])]
+
+
+def test_a_stage_goes_on_where_every_tenth_item_hangs():
+    """Only items that fall one behind the other end it: what some variant breaks is noted, the others are measured."""
+    run, _ = ran(
+        """
+        for index in range(start, 24):
+            if index % 3 == 0:
+                say(begins=index, name=f"item {index}", limit=5)
+                sys.exit("broken")
+            do(index)
+        """
+    )
+    statuses = [item["status"] for item in run.items]
+    assert (run.status, len(statuses), statuses.count("crashed")) == ("ok", 24, 8)
+    assert isinstance(run, Run)
+
+
+# --- a training step -----------------------------------------------------------------------------------------------
+
+
+def test_training_steps_are_compared_in_the_same_rounds(monkeypatch):
+    """Ours takes 0.1 s and PyTorch's 0.08: 2560 and 3200 images per second, a ratio of 0.8."""
+    world = enter(World(), monkeypatch)
+    world.seconds = {"ours": 0.1, "theirs": 0.08}
+    entrants = [
+        Entrant(name, side, lambda name=name: world.launched.append(name))
+        for name, side in (("ours", "ours"), ("theirs", "vendor"))
+    ]
+    found = gpu_training.compared_steps(entrants, 256, world)
+    assert found["images_per_second"] == pytest.approx({"ours": 2560, "theirs": 3200})
+    assert found["ratio"] == pytest.approx(0.8)
+    assert found["ratio_interval"] == pytest.approx([0.8, 0.8])
+    assert len(found["timings"]["ours"]) == len(found["timings"]["theirs"]) >= 5
+    json.dumps(found, allow_nan=False)
+
+
+def test_without_pytorch_there_is_no_ratio(monkeypatch):
+    """Ours is timed all the same."""
+    world = enter(World(), monkeypatch)
+    found = gpu_training.compared_steps([Entrant("ours", "ours", lambda: world.launched.append("x"))], 32, world)
+    assert (found["ratio"], found["ratio_interval"]) == (None, None)
+    assert found["images_per_second"]["ours"] == pytest.approx(32 / 1e-3)
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_a_training_step_prepares_both_sides_and_lets_go_of_ours(has_torch, monkeypatch):
+    """The same network, batch and type on both; PyTorch's libraries are told the precision; ours is closed."""
+    world, said = enter(World(), monkeypatch), []
+
+    def runner(name, session, **options):
+        said.append((name, options["dtype"], options["mode"], options["library"]))
+        return SimpleNamespace(
+            clock=world,
+            prepare=said.append,
+            step=lambda: world.launched.append("ours"),
+            close=lambda: said.append("closed"),
+        )
+
+    def theirs(network, batch_size, dtype):
+        said.append((network.name, batch_size, dtype))
+        return lambda: world.launched.append("theirs")
+
+    monkeypatch.setattr(gpu_training, "_runner", runner)
+    monkeypatch.setattr(gpu_training.rivals, "torch_of", lambda _: "torch" if has_torch else None)
+    monkeypatch.setattr(gpu_training.rivals, "set_precision", lambda *given, **named: said.append((*given, named)))
+    monkeypatch.setattr(gpu_training.torch_network, "training_step", theirs)
+    session = SimpleNamespace(place=world.place())
+    found = gpu_training.training_step("resnet50", 256, "float16", session)
+    assert (found["network"], found["dtype"], found["batch_size"]) == ("resnet50", "float16", 256)
+    both = [("torch", "float16", {"benchmark": True}), ("resnet50", 256, "float16")] if has_torch else []
+    assert said == [("resnet50", "float16", "training", "cubatch"), 256, *both, "closed"]
+    assert len(found["images_per_second"]) == 1 + has_torch
+    text = render_gpu.training(result_of(training=([{"name": "x", "status": "ok"} | found], 0)))
+    assert ("| resnet50 | float16 | 256 |" in text) == has_torch
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def tensor_case(dtype, batch_size=256, pass_=Pass.FPROP):
+    """A convolution of the goal's network."""
+    layer = kinds.Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, pad=1)
+    return attrs.evolve(cases.of_layer(layer, pass_, batch_size, dtype), layers=("resnet50/a",))
+
+
+def of_family(family, seconds, ratio):
+    """An entry of a family."""
+    return entry(seconds, ratio=ratio) | {"label": f"{family} 128x128x64"}
+
+
+STEP = {
+    "name": "resnet50, batch 256, float16", "status": "ok", "network": "resnet50", "dtype": "float16",
+    "batch_size": 256, "images_per_second": {"cubatch": 2560.4, "PyTorch": 3200.0}, "ratio": 0.8,
+    "ratio_interval": [0.79, 0.81], "timings": {},
+}  # fmt: skip
+HOPPER, SLOW = of_family("hopper", 1e-3, 2.0), of_family("hopper", 4e-3, 0.5)
+SYNTHETIC = result_of(
+    gemm=(
+        [
+            item_of(cases.gemm(64, 64, 64), [entry(1e-3, ratio=0.5)]),
+            item_of(
+                cases.gemm(64, 64, 64, dtype="float16"), [of_family("hopper", 1e-3, 2.0), of_family("mma", 2e-3, 1.0)]
+            ),
+            item_of(
+                cases.gemm(64, 64, 32, dtype="float16"), [of_family("hopper", 4e-3, 0.5), of_family("mma", 2e-3, 1.0)]
+            ),
+            item_of(cases.gemm(64, 64, 64, dtype="bfloat16"), [of_family("hopper", 1e-3, 0.9)]),
+        ],
+        0,
+    ),
+    layers=(
+        [
+            item_of(tensor_case("float16"), [of_family("hopper", 1e-3, 1.1)]),
+            item_of(tensor_case("float16", pass_=Pass.WGRAD), [of_family("mma", 1e-3, 0.7)]),
+            item_of(tensor_case("bfloat16"), [of_family("mma", 1e-3, 9.0)]),
+            item_of(conv_case(3), [entry(1e-3, ratio=0.4)]),
+        ],
+        0,
+    ),
+    fused=([item_of(tensor_case("float16"), [of_family("hopper", 1e-3, 1.1)])], 2),
+    training=([STEP, STEP | {"dtype": "bfloat16", "ratio": 1.5}, STEP | {"status": "error"}], 0),
+    conformance=(
+        [
+            {"name": "TMA, ties of tf32", "status": "differs", "differences": ["argument 1: 3 of 4 differ"]},
+            {"name": "wgmma", "status": "ok", "differences": []},
+        ],
+        0,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| matrix products, float32: geometric mean of the ratio to cuBLAS | 0.95 | 0.500 | 1 | **no** |",
+        "| matrix products, float16: ... to cuBLAS | 1.00 | 1.414 | 2 | yes |",
+        "| matrix products, bfloat16: ... to cuBLAS | 1.00 | 0.900 | 1 | **no** |",
+        "| resnet50, float16, batch 256, fprop: ... to cuDNN | 1.00 | 1.100 | 1 | yes |",
+        "| resnet50, float16, batch 256, wgrad: ... to cuDNN | 1.00 | 0.700 | 1 | **no** |",
+        "| resnet50, float16, batch 256, fused: ... to cuDNN and separate kernels | 1.15 | 1.100 | 1 | **no** |",
+        "| training step of resnet50, float16, batch 256: ratio to PyTorch eager | 1.00 | 0.800 | 1 | **no** |",
+    ],
+)
+def test_goals_of_a_type_are_judged_by_that_type_alone(line):
+    """The best of our families in each case, geometric mean; what has no case has no line."""
+    assert line in render_gpu.goals(SYNTHETIC)
+    assert "batch 32" not in render_gpu.goals(SYNTHETIC)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| gemm | float16 | hopper | 2 | 1.000 | 1 |",
+        "| gemm | float16 | mma | 2 | 1.000 | 1 |",
+        "| gemm | float32 | simt | 1 | 0.500 | 1 |",
+        "| layers | float16 | mma | 1 | 0.700 | 1 |",
+    ],
+)
+def test_families_are_compared_by_their_fastest_variant(line):
+    """Mean ratio over the cases that a family runs, and in how many it was the fastest of ours."""
+    assert line in render_gpu.families(SYNTHETIC)
+
+
+def test_convolutions_of_a_type_have_lines_of_their_own():
+    """Tensor cores have no Winograd column: the goal is for all of them; fused passes stand beside the plain ones."""
+    text = render_gpu.convolutions(SYNTHETIC)
+    assert "| resnet50 | float16 | 256 | fprop | 1 | 1.100 |  | 1.100 |" in text
+    assert "| resnet50 | float16 | 256 | fused fprop | 1 | 1.100 |  | 1.100 |" in text
+    assert "| resnet50 | float32 | 32 | fprop | 1 |  | 0.400 | 0.400 |" in text
+
+
+def test_training_steps_are_listed_with_both_sides():
+    """One that failed is not."""
+    lines = [line for line in render_gpu.training(SYNTHETIC).splitlines() if line.startswith("| resnet50")]
+    assert lines[0] == "| resnet50 | float16 | 256 | 2560 | 3200 | 0.80 (0.79 to 0.81) |"
+    assert len(lines) == 2
+
+
+def test_what_the_hardware_does_otherwise_is_listed():
+    """With what differs; the others are counted."""
+    text = render_gpu.conformance(SYNTHETIC)
+    assert "1 differs, 1 ok" in text
+    assert "| TMA, ties of tf32 | argument 1: 3 of 4 differ |" in text
+
+
+def test_what_misses_the_goal_of_its_type_is_slow():
+    """1.1 is enough for a convolution, not for a fused one; 0.9 is not enough for bfloat16 products."""
+    lines = [line for line in render_gpu.slow(SYNTHETIC).splitlines() if line.startswith(("| gemm", "| conv"))]
+    assert [line.split(" | ")[2] for line in lines] == ["0.50", "0.90", "0.70", "0.40", "1.10"]
+
+
+def test_what_limits_a_split_product_is_read_off_its_main_kernel():
+    """Not off the sum of its slices, which has more blocks and is always full."""
+    split = entry(1e-3, ratio=0.5, fill=0.4)
+    split["launches"].append({**split["launches"][0], "kernel": "split_k_reduce", "grid": [999, 1, 1], "fill": 1.0})
+    (row,) = rows_of(result_of(gemm=([item_of(cases.gemm(64, 64, 64), [split])], 0)), "gemm")
+    assert "40.0 % of the SMs at work" in limit_of(row)
+
+
+def test_a_dry_run_compiles_the_probes_too(monkeypatch, capsys):
+    """One that does not compile is a problem before there is a GPU."""
+
+    def refuse(found, arch):
+        if "twins" in found.source:
+            raise CompileError(found.name, arch, (), "line 7")
+        return found
+
+    monkeypatch.setattr(gpu_items.compiler, "compile_unit", refuse)
+    assert gpu_pass.main(["--dry-run", "--stage", "facts"]) == 1
+    assert capsys.readouterr().out.count("problem: ") == 3
+
+
+def test_memory_plans_cover_every_type(monkeypatch, capsys):
+    """A GPU that is too small for one is a problem of the dry run."""
+    small = attrs.evolve(gpu_plan.room.memory_limit(H200), bytes=1 << 30)
+    monkeypatch.setattr(gpu_plan.room, "memory_limit", lambda _: small)
+    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "memory"]) == 1
+    out = capsys.readouterr().out
+    assert "resnet50, training, batch 256, float16, cubatch needs" in out

@@ -1,0 +1,261 @@
+"""The harness of the search benchmark: what one trial says, and what the figures, tables and files make of them."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+
+import attrs
+import pytest
+
+from benchmarks import bench_search, render_search
+from benchmarks.fake_devices import KINDS, make, numbers
+from benchmarks.search import networks, summary, tables, trials
+from benchmarks.search.cases import Case
+from benchmarks.search.sessions import Session
+from benchmarks.search.summary import ALL, EQUAL, GOALS, LOST
+from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival, understands
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured
+
+PLAIN = "5 readings each"
+
+DONE = Trial(
+    kind="plateau", device=0, finder="ludwig", budget=None, against=None, batch_size=8, best_batch_size=16, knee=4,
+    largest=16, regret=0.02, usable=True, over_maximum=False, never_ran=False, gap=None, beyond=None, by_latency=False,
+    trials=3, seconds=1.0, stationary=True,
+)  # fmt: skip
+OWN = attrs.evolve(DONE, finder=OURS, budget=10.0, intervals=10, held=9, answer_held=True, fastest_held=False)
+NONE = attrs.evolve(OWN, batch_size=None, usable=False, regret=1.0, intervals=0, held=0)
+
+
+def case_of(kind: str) -> Case:
+    """Make the first device of a class."""
+    return make(0, numbers(1, [kind])[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "usable", "over_maximum", "never_ran"),
+    [
+        ("plateau", 2, True, False, False),
+        ("plateau", 3, True, False, True),  # a fair answer that was never tried
+        ("plateau", 401, True, True, True),  # above the maximum of 400, below the limit of memory
+        ("plateau", 10**6, False, True, True),
+        ("plateau", None, False, False, False),
+        ("latency limit", 700, False, False, True),  # fits, but takes too long
+    ],
+)
+def test_a_trial_says_what_is_wrong_with_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    batch_size: int | None,
+    *,
+    usable: bool,
+    over_maximum: bool,
+    never_ran: bool,
+) -> None:
+    """What cannot be used has a regret of 1; what is above the maximum or never ran is marked; trials are counted."""
+
+    def finder(runner: Session, _: object) -> int | None:
+        for size in (1, 2):
+            runner.prepare(size)
+            runner.step()
+        return batch_size
+
+    monkeypatch.setitem(FINDERS, "test", finder)
+    trial = try_rival("test", case_of(kind), 0)
+    assert trial.usable == usable
+    assert (trial.regret < 1.0) == usable
+    assert (trial.over_maximum, trial.never_ran) == (over_maximum, never_ran)
+    assert (trial.batch_size, trial.trials) == (batch_size, 2)
+    assert trial.seconds > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_search_keeps_to_the_maximum_and_the_plan(kind: str) -> None:
+    """It tries nothing above the user's maximum or above what fits by the plan, its answer ran, and time is kept."""
+    case = case_of(kind)
+    runner = case.device()
+    result = trials.cubatch_search(runner, case, 20.0)
+    most = min(case.task.max_batch_size, case.planned_limit or case.task.max_batch_size)
+    assert result is not None
+    assert max(runner.prepared) <= most
+    assert result.batch_size in runner.ran
+    assert runner.clock.now() <= 20.0 + 2 * case.device.curve(most) + 2.0
+
+
+def test_sizes_that_the_search_added_can_be_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size between two rungs that was measured is a candidate like them."""
+    case = case_of("rise to a memory limit")
+    found = trials.walk.measure(case.device, [Candidate(case.largest)], goal=Goal(), budget=60.0, seed=0)
+    added = types.SimpleNamespace(**{name: getattr(found, name) for name in ("timings", "outcomes", "seconds_spent")})
+    added.of, added.added = found.of, (Candidate(case.largest), case.candidates()[0])
+    monkeypatch.setattr(trials.walk, "measure", lambda *_, **__: added)
+    trial = try_ours(case, 0, 60.0)
+    assert trial.batch_size == case.largest
+    assert (trial.gap, trial.beyond, trial.regret) == (0.0, 0.0, 0.0)
+
+
+def test_no_answer_is_a_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing could be measured the answer is missing and the regret is 1."""
+    monkeypatch.setattr(trials.walk, "measure", lambda *_, **__: Measured())
+    trial = try_ours(case_of("plateau"), 0, 1.0)
+    assert (trial.batch_size, trial.usable, trial.regret, trial.budget) == (None, False, 1.0, 1.0)
+
+
+def test_an_error_of_the_search_says_on_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of searches the one that broke can be run again."""
+
+    def broken(*_: object, **__: object) -> Measured:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(trials.walk, "measure", broken)
+    with pytest.raises(ZeroDivisionError) as caught:
+        search_device(Request(seed=3, index=1, budgets=[7.0]))
+    assert caught.value.__notes__ == ["on a device of the class sawtooth, with a budget of 7 s", "device 1 of seed 3"]
+
+
+def test_intervals_are_held_against_the_true_median() -> None:
+    """Most intervals that 300 s give hold the true median of a quiet device, and none where the truth is far away."""
+    case = case_of("plateau")
+    exact = attrs.evolve(
+        case, device=attrs.evolve(case.device, readings=attrs.evolve(case.device.readings, outliers=0.0))
+    )
+    trial = try_ours(exact, 0, 300.0)
+    assert trial.intervals > 0
+    assert trial.held >= 0.6 * trial.intervals
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "true_median", lambda *_: 2.0 * exact.device.curve(10**6))
+        wrong = try_ours(exact, 0, 300.0)
+    assert (wrong.held, wrong.answer_held, wrong.fastest_held) == (0, False, False)
+
+
+def test_rivals_that_know_no_latency_are_not_asked_for_it() -> None:
+    """A finder of throughput is spared latency and its limits; the plain rules are asked everywhere."""
+    asked = {kind: [name for name in FINDERS if understands(name, case_of(kind))] for kind in KINDS}
+    few = {kind for kind, names in asked.items() if len(names) < len(FINDERS)}
+    assert few == {"latency", "latency limit"}
+    assert all(PLAIN in names for names in asked.values())
+
+
+def test_ours_is_given_the_very_seconds_of_a_rival() -> None:
+    """A paired trial has the budget that the rival took on that device; who took no time leaves none."""
+    found = search_device(Request(seed=0, index=0, against=[PLAIN, "heuristic-finder"]))
+    theirs = next(trial for trial in found if trial.finder == PLAIN)
+    (paired,) = [trial for trial in found if trial.against]
+    assert paired.against == PLAIN
+    assert paired.budget == theirs.seconds
+
+
+def test_a_missing_answer_counts_as_a_regret_of_one_and_is_counted() -> None:
+    """Nineteen regrets of 2 % and a missing answer are 6.9 % on average, and do not move the 95th percentile."""
+    row = summary.figures([OWN] * 19 + [NONE])
+    assert row["regret"] == {"mean": pytest.approx(0.069), "median": 0.02, "p95": 0.02}
+    assert (row["no_answer"], row["unusable"], row["devices"], row["size"]) == (1, 1, 20, 2.0)
+
+
+def test_a_gap_is_to_the_largest_and_beyond_the_tolerance_to_the_ideal() -> None:
+    """An answer of 90 where 100 is allowed and 96 ideal has a gap of 10 %, and of 6.25 % beyond the tolerance."""
+    case = attrs.evolve(case_of("rise to a memory limit"), largest=100, knee=96, is_limited=True)
+    trial = trials._trial(case, 0, OURS, case.device(), 90)
+    assert (trial.gap, trial.beyond) == (pytest.approx(0.10), pytest.approx(0.0625))
+    assert summary.figures([trial, DONE])["gap"] == {"mean": trial.gap, "beyond": trial.beyond, "devices": 1}
+    assert trials._trial(attrs.evolve(case, is_limited=False), 0, OURS, case.device(), 90).gap is None
+
+
+def test_coverage_is_the_share_of_intervals_and_apart_for_stationary_devices() -> None:
+    """Nine of ten intervals hold; devices that change their speed count among all only."""
+    row = summary.figures([OWN, attrs.evolve(OWN, stationary=False, held=0, answer_held=False), NONE])
+    assert row["coverage"]["stationary"]["intervals"] == {"share": 0.9, "of": 10}
+    assert row["coverage"]["every"]["intervals"] == {"share": 0.45, "of": 20}
+    assert row["coverage"]["every"]["answer"] == {"share": pytest.approx(2 / 3), "of": 3}
+    assert summary.figures([DONE])["coverage"]["every"]["intervals"] is None
+
+
+def test_a_summary_has_a_row_for_each_budget_and_real_networks_apart() -> None:
+    """Ours comes first, by budget; what is measured against a rival is not in it, nor are networks in the whole."""
+    network = attrs.evolve(OWN, kind=networks.NO_PRIOR, regret=0.5)
+    paired = attrs.evolve(OWN, against="ludwig", budget=1.0)
+    rows = summary.summarise([DONE, attrs.evolve(OWN, budget=60.0), OWN, paired, network], KINDS)
+    whole = [(row["finder"], row["budget"]) for row in rows if row["kind"] == ALL]
+    assert whole == [(OURS, 10.0), (OURS, 60.0), ("ludwig", None)]
+    assert {row["kind"] for row in rows} == {ALL, "plateau", networks.NO_PRIOR}
+    assert next(row for row in rows if row["kind"] == ALL)["regret"]["mean"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("regret", "verdict"), [(0.02, "equal"), (0.02 + EQUAL / 2, "equal"), (0.01, "better"), (0.03, "worse")]
+)
+def test_ours_is_compared_class_by_class(regret: float, verdict: str) -> None:
+    """Means of regret on the same devices decide, and hardly different ones are equal."""
+    paired = attrs.evolve(OWN, against="ludwig", regret=regret)
+    whole, plateau = summary.compare([DONE, paired], KINDS)
+    assert (whole["kind"], plateau["kind"]) == (ALL, "plateau")
+    assert plateau["verdict"] == verdict
+    assert (plateau["rival_regret"], plateau["regret"], plateau["seconds"]) == (0.02, regret, 1.0)
+    (lost,) = [goal for goal in summary.judge([], [whole, plateau]) if goal["what"] == LOST]
+    assert lost["met"] == (verdict != "worse")
+
+
+def test_goals_are_met_within_their_bounds_and_left_out_where_nothing_was_measured() -> None:
+    """A regret of 2 % at 10 s misses 1.5 %; a goal at another budget is not judged."""
+    judged = summary.judge(summary.summarise([OWN], KINDS))
+    assert {goal["what"]: goal["met"] for goal in judged} == {"mean regret, 10 s": False}
+    better = attrs.evolve(OWN, regret=0.015, budget=10.0)
+    assert all(goal["met"] for goal in summary.judge(summary.summarise([better], KINDS)))
+    names = [goal.what for goal in GOALS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run over two classes gives tables, a picture, goals, and JSON that the README's table is made of."""
+    path, figure = tmp_path / "search.json", tmp_path / "search.png"
+    bench_search.main([
+        "--devices", "2", "--kinds", "plateau;latency limit", "--budgets", "2,10", "--against", PLAIN, "--worst", "1",
+        "--json", str(path), "--figure", str(figure),
+    ])  # fmt: skip
+    content = json.loads(path.read_text(), parse_constant=pytest.fail)
+    found = [dict(zip(content["columns"], row, strict=True)) for row in content["trials"]]
+    own = [(trial["kind"], trial["budget"]) for trial in found if trial["finder"] == OURS and not trial["against"]]
+    assert content["schema"] == 2
+    assert sorted(own) == [("latency limit", 2.0), ("latency limit", 10.0), ("plateau", 2.0), ("plateau", 10.0)]
+    assert {trial["finder"] for trial in found} == {OURS, *FINDERS}
+    shown = capsys.readouterr().out
+    assert all(f"\n{kind}\n" in shown for kind in ("plateau", "latency limit"))
+    assert "goal" in shown
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    page = render_search.search(content)
+    assert page.count("\n| ") == 2 + 2 + len(FINDERS)  # two lines of head, two budgets
+    assert "| **cubatch, 10 s** |" in page
+
+
+def test_processes_give_what_one_gives() -> None:
+    """Two processes find the same trials in the same order."""
+    asked = [Request(seed=0, index=index, budgets=[2.0], rivals=["ludwig"]) for index in (0, 1)]
+    assert [*bench_search.search_all(asked, 2)] == [*bench_search.search_all(asked, 1)]
+
+
+def test_a_class_that_is_not_there_is_named() -> None:
+    """A misspelt class or rival ends the command with the names that there are."""
+    with pytest.raises(SystemExit, match="no class is called 'plateaux'; there are: plateau;"):
+        bench_search.main(["--kinds", "plateaux"])
+    with pytest.raises(SystemExit, match="no rival is called 'nobody'"):
+        bench_search.main(["--rivals", "nobody"])
+
+
+def test_real_networks_are_searched_at_their_own_budgets() -> None:
+    """A network's trials are those of 5 to 60 s, whatever the budgets of the fake devices are."""
+    options = bench_search._options(["--devices", "0", "--budgets", "1", "--kinds", networks.NO_PRIOR])
+    asked = bench_search.requests(options)
+    assert len(asked) == len(networks.NETWORKS)
+    first = attrs.evolve(asked[8], budgets=asked[8].budgets[:1], rivals=[])
+    (trial,) = search_device(first)
+    assert (trial.kind, trial.budget) == (networks.NO_PRIOR, 5.0)
+    assert trial.usable
+
+
+def test_tables_say_nothing_where_nothing_was_measured() -> None:
+    """No rows give no table, and a row without a gap or a size has a dash."""
+    assert tables.by_class([]) == ""
+    assert " - " in tables.by_class(summary.summarise([NONE], KINDS))

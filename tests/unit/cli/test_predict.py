@@ -1,0 +1,316 @@
+"""`cubatch predict`: tables, JSON, pictures and what it refuses, for GPUs that are not here."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+
+import pytest
+
+from cubatch.network import models
+from cubatch.report import grid
+from cubatch.tuning import forecast
+from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_value
+from tests.unit.commands import in_process
+from tests.unit.predictions import lines_of
+from tests.unit.tuned import tuned
+
+V100 = ("--device", "v100-sxm2-16gb")
+BARE = "rtx-pro-6000-blackwell-server"  # its bandwidth and rates are not known
+FEW = ("--batch-sizes", "1,8,64")
+PREDICT = forecast.predict
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command in this process and give (exit code, stdout, stderr)."""
+    return in_process(monkeypatch, capfd, "predict")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Put a stand-in for predict in place that remembers what it was asked, and answers another question."""
+    calls = []
+
+    def recorded(spec, **options):
+        calls.append((spec, options))
+        return PREDICT("lenet5", device=options["device"], batch_sizes=[1, 2])
+
+    monkeypatch.setattr(forecast, "predict", recorded)
+    return calls
+
+
+def between(low, high):
+    """An interval of samples/s as it is printed."""
+    return f"{format_value(low, 'throughput')} to {format_value(high, 'throughput')}"
+
+
+# --- options through, errors out ----------------------------------------------------------------------------------
+
+
+def test_every_option_goes_to_predict_under_the_name_it_knows(run, asked):
+    """The options mirror the keyword arguments of the contract, one to one."""
+    code, _, err = run(
+        "mlp", *V100, "--mode", "training", "--dtype", "float16", "--objective", "latency", "--tolerance", "0.05",
+        "--batch-sizes", "32,64", "--max-batch-size", "512", "--memory-limit", "8GiB", "--latency-limit", "0.5",
+        "--optimizer", "adam", "--library", "cubatch", "--recompute", "--anchors", "a.json", "--anchors", "b.json",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    ((spec, options),) = asked
+    assert spec.name == "mlp"
+    assert options == {
+        "device": "v100-sxm2-16gb", "mode": "training", "dtype": "float16", "objective": "latency", "tolerance": 0.05,
+        "batch_sizes": [32, 64], "max_batch_size": 512, "memory_limit": "8GiB", "latency_limit": 0.5,
+        "optimizer": "adam", "library": "cubatch", "recompute": True, "anchors": ["a.json", "b.json"],
+    }  # fmt: skip
+
+
+def test_without_options_the_defaults_are_those_of_predict(run, asked):
+    """Who leaves an option out on the command line gets what Python gives."""
+    assert run("mlp", *V100)[0] == 0
+    known = inspect.signature(PREDICT).parameters
+    defaults = {name: known[name].default for name in known if name not in ("spec", "device")}
+    assert asked[0][1] == {"device": "v100-sxm2-16gb", **defaults}
+
+
+def test_input_shape_and_classes_make_the_network(run):
+    """A named model takes another input, as in every command."""
+    code, out, _ = run("mnist-cnn", *V100, *FEW, "--input-shape", "64,64,3", "--classes", "7", "--json", "-")
+    assert (code, json.loads(out)["input_shape"]) == (0, [64, 64, 3])
+    assert json.loads(out)["spec"] == models.build("mnist-cnn", input_shape=(64, 64, 3), classes=7).to_mapping()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--device"),
+        ((*V100, "--devices", "t4"), "--devices"),
+        (("--devices", "t4,p4", "--explain"), "--explain"),
+        ((*V100, "--batch-sizes", "8,many"), "--batch-sizes"),
+        ((*V100, "--objective", "energy"), "energy"),
+        ((*V100, "--library", "im2col"), "im2col"),
+        ((*V100, "--dtype", "float8"), "float8"),
+    ],
+)
+def test_options_that_make_no_sense_are_wrong_arguments(run, arguments, said):
+    """Exit code 2, nothing on stdout, and the option named."""
+    code, out, err = run("lenet5", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lenet6", *V100), ("model", "lenet6", "lenet5")),
+        (("lenet5", "--device", "v10"), ("device", "v10", "v100")),
+        (("lenet5", "--device", "cpu"), ("device", "GPU")),
+        (("lenet5", "--devices", "t4,v10"), ("device", "v10", "v100")),
+        (("lenet5", "--devices", "t4,"), ("device", "''")),
+        (("lenet5", "--device", BARE), ("Server Edition", "peak_bytes_per_second")),
+        (("lenet5", *V100, "--dtype", "tf32"), ("dtype", "tf32", "V100")),
+        (("lenet5", *V100, "--batch-sizes", "0"), ("batch_sizes", "0")),
+        (("lenet5", *V100, "--batch-sizes", "1000000000"), ("batch_sizes", "1000000000")),
+        (("lenet5", *V100, "--memory-limit", "lots"), ("memory_limit", "lots")),
+        (("lenet5", *V100, "--memory-limit", "1KiB"), ("does not fit", "1.00 KiB")),
+        (("lenet5", *V100, "--tolerance", "2"), ("tolerance", "2.0")),
+        (("lenet5", *V100, "--latency-limit", "1e-9"), ("latency_limit",)),
+        (("lenet5", *V100, "--anchors", "nowhere.json"), ("nowhere.json",)),
+        (("lenet5", *V100, "--plot", "a.gif"), ("plot file", ".png")),
+        (("lenet5", *V100, "--json", "nowhere/a.json"), ("--json", "nowhere")),
+    ],
+)
+def test_bad_input_is_named_with_what_would_do(run, arguments, said):
+    """One line on stderr with the field, the value and the way out; exit code 1."""
+    code, out, err = run(*arguments)
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    for part in said:
+        assert part in err
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_files_that_cannot_be_written_are_refused_before_anything_is_predicted(run, asked, option):
+    """Forty GPUs take a while, and all of it would be lost."""
+    code, _, err = run("lenet5", *V100, option, "nowhere/a.png")
+    assert (code, "nowhere" in err, asked) == (1, True, [])
+
+
+def test_anchors_of_another_schema_are_refused(run, tmp_path):
+    """The file is named, and the schema it has."""
+    (tmp_path / "old.json").write_text(json.dumps(tuned(schema=7)))
+    code, _, err = run("lenet5", *V100, "--anchors", tmp_path / "old.json")
+    assert (code, "old.json" in err, "schema must be 1, got 7" in err) == (1, True, True)
+
+
+# --- one GPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("--mode", "training", "--dtype", "float16"), ("--objective", "latency")])
+def test_the_table_says_what_the_json_says(run, options):
+    """Each candidate has its time, rate, interval and memory plan; the answer has the arrow; sentences beneath."""
+    code, out, err = run("lenet5", *V100, *options)
+    assert (code, err) == (0, "")
+    found = json.loads(run("lenet5", *V100, *options, "--json", "-")[1])
+    assert (found["schema"], found["predicted"]) == (1, True)
+    assert ("90 % interval" in out, "±" in out) == (True, False)
+    for line, m in zip(lines_of(out), found["measurements"], strict=True):
+        low, high = m["throughput_interval"]
+        shown = [
+            m["batch_size"], format_seconds(m["latency_seconds"]), format_count(m["samples_per_second"]),
+            between(low, high),
+        ]  # fmt: skip
+        assert re.match(r"\s+".join(map(str, shown)), line)
+        assert format_bytes(m["predicted_peak_bytes"]) in line
+        assert m["reasons"][0][:8] in line
+    assert re.findall(r"^→ +(\d+) ", out, re.MULTILINE) == [str(found["batch_size"])]
+    text = " ".join(out.split())
+    assert f"Predicted, not measured: use batch size {found['batch_size']} on Tesla V100-SXM2-16GB" in text
+    assert all(reason in text for reason in [*found["reasons"], *found["notes"]])
+    assert f"largest batch size that fits, by the plan, is {found['largest_batch_size']}" in text
+
+
+def test_json_is_the_forecast_that_python_gives(run, tmp_path):
+    """The file holds `predict(...).to_mapping()`, and stdout the table all the same."""
+    code, out, _ = run("lenet5", *V100, *FEW, "--json", tmp_path / "a.json")
+    assert (code, "→" in out) == (0, True)
+    assert json.loads((tmp_path / "a.json").read_text()) == PREDICT(
+        "lenet5", device="v100-sxm2-16gb", batch_sizes=[1, 8, 64]
+    ).to_mapping()  # fmt: skip
+
+
+def test_python_prints_the_same_table(run):
+    """A printed forecast, its `table()` and the command are one text."""
+    forecast = PREDICT("lenet5", device="v100-sxm2-16gb", batch_sizes=[1, 8, 64])
+    assert run("lenet5", *V100, *FEW)[1] == forecast.table() + "\n" == f"{forecast}\n"
+
+
+def test_every_line_with_a_figure_says_predicted(run):
+    """Nobody may take a predicted figure for a measured one, whichever line is copied elsewhere."""
+    asked = ("resnet18", *V100, "--mode", "training", *FEW, "--explain")
+    for arguments in (asked, ("lenet5", "--devices", "t4,p4,v100-sxm2-16gb")):
+        _, out, _ = run(*arguments)
+        for block in out.strip().split("\n\n"):
+            lines = block.splitlines()
+            is_table = len(lines) > 1 and set(lines[1]) == {"-", " "}
+            for told in lines[2:] if is_table else [" ".join(lines)]:
+                if re.search(r"\d (ms|µs|samples|%)", told):
+                    assert "redicted" in told
+
+
+def test_a_size_over_a_limit_says_which(run):
+    """What does not fit has no time; what is too slow keeps its predicted time."""
+    _, out, _ = run("lenet5", *V100, "--batch-sizes", "1,1000000000")
+    assert "does not fit" in lines_of(out)[1]
+    _, out, _ = run("lenet5", *V100, "--batch-sizes", "1,65536", "--json", "-")
+    times = [m["latency_seconds"] for m in json.loads(out)["measurements"]]
+    _, out, _ = run("lenet5", *V100, "--batch-sizes", "1,65536", "--latency-limit", sum(times) / 2)
+    assert format_seconds(times[1]) in lines_of(out)[1]
+    assert "predicted too slow" in lines_of(out)[1]
+    assert "too slow" not in lines_of(out)[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("vgg16", "--device", "titan-x-pascal"),
+        ("vgg16", "--device", "titan-x-pascal", *FEW, "--mode", "training", "--explain", "--library", "cubatch"),
+        ("vgg16", "--devices", "rtx-pro-6000-blackwell-max-q,h200-sxm,t4", *FEW),
+        ("lenet5", "--devices", "jetson-agx-orin-64gb,b200,v100-sxm2-32gb"),
+    ],
+)
+def test_everything_fits_a_line(run, arguments):
+    """No line is wider than 110 characters, and no candidate takes two."""
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= grid.WIDTH
+    assert all("predicted" in line or "cannot" in line for line in lines_of(out))
+
+
+# --- where the time goes ------------------------------------------------------------------------------------------
+
+
+def test_explain_of_a_network_covers_the_whole_step(run):
+    """The shares of the lines add up to all of the step, as the passes of the JSON do."""
+    code, out, _ = run("lenet5", *V100, *FEW, "--mode", "training", "--explain")
+    assert code == 0
+    explained = out[out.index("where the time of a step goes") :]
+    shares = [
+        float(found)
+        for found in re.findall(r" s\s+([\d.]+) %| [mµ]s\s+([\d.]+) %", explained)
+        for found in found
+        if found
+    ]
+    assert sum(shares) == pytest.approx(100, abs=0.06 * len(shares))
+    found = json.loads(run("lenet5", *V100, *FEW, "--mode", "training", "--json", "-")[1])
+    assert sum(one["share"] for one in found["passes"]) == pytest.approx(1)
+
+
+# --- several GPUs -------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_compared_fastest_first(run):
+    """A line each with its answer, time, rate, share of the fastest and largest batch, as each would be alone."""
+    names = ("p4", "h200-sxm", "t4")
+    code, out, err = run("lenet5", "--devices", ",".join(names))
+    assert (code, err) == (0, "")
+    alone = [PREDICT("lenet5", device=name) for name in names]
+    alone.sort(key=lambda found: -found.samples_per_second[found.batch_size])
+    best = alone[0].samples_per_second[alone[0].batch_size]
+    for line, found in zip(lines_of(out), alone, strict=True):
+        n = found.batch_size
+        rate, (low, high) = found.samples_per_second[n], found.throughput_interval[n]
+        shown = (
+            found.device.slug, n, format_seconds(found.seconds[n]), format_value(rate, "throughput"),
+            between(low, high), format_percent(rate / best), found.largest_batch_size,
+        )  # fmt: skip
+        assert re.match(r"\s+".join(map(str, shown)), line)
+    assert f"{alone[0].device.slug} is the fastest" in out
+
+
+def test_extrapolation_is_said_of_gpus_side_by_side_too(run):
+    """An H200 was never measured, a V100 was: the note is there, after the GPU that it holds for."""
+    _, out, _ = run("mlp", "--devices", "v100-sxm2-16gb,h200-sxm", *FEW)
+    assert "- h200-sxm: No measurement of this GPU was among those" in " ".join(out.split())
+    assert "v100-sxm2-16gb: No measurement" not in " ".join(out.split())
+
+
+def test_a_gpu_that_is_named_twice_has_one_line(run):
+    """By whichever of its names."""
+    _, out, _ = run("mlp", "--devices", "t4,p4,Tesla T4", "--json", "-", *FEW)
+    assert sorted(one["device"]["name"] for one in json.loads(out)["forecasts"]) == ["Tesla P4", "Tesla T4"]
+
+
+def test_gpus_that_cannot_are_named_with_the_reason(run):
+    """tf32 needs sm_80, and one GPU's bandwidth is not known: the third is answered for all the same."""
+    code, out, _ = run("lenet5", "--devices", f"v100-sxm2-16gb,a40,{BARE}", "--dtype", "tf32", "--json", "-")
+    found = json.loads(out)
+    assert (code, found["schema"], found["predicted"]) == (0, 1, True)
+    assert [one["device"]["slug"] for one in found["forecasts"]] == ["a40"]
+    assert set(found["failed"]) == {"v100-sxm2-16gb", BARE}
+    assert "tf32" in found["failed"]["v100-sxm2-16gb"]
+    _, out, _ = run("lenet5", "--devices", f"v100-sxm2-16gb,a40,{BARE}", "--dtype", "tf32")
+    assert [line.split()[0] for line in lines_of(out)] == ["a40", "v100-sxm2-16gb", BARE]
+    assert all("cannot" in line for line in lines_of(out)[1:])
+    text = " ".join(out.split())
+    assert all(f"- {name}: {reason}" in text for name, reason in found["failed"].items())
+
+
+def test_where_no_gpu_can_the_first_reason_is_the_error(run):
+    """There is nothing to compare: exit code 1."""
+    code, out, err = run("lenet5", "--devices", "v100-sxm2-16gb,t4", "--dtype", "tf32")
+    assert (code, out) == (1, "")
+    assert "tf32" in err
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "name"), [(("--device", "t4"), "a.png"), (("--devices", "t4,p4"), "b.svg")])
+def test_a_picture_is_drawn_where_it_was_asked_for(run, tmp_path, devices, name):
+    """Of one GPU and of two, with the file named."""
+    pytest.importorskip("matplotlib")
+    code, _, err = run("lenet5", *devices, "--plot", tmp_path / name)
+    assert (code, err.strip()) == (0, f"wrote {tmp_path / name}")
+    assert (tmp_path / name).stat().st_size > 5000

@@ -1,0 +1,240 @@
+"""Blocks of every algorithm counted by walking, and the general form of Coulom's rule against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch.errors import InvalidArgument
+from cubatch.estimate.blocks import FUSED_PIXELS, crest_batch_size, fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
+from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
+from cubatch.network.passes import Pass
+
+GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
+TILES = st.sampled_from([(256, 128), (256, 64), (128, 128), (128, 64), (128, 32), (64, 64)])
+
+# lc0, 10 blocks x 128 filters on boards of 8 x 8, RTX 2080 Super (48 SMs), thousand evaluations per second by batch:
+# https://github.com/LeelaChessZero/lc0/pull/1101
+CHESS = {95: 91.6749, 96: 91.9849, 97: 65.3764, 191: 100.903, 192: 101.279, 193: 81.6904, 256: 94.4273}
+# 80 layers x 128 filters on boards of 19 x 19, Tesla V100 (80 SMs), float16, milliseconds of a batch:
+# https://www.game-ai-forum.org/viewtopic.php?f=21&t=694
+GO_MILLISECONDS = {64: 11.713, 128: 17.741, 256: 29.899, 512: 59.264}
+
+
+# --- implicit products ---------------------------------------------------------------------------------------
+
+
+@given(
+    h=st.integers(1, 30), c=st.integers(1, 200), k=st.integers(1, 300), n=st.integers(1, 50), stride=st.integers(1, 3),
+    tile=TILES, slices=st.integers(1, 9),
+)  # fmt: skip
+def test_blocks_are_tiles_counted_one_by_one(h, c, k, n, stride, tile, slices):
+    """Every pass has a block for each tile of each of its products and each slice of its depth."""
+    layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=stride)
+    for pass_ in Pass:
+        walked = 0
+        for gemm in layer.gemms(pass_, n):
+            walked += gemm.count * len(range(0, gemm.m, tile[0])) * len(range(0, gemm.n, tile[1]))
+        assert num_blocks(layer, pass_, n, tile, slices=slices) == slices * walked
+
+
+def test_attention_is_judged_by_its_largest_product():
+    """Of deit-tiny's products the projection to queries, keys and values is the largest: 197 n x 576."""
+    assert num_blocks(Attention(h=197, w=1, c=192, heads=3), Pass.FPROP, 13) == len(range(0, 13 * 197, 128)) * 5
+
+
+def test_layers_without_products_have_no_blocks():
+    """An elementwise layer is bounded by its bytes."""
+    assert num_blocks(ReLU(h=8, w=8, c=8), Pass.FPROP, 100) == 0
+
+
+# --- Winograd ------------------------------------------------------------------------------------------------
+
+
+@given(h=st.integers(1, 30), w=st.integers(1, 30), c=st.integers(1, 99), k=st.integers(1, 300), n=st.integers(1, 20),
+       pad=st.integers(1, 2), tile=TILES)  # fmt: skip
+def test_winograd_has_36_products_of_pieces_by_filters(h, w, c, k, n, pad, tile):
+    """The pieces are counted by walking over the outputs in steps of 4 x 4; dgrad's outputs are the layer's input."""
+    layer = Conv2d(h=h, w=w, c=c, k=k, r=3, s=3, pad=pad)
+    for pass_, (rows, columns, filters) in ((Pass.FPROP, layer.output_shape), (Pass.DGRAD, layer.input_shape)):
+        pieces = n * len(list(itertools.product(range(0, rows, 4), range(0, columns, 4))))
+        expected = 36 * len(range(0, pieces, tile[0])) * len(range(0, filters, tile[1]))
+        assert winograd_blocks(layer, pass_, n, tile) == expected
+
+
+@given(h=st.integers(1, 40), w=st.integers(1, 40), k=st.integers(1, 200), n=st.integers(1, 20),
+       pixels=st.sampled_from(FUSED_PIXELS))  # fmt: skip
+def test_fused_winograd_blocks_are_128_pixels_by_32_filters(h, w, k, n, pixels):
+    """Boxes of images, rows and columns, laid over the outputs one by one."""
+    images, rows, columns = pixels
+    assert images * rows * columns == 128
+    layer = Conv2d(h=h, w=w, c=5, k=k, r=3, s=3, pad=1)
+    corners = itertools.product(range(0, n, images), range(0, h, rows), range(0, w, columns), range(0, k, 32))
+    assert fused_winograd_blocks(layer, Pass.FPROP, n, pixels) == len(list(corners))
+
+
+@pytest.mark.parametrize("count", [winograd_blocks, fused_winograd_blocks])
+@pytest.mark.parametrize(
+    ("layer", "pass_"),
+    [
+        (Conv2d(h=8, w=8, c=8, k=8, r=5, s=5), Pass.FPROP),
+        (Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, stride=2), Pass.FPROP),
+        (Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, dilation=2), Pass.FPROP),
+        (Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, groups=2), Pass.FPROP),
+        (Linear(c=8, k=8), Pass.FPROP),
+        (GO, Pass.WGRAD),
+    ],
+)
+def test_winograd_is_refused_where_it_is_not_defined(count, layer, pass_):
+    """F(2x2) and F(4x4) are for 3 x 3 filters of stride 1; the error names the layer and the pass."""
+    with pytest.raises(InvalidArgument) as caught:
+        count(layer, pass_, 4)
+    assert pass_.value in str(caught.value)
+    assert "3x3" in str(caught.value)
+
+
+def test_a_fused_block_has_one_of_the_known_shapes():
+    """16 x 8 pixels of one image are 8 x 16 turned; 32 x 4 pixels are no block."""
+    fused_winograd_blocks(GO, Pass.FPROP, 1, (1, 16, 8))
+    with pytest.raises(InvalidArgument) as caught:
+        fused_winograd_blocks(GO, Pass.FPROP, 1, (1, 32, 4))
+    assert caught.value.field == "pixels"
+
+
+# --- the general rule ----------------------------------------------------------------------------------------
+
+
+def test_the_published_rule_is_the_tile_of_128_by_128():
+    """V100, boards of 19 x 19, 128 channels: 28, 56, 85, 113."""
+    found = [crest_batch_size(n, blocks=partial(num_blocks, GO, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
+    assert found == [28, 56, 85, 113]
+
+
+@given(n=st.integers(1, 40), h=st.integers(1, 60), wide=st.integers(1, 8), num_sms=st.integers(1, 150))
+def test_the_published_formula_is_exact_where_channels_are_whole_tiles(n, h, wide, num_sms):
+    """
+    With a multiple of 128 filters both rules are the same number, where the SMs hold whole rows of tiles.
+
+    Elsewhere the published one, which rounds once, is larger by less than a row of tiles: 128 pixels.
+    """
+    layer = Conv2d(h=h, w=h, c=128 * wide, k=128 * wide, r=3, s=3, pad=1)
+    general = crest_batch_size(n, blocks=partial(num_blocks, layer, Pass.FPROP), num_sms=num_sms)
+    published = coulom_batch_size(n, h=h, w=h, c=128 * wide, num_sms=num_sms)
+    if n * num_sms % wide == 0:
+        assert general == published
+    else:
+        assert published - math.ceil(128 / (h * h)) <= general <= published
+
+
+@settings(max_examples=200)
+@given(
+    n=st.integers(1, 9), b=st.integers(1, 3), num_sms=st.integers(1, 150), h=st.integers(1, 60), c=st.integers(1, 300),
+    k=st.integers(1, 600), stride=st.integers(1, 2), slices=st.integers(1, 4), tile=TILES,
+)  # fmt: skip
+def test_the_general_rule_is_its_closed_form(n, b, num_sms, h, c, k, stride, slices, tile):
+    """floor(floor(n SM B / (s ceil(K / Tn))) Tm / (P Q)), and the same of C and H W for dgrad of stride 1."""
+    layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=stride)
+    p, q, _ = layer.output_shape
+
+    def closed(width: int, pixels: int) -> int:
+        return n * num_sms * b // (slices * math.ceil(width / tile[1])) * tile[0] // pixels
+
+    def found(pass_: Pass) -> int:
+        blocks = partial(num_blocks, layer, pass_, tile=tile, slices=slices)
+        return crest_batch_size(n, blocks=blocks, num_sms=num_sms, blocks_per_sm=b)
+
+    assert found(Pass.FPROP) == closed(k, p * q)
+    if stride == 1:
+        assert found(Pass.DGRAD) == closed(c, h * h)
+
+
+@given(n=st.integers(1, 40), num_sms=st.integers(1, 150), h=st.integers(1, 40), k=st.integers(1, 300), tile=TILES)
+def test_winograds_rule_is_its_closed_form(n, num_sms, h, k, tile):
+    """F(4x4): whole tiles of pieces are floor(n SM / (36 ceil(K / Tn))), and each sample has ceil(P/4) ceil(Q/4)."""
+    layer = Conv2d(h=h, w=h, c=7, k=k, r=3, s=3, pad=1)
+    pieces = n * num_sms // (36 * math.ceil(k / tile[1])) * tile[0]
+    expected = pieces // math.ceil(h / 4) ** 2
+    assert (
+        crest_batch_size(n, blocks=partial(winograd_blocks, layer, Pass.FPROP, tile=tile), num_sms=num_sms) == expected
+    )
+
+
+@settings(max_examples=150)
+@given(
+    n=st.integers(1, 4), num_sms=st.integers(1, 60), h=st.integers(1, 20), c=st.integers(1, 70), k=st.integers(1, 70),
+    pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES, turn=st.integers(0, 2),
+)  # fmt: skip
+def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h, c, k, pass_, stride, tile, turn):
+    """Whatever the algorithm and pass, phases of a strided gradient included."""
+    layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=1 if turn else stride)
+    blocks = [
+        partial(num_blocks, layer, pass_, tile=tile),
+        partial(winograd_blocks, layer, pass_, tile=tile),
+        partial(fused_winograd_blocks, layer, pass_),
+    ][turn]
+    crest = crest_batch_size(n, blocks=blocks, num_sms=num_sms)
+    assert busiest_sm_blocks(blocks(crest + 1), num_sms) > n
+    assert crest == 0 or busiest_sm_blocks(blocks(crest), num_sms) <= n
+
+
+def test_the_law_alone_gives_the_cliffs_of_a_chess_network():
+    """
+    Published throughput falls exactly where the busiest SM gets one more block, from 96 to 97 and 192 to 193.
+
+    Within a step of the law it does not fall; across one it falls by a fifth and more.
+    """
+    chess = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
+    blocks = partial(num_blocks, chess, Pass.FPROP)
+    assert [crest_batch_size(n, blocks=blocks, num_sms=48) for n in (1, 2)] == [96, 192]
+    for before, after in itertools.pairwise(CHESS):
+        if after == before + 1:
+            steps = busiest_sm_blocks(blocks(after), 48) - busiest_sm_blocks(blocks(before), 48)
+            assert steps == (CHESS[after] < 0.81 * CHESS[before])
+            assert steps or CHESS[after] > CHESS[before]
+
+
+def test_a_batch_of_go_boards_takes_as_long_as_its_busiest_sm():
+    """With tiles of 256 x 128 the published times are 5.9 ms for each block of the busiest SM, within 3 %."""
+    blocks = partial(num_blocks, GO, Pass.FPROP, tile=(256, 128))
+    found = {batch: busiest_sm_blocks(blocks(batch), 80) for batch in GO_MILLISECONDS}
+    assert found == {64: 2, 128: 3, 256: 5, 512: 10}
+    each = [milliseconds / found[batch] for batch, milliseconds in GO_MILLISECONDS.items()]
+    assert max(each) / min(each) < 1.03
+    # Proportional to the batch instead, the times would be apart by more than half.
+    plain = [milliseconds / batch for batch, milliseconds in GO_MILLISECONDS.items()]
+    assert max(plain) / min(plain) > 1.5
+
+
+def test_wgrad_has_no_crest():
+    """Its result is the filter, as large for one sample as for a thousand: the batch is the depth of the sums."""
+    with pytest.raises(InvalidArgument) as caught:
+        crest_batch_size(blocks=partial(num_blocks, GO, Pass.WGRAD), num_sms=80)
+    assert "wgrad" in str(caught.value)
+
+
+def test_a_sample_of_more_blocks_than_asked_for_gives_no_batch():
+    """One image of 224 x 224 x 64 is 392 blocks: 80 SMs have five each at least, and n = 4 has no batch."""
+    large = partial(num_blocks, Conv2d(h=224, w=224, c=64, k=64, r=3, s=3, pad=1), Pass.FPROP)
+    assert [crest_batch_size(n, blocks=large, num_sms=80) for n in (4, 5)] == [0, 1]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3", None, True])
+@pytest.mark.parametrize("field", ["n", "num_sms", "blocks_per_sm"])
+def test_the_rule_refuses_what_is_no_count(field, value):
+    """A bad argument is named with its value."""
+    arguments = {"n": 1, "num_sms": 80, "blocks_per_sm": 1} | {field: value}
+    with pytest.raises(InvalidArgument) as caught:
+        crest_batch_size(blocks=partial(num_blocks, GO, Pass.FPROP), **arguments)
+    assert (caught.value.field, caught.value.value) == (field, value)
+
+
+def test_the_rule_holds_for_linear_layers():
+    """1000 outputs are 8 tiles wide, so 80 SMs hold 10 rows of them with 128 samples each."""
+    for layer in (Linear(c=64, k=1000), Conv2d(h=1, w=1, c=64, k=1000, r=1, s=1)):
+        assert crest_batch_size(blocks=partial(num_blocks, layer, Pass.FPROP), num_sms=80) == 1280

@@ -1,0 +1,88 @@
+"""What a step should take, by the model or by the roofline, and which facts that needs."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cubatch.estimate import expected as expectation
+from cubatch.estimate import roofline
+from cubatch.estimate.step import predict_step
+from cubatch.hardware import catalogue
+from cubatch.hardware.facts import Device
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layers import Linear
+
+V100 = catalogue.find("v100-sxm2-16gb")
+MLP = models.build("mlp")
+CPU = Device(name="cpu", kind="cpu", peak_flops_per_second={"float32": 1e11}, peak_bytes_per_second=1e10)
+
+
+@pytest.mark.parametrize("library", ["vendor", "cubatch"])
+def test_a_gpu_of_known_facts_misses_none(library):
+    """Every fact that the model asks for is one that it names."""
+    assert expectation.missing_facts(V100, "float32", library) == ()
+
+
+@pytest.mark.parametrize(
+    ("library", "fact", "named"),
+    [
+        ("vendor", {"num_sms": None}, "num_sms"),
+        ("vendor", {"compute_capability": None}, "compute_capability"),
+        ("vendor", {"peak_bytes_per_second": None}, "peak_bytes_per_second"),
+        ("vendor", {"peak_flops_per_second": {"float32": 1e13}}, "peak_flops_per_second['float16']"),
+        ("cubatch", {"clock_hz": None}, "clock_hz"),
+    ],
+)
+def test_what_is_missing_is_named_as_the_record_has_it(library, fact, named):
+    """One fact less is one name, and the library says which facts count."""
+    assert expectation.missing_facts(attrs.evolve(V100, **fact), "float16", library) == (named,)
+
+
+def test_sixteen_bits_without_tensor_cores_need_the_rate_of_float32():
+    """A Titan X (Pascal) computes them in float32, whose rate is known."""
+    assert expectation.missing_facts(catalogue.find("titan-x-pascal"), "float16", "vendor") == ()
+
+
+@pytest.mark.parametrize(("library", "model"), [("cubatch", "cubatch"), ("im2col", "vendor")])
+def test_a_known_gpu_is_predicted_by_the_library_that_would_run(monkeypatch, library, model):
+    """Our own kernels' times, or the vendor's products."""
+    asked = []
+
+    def step(*arguments, **options):
+        asked.append(options["library"])
+        return predict_step(*arguments, **options)
+
+    monkeypatch.setattr(expectation, "predict_step", step)
+    options = {"mode": "training", "dtype": "float32", "library": library}
+    found = expectation.step_seconds(MLP, [1, 64], V100, **options, recompute=False)
+    expected = predict_step(MLP, [1, 64], V100, mode="training", library=model)
+    assert found == pytest.approx(list(expected.seconds), rel=1e-12)
+    assert asked == [model]
+
+
+@pytest.mark.parametrize(("mode", "repeated"), [("training", 4), ("inference", 0)])
+def test_recomputed_forward_passes_are_part_of_a_training_step(mode, repeated):
+    """Of nine equal layers the fifth is kept: the four before it run forward twice, and in inference none does."""
+    net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
+    options = {"mode": mode, "dtype": "float32", "library": "cubatch"}
+    plain, again = (expectation.step_seconds(net, [4096], V100, **options, recompute=r)[0] for r in (False, True))
+    forward = predict_step(net, [4096], V100, library="cubatch").seconds[0] / 9
+    assert again - plain == pytest.approx(repeated * forward, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("device", [CPU, attrs.evolve(V100, num_sms=None)], ids=["cpu", "unknown SMs"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_elsewhere_it_is_the_roofline(device, mode, dtype):
+    """A CPU with known rates, and a GPU without a number of SMs, in the mode and dtype that were asked for."""
+    found = expectation.step_seconds(MLP, [1, 64], device, mode=mode, dtype=dtype, library="im2col", recompute=False)
+    assert found == [roofline.roofline_seconds(MLP, n, device, mode, dtype) for n in (1, 64)]
+    assert None not in found
+
+
+def test_without_rates_it_is_unknown():
+    """Nothing is guessed."""
+    options = {"mode": "inference", "dtype": "float32", "library": "im2col", "recompute": False}
+    assert expectation.step_seconds(MLP, [1], Device(name="bare"), **options) == [None]

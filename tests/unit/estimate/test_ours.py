@@ -1,0 +1,189 @@
+"""Seconds of passes by our own kernels, against bounds and sums by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch.errors import InvalidArgument
+from cubatch.estimate import roofline
+from cubatch.estimate.expected import missing_facts
+from cubatch.estimate.on_sms import on_sms
+from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
+from cubatch.hardware import arithmetic, catalogue
+from cubatch.hardware.facts import DTYPES
+from cubatch.kernels.resources import Recorded
+from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
+from cubatch.network.passes import Pass
+
+V100 = catalogue.find("v100-sxm2-16gb")
+GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
+GPUS = [catalogue.find(name) for name in ("titan-x-maxwell", "p100-sxm2-16gb", "v100-sxm2-16gb", "h200-sxm")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    device=st.sampled_from(GPUS),
+    pass_=st.sampled_from(list(Pass)),
+    batch_size=st.integers(1, 512),
+    h=st.integers(3, 40),
+    c=st.integers(2, 200),  # one channel is depthwise
+    k=st.integers(1, 200),
+    r=st.sampled_from([1, 3]),
+    stride=st.sampled_from([1, 2]),
+)
+def test_no_pass_is_faster_than_its_bytes_and_its_arithmetic(device, pass_, batch_size, h, c, k, r, stride):
+    """The roofline is a bound, whatever the kernel: float32 on CUDA cores, at the boost clock of the data sheet."""
+    layer = Conv2d(h=h, w=h + 1, c=c, k=k, r=r, s=r, stride=stride, pad=r // 2)
+    ((seconds,), _, (blocks,)) = pass_seconds(layer, pass_, [batch_size], device, "float32")
+    assert seconds >= roofline.layer_seconds(layer, pass_, batch_size, device, "float32")
+    assert blocks >= 1
+
+
+KNOWN = [
+    (device, dtype)
+    for device in catalogue.all_devices()
+    for dtype in DTYPES
+    if not missing_facts(device, dtype, "cubatch") and arithmetic.peak_flops_per_second(device, dtype)
+]
+LAYERS = [
+    Conv2d(h=14, w=14, c=256, k=256, r=3, s=3, pad=1),
+    Conv2d(h=56, w=56, c=64, k=256, r=1, s=1),
+    Conv2d(h=56, w=56, c=128, k=128, r=3, s=3, pad=1, stride=2),
+    Conv2d(h=28, w=28, c=512, k=512, r=3, s=3, pad=1, groups=4),
+    Linear(c=8192, k=8192, bias=False),
+]
+
+
+@pytest.mark.parametrize(("device", "dtype"), KNOWN, ids=[f"{device.slug}-{dtype}" for device, dtype in KNOWN])
+def test_no_kernel_of_ours_is_predicted_beyond_the_data_sheet(device, dtype):
+    """Neither where a GeForce board multiplies at half its chip's rate nor where a peak is for a lower clock."""
+    sizes = [1, 32, 256, 4096]
+    for layer in LAYERS:
+        for pass_ in Pass:
+            seconds, _, _ = pass_seconds(layer, pass_, sizes, device, dtype)
+            least = [roofline.layer_seconds(layer, pass_, n, device, dtype) for n in sizes]
+            assert (seconds >= np.array(least)).all(), (layer, pass_)
+
+
+def test_the_boards_of_the_catalogue_whose_facts_are_known_are_not_few():
+    """Of 122 GPUs, all but those without a clock, SMs or rates: the claim above is about most of them."""
+    assert len({device.slug for device, _ in KNOWN}) >= 0.9 * len(catalogue.all_devices())
+    assert {"rtx-3090", "titan-v", "h200-sxm"} <= {device.slug for device, dtype in KNOWN if dtype == "float16"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_layer_that_only_moves_takes_its_bytes_at_the_stated_share_of_the_bandwidth(dtype):
+    """A ReLU reads and writes each element once, at 0.75 of 900 GB/s (897 in the catalogue), plus one launch."""
+    relu, itemsize = ReLU(h=32, w=32, c=64), 4 if dtype == "float32" else 2
+    seconds, kernels, blocks = pass_seconds(relu, Pass.FPROP, [1, 1024], V100, dtype)
+    moved = [2 * n * 32 * 32 * 64 * itemsize / (MOVED_SHARE * V100.peak_bytes_per_second) for n in (1, 1024)]
+    assert seconds.tolist() == pytest.approx([LAUNCH_SECONDS + t for t in moved])
+    assert (kernels, blocks.tolist()) == (("bytes", "bytes"), [0, 0])
+
+
+def test_what_moves_nothing_takes_nothing():
+    """Flattening is another view, without a launch."""
+    seconds, _, _ = pass_seconds(Flatten(h=4, w=4, c=4), Pass.FPROP, [8], V100, "float32")
+    assert seconds.tolist() == [0.0]
+
+
+def test_scales_stretch_arithmetic_bytes_and_nothing_else():
+    """A large product follows the scale of arithmetic, a norm that of bytes; launches follow neither."""
+    product, norm = Linear(c=4096, k=4096), BatchNorm2d(h=56, w=56, c=256)
+
+    def took(layer, **scales):
+        return pass_seconds(layer, Pass.FPROP, [1024], V100, "float32", **scales)[0][0] - LAUNCH_SECONDS
+
+    assert took(product, compute=1.5) == pytest.approx(1.5 * took(product))
+    assert took(product, memory=1.5) == pytest.approx(took(product))
+    assert took(norm, memory=1.5) == pytest.approx(1.5 * took(norm))
+    assert took(norm, compute=1.5) == pytest.approx(took(norm))
+
+
+def test_a_thin_product_is_bound_by_its_bytes():
+    """One sample through 4096 x 4096 weights: 64 MiB at the data sheet's bandwidth when bytes are slow enough."""
+    thin, slow = Linear(c=4096, k=4096, bias=False), attrs.evolve(V100, peak_bytes_per_second=1e9)
+    seconds, _, _ = pass_seconds(thin, Pass.FPROP, [1], slow, "float32")
+    assert seconds[0] == pytest.approx(4 * (4096 * 4096 + 2 * 4096) / 1e9 + LAUNCH_SECONDS)
+
+
+def test_the_gradient_of_a_bias_reads_the_outputs_once_more():
+    """The same layer with a bias: one more launch, and n k elements at the share of the bandwidth."""
+    with_bias, without = (
+        pass_seconds(Linear(c=4096, k=4096, bias=bias), Pass.WGRAD, [512], V100, "float32")[0][0]
+        for bias in (True, False)
+    )
+    again = 4 * 512 * 4096 / (MOVED_SHARE * V100.peak_bytes_per_second)
+    assert with_bias - without == pytest.approx(again + LAUNCH_SECONDS, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "family"),
+    [("titan-x-maxwell", "float16", "simt"), ("v100-sxm2-16gb", "float16", "mma"), ("h200-sxm", "float16", "hopper")],
+)
+def test_the_kernel_that_is_named_is_one_of_the_gpu(name, dtype, family):
+    """CUDA cores before Volta, its own tensor cores there, wgmma on Hopper."""
+    _, (kernel,), _ = pass_seconds(GO, Pass.FPROP, [256], catalogue.find(name), dtype)
+    assert f"_{family}_" in kernel
+
+
+@pytest.mark.parametrize("pass_", list(Pass))
+@pytest.mark.parametrize(("gpu", "dtype"), [("v100-sxm2-16gb", "float32"), ("h100-sxm", "float16")])
+def test_blocks_are_those_that_candidates_explains(gpu, dtype, pass_):
+    """`candidates --explain` and the prediction tell one story, also of phases without a tap and of clusters."""
+    strided, device = Conv2d(h=57, w=57, c=192, k=264, r=1, s=1, stride=2), catalogue.find(gpu)
+    for layer, n in itertools.product((GO, strided), (1, 28, 29, 200)):
+        _, (kernel,), (blocks,) = pass_seconds(layer, pass_, [n], device, dtype)
+        shown = on_sms(layer, pass_, n, device=device, dtype=dtype, library="cubatch", budget=Recorded("", {}, {}))
+        assert (kernel, blocks) == (shown["kernel"], shown["blocks"])
+
+
+def test_time_is_a_staircase_of_the_busiest_sms_blocks():
+    """A batch more costs nothing while kernel and busiest SM stay as they are; 300 batches make few steps."""
+    seconds, kernels, blocks = pass_seconds(GO, Pass.FPROP, list(range(100, 400)), V100, "float32")
+    stages = [(kernel, math.ceil(grid / 80)) for kernel, grid in zip(kernels, blocks, strict=True)]
+    times: dict[object, set[float]] = {}
+    for stage, taken in zip(stages, seconds, strict=True):
+        times.setdefault(stage, set()).add(float(taken))
+    assert all(len(taken) == 1 for taken in times.values())
+    assert 4 < len(times) < 30
+    assert (seconds[1:] >= seconds[:-1]).all()
+
+
+def test_attention_runs_on_the_roofline_until_there_is_a_kernel():
+    """No kernel of ours runs it, so its time is the roofline at the stated share."""
+    attention = Attention(h=14, w=14, c=192, heads=3)
+    seconds, kernels, _ = pass_seconds(attention, Pass.FPROP, [64], V100, "float32")
+    floor = roofline.layer_seconds(attention, Pass.FPROP, 64, V100, "float32")
+    assert seconds[0] == pytest.approx(floor / MOVED_SHARE + LAUNCH_SECONDS)
+    assert kernels == ("bytes",)
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("clock_hz", "clock"),
+        ("peak_bytes_per_second", "bandwidth"),
+        ("num_sms", "num_sms"),
+        ("compute_capability", "cap"),
+    ],
+)
+def test_a_missing_fact_is_named(missing, named):
+    """Nothing is guessed for it."""
+    with pytest.raises(InvalidArgument, match=named):
+        pass_seconds(GO, Pass.FPROP, [1], attrs.evolve(V100, **{missing: None}), "float32")
+
+
+def test_a_missing_rate_is_an_error_where_it_counts():
+    """Attention in a dtype without a published rate."""
+    bare = attrs.evolve(V100, peak_flops_per_second={})
+    with pytest.raises(InvalidArgument, match="rate in float32"):
+        pass_seconds(Attention(h=14, w=14, c=192, heads=3), Pass.FPROP, [1], bare, "float32")
+    assert math.isfinite(pass_seconds(GO, Pass.FPROP, [1], bare, "float32")[0][0])

@@ -1,0 +1,412 @@
+"""Devices of this machine with made-up GPUs, and the rules of `device=`, dtype and memory limit."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, UnknownName, UnsupportedDtype
+from cubatch.hardware import arithmetic, catalogue, driver, host, probe
+from cubatch.hardware import nvml as nvml_module
+from cubatch.hardware import room as hardware_room
+from cubatch.hardware.driver import VisibleGpu
+from cubatch.hardware.facts import Device
+from cubatch.hardware.nvml import Snapshot
+
+GIB = 2**30
+V100 = VisibleGpu(
+    index=0,
+    name="Tesla V100-SXM2-16GB",
+    uuid="GPU-00000000-0000-0000-0000-000000000001",
+    mig=None,
+    compute_capability=(7, 0),
+    num_sms=80,
+    memory_bytes=16_900_000_000,
+    l2_bytes=6 * 2**20,
+    clock_hz=1.53e9,
+)
+T4 = attrs.evolve(
+    V100,
+    index=1,
+    name="Tesla T4",
+    uuid="GPU-00000000-0000-0000-0000-000000000002",
+    compute_capability=(7, 5),
+    num_sms=40,
+)
+SLICE = attrs.evolve(
+    V100,
+    name="NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+    uuid="MIG-00000000-0000-0000-0000-000000000003",
+    mig="3g.20gb",
+    compute_capability=(8, 0),
+    num_sms=42,
+)
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch):
+    """Give the machine GPUs, or an error in their place, and a monitor that knows them all."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(*found, free_bytes=10 * GIB, power_limit_watts=250.0, nvml=True):
+        def visible():
+            if isinstance(found[0], Exception):
+                raise found[0]
+            return found
+
+        class FakeMonitor:
+            def __init__(self, uuid):
+                if not nvml:
+                    raise DeviceNotAvailable(uuid, "no NVML")
+                assert uuid in {gpu.uuid for gpu in found}
+
+            def snapshot(self):
+                return Snapshot(free_bytes=free_bytes, power_limit_watts=power_limit_watts)
+
+        monkeypatch.setattr(driver, "visible_gpus", visible)
+        monkeypatch.setattr(nvml_module, "Monitor", FakeMonitor)
+
+    put(DeviceNotAvailable("cuda", "no driver", "use the CPU"))
+    return put
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Give the machine available memory and room in its cgroup."""
+
+    def put(available, room):
+        monkeypatch.setattr(host, "available_memory_bytes", lambda: available)
+        monkeypatch.setattr(host, "cgroup_room_bytes", lambda: room)
+
+    return put
+
+
+def test_the_cpu_is_a_device(monkeypatch):
+    """Its name, threads, caches and memory are those of the machine; a peak rate is not known."""
+    monkeypatch.setattr(host, "cpu_name", lambda: "AMD EPYC")
+    monkeypatch.setattr(host, "cpu_threads", lambda: 2)
+    monkeypatch.setattr(host, "cpu_caches", lambda: {"L2": 2**20})
+    monkeypatch.setattr(host, "total_memory_bytes", lambda: 24 * GIB)
+
+    (cpu,) = probe.devices()
+
+    assert (cpu.name, cpu.kind, cpu.live) == ("AMD EPYC", "cpu", True)
+    assert (cpu.threads, cpu.caches, cpu.memory_bytes) == (2, {"L2": 2**20}, 24 * GIB)
+    assert (cpu.peak_flops_per_second, cpu.num_sms, cpu.compute_capability) == ({}, None, None)
+
+
+def test_a_gpu_gets_the_catalogues_rates_and_keeps_its_own_facts(gpus):
+    """What the driver says is never replaced: this board has more memory than the table says."""
+    gpus(V100)
+
+    gpu, cpu = probe.devices()
+
+    assert (gpu.slug, gpu.architecture, gpu.tensor_cores) == ("v100-sxm2-16gb", "Volta", True)
+    assert gpu.peak_flops_per_second == {"float32": 15.67e12, "float16": 125e12}
+    assert gpu.peak_bytes_per_second == 897e9
+    assert (gpu.memory_bytes, gpu.power_limit_watts) == (16_900_000_000, 250.0)
+    assert (gpu.uuid, gpu.index, gpu.live, gpu.mig) == (V100.uuid, 0, True, None)
+    assert cpu.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    "board",
+    [
+        attrs.evolve(V100, name="Tesla V100-SXM3-32GB"),  # not in the catalogue
+        attrs.evolve(V100, name="NVIDIA A100"),  # a name that boards share
+        attrs.evolve(V100, num_sms=72),  # the name of a board, and not its SMs
+        attrs.evolve(V100, compute_capability=(7, 2)),  # nor its chip
+    ],
+)
+def test_a_board_in_doubt_gets_no_rates(gpus, board):
+    """Wrong peak rates would make a wrong roofline; none make none."""
+    gpus(board)
+
+    gpu = probe.devices()[0]
+
+    assert (gpu.slug, gpu.peak_flops_per_second, gpu.peak_bytes_per_second) == ("", {}, None)
+    assert (gpu.name, gpu.num_sms, gpu.tensor_cores) == (board.name, board.num_sms, True)
+
+
+def test_a_mig_slice_has_its_own_sms_and_no_rates(gpus):
+    """A slice of three sevenths has neither the board's rates nor, knowably, three sevenths of them."""
+    gpus(SLICE, power_limit_watts=None)
+
+    gpu = probe.devices()[0]
+
+    assert (gpu.mig, gpu.num_sms, gpu.uuid) == ("3g.20gb", 42, SLICE.uuid)
+    assert (gpu.slug, gpu.peak_flops_per_second, gpu.peak_bytes_per_second) == ("", {}, None)
+    assert (gpu.architecture, gpu.tensor_cores, gpu.power_limit_watts) == ("Ampere", True, None)
+
+
+@pytest.mark.parametrize(
+    ("compute_capability", "tensor_cores"),
+    [((6, 1), False), ((7, 0), True), ((7, 5), None), ((8, 9), True), ((12, 0), True)],
+)
+def test_tensor_cores_of_an_uncatalogued_board_follow_from_its_architecture(gpus, compute_capability, tensor_cores):
+    """sm_75 is the one that exists with and without: there it stays unknown."""
+    gpus(attrs.evolve(V100, name="some board", compute_capability=compute_capability))
+
+    assert probe.devices()[0].tensor_cores is tensor_cores
+
+
+def test_the_default_is_the_first_gpu_else_the_cpu(gpus):
+    """None needs no thought on either machine."""
+    assert probe.device().kind == "cpu"
+    gpus(V100, T4)
+    assert probe.device().uuid == V100.uuid
+    assert probe.resolve(None).uuid == V100.uuid
+
+
+@pytest.mark.parametrize(("name", "uuid"), [("cuda", V100.uuid), ("cuda:0", V100.uuid), (" CUDA:1 ", T4.uuid)])
+def test_a_gpu_is_named_by_cudas_number(gpus, name, uuid):
+    """Numbers are CUDA's own, masks and order applied."""
+    gpus(V100, T4)
+
+    assert probe.device(name).uuid == uuid
+    assert probe.resolve(name).uuid == uuid
+
+
+def test_cpu_means_the_cpu_even_beside_a_gpu(gpus):
+    """And it does not touch the GPU's driver, which may be broken."""
+    gpus(DeviceFailed("cuInit", "CUDA driver status 803"))
+
+    assert probe.device("cpu").kind == "cpu"
+    assert probe.resolve("CPU").live
+
+
+def test_a_number_beyond_the_gpus_is_not_available(gpus, monkeypatch):
+    """The message counts the GPUs and shows the mask, the usual cause."""
+    gpus(V100)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    with pytest.raises(DeviceNotAvailable) as caught:
+        probe.device("cuda:1")
+
+    assert caught.value.device == "cuda:1"
+    assert "1 GPU" in caught.value.reason
+    assert "CUDA_VISIBLE_DEVICES=0" in caught.value.reason
+
+
+def test_a_live_gpu_without_a_driver_is_not_available():
+    """Asked for by name, the GPU is not silently replaced by the CPU."""
+    with pytest.raises(DeviceNotAvailable) as caught:
+        probe.device("cuda")
+
+    assert caught.value.reason == "no driver"
+
+
+def test_a_broken_driver_is_not_a_machine_without_a_gpu(gpus):
+    """The default does not fall to the CPU when there is a GPU that does not work."""
+    gpus(DeviceFailed("cuInit", "CUDA driver status 803"))
+
+    with pytest.raises(DeviceFailed) as caught:
+        probe.resolve(None)
+
+    assert caught.value.operation == "cuInit"
+
+
+def test_a_catalogue_name_gives_facts_anywhere():
+    """cb.device() and predictions need no such GPU."""
+    assert probe.device("v100-sxm2-16gb") == catalogue.find("v100-sxm2-16gb")
+    assert probe.resolve("v100-sxm2-16gb", live=False) == catalogue.find("v100-sxm2-16gb")
+
+
+@pytest.mark.parametrize("wanted", ["t4", "Tesla T4", catalogue.find("t4")])
+def test_a_catalogue_name_means_the_gpu_of_that_kind_here(gpus, wanted):
+    """To measure, a name stands for the first such GPU, wherever it is in the list."""
+    gpus(V100, T4)
+
+    assert probe.resolve(wanted).uuid == T4.uuid
+
+
+@pytest.mark.parametrize("wanted", ["h200-sxm", catalogue.find("h200-sxm")])
+@pytest.mark.parametrize("here", [(V100,), (DeviceNotAvailable("cuda", "no driver"),)])
+def test_a_gpu_that_is_elsewhere_cannot_be_measured_on(gpus, wanted, here):
+    """The error points at what does work: predict, candidates and memory."""
+    gpus(*here)
+
+    with pytest.raises(DeviceNotAvailable) as caught:
+        probe.resolve(wanted)
+
+    assert caught.value.device == "h200-sxm"
+    assert "cubatch predict, candidates and memory" in caught.value.remedy
+
+
+def test_a_live_gpu_is_known_again_by_its_uuid(gpus):
+    """A Device kept from before finds its GPU although its number has changed, and one that is gone is not replaced."""
+    gpus(V100)
+    kept = probe.device()
+    gpus(T4, attrs.evolve(V100, index=1))
+
+    assert (probe.resolve(kept).uuid, probe.resolve(kept).index) == (V100.uuid, 1)
+
+    gpus(T4)
+    with pytest.raises(DeviceNotAvailable) as caught:
+        probe.resolve(kept)
+    assert caught.value.device == "v100-sxm2-16gb"
+
+
+def test_a_device_made_by_hand_is_taken_as_it_is_for_predictions(gpus):
+    """Tests and what-if questions bring their own facts."""
+    made = Device(name="made up", num_sms=100)
+    gpus(attrs.evolve(V100, name="a board outside the catalogue"))
+
+    assert probe.resolve(made, live=False) is made
+    with pytest.raises(DeviceNotAvailable) as caught:
+        probe.resolve(made)
+    assert caught.value.device == "made up"
+
+
+@pytest.mark.parametrize("wanted", [3, 1.5, b"cpu", ["cpu"]])
+def test_what_is_no_device_is_refused(wanted):
+    """A number is not CUDA's number: "cuda:3" says what is meant."""
+    with pytest.raises(InvalidArgument) as caught:
+        probe.resolve(wanted)
+
+    assert caught.value.field == "device"
+    assert caught.value.value == wanted
+
+
+@pytest.mark.parametrize("name", ["titan x", "cuda:x", "gpu0"])
+def test_names_that_mean_nothing_or_too_much_are_errors(name):
+    """Shared names list the boards, others list near names; neither picks one."""
+    with pytest.raises(InvalidArgument) as caught:
+        probe.resolve(name)
+
+    assert caught.value.value == name
+
+
+@pytest.mark.parametrize(
+    ("name", "supported"),
+    [
+        ("titan-x-maxwell", {"float32", "float16", "bfloat16"}),
+        ("v100-sxm2-16gb", {"float32", "float16", "bfloat16"}),
+        ("t4", {"float32", "float16", "bfloat16"}),
+        ("a100-sxm4-40gb", {"float32", "tf32", "float16", "bfloat16"}),
+        ("rtx-5090", {"float32", "tf32", "float16", "bfloat16"}),
+        ("cpu", {"float32"}),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16", "bfloat16"])
+def test_dtypes_are_refused_where_the_contract_says(name, supported, dtype):
+    """tf32 from sm_80, 16 bits on every GPU, float32 only on the CPU."""
+    device = probe.device(name)
+
+    if dtype in supported:
+        arithmetic.check_dtype(device, dtype)
+        return
+    with pytest.raises(UnsupportedDtype) as caught:
+        arithmetic.check_dtype(device, dtype)
+
+    assert set(caught.value.supported) == supported
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("dtype", "near"), [("float23", "float32"), ("bf16", "bfloat16")])
+def test_an_unknown_dtype_lists_the_known(dtype, near):
+    """There are four, and all are shown."""
+    with pytest.raises(UnknownName) as caught:
+        arithmetic.check_dtype(probe.device("t4"), dtype)
+
+    assert near in str(caught.value)
+
+
+def test_the_cpu_keeps_a_fifth_of_the_tighter_memory(memory):
+    """0.8 x the smaller of available memory and the cgroup's room, which the note names."""
+    memory(10 * GIB, 5 * GIB)
+    by_cgroup = hardware_room.memory_limit(probe.device("cpu"))
+    memory(10 * GIB, 50 * GIB)
+    by_memory = hardware_room.memory_limit(probe.device("cpu"))
+    memory(10 * GIB, None)
+    without = hardware_room.memory_limit(probe.device("cpu"))
+
+    assert (by_cgroup.bytes, by_cgroup.free_bytes) == (4 * GIB, 5 * GIB)
+    assert "cgroup" in by_cgroup.note
+    assert (by_memory.bytes, by_memory.free_bytes) == (8 * GIB, 10 * GIB)
+    assert "cgroup" not in by_memory.note
+    assert without == by_memory
+
+
+@pytest.mark.parametrize(
+    ("requested", "limit"),
+    [("4GiB", 4 * GIB), (GIB, GIB), ("50%", 5 * GIB), ("100%", 8 * GIB), ("64GiB", 8 * GIB)],
+)
+def test_an_explicit_limit_holds_up_to_what_is_there(memory, requested, limit):
+    """A percentage is one of free memory; nothing above what may be taken is promised."""
+    memory(10 * GIB, None)
+
+    found = hardware_room.memory_limit(probe.device("cpu"), requested)
+
+    assert (found.bytes, found.free_bytes) == (limit, 10 * GIB)
+    assert repr(requested) in found.note
+
+
+@pytest.mark.parametrize("requested", [0, -1, 1.5, "lots", "0%", "-3GiB", float("nan"), True, "1" * 400 + "GiB"])
+def test_a_limit_that_is_no_size_is_refused(memory, requested):
+    """Field, value and what is allowed, from the one parser of sizes."""
+    memory(10 * GIB, None)
+
+    with pytest.raises(InvalidArgument) as caught:
+        hardware_room.memory_limit(probe.device("cpu"), requested)
+
+    assert caught.value.field == "memory_limit"
+    assert caught.value.value is requested
+
+
+def test_a_gpu_keeps_what_a_context_will_take(gpus):
+    """Free memory by NVML less 2 KiB for each resident thread (80 SMs x 2048) and 128 MiB for libraries."""
+    gpus(V100, free_bytes=10 * GIB)
+
+    found = hardware_room.memory_limit(probe.device())
+
+    assert found.free_bytes == 10 * GIB
+    assert found.bytes == 10 * GIB - (80 * 2048 * 2048 + 128 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("num_sms", "compute_capability", "measured_mib"),
+    [(34, (8, 9), 107), (82, (8, 6), 256), (142, (8, 9), 426), (188, (12, 0), 555)],
+)
+def test_the_reserve_covers_contexts_that_others_measured(num_sms, compute_capability, measured_mib):
+    """RTX 4060 Ti, 3090, 6000 Ada, PRO 6000: a bare context, beside the 128 MiB that libraries may take."""
+    empty = Device(name="x", num_sms=num_sms, compute_capability=compute_capability, memory_bytes=48 * GIB)
+
+    found = hardware_room.memory_limit(empty)
+
+    reserved_mib = (found.free_bytes - found.bytes) / 2**20
+    assert measured_mib <= reserved_mib <= 1.1 * measured_mib + 128
+
+
+def test_a_full_gpu_leaves_nothing(gpus):
+    """A limit is never negative."""
+    gpus(V100, free_bytes=GIB // 8)
+
+    assert hardware_room.memory_limit(probe.device()).bytes == 0
+
+
+@pytest.mark.parametrize("nvml", [{"free_bytes": None}, {"nvml": False}])
+def test_without_a_reading_the_capacity_is_taken_and_said(gpus, nvml):
+    """Jetsons and some containers have no NVML reading; the note says what stands in for it."""
+    gpus(V100, **nvml)
+
+    found = hardware_room.memory_limit(probe.device())
+
+    assert found.free_bytes == V100.memory_bytes
+    assert "not known" in found.note
+
+
+def test_a_gpu_that_is_elsewhere_is_taken_to_be_empty():
+    """A prediction asks what would fit on the card."""
+    found = hardware_room.memory_limit(catalogue.find("titan-x-pascal"), "80%")
+
+    assert found.free_bytes == 12 * GIB
+    assert found.bytes == int(0.8 * 12 * GIB)
+
+
+def test_a_gpu_of_unknown_memory_has_no_limit_to_give():
+    """There is nothing to be a default."""
+    with pytest.raises(InvalidArgument) as caught:
+        hardware_room.memory_limit(Device(name="made up"))
+
+    assert caught.value.value == "made up"

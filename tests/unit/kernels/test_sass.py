@@ -1,0 +1,89 @@
+"""Instructions of machine code, against NVIDIA's disassembler."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from cubatch.errors import InvalidData
+from cubatch.kernels import survey, variant
+from cubatch.kernels.toolchain import compile as compiler
+from cubatch.kernels.toolchain import sass
+from tests.unit import kernel_tree
+
+SOURCE = """
+extern "C" __global__ void __launch_bounds__(32) with_cores(const unsigned* a, float* y) {
+  float d0 = 0, d1 = 0, d2 = 0, d3 = 0;
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+      : "r"(a[threadIdx.x]), "r"(a[threadIdx.x + 32]), "r"(a[threadIdx.x + 64]));
+  y[threadIdx.x] = d0 + d1 + d2 + d3;
+}
+extern "C" __global__ void __launch_bounds__(32) without(const float* a, float* y) {
+  y[threadIdx.x] = a[threadIdx.x] * a[threadIdx.x + 32] + y[threadIdx.x];
+}
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    """Give two kernels of family mma, of which one uses tensor cores, and the folder of their sources."""
+    root = kernel_tree.make(tmp_path / "kernels", one=SOURCE)
+    facts = {"family": "mma", "source": "small/one.cu", "threads": 32}
+    return [kernel_tree.kernel(entry, **facts) for entry in ("with_cores", "without")], root
+
+
+def test_instructions_are_counted_by_entry(kernels, tmp_path):
+    """One mma is one HMMA in its own entry only."""
+    (with_cores, _), root = kernels
+    cubin = compiler.compile_unit(with_cores, "sm_80", root=root, folder=tmp_path / "cubins")
+
+    found = sass.count_opcodes(cubin.path.read_bytes())
+
+    assert found == {"with_cores": {"HMMA": 1}, "without": {}}
+
+
+REAL = [
+    ("gemm_nt_implicit_gemm_f16_mma_64x64x32_v8", "sm_80"),
+    ("conv2d_wgrad_implicit_gemm_tf32_mma_64x64x16_s3_v4", "sm_120"),
+    ("conv2d_fprop_implicit_gemm_f16_hopper_128x64x64", "sm_90"),
+]
+
+
+@pytest.mark.parametrize(("name", "arch"), REAL)
+def test_counts_are_those_of_nvidias_disassembler(name, arch):
+    """Every instruction of the table that nvdisasm lists in a real kernel is counted, as often."""
+    program = next(Path(file.locate()) for file in metadata.files("nvidia-cuda-nvdisasm") if file.name == "nvdisasm")
+    (found,) = (one for one in variant.kernels() if one.name == name)
+    path = compiler.compile_unit(found, arch).path
+    listing = subprocess.run([program, "-c", path], capture_output=True, text=True, check=True).stdout
+    listed = Counter(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", listing, re.MULTILINE))
+
+    want = {opcode: count for opcode, count in listed.items() if opcode in sass.OPCODES.values()}
+
+    assert want.keys() >= set(survey.EXPECTED[found.family])
+    assert sass.count_opcodes(path.read_bytes()) == {found.entry: want}
+
+
+@pytest.mark.parametrize("broken", [b"", b"no code", b"\x7fELF" + bytes(20)])
+def test_what_is_no_machine_code_is_an_error(broken):
+    """A file that was cut short says so, instead of counting nothing."""
+    with pytest.raises(InvalidData, match="cubin"):
+        sass.count_opcodes(broken)
+
+
+def test_the_survey_misses_tensor_cores_where_a_family_promises_them(kernels, tmp_path):
+    """Of two kernels that claim to be of family mma, the one without HMMA is a problem."""
+    found, root = kernels
+
+    rows = survey.survey(found, ["sm_80"], root=root, folder=tmp_path / "cubins")
+
+    assert {row.kernel.entry: row.problems for row in rows} == {
+        "with_cores": (),
+        "without": ("no HMMA in its machine code",),
+    }

@@ -1,0 +1,201 @@
+"""Clocks: what is timed, in which order events and readings happen, and which clock a callable gets."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+
+import pytest
+
+from cubatch.errors import DeviceNotAvailable
+from cubatch.hardware import nvml
+from cubatch.measure import clocks
+from cubatch.measure.clocks import EventClock, HostClock
+
+
+class Ticks:
+    """A perf_counter_ns that stands still unless it is moved."""
+
+    def __init__(self, monkeypatch):
+        self.now = 10**9
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now)
+
+    def step(self):
+        self.now += 3_000
+
+
+def test_the_host_clock_gives_the_mean_of_back_to_back_steps(monkeypatch):
+    """Four steps of 3 us and a wait of 2 us for the device: 3.5 us a step."""
+    ticks, waits = Ticks(monkeypatch), []
+
+    def synchronize():
+        waits.append(ticks.now)
+        ticks.now += 2_000
+
+    reading = HostClock(synchronize).time(ticks.step, 4)
+    assert reading.seconds == pytest.approx((4 * 3 + 2) * 1e-6 / 4)
+    assert len(waits) == 2  # before, so that nothing older is timed, and after
+    assert waits[1] - waits[0] == 14_000
+    assert (reading.sm_clock_mhz, reading.joules, reading.throttled) == (None, None, False)
+    assert HostClock().time(ticks.step, 1).seconds == pytest.approx(3e-6)
+
+
+def test_the_host_clock_never_goes_back():
+    """Budgets are told by a monotone clock that sleeping moves on."""
+    clock = HostClock()
+    before = clock.now()
+    clock.sleep(0.001)
+    assert clock.now() >= before + 0.001
+
+
+class FakeGpu:
+    """Events, NVML readings and steps of a virtual GPU, all noted in one diary."""
+
+    def __init__(self, joules=(5.0, 8.0), *, throttled=False):
+        self.diary = []
+        self._joules = iter(joules)
+        self._throttled = throttled
+
+    def event(self):
+        number = sum(entry.startswith("event") for entry in self.diary)
+        self.diary.append(f"event {number}")
+        return types.SimpleNamespace(
+            number=number,
+            record=lambda: self.diary.append(f"record {number}"),
+            synchronize=lambda: self.diary.append(f"wait {number}"),
+        )
+
+    def elapsed(self, start, end):
+        assert (start.number, end.number) == (0, 1)
+        return 0.25
+
+    def snapshot(self):
+        self.diary.append("snapshot")
+        return types.SimpleNamespace(sm_clock_mhz=1380.0, throttled=self._throttled)
+
+    def energy_joules(self):
+        self.diary.append("energy")
+        return next(self._joules)
+
+    def step(self):
+        self.diary.append("step")
+
+
+def test_events_stand_around_the_steps_and_the_gpu_is_read_while_it_works():
+    """Nothing but the steps lies between the events; the clock is read before the wait, the energy around it all."""
+    gpu = FakeGpu(throttled=True)
+    reading = EventClock(gpu.event, gpu.elapsed, gpu).time(gpu.step, 2)
+    assert gpu.diary == [
+        "energy", "event 0", "event 1", "record 0", "step", "step", "record 1", "snapshot", "wait 1", "energy",
+    ]  # fmt: skip
+    assert reading.seconds == 0.125
+    assert reading.sm_clock_mhz == 1380.0
+    assert reading.joules == 1.5
+    assert reading.throttled
+
+
+@pytest.mark.parametrize("joules", [(5.0, 5.0), (None, 8.0), (5.0, None), (8.0, 5.0)])
+def test_energy_that_was_not_read_is_none(joules):
+    """A counter that stood still, is missing, or started over gives no reading rather than a wrong one."""
+    gpu = FakeGpu(joules)
+    assert EventClock(gpu.event, gpu.elapsed, gpu).time(gpu.step, 1).joules is None
+
+
+def test_without_nvml_the_time_is_still_told():
+    """Where NVML does not know the GPU, only its facts are missing."""
+    gpu = FakeGpu()
+    reading = EventClock(gpu.event, gpu.elapsed, None).time(gpu.step, 1)
+    assert (reading.seconds, reading.sm_clock_mhz, reading.joules, reading.throttled) == (0.25, None, None, False)
+
+
+# --- which clock ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """Neither CuPy nor PyTorch is loaded; NVML's monitors are noted by their uuid."""
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    asked = []
+    monkeypatch.setattr(nvml, "Monitor", lambda uuid: asked.append(uuid) or types.SimpleNamespace())
+    return asked
+
+
+def fake_torch(available):
+    events = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            events.append(self)
+
+        def elapsed_time(self, end):
+            return 8.0  # milliseconds
+
+        def record(self):
+            pass
+
+        synchronize = record
+
+    cuda = types.SimpleNamespace(
+        is_available=lambda: available,
+        current_device=lambda: 1,
+        get_device_properties=lambda index: types.SimpleNamespace(uuid=f"uuid-of-{index}"),
+        Event=Event,
+    )
+    return types.SimpleNamespace(cuda=cuda)
+
+
+def fake_cupy(available):
+    event = types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    cuda = types.SimpleNamespace(
+        is_available=lambda: available,
+        Device=lambda: types.SimpleNamespace(id=0),
+        Event=lambda: event,
+        get_elapsed_time=lambda start, end: 4.0,
+    )
+    return types.SimpleNamespace(cuda=cuda)
+
+
+def test_a_callable_is_timed_by_the_host_where_no_library_has_a_gpu(libraries, monkeypatch):
+    """Neither loaded, or loaded on a machine without GPU."""
+    assert type(clocks.callable_clock()) is HostClock
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(available=False))
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=False))
+    assert type(clocks.callable_clock()) is HostClock
+    assert libraries == []
+
+
+def test_a_callable_is_timed_by_pytorchs_events(libraries, monkeypatch):
+    """Milliseconds become seconds; NVML is asked for PyTorch's current GPU."""
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(available=True))
+    clock = clocks.callable_clock()
+    assert isinstance(clock, EventClock)
+    assert libraries == ["GPU-uuid-of-1"]
+    clock._monitor = None
+    assert clock.time(lambda: None, 4).seconds == pytest.approx(0.002)
+
+
+def test_a_callable_is_timed_by_cupys_events(libraries, monkeypatch):
+    """The current device's uuid, by which NVML knows it, comes from the driver."""
+    gpus = [types.SimpleNamespace(uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")]
+    monkeypatch.setattr(clocks.driver, "visible_gpus", lambda: gpus)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(available=False))
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
+    clock = clocks.callable_clock()
+    assert isinstance(clock, EventClock)
+    assert libraries == ["GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"]
+    clock._monitor = None
+    assert clock.time(lambda: None, 2).seconds == pytest.approx(0.002)
+
+
+def test_a_gpu_that_nvml_does_not_list_has_no_monitor(monkeypatch):
+    """No uuid, or no NVML: timing goes on without it."""
+    assert clocks.monitor_of(None) is None
+
+    def refuse(uuid):
+        raise DeviceNotAvailable(uuid, "NVML does not list it")
+
+    monkeypatch.setattr(nvml, "Monitor", refuse)
+    assert clocks.monitor_of("GPU-1") is None

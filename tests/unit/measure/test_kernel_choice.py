@@ -1,0 +1,219 @@
+"""The choice of variants: timed once by a made-up clock, kept, and reused."""
+
+from __future__ import annotations
+
+import logging
+import types
+
+import attrs
+import pytest
+
+from cubatch.errors import UnsupportedDtype
+from cubatch.hardware import catalogue, probe
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import ranked
+from cubatch.kernels.variant import kernels
+from cubatch.measure import kernel_choice
+from cubatch.measure.kernel_choice import TimedChoice, Winners
+from tests.unit.launch_fakes import FakeDevice
+
+V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
+PROBLEM = Problem("conv2d_fprop", "float32", 64 * 56 * 56, 128, 576, vector=4)
+CONTENDERS = ranked(PROBLEM, V100)[: kernel_choice.CONTENDERS]
+
+
+def winners(path=None, gpu="V100", sources="abc"):
+    """The file of winners."""
+    return Winners(path, gpu=gpu, sources=sources)
+
+
+def choice(device, kept=None, seconds=10.0):
+    """A choice on a made-up device."""
+    return TimedChoice(device.clock, kept or winners(), seconds)
+
+
+def taking(*seconds):
+    """Say how long the contenders take, in the order of the ranking."""
+    return {kernel.name: taken for kernel, taken in zip(CONTENDERS, seconds, strict=False)}
+
+
+def test_the_fastest_of_the_contenders_wins_not_the_first_of_the_ranking():
+    """What was measured decides, where the ranking would have chosen another."""
+    device = FakeDevice(taking(3e-3, 1e-3, 2e-3))
+    assert choice(device)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert set(device.launched) == {kernel.name for kernel in CONTENDERS}
+
+
+def test_a_problem_is_timed_once():
+    """The second question about the same problem launches nothing."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device)
+    first = chosen(PROBLEM, V100, device.prepare)
+    launched = device.launched.total()
+    assert chosen(PROBLEM, V100, device.prepare) == first
+    assert device.launched.total() == launched
+
+
+def test_a_winner_holds_for_batches_with_as_many_blocks_on_the_busiest_sm():
+    """One more row of pixels changes no block count, so the choice is reused; twice the batch is timed anew."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device)
+    chosen(PROBLEM, V100, device.prepare)
+    launched = device.launched.total()
+    chosen(attrs.evolve(PROBLEM, m=PROBLEM.m - 1), V100, device.prepare)
+    assert device.launched.total() == launched
+    chosen(attrs.evolve(PROBLEM, m=4 * PROBLEM.m), V100, device.prepare)
+    assert device.launched.total() > launched
+
+
+def test_slices_count_as_blocks_of_the_busiest_sm():
+    """A filter's gradient has the tiles of the filter at every batch; a deeper one is cut into more slices."""
+    device = FakeDevice({})
+    chosen = choice(device)
+    shallow, deep = (Problem("conv2d_wgrad", "float32", 64, 576, depth, vector=4) for depth in (2048, 50176))
+    chosen(shallow, V100, device.prepare)
+    launched = device.launched.total()
+    chosen(shallow, V100, device.prepare)
+    assert device.launched.total() == launched
+    chosen(deep, V100, device.prepare)
+    assert device.launched.total() > launched
+
+
+def test_short_launches_are_read_several_at_a_time():
+    """A launch far shorter than a reading's span is repeated, so that the clock's resolution does not decide."""
+    device = FakeDevice(taking(1e-5, 2e-5, 2e-5, 2e-5))
+    choice(device)(PROBLEM, V100, device.prepare)
+    per_reading = (device.launched[CONTENDERS[0].name] - 2) / kernel_choice.TIMED_ROUNDS
+    assert per_reading == pytest.approx(kernel_choice.SPAN_SECONDS / 1e-5, rel=0.01)
+
+
+def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
+    """When its seconds are spent, a choice takes the same layer's winner at the nearest batch, else the ranking."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device, seconds=0.09)  # 7 launches of 3, 1, 5 and 5 ms spend it
+    chosen(PROBLEM, V100, device.prepare)
+    launched = device.launched.total()
+    assert chosen(attrs.evolve(PROBLEM, m=2 * PROBLEM.m), V100, device.prepare) == CONTENDERS[1]
+    other = Problem("gemm_nt", "float32", 512, 512, 512, vector=4)
+    assert chosen(other, V100, device.prepare) == ranked(other, V100)[0]
+    assert device.launched.total() == launched
+
+
+def test_a_choice_that_would_take_too_long_is_not_begun():
+    """Seven launches of each contender must fit into what is left; after one that says they will not, none follow."""
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device, seconds=0.08)
+    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[0]
+    assert device.launched == {CONTENDERS[0].name: 2}
+    assert chosen.seconds == pytest.approx(0.08 - 6e-3)
+
+
+def test_without_arrays_nothing_is_launched():
+    """Asked without a way to launch, the choice is the ranking's, and no winner is kept."""
+    device = FakeDevice({})
+    chosen = choice(device)
+    assert chosen(PROBLEM, V100) == CONTENDERS[0]
+    assert not device.launched
+
+
+def test_winners_outlive_the_process(tmp_path):
+    """A second process with the same file, GPU and sources times nothing."""
+    path = tmp_path / "cache" / "kernels.sqlite3"
+    device = FakeDevice(taking(3e-3, 2e-3, 1e-3))
+    kept = winners(path)
+    first = choice(device, kept)(PROBLEM, V100, device.prepare)
+    again = FakeDevice({})
+    assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == first
+    assert not again.launched
+
+
+def test_what_won_is_told_without_a_gpu(tmp_path, monkeypatch):
+    """The choice that a run left in its file, and the ranking's where there is none; nothing is launched or loaded."""
+    monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
+    path = tmp_path / "kernels.sqlite3"
+    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100) == CONTENDERS[0]
+    device = FakeDevice(taking(3e-3, 1e-3))
+    choice(device, winners(path, gpu=V100.name))(PROBLEM, V100, device.prepare)
+    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100) == CONTENDERS[1]
+    assert kernel_choice.kept_choice(V100, None)(PROBLEM, V100) == CONTENDERS[0]
+    assert kernel_choice.kept_choice(A100, path)(PROBLEM, A100) == ranked(PROBLEM, A100)[0]
+
+
+@pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}])
+def test_winners_of_another_gpu_or_other_sources_do_not_hold(tmp_path, other):
+    """A change of the GPU or of a kernel's source makes every choice anew."""
+    path = tmp_path / "kernels.sqlite3"
+    device = FakeDevice(taking(3e-3, 1e-3))
+    kept = winners(path)
+    choice(device, kept)(PROBLEM, V100, device.prepare)
+    again = FakeDevice(taking(1e-3, 3e-3))
+    assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare) == CONTENDERS[0]
+
+
+def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
+    """Those of every source of that GPU and slice go, and it says how many; a file that is not there is not made."""
+    path = tmp_path / "kernels.sqlite3"
+    assert kernel_choice.forget(path) == 0
+    assert not path.exists()
+    for gpu, sources in ((V100.name, "a"), (V100.name, "b"), (f"{A100.name} 3g.20gb", "a"), (A100.name, "a")):
+        winners(path, gpu=gpu, sources=sources).put("product", "first", {})
+    assert kernel_choice.forget(path, V100) == 2
+    assert kernel_choice.forget(path, attrs.evolve(A100, mig="3g.20gb")) == 1
+    assert winners(path, gpu=A100.name, sources="a").get("product") == "first"
+    assert kernel_choice.forget(path) == 1
+    assert winners(path, gpu=A100.name, sources="a").get("product") is None
+
+
+def test_a_file_that_cannot_be_used_costs_only_the_memory(tmp_path, caplog):
+    """An unusable place is a warning that names it; choices are made, and kept in memory."""
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        kept = winners(blocked / "kernels.sqlite3")
+    assert str(blocked) in caplog.text
+    device = FakeDevice(taking(3e-3, 1e-3))
+    chosen = choice(device, kept)
+    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+
+
+def test_a_damaged_file_is_begun_anew(tmp_path):
+    """Garbage in place of the database loses winners, which are timed again, and nothing else."""
+    path = tmp_path / "kernels.sqlite3"
+    path.write_bytes(b"SQLite format 3\0" + b"garbage" * 500)
+    device = FakeDevice(taking(3e-3, 1e-3))
+    kept = winners(path)
+    assert choice(device, kept)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    again = FakeDevice({})
+    assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == CONTENDERS[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compiled"),
+    [
+        ("float32", {"float32"}),
+        ("float16", {"float16"}),
+        ("bfloat16", {"bfloat16"}),
+        ("tf32", {"tf32", "float32"}),
+    ],
+)
+def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, compiled):
+    """tf32 only rounds what products multiply: all that is not one has float32 kernels."""
+    given = []
+    launcher = types.SimpleNamespace(compile=given.extend)
+    monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device: launcher)
+    monkeypatch.setattr(kernel_choice, "cupy_kernel_clock", lambda *_: None)
+    context = kernel_choice.kernel_context(A100, dtype, seconds=1.0, path=None)
+    assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
+    assert all(kernel.runs_on(80) for kernel in given)
+    assert {"batch_norm_apply", "sgd", "gemm_nt"} <= {kernel.operation for kernel in given}
+    assert context.tf32 == (dtype == "tf32")
+
+
+def test_training_on_a_cpu_has_no_kernels_and_one_dtype():
+    """None means the array library's own calls; what the CPU does not take is refused."""
+    assert kernel_choice.usual_context(probe.device("cpu")) is None
+    with pytest.raises(UnsupportedDtype):
+        kernel_choice.usual_context(probe.device("cpu"), "float16")
+    with pytest.raises(UnsupportedDtype):
+        kernel_choice.usual_context(V100, "tf32")

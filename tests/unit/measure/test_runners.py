@@ -1,0 +1,222 @@
+"""Runners: a network from what JSON can hold, and anything that can be called."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import weakref
+
+import pytest
+
+from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
+from cubatch.hardware import probe
+from cubatch.measure import clocks
+from cubatch.measure.callable_runner import CallableRunner
+from cubatch.measure.network_runner import network_runner
+from cubatch.measure.runner import FactoryRef
+from cubatch.memory import parts
+from cubatch.network import models
+from cubatch.network.layers import Conv2d
+
+OPTIONS = {
+    "device": "cpu", "mode": "training", "dtype": "float32", "optimizer": "adam", "library": "im2col",
+    "recompute": False, "seed": 1,
+}  # fmt: skip
+
+
+# --- networks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec", [models.build("mlp"), Conv2d(h=6, w=6, c=2, k=3, r=3, s=3, pad=1)], ids=["net", "layer"]
+)
+def test_a_network_is_built_from_json_and_takes_what_is_planned(spec):
+    """The factory's arguments survive JSON; peak bytes are the plan's, for the batch that is prepared."""
+    arguments = json.loads(json.dumps({"spec": spec.to_mapping(), **OPTIONS}))
+    runner = FactoryRef("cubatch.measure.network_runner:network_runner", arguments)()
+    held = {}
+    for n in (4, 64):
+        runner.prepare(n)
+        runner.step()
+        held[n] = runner.peak_bytes
+        planned = parts.footprint(spec, batch_size=n, mode="training", optimizer="adam", device="cpu").total
+        assert held[n] == pytest.approx(planned, abs=1024)  # but for rounding up
+    assert held[64] > held[4]
+    assert runner.peak_device_bytes is None
+    runner.prepare(4)
+    assert runner.peak_bytes == held[4]
+    runner.release()
+    assert runner.peak_bytes < held[4]
+    assert runner.clock.time(runner.release, 1).seconds >= 0
+    runner.close()
+    assert runner.peak_bytes == 0
+
+
+def test_steps_are_taken_on_random_data():
+    """Inputs are normal random numbers, not zeros, and the same for the same seed."""
+    runner = network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS)
+    runner.prepare(8)
+    place = runner._model._places[0][0]
+    plan = runner._model.plan
+    (number,) = [n for n in plan.schedule.given if plan.schedule.buffers[n].name == "input"]
+    x = place.arena[number].copy()
+    assert abs(float(x.mean())) < 0.1
+    assert 0.9 < float(x.std()) < 1.1
+    runner.prepare(8)
+    assert (runner._model._places[0][0].arena[number] == x).all()
+    runner.close()
+
+
+def test_what_cannot_be_run_is_refused_when_the_runner_is_built():
+    """A layer without code, a GPU that is not here: errors of ours, not of a step."""
+    with pytest.raises(UnsupportedLayer):
+        network_runner(spec=models.build("deit-tiny").to_mapping(), **OPTIONS)
+    if not [device for device in probe.devices() if device.kind == "cuda"]:
+        with pytest.raises(DeviceNotAvailable):
+            network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS | {"device": "cuda:7"})
+
+
+# --- callables -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def without_libraries(monkeypatch):
+    """Neither PyTorch nor CuPy is loaded, unless a test puts a fake there."""
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_a_callable_is_made_anew_for_each_size():
+    """make_step is called once a size, the step as often as asked; the one before is gone by then."""
+    made, stepped, alive = [], [], []
+
+    class Step:
+        def __init__(self, n):
+            self.n, self.itself = n, self  # a cycle, which only the collector finds
+
+        def __call__(self):
+            stepped.append(self.n)
+
+    def make_step(n):
+        alive.append([step() is not None for step in made])
+        step = Step(n)
+        made.append(weakref.ref(step))
+        return step
+
+    runner = CallableRunner(make_step)
+    runner.prepare(3)
+    runner.step()
+    runner.prepare(5)
+    runner.clock.time(runner.step, 2)
+    assert stepped == [3, 5, 5]
+    assert alive == [[], [False]]
+    runner.close()
+    assert [step() for step in made] == [None, None]
+    assert (runner.peak_bytes, runner.peak_device_bytes) == (None, None)
+
+
+def test_a_library_that_make_step_loads_gives_the_clock(monkeypatch):
+    """The first prepare may import what can time it; the runner then changes over from the host's clock."""
+    event_clock = clocks.EventClock(object, lambda start, end: 0.0, None)
+    answers = iter([clocks.HostClock(), event_clock])
+    monkeypatch.setattr(clocks, "callable_clock", lambda: next(answers))
+    runner = CallableRunner(lambda n: lambda: None)
+    assert type(runner.clock) is clocks.HostClock
+    runner.prepare(1)
+    assert runner.clock is event_clock
+    runner.prepare(2)  # the answers are used up: it is not asked again
+    assert runner.clock is event_clock
+
+
+def fake_torch(held):
+    calls = []
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        max_memory_reserved=lambda: held[0],
+        reset_peak_memory_stats=lambda: calls.append("reset"),
+        empty_cache=lambda: calls.append("empty"),
+    )
+    return types.SimpleNamespace(cuda=cuda, calls=calls)
+
+
+def test_a_memory_limit_holds_for_a_callable(monkeypatch):
+    """A step that makes PyTorch hold more than the limit is out of memory, with both numbers; pools are emptied."""
+    held = [0]
+    torch = fake_torch(held)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(clocks, "callable_clock", clocks.HostClock)
+
+    def make_step(n):
+        def step():
+            held[0] = 100 * n
+
+        return step
+
+    runner = CallableRunner(make_step, memory_limit=500)
+    runner.prepare(5)
+    assert runner.peak_bytes == 500
+    assert torch.calls[-1] == "reset"
+    with pytest.raises(OutOfMemory) as caught:
+        runner.prepare(6)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (600, 500)
+    runner.release()
+    assert torch.calls[-1] == "empty"
+
+
+def test_cupys_pool_is_read_and_emptied(monkeypatch):
+    """CuPy's default pool tells the peak, and is emptied on release."""
+    freed = []
+    pool = types.SimpleNamespace(total_bytes=lambda: 77, free_all_blocks=lambda: freed.append(True))
+    cupy = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_available=lambda: True), get_default_memory_pool=lambda: pool
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(clocks, "callable_clock", clocks.HostClock)
+    runner = CallableRunner(lambda n: lambda: None)
+    runner.prepare(1)
+    assert runner.peak_bytes == 77
+    runner.release()
+    assert freed
+
+
+def test_release_survives_a_broken_gpu(monkeypatch):
+    """After a failed GPU even emptying a pool fails; the error that matters has been seen already."""
+    torch = fake_torch([0])
+
+    def broken():
+        raise RuntimeError("unspecified launch failure")
+
+    torch.cuda.empty_cache = broken
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(clocks, "callable_clock", clocks.HostClock)
+    runner = CallableRunner(lambda n: lambda: None)
+    runner.release()
+
+
+def test_what_make_step_raises_is_not_touched():
+    """The profiler judges errors by their type, so they come as they are."""
+
+    def make_step(n):
+        raise MemoryError(n)
+
+    with pytest.raises(MemoryError, match="7"):
+        CallableRunner(make_step).prepare(7)
+
+
+def test_make_step_must_give_something_to_call():
+    """A make_step that returns nothing is an error that says what was wanted, not a step of no time."""
+    with pytest.raises(InvalidArgument, match="make_step"):
+        CallableRunner(lambda n: None).prepare(4)
+
+
+def test_measured_steps_do_not_change_the_parameters():
+    """Steps do all the work of training, but random data must not drive the parameters to infinity."""
+    runner = network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS)
+    runner.prepare(4)
+    before = runner._model.parameters["fc1"]["w"].copy()
+    runner.step()
+    runner.step()
+    assert (runner._model.parameters["fc1"]["w"] == before).all()
+    assert runner._model.gradients["fc1"]["w"].any()
+    runner.close()

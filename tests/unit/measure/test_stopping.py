@@ -1,0 +1,177 @@
+"""The rules that say when enough has been measured, with made-up histories put before them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.measure import stopping
+from cubatch.measure.goal import Goal
+from cubatch.measure.stopping import MAX_ROUNDS, MIN_ROUNDS, StopRule
+
+COSTS = st.floats(min_value=1e-9, max_value=1e9)
+
+
+def rule_of(*costs: float, width: float = 0.01) -> StopRule:
+    """Give a rule that has heard these costs."""
+    rule = StopRule(width)
+    for cost in costs:
+        rule.add(cost)
+    return rule
+
+
+def rank_interval(n: int, k: int) -> float:
+    """How often the values of rank k and n + 1 - k hold the median: not fewer than k of n coins on either side."""
+    return 1 - 2 * sum(math.comb(n, j) for j in range(k)) / 2**n
+
+
+@pytest.mark.parametrize("n", range(5, 41))
+def test_the_interval_lies_between_those_of_the_sign_test(n: int) -> None:
+    """
+    Its ends lie between the two pairs of ranks whose exact confidences hold 90 % between them, where Hettmansperger
+    and Sheather put them: share = (n - k) I / (k + (n - 2 k) I), I the part of the confidence that may be given up.
+    """
+    wide = next(k for k in range(n) if rank_interval(n, k + 1) < 0.9)
+    ranked = np.exp(np.random.default_rng(n).standard_normal(n)).cumsum()  # ascending, unevenly
+    low, high = stopping.median_interval(np.random.default_rng(0).permutation(ranked).tolist()) or (0.0, 0.0)
+    assert ranked[wide - 1] <= low <= ranked[wide]
+    assert ranked[n - wide - 1] <= high <= ranked[n - wide]
+    part = (rank_interval(n, wide) - 0.9) / (rank_interval(n, wide) - rank_interval(n, wide + 1))
+    share = (n - wide) * part / (wide + (n - 2 * wide) * part)
+    assert low == pytest.approx(ranked[wide - 1] + share * (ranked[wide] - ranked[wide - 1]))
+    assert high == pytest.approx(ranked[n - wide] - share * (ranked[n - wide] - ranked[n - wide - 1]))
+
+
+@pytest.mark.parametrize("draw", ["standard_normal", "standard_exponential"])
+@pytest.mark.parametrize("n", [5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30])
+def test_the_interval_holds_the_true_median_as_often_as_it_says(n: int, draw: str) -> None:
+    """
+    Of 4 000 draws from a symmetric and a skewed distribution, 88 to 92 % of the intervals hold the median.
+
+    The standard error of that share is 0.5 %, four of which would be all of the 2 % on either side; the draws are
+    the same each time.
+    """
+    draws = getattr(np.random.default_rng(n), draw)((4000, n))
+    true = 0.0 if draw == "standard_normal" else math.log(2)
+    held = [low <= true <= high for low, high in (stopping.median_interval(row.tolist()) or (9, 9) for row in draws)]
+    assert 0.88 <= np.mean(held) <= 0.92
+
+
+@given(st.lists(COSTS, min_size=5, max_size=40), st.floats(0.8, 0.93))
+def test_the_interval_holds_the_median_and_grows_with_what_is_asked(values: list[float], confidence: float) -> None:
+    """The sample's own median lies inside, all of it inside the range, and more confidence is a wider interval."""
+    low, high = stopping.median_interval(values, confidence) or (0.0, 0.0)
+    wider = stopping.median_interval(values, 0.9375) or (0.0, 0.0)  # 1 - 2 / 2**5: the range of five
+    slack = 1e-9 * max(values)
+    assert min(values) - slack <= wider[0] <= low + slack
+    assert low - slack <= stopping.median(values) <= high + slack
+    assert high - slack <= wider[1] <= max(values) + slack
+
+
+def test_the_range_of_five_is_an_interval_of_its_own_confidence() -> None:
+    """1 - 2 / 2**5 is met by the range exactly; beyond it there is no interval."""
+    assert stopping.median_interval([1.0, 2.0, 3.0, 4.0, 5.0], 1 - 2 / 2**5) == (1.0, 5.0)
+    assert stopping.median_interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.94) is None
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_too_few_values_have_no_interval(n: int) -> None:
+    """Under five values not even their range holds the median nine times in ten."""
+    assert stopping.median_interval([1.0] * n) is None
+
+
+def test_a_rule_needs_the_minimum_of_rounds_even_of_equal_timings() -> None:
+    """Four equal timings are not enough, the fifth is."""
+    rule = rule_of(*[1.0] * (MIN_ROUNDS - 1))
+    assert not rule.is_finished()
+    rule.add(1.0)
+    assert rule.is_finished()
+
+
+def test_a_rule_goes_on_until_the_interval_is_narrow() -> None:
+    """A range of 2 % after five timings is not the 1 % asked for; ten more that agree make the interval narrow."""
+    rule = rule_of(1.0, 1.005, 1.01, 1.015, 1.02)
+    assert not rule.is_finished()
+    for _ in range(10):
+        rule.add(1.01)
+    assert rule.is_finished()
+    assert "after 15 timings" in rule.reason
+
+
+def test_a_rule_gives_up_after_the_maximum_of_rounds_and_says_both_widths() -> None:
+    """Noise that never settles ends at MAX_ROUNDS, with what was reached and what was asked."""
+    rule = rule_of(*itertools.islice(itertools.cycle((1.0, 1.5)), MAX_ROUNDS - 1))
+    assert not rule.is_finished()
+    rule.add(1.5)
+    assert rule.is_finished()
+    assert rule.reason == "the median is known to 40.0 % after 30 timings, 1 % was asked"
+
+
+def test_throttled_timings_do_not_count_where_there_are_others() -> None:
+    """Five clear timings decide, whatever the throttled ones say, and the reason counts those set aside."""
+    rule = rule_of(*[1.0] * 5)
+    rule.add(9.0, throttled=True)
+    assert rule.median == 1.0
+    assert rule.is_finished()
+    assert rule.reason.endswith("1 more were throttled and do not count")
+
+
+def test_throttled_timings_count_where_there_are_no_others() -> None:
+    """No rows of NaN (nvbench#231): ten throttled timings and no other are used, and it says so."""
+    rule = StopRule(0.01)
+    for _ in range(2 * MIN_ROUNDS):
+        assert not rule.is_finished()
+        rule.add(2.0, throttled=True)
+    assert rule.is_finished()
+    assert rule.median == 2.0
+    assert "all of them were throttled" in rule.reason
+
+
+def test_a_missing_reading_is_an_attempt_and_no_cost() -> None:
+    """A timing without an energy reading neither counts nor keeps the rule from ending."""
+    rule = StopRule(0.01)
+    for _ in range(MAX_ROUNDS):
+        rule.add(None)
+    assert rule.is_finished()
+    assert rule.median is None
+
+
+@pytest.mark.parametrize(
+    ("worst_best", "expected"), [(1.0 / 0.99 * 1.05 * 1.001, True), (1.0 / 0.99 * 1.05 * 0.999, False)]
+)
+def test_dropping_needs_a_gap_beyond_tolerance_and_margin(worst_best: float, expected: bool) -> None:
+    """With a tolerance of 1 % and a margin of 5 %, the best timing must cost over 1.05 / 0.99 of the leader's worst."""
+    leader, other = rule_of(0.9, 0.95, 1.0), rule_of(worst_best, 2.0, 2.0)
+    assert stopping.is_clearly_worse(other, leader, Goal(tolerance=0.01)) is expected
+
+
+def test_dropping_needs_three_timings_of_both() -> None:
+    """However bad two timings are, and however good two of the leader's, they drop nobody."""
+    assert not stopping.is_clearly_worse(rule_of(9.0, 9.0), rule_of(1.0, 1.0, 1.0), Goal())
+    assert not stopping.is_clearly_worse(rule_of(9.0, 9.0, 9.0), rule_of(1.0, 1.0), Goal())
+
+
+@given(st.lists(COSTS, min_size=3, max_size=12))
+def test_nobody_is_dropped_for_its_own_timings(costs: list[float]) -> None:
+    """A candidate with the leader's own timings is never clearly worse than it."""
+    assert not stopping.is_clearly_worse(rule_of(*costs), rule_of(*costs), Goal(tolerance=0.0))
+
+
+def test_paired_differences_cancel_what_changes_between_rounds() -> None:
+    """Rounds that differ tenfold still show a constant ratio of 1.1 exactly."""
+    slow = {0: 1.1, 1: 11.0, 2: 110.0, 3: 1.1, 4: 11.0}
+    fast = {0: 1.0, 1: 10.0, 2: 100.0, 3: 1.0, 4: 10.0, 7: 5.0}
+    low, high = stopping.paired_interval(slow, fast) or (0.0, 0.0)
+    assert (low, high) == pytest.approx((math.log(1.1), math.log(1.1)))
+    assert stopping.paired_interval({0: 1.0}, {1: 1.0}) is None
+
+
+def test_the_target_follows_the_tolerance_down_to_what_hardware_repeats() -> None:
+    """Five percent stays five percent; zero asks for half a percent."""
+    assert stopping.target_width(Goal(tolerance=0.05)) == 0.05
+    assert stopping.target_width(Goal(tolerance=0.0)) == 0.005

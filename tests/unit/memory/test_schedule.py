@@ -1,0 +1,137 @@
+"""The schedule against a direct simulation: every value is there, unharmed, when it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubatch.memory.schedule import Schedule, schedule
+from cubatch.network import models
+from cubatch.network.graph import Network
+from cubatch.network.layers import Add, BatchNorm2d, Concat, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU, Sigmoid
+
+BRANCHED = Network(
+    input_shape=(8, 8, 4),
+    layers=[
+        Conv2d(name="stem", k=4, r=3, s=3, pad=1),
+        BatchNorm2d(name="norm"),
+        ReLU(name="a"),
+        Conv2d(name="left", k=4, r=1, s=1),
+        ReLU(name="left2"),
+        Add(name="sum", inputs=["left2", "a"]),
+        Conv2d(name="again", k=4, r=1, s=1),
+        Add(name="sum2", inputs=["again", "sum", "a"]),
+        Concat(name="both", inputs=["sum2", "sum"]),
+        Dropout(),
+        ReLU(),
+        MaxPool2d(r=2, s=2),
+        Flatten(),
+        Linear(k=8),
+        Sigmoid(),
+        Linear(k=3),
+    ],
+)
+TWICE = Network(input_shape=(4, 4, 2), layers=[Conv2d(name="x", k=2, r=1, s=1), Add(inputs=["x", "x"]), Linear(k=2)])
+NETWORKS = [BRANCHED, TWICE, *(models.build(name) for name in models.names())]
+
+
+def run_symbolically(program: Schedule) -> dict[str, str]:
+    """
+    Execute with terms in place of numbers.
+
+    Each buffer holds the term last written to it; gradients are sets of contributions.  Returns the
+    term of every parameter-carrying layer's backward inputs.
+    """
+    held: dict[int, object] = {}
+    for number in program.given:
+        held[number] = program.buffers[number].name
+    seen: dict[str, object] = {}
+    for op in program.ops:
+        for role, number in op.reads.items():
+            assert number in held, f"{op.kind} of {op.node and op.node.name} reads {role} before it is written"
+        reads = {role: held[number] for role, number in op.reads.items()}
+        name = op.node.name if op.node else ""
+        if op.kind == "accumulate":
+            held[op.writes["y"]] = reads["x0"] + reads["x1"]
+            continue
+        if op.kind == "loss":
+            held[op.writes["dy"]] = (("loss", "dy"),)
+            continue
+        for role, number in op.writes.items():
+            held[number] = ((name, role),) if role.startswith("dx") else (name, role)
+        if op.kind == "backward":
+            seen[name] = reads
+    return seen
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(network: Network, recompute: bool) -> None:
+    """In-place writes and forgotten activations never destroy what a backward operation still reads."""
+    program = schedule(network, "training", recompute=recompute)
+    by_name = {node.name: node for node in network.nodes}
+    for name, reads in run_symbolically(program).items():
+        node = by_name[name]
+        for role, term in reads.items():
+            if role.startswith("x"):
+                source = node.inputs[int(role[1:])]
+                assert term == "input" if source == "input" else term in acceptable(network, source)
+            elif role == "y":
+                assert term == (name, "y") or (isinstance(node.layer, ReLU) and term in acceptable(network, name))
+            elif role != "dy":
+                assert term == (name, role)
+
+
+def acceptable(network: Network, name: str) -> list[object]:
+    """Terms that stand for a layer's output: its own, or its input's where it is done by its neighbours or a view."""
+    node = next(node for node in network.nodes if node.name == name)
+    terms: list[object] = [(name, "y")]
+    if isinstance(node.layer, ReLU | Flatten):
+        source = node.inputs[0]
+        terms += ["input"] if source == "input" else acceptable(network, source)
+    return terms
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_gradient_is_the_sum_over_all_readers(network: Network, recompute: bool) -> None:
+    """The gradient that reaches a layer holds each of its readers' contributions exactly once."""
+    program = schedule(network, "training", recompute=recompute)
+    backward = {op.node.name for op in program.ops if op.kind == "backward" and op.node}
+    expected: dict[str, list[tuple[str, str]]] = {network.nodes[-1].name: [("loss", "dy")]}
+    for reader in reversed(network.nodes):  # readers come before what they read
+        for i, source in enumerate(reader.inputs):
+            arrived = [(reader.name, f"dx{i}")] if reader.name in backward else expected[reader.name]
+            expected.setdefault(source, []).extend(arrived)
+    for name, reads in run_symbolically(program).items():
+        assert sorted(reads["dy"]) == sorted(expected[name])
+
+
+def test_recompute_keeps_less_alive() -> None:
+    """Recomputing lowers the bytes alive at the peak of a deep network, at the price of more operations."""
+    network = models.build("resnet50")
+    kept, again = schedule(network, "training"), schedule(network, "training", recompute=True)
+    assert peak_elements(again) < 0.6 * peak_elements(kept)
+    assert len(again.ops) > len(kept.ops)
+
+
+def peak_elements(program: Schedule) -> int:
+    """Most elements per sample alive at once, counted operation by operation."""
+    spans = program.lifetimes
+    return max(
+        sum(
+            b.elements
+            for b, (first, last) in zip(program.buffers, spans, strict=True)
+            if b.batched and first <= t <= last
+        )
+        for t in range(len(program.ops))
+    )
+
+
+def test_a_layer_on_its_own_does_all_three_passes() -> None:
+    """A single layer in training computes the gradient of its input, a network's first layer does not."""
+    conv = Conv2d(h=8, w=8, c=4, k=4, r=3, s=3, pad=1)
+    alone = next(op for op in schedule(conv, "training").ops if op.kind == "backward")
+    network = Network(input_shape=(8, 8, 4), layers=[Conv2d(k=4, r=3, s=3, pad=1)])
+    inside = next(op for op in schedule(network, "training").ops if op.kind == "backward")
+    assert "dx0" in alone.writes
+    assert "dx0" not in inside.writes

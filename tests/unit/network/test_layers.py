@@ -1,0 +1,327 @@
+"""Each kind of layer: extents by counting windows, products by counting multiply-adds, bytes by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.graph import as_network
+from cubatch.network.layer import Layer
+from cubatch.network.layers import (
+    GELU,
+    LAYERS,
+    Add,
+    Attention,
+    AvgPool2d,
+    BatchNorm2d,
+    ClassToken,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    HardSigmoid,
+    HardSwish,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tokens,
+)
+from cubatch.network.passes import Gemm, Pass
+
+QUADS = st.tuples(*[st.integers(0, 3)] * 4)
+PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv2d:
+    groups = draw(st.integers(1, 3))
+    values = {
+        "h": draw(st.integers(1, 12)),
+        "w": draw(st.integers(1, 12)),
+        "c": groups * draw(st.integers(1, 3)),
+        "k": groups * draw(st.integers(1, 3)),
+        "r": draw(st.integers(1, 5)),
+        "s": draw(st.integers(1, 5)),
+        "stride": draw(PAIRS),
+        "pad": draw(QUADS),
+        "dilation": draw(PAIRS),
+        "groups": groups,
+    }
+    for extent, taps, spread, pads in (
+        (values["h"], values["r"], values["dilation"][0], values["pad"][:2]),
+        (values["w"], values["s"], values["dilation"][1], values["pad"][2:]),
+    ):
+        assume(extent + sum(pads) >= (taps - 1) * spread + 1)
+    return Conv2d(**values)
+
+
+def positions(extent: int, taps: int, step: int, low: int, high: int, spread: int) -> list[int]:
+    """Where a window may start in the padded input, found by trying every place."""
+    padded = extent + low + high
+    return [start for start in range(0, padded, step) if start + (taps - 1) * spread < padded]
+
+
+@given(conv=convolutions())
+def test_convolutions_have_as_many_outputs_as_window_positions(conv: Conv2d) -> None:
+    """Extents p and q are the number of places at which the dilated filter lies inside the padded input."""
+    p, q, k = conv.output_shape
+    assert p == len(positions(conv.h, conv.r, conv.stride[0], *conv.pad[:2], conv.dilation[0]))
+    assert q == len(positions(conv.w, conv.s, conv.stride[1], *conv.pad[2:], conv.dilation[1]))
+    assert k == conv.k
+
+
+@given(
+    h=st.integers(1, 15), w=st.integers(1, 15), r=st.integers(1, 5), s=st.integers(1, 5),
+    stride=PAIRS, pad=QUADS, ceil=st.booleans(), kind=st.sampled_from([MaxPool2d, AvgPool2d]),
+)  # fmt: skip
+def test_pools_have_as_many_outputs_as_window_positions(
+    h: int,
+    w: int,
+    r: int,
+    s: int,
+    stride: tuple[int, int],
+    pad: tuple[int, int, int, int],
+    ceil: bool,
+    kind: type,
+) -> None:
+    """
+    Windows rounded down lie inside the padded input; rounded up, one more that only begins inside counts.
+
+    The additional window must begin on the input or its leading border, or it would see nothing real.
+    """
+    assume(h + pad[0] + pad[1] >= r and w + pad[2] + pad[3] >= s)
+    assume(max(pad[:2]) < r and max(pad[2:]) < s)
+    pool = kind(h=h, w=w, c=3, r=r, s=s, stride=stride, pad=pad, ceil=ceil)
+    expected = []
+    for extent, taps, step, (low, high) in ((h, r, stride[0], pad[:2]), (w, s, stride[1], pad[2:])):
+        inside = positions(extent, taps, step, low, high, 1)
+        following = inside[-1] + step
+        reaches_uncovered = inside[-1] + taps < extent + low + high
+        expected.append(len(inside) + (ceil and reaches_uncovered and following < extent + low))
+    assert pool.output_shape == (*expected, 3)
+
+
+@given(conv=convolutions(), n=st.integers(1, 3))
+def test_products_of_fprop_and_wgrad_count_every_tap_of_every_output(conv: Conv2d, n: int) -> None:
+    """Both are one multiply-add for each output, filter tap and channel of the group, so they are equal."""
+    p, q, k = conv.output_shape
+    multiply_adds = n * p * q * k * conv.r * conv.s * conv.c // conv.groups
+    for pass_ in (Pass.FPROP, Pass.WGRAD):
+        assert sum(gemm.flops for gemm in conv.gemms(pass_, n)) == 2 * multiply_adds
+
+
+@given(conv=convolutions(), n=st.integers(1, 3))
+def test_products_of_dgrad_count_every_tap_that_can_reach_a_pixel(conv: Conv2d, n: int) -> None:
+    """
+    A tap reaches a pixel if some output position, inside the output or beyond its border, puts it there.
+
+    Taps that a stride steps over are not counted, which is what splitting dgrad into phases saves.
+    """
+    reached = 0
+    for y, x, tap_r, tap_s in itertools.product(range(conv.h), range(conv.w), range(conv.r), range(conv.s)):
+        down = y + conv.pad[0] - tap_r * conv.dilation[0]
+        right = x + conv.pad[2] - tap_s * conv.dilation[1]
+        reached += down % conv.stride[0] == 0 and right % conv.stride[1] == 0
+    multiply_adds = n * reached * conv.c * (conv.k // conv.groups)
+    assert sum(gemm.flops for gemm in conv.gemms(Pass.DGRAD, n)) == 2 * multiply_adds
+    assert all(gemm.m and gemm.n and gemm.k for gemm in conv.gemms(Pass.DGRAD, n))
+
+
+def test_a_plain_convolution_has_one_product_for_each_pass() -> None:
+    """The extents of the field's table: m, n, k of fprop, dgrad and wgrad."""
+    conv = Conv2d(h=56, w=56, c=64, k=128, r=3, s=3, pad=1)
+    assert conv.gemms(Pass.FPROP, 2) == (Gemm(2 * 56 * 56, 128, 9 * 64),)
+    assert conv.gemms(Pass.DGRAD, 2) == (Gemm(2 * 56 * 56, 64, 9 * 128),)
+    assert conv.gemms(Pass.WGRAD, 2) == (Gemm(128, 9 * 64, 2 * 56 * 56),)
+
+
+def test_a_strided_convolution_divides_dgrad_into_phases() -> None:
+    """3 x 3 with stride 2 has four phases of 1, 2, 2 and 4 taps on a quarter of the pixels each."""
+    conv = Conv2d(h=8, w=8, c=16, k=32, r=3, s=3, pad=1, stride=2)
+    assert sorted(gemm.k // 32 for gemm in conv.gemms(Pass.DGRAD, 1)) == [1, 2, 2, 4]
+    assert {gemm.m for gemm in conv.gemms(Pass.DGRAD, 1)} == {16}
+
+
+def test_enormous_strides_are_counted_at_once() -> None:
+    """Phases are counted by taps, not by steps, or a stride of 2^31 would take minutes."""
+    conv = Conv2d(h=2**31 - 1, w=1, c=1, k=1, r=3, s=1, stride=[2**31 - 1, 1])
+    assert conv.gemms(Pass.DGRAD, 1) == (Gemm(1, 1, 1), Gemm(1, 1, 1), Gemm(1, 1, 1))
+
+
+def test_depthwise_convolutions_are_as_many_products_as_channels() -> None:
+    """Each channel is a product of its own with one row of the filter."""
+    conv = Conv2d(h=8, w=8, c=32, k=32, r=3, s=3, pad=1, groups=32, bias=False)
+    assert conv.gemms(Pass.FPROP, 1) == (Gemm(64, 1, 9, 32),)
+    assert conv.parameters == 32 * 9
+
+
+@given(c=st.integers(1, 9), k=st.integers(1, 9), n=st.integers(1, 9))
+def test_all_passes_of_a_linear_layer_have_equal_flop(c: int, k: int, n: int) -> None:
+    """Each pass multiplies every weight once per sample."""
+    layer = Linear(c=c, k=k)
+    for pass_ in Pass:
+        assert sum(gemm.flops for gemm in layer.gemms(pass_, n)) == 2 * n * c * k
+    assert layer.parameters == c * k + k
+
+
+def test_attention_counts_projections_and_products_between_tokens() -> None:
+    """
+    A block of deit-tiny by hand: 197 tokens, 192 channels, 3 heads.
+
+    The backward products between tokens are twice the forward ones: four gradients of two products.
+    """
+    layer = Attention(h=197, w=1, c=192, heads=3)
+    projections = 2 * 197 * (3 * 192 * 192 + 192 * 192)
+    between = 2 * 2 * 197 * 197 * 192
+    flops = {pass_: sum(gemm.flops for gemm in layer.gemms(pass_, 1)) for pass_ in Pass}
+    assert flops == {Pass.FPROP: projections + between, Pass.DGRAD: projections + 2 * between, Pass.WGRAD: projections}
+    assert layer.parameters == 4 * 192 * 192 + 4 * 192
+
+
+@pytest.mark.parametrize(
+    ("layer", "elements"),
+    [
+        (ReLU(h=4, w=5, c=6), {Pass.FPROP: 240, Pass.DGRAD: 360, Pass.WGRAD: 0}),  # dy and y in, dx out
+        (SiLU(h=4, w=5, c=6), {Pass.FPROP: 240, Pass.DGRAD: 360, Pass.WGRAD: 0}),
+        (BatchNorm2d(h=4, w=5, c=6), {Pass.FPROP: 252, Pass.DGRAD: 372, Pass.WGRAD: 252}),  # 12 parameters
+        (Softmax(h=1, w=1, c=10), {Pass.FPROP: 20, Pass.DGRAD: 30, Pass.WGRAD: 0}),
+        (Linear(c=10, k=3), {Pass.FPROP: 13 + 33, Pass.DGRAD: 13 + 33, Pass.WGRAD: 13 + 33}),
+        (Add(h=4, w=5, c=6), {Pass.FPROP: 360, Pass.DGRAD: 360, Pass.WGRAD: 0}),
+        (Flatten(h=4, w=5, c=6), {Pass.FPROP: 0, Pass.DGRAD: 0, Pass.WGRAD: 0}),
+        (MaxPool2d(h=4, w=4, c=6, r=2, s=2), {Pass.FPROP: 96 + 24, Pass.DGRAD: 96 + 24, Pass.WGRAD: 0}),
+    ],
+    ids=lambda value: value.type if isinstance(value, Layer) else "",
+)
+def test_traffic_counts_each_tensor_once(layer: Layer, elements: dict[Pass, int]) -> None:
+    """What a pass must at least read and write, by hand, saved values of the backward pass included."""
+    assert {pass_: layer.traffic(pass_, 1) for pass_ in Pass} == elements
+
+
+@given(conv=convolutions(), n=st.integers(1, 4))
+def test_traffic_grows_by_activations_only(conv: Conv2d, n: int) -> None:
+    """Parameters are moved once, whatever the batch."""
+    x, y = conv.h * conv.w * conv.c, math.prod(conv.output_shape)
+    for pass_ in Pass:
+        assert conv.traffic(pass_, n) == n * (x + y) + conv.parameters
+
+
+@pytest.mark.parametrize(
+    ("layer", "saved"),
+    [
+        (MaxPool2d(h=4, w=4, c=6, r=2, s=2), {"argmax": (24, 1)}),
+        (Dropout(h=1, w=1, c=10), {"mask": (10, 1)}),
+        (LayerNorm(h=7, w=1, c=10), {"statistics": (14, 4)}),
+        (Attention(h=7, w=1, c=10, heads=2), {"qkv": (210, 0), "weights": (98, 0), "mixed": (70, 0)}),
+        (Sigmoid(h=4, w=4, c=6), {}),
+    ],
+    ids=lambda value: value.type if isinstance(value, Layer) else "",
+)
+def test_saved_elements_are_counted_by_hand(layer: Layer, saved: dict[str, tuple[int, int]]) -> None:
+    """What the forward pass keeps beside its input and output, with bytes per element."""
+    assert layer.saved_elements() == saved
+
+
+@pytest.mark.parametrize(
+    ("kept", "kinds"),
+    [
+        ("y", [ReLU, ReLU6, Sigmoid, HardSigmoid]),
+        ("x", [HardSwish, SiLU, GELU]),
+    ],
+)
+def test_activations_keep_their_input_only_where_they_must(kept: str, kinds: list[type[Layer]]) -> None:
+    """The slope of what never falls follows from its output, which the next layer keeps anyway; others dip below 0."""
+    assert {kind.type: kind.saves for kind in kinds} == {kind.type: {kept} for kind in kinds}
+
+
+def test_token_layers_turn_pixels_to_rows_and_back() -> None:
+    """A vision transformer of 14 x 14 patches has 197 tokens, and reads the first at its end."""
+    tokens = Tokens(h=14, w=14, c=192)
+    assert tokens.output_shape == (197, 1, 192)
+    assert tokens.parameters == 192 + 197 * 192
+    assert ClassToken(h=197, w=1, c=192).output_shape == (1, 1, 192)
+
+
+def test_pools_step_by_their_window_unless_told() -> None:
+    """The stride of a pool defaults to its window, separately for height and width."""
+    pool = MaxPool2d(h=8, w=9, c=1, r=2, s=3)
+    assert pool.stride == (2, 3)
+    assert pool.output_shape == (4, 3, 1)
+
+
+def test_pad_and_stride_are_read_in_every_form() -> None:
+    """One number, [h, w] and [top, bottom, left, right] mean what the contract says."""
+    conv = Conv2d(k=1, r=1, s=1, pad=[1, 2], stride=[3, 4])
+    assert conv.pad == (1, 1, 2, 2)
+    assert conv.stride == (3, 4)
+    assert Conv2d(k=1, r=1, s=1, pad=(1, 2, 3, 4)).pad == (1, 2, 3, 4)
+    assert Conv2d(k=1, r=1, s=1, pad=2).pad == (2, 2, 2, 2)
+
+
+def test_a_lone_layer_is_checked_when_it_is_made() -> None:
+    """Extents that are given at once are judged at once, not when the layer is first used."""
+    with pytest.raises(InvalidSpec) as caught:
+        Conv2d(h=5, w=5, c=1, k=1, r=7, s=3)
+    assert (caught.value.field, caught.value.value) == ("r", 7)
+    assert "at most 5" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**12, 2.0, float("nan"), "3", None, [3], True])
+@pytest.mark.parametrize("name", ["k", "r", "stride", "dilation", "groups", "h"])
+def test_bad_sizes_name_field_and_value(name: str, value: object) -> None:
+    """Every size of a convolution refuses what is no whole number in range."""
+    values: dict[str, Any] = {"h": 8, "w": 8, "c": 4, "k": 4, "r": 3, "s": 3, name: value}
+    if name in {"stride", "dilation"} and value == [3]:
+        value = (3,)
+    if name == "h" and value is None:
+        assert not Conv2d(**values).resolved
+        return
+    with pytest.raises(InvalidSpec) as caught:
+        Conv2d(**values)
+    assert caught.value.field == name
+    assert caught.value.allowed
+
+
+def test_concat_of_a_lone_layer_must_add_up() -> None:
+    """The channels of the parts are those of the whole."""
+    assert Concat(h=2, w=2, c=5, channels=(2, 3)).input_shapes == ((2, 2, 2), (2, 2, 3))
+    with pytest.raises(InvalidSpec):
+        Concat(h=2, w=2, c=6, channels=(2, 3))
+
+
+@settings(max_examples=30)
+@given(kind=st.sampled_from(sorted(LAYERS)), n=st.integers(1, 3))
+def test_work_scales_with_the_batch(kind: str, n: int) -> None:
+    """FLOP of every pass of every layer are proportional to the batch."""
+    needed = {"k": 4, "r": 2, "s": 2, "heads": 2}
+    names = LAYERS[kind].__attrs_attrs__  # type: ignore[attr-defined]
+    values: dict[str, Any] = {a.name: needed[a.name] for a in names if a.name in needed}
+    if kind == "concat":
+        values["channels"] = (2, 2)
+    layer = LAYERS[kind](h=4, w=4, c=4, **values)
+    for pass_ in Pass:
+        one, many = (sum(gemm.flops for gemm in layer.gemms(pass_, size)) for size in (1, n))
+        assert many == n * one
+
+
+def test_a_max_pool_names_its_largest_window():
+    """The winner is kept in a byte, so 15 x 17 = 255 taps are refused when the layer is made, not when it runs."""
+    with pytest.raises(InvalidSpec, match="at most 254"):
+        MaxPool2d(h=20, w=20, c=1, r=15, s=17)
+    assert MaxPool2d(h=20, w=20, c=1, r=14, s=18).output_shape == (1, 1, 1)
+
+
+def test_a_layer_on_its_own_draws_no_warning_about_its_input(recwarn):
+    """Extents given by name are not mistaken for channels first."""
+    as_network(Conv2d(h=3, w=8, c=8, k=4, r=1, s=1))
+    assert not recwarn.list

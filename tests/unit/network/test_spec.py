@@ -1,0 +1,459 @@
+"""Networks and spec files: connections, extents, what is refused and how it is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.errors import CubatchError, InvalidArgument, InvalidSpec, UnknownName
+from cubatch.network.graph import Network, SuspiciousSpec, as_network
+from cubatch.network.layer import Layer
+from cubatch.network.layers import LAYERS, Add, Concat, Conv2d, Flatten, GlobalAvgPool, Linear, MaxPool2d, ReLU, Scale
+from cubatch.network.passes import Pass
+from cubatch.network.specfile import from_mapping, load_spec
+
+TINY_RESNET = """
+name = "tiny-resnet"
+input_shape = [32, 32, 3]
+[[layers]]
+name = "stem"
+type = "conv2d"
+k = 16
+r = 3
+s = 3
+pad = 1
+[[layers]]
+type = "relu"
+[[layers]]
+name = "branch"
+type = "conv2d"
+k = 16
+r = 3
+s = 3
+pad = 1
+[[layers]]
+type = "add"
+inputs = ["stem", "branch"]
+"""
+
+
+def conv(k: int = 4, **values: Any) -> Conv2d:
+    return Conv2d(**{"k": k, "r": 3, "s": 3, "pad": 1, **values})
+
+
+def net(*layers: Layer | dict[str, Any], shape: Any = (8, 8, 2)) -> Network:
+    return Network(input_shape=shape, layers=layers)
+
+
+# --- graphs --------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_reads_the_one_before_unless_told() -> None:
+    """Without names and inputs layers are a chain, named by position."""
+    chain = net(conv(), ReLU(), Flatten())
+    assert [(node.name, node.inputs) for node in chain.nodes] == [
+        ("layer1", ("input",)),
+        ("layer2", ("layer1",)),
+        ("layer3", ("layer2",)),
+    ]
+
+
+def test_extents_follow_branches() -> None:
+    """Concatenation sums channels, addition keeps them, and each branch infers its own extents."""
+    graph = net(
+        conv(4, name="a"),
+        conv(6, name="b", inputs=("input",)),
+        Concat(name="ab", inputs=("a", "b")),
+        conv(10, name="c"),
+        Add(inputs=("ab", "c", "ab")),
+    )
+    assert [node.layer.output_shape[2] for node in graph.nodes] == [4, 6, 10, 10, 10]
+    assert graph.nodes[2].layer.input_shapes == ((8, 8, 4), (8, 8, 6))
+    assert len(graph.nodes[4].layer.input_shapes) == 3
+
+
+def test_scale_takes_one_factor_per_channel() -> None:
+    """Squeeze-and-excite multiplies (h, w, c) by (1, 1, c) and keeps the first shape."""
+    graph = net(conv(name="x"), GlobalAvgPool(name="f"), Scale(inputs=("x", "f")))
+    assert graph.output_shape == (8, 8, 4)
+
+
+def test_parameters_and_flops_are_sums_over_layers() -> None:
+    """The network's counts are those of its layers by hand: 3x3x2x4+4 and 4x10+10."""
+    graph = net(conv(4), GlobalAvgPool(), Linear(k=10))
+    assert graph.parameters == (9 * 2 * 4 + 4) + (4 * 10 + 10)
+    assert graph.flops() == 2 * (64 * 9 * 2 * 4 + 4 * 10)
+
+
+def test_training_skips_the_gradient_of_the_input() -> None:
+    """Of two convolutions, the first does two products in training, the second all three."""
+    graph = net(conv(4), conv(5))
+    first, second = 2 * 64 * 9 * 2 * 4, 2 * 64 * 9 * 4 * 5
+    assert graph.flops("training") == 2 * first + 3 * second
+    assert [graph.wants_input_gradient(node) for node in graph.nodes] == [False, True]
+
+
+def test_gradients_stop_where_nothing_below_is_trained() -> None:
+    """A pool in front of the first filter needs no gradient, nor does the filter's input."""
+    graph = net(MaxPool2d(r=2, s=2), ReLU(), conv(), ReLU())
+    assert [graph.wants_input_gradient(node) for node in graph.nodes] == [False, False, False, True]
+
+
+def test_a_single_layer_does_all_three_passes() -> None:
+    """The contract: a layer by itself is counted with the gradient of its input."""
+    layer = conv(4, h=8, w=8, c=2)
+    assert layer.flops("training") == 3 * layer.flops()
+
+
+def test_a_single_layer_becomes_a_network_of_its_own_type() -> None:
+    """Reasons and tables name a lone layer by its type, or by its own name."""
+    assert as_network(Linear(c=10, k=3)).nodes[0].name == "linear"
+    assert as_network(Linear(c=10, k=3, name="head")).nodes[0].name == "head"
+    assert as_network(Linear(c=10, k=3)).input_shape == (1, 1, 10)
+
+
+def test_networks_are_hashable_and_survive_pickling() -> None:
+    """Memory plans are cached by network and workers get them by pipe."""
+    graph = net(conv(4), GlobalAvgPool(), Linear(k=10))
+    again = pickle.loads(pickle.dumps(graph))
+    assert again == graph
+    assert hash(again) == hash(graph)
+    assert again.wants_input_gradient(again.nodes[2])
+
+
+def test_numpy_integers_are_integers() -> None:
+    """Extents from array shapes are taken as they come, and stored as Python's."""
+    graph = net(conv(np.int32(4)), shape=(np.int64(8), 8, 2))
+    assert type(graph.input_shape[0]) is int
+    assert type(graph.layers[0].k) is int
+
+
+# --- files and mappings --------------------------------------------------------------------------------------
+
+
+def test_the_contracts_toml_example_loads(tmp_path: Path) -> None:
+    """The example in the documentation is a network of three parametrised nodes and an add."""
+    path = tmp_path / "net.toml"
+    path.write_text(TINY_RESNET, encoding="utf-8")
+    loaded = load_spec(path)
+    assert isinstance(loaded, Network)
+    assert (loaded.name, loaded.output_shape) == ("tiny-resnet", (32, 32, 16))
+    assert loaded.parameters == (27 * 16 + 16) + (9 * 16 * 16 + 16)
+
+
+def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
+    """One network, written both ways, loads equal; without a name it has the file's."""
+    toml, text = tmp_path / "net.toml", tmp_path / "tiny-resnet.json"
+    toml.write_text(TINY_RESNET, encoding="utf-8")
+    mapping = load_spec(toml).to_mapping()
+    del mapping["name"]
+    text.write_text(json.dumps(mapping), encoding="utf-8")
+    assert load_spec(str(text)) == load_spec(toml)
+
+
+def test_a_file_may_hold_a_single_layer(tmp_path: Path) -> None:
+    """A mapping with a type and extents of its own is that layer."""
+    path = tmp_path / "layer.toml"
+    path.write_text('type = "linear"\nc = 1000\nk = 100\n', encoding="utf-8")
+    assert load_spec(path) == Linear(c=1000, k=100)
+
+
+EXTENT = st.integers(1, 9)
+PADS = st.one_of(
+    st.integers(0, 3),
+    st.lists(st.integers(0, 3), min_size=2, max_size=2),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4),
+)
+PAIRS = st.one_of(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=2, max_size=2))
+FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "conv2d": {
+        "k": EXTENT,
+        "r": EXTENT,
+        "s": EXTENT,
+        "stride": PAIRS,
+        "pad": PADS,
+        "dilation": PAIRS,
+        "bias": st.booleans(),
+    },
+    "linear": {"k": EXTENT, "bias": st.booleans()},
+    "max_pool2d": {"r": EXTENT, "s": EXTENT, "stride": PAIRS, "pad": PADS, "ceil": st.booleans()},
+    "avg_pool2d": {"r": EXTENT, "s": EXTENT, "stride": PAIRS, "ceil": st.booleans(), "count_pad": st.booleans()},
+    "batch_norm2d": {"eps": st.floats(1e-9, 1), "momentum": st.floats(1e-3, 1)},
+    "layer_norm": {"eps": st.floats(1e-9, 1)},
+    "dropout": {"p": st.floats(0, 0.99)},
+    "concat": {"channels": st.lists(st.integers(1, 4), min_size=2, max_size=4)},
+    "add": {"count": st.integers(2, 5)},
+    "attention": {"heads": EXTENT, "bias": st.booleans()},
+}
+
+
+@given(kind=st.sampled_from(sorted(LAYERS)), data=st.data())
+def test_every_layer_survives_the_round_trip_through_json(kind: str, data: st.DataObject) -> None:
+    """Whatever a layer was given, its mapping builds an equal one, also where all its numbers are the same."""
+    values = {name: data.draw(strategy, label=name) for name, strategy in FIELDS.get(kind, {}).items()}
+    layer = LAYERS[kind](**values, name=data.draw(st.none() | st.just("x")))
+    again = from_mapping(json.loads(json.dumps(layer.to_mapping())))
+    assert again == layer
+
+
+@given(kind=st.sampled_from(["conv2d", "max_pool2d", "avg_pool2d", "linear", "batch_norm2d"]), data=st.data())
+def test_networks_of_drawn_layers_survive_the_round_trip(kind: str, data: st.DataObject) -> None:
+    """A network is equal to what its mapping builds, extents inferred anew included."""
+    values = {name: data.draw(strategy, label=name) for name, strategy in FIELDS[kind].items()}
+    try:
+        graph = net({"type": "relu", "name": "a"}, {"type": kind, **values}, {"type": "flatten"}, shape=(17, 19, 4))
+    except InvalidSpec:
+        return
+    again = from_mapping(json.loads(json.dumps(graph.to_mapping())))
+    assert again == graph
+    assert again.nodes == graph.nodes
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+HUGE = 10**12
+BAD_NETWORKS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "zero": ({"layers": [{"type": "conv2d", "k": 0, "r": 3, "s": 3}]}, "layers[0] (conv2d).k", "0"),
+    "negative": ({"layers": [{"type": "conv2d", "k": 4, "r": -3, "s": 3}]}, "layers[0] (conv2d).r", "-3"),
+    "zero stride": (
+        {"layers": [{"type": "relu"}, {"type": "conv2d", "k": 4, "r": 3, "s": 3, "stride": 0}]},
+        "layers[1] (conv2d).stride",
+        "0",
+    ),
+    "negative pad": (
+        {"layers": [{"type": "conv2d", "k": 4, "r": 3, "s": 3, "pad": [0, -1]}]},
+        "layers[0] (conv2d).pad",
+        "-1",
+    ),
+    "pad of three": (
+        {"layers": [{"type": "conv2d", "k": 4, "r": 3, "s": 3, "pad": [0, 1, 2]}]},
+        "layers[0] (conv2d).pad",
+        "[top, bottom, left, right]",
+    ),
+    "huge": ({"layers": [{"type": "linear", "k": HUGE}]}, "layers[0] (linear).k", str(HUGE)),
+    "huge output": ({"layers": [{"type": "linear", "k": 2**31 - 1}]}, "layers[0] (linear)", "outputs per sample"),
+    "fraction": ({"layers": [{"type": "linear", "k": 2.5}]}, "layers[0] (linear).k", "2.5"),
+    "nan": ({"layers": [{"type": "linear", "k": float("nan")}]}, "layers[0] (linear).k", "nan"),
+    "text": ({"layers": [{"type": "linear", "k": "12"}]}, "layers[0] (linear).k", "'12'"),
+    "flag": ({"layers": [{"type": "linear", "k": True}]}, "layers[0] (linear).k", "True"),
+    "bias of one": ({"layers": [{"type": "linear", "k": 4, "bias": 1}]}, "layers[0] (linear).bias", "true or false"),
+    "filter too large": (
+        {"layers": [{"type": "conv2d", "k": 4, "r": 11, "s": 3}]},
+        "layers[0] (conv2d).r",
+        "at most 8",
+    ),
+    "dilated filter too large": (
+        {"layers": [{"type": "conv2d", "k": 4, "r": 3, "s": 5, "dilation": 2}]},
+        "layers[0] (conv2d).s",
+        "at most 4",
+    ),
+    "groups": (
+        {"layers": [{"type": "conv2d", "k": 4, "r": 3, "s": 3, "groups": 3}]},
+        "layers[0] (conv2d).groups",
+        "c=2",
+    ),
+    "window": ({"layers": [{"type": "max_pool2d", "r": 9, "s": 2}]}, "layers[0] (max_pool2d).r", "at most 8"),
+    "pad of a pool": (
+        {"layers": [{"type": "max_pool2d", "r": 2, "s": 2, "pad": 2}]},
+        "layers[0] (max_pool2d).pad",
+        "smaller",
+    ),
+    "heads": ({"layers": [{"type": "attention", "heads": 3}]}, "layers[0] (attention).heads", "c=2"),
+    "dropout": ({"layers": [{"type": "dropout", "p": 1.0}]}, "layers[0] (dropout).p", "below 1"),
+    "eps": ({"layers": [{"type": "batch_norm2d", "eps": 0}]}, "layers[0] (batch_norm2d).eps", "above 0"),
+    "missing": ({"layers": [{"type": "linear"}]}, "layers[0] (linear).k", "given"),
+    "no type": ({"layers": [{"k": 3}]}, "layers[0].type", "conv2d"),
+    "no mapping": ({"layers": ["relu"]}, "layers[0]", "mapping"),
+    "no list": ({"layers": "relu"}, "layers", "a list"),
+    "empty": ({"layers": []}, "layers", "at least one layer"),
+    "no layers": ({}, "layers", "given"),
+    "no shape": ({"input_shape": None, "layers": [{"type": "relu"}]}, "input_shape", "(h, w, c)"),
+    "zero shape": ({"input_shape": [0, 8, 2], "layers": [{"type": "relu"}]}, "input_shape", "0"),
+    "name": ({"name": 5, "layers": [{"type": "relu"}]}, "name", "5"),
+    "cycle": (
+        {"layers": [{"type": "add", "inputs": ["input", "b"]}, {"name": "b", "type": "relu"}]},
+        "layers[0] (add).inputs",
+        "cycle",
+    ),
+    "self": ({"layers": [{"name": "a", "type": "relu", "inputs": ["a"]}]}, "layers[0] (relu).inputs", "cycle"),
+    "twice": (
+        {"layers": [{"name": "a", "type": "relu"}, {"name": "a", "type": "relu"}]},
+        "layers[1] (relu).name",
+        "layers[0]",
+    ),
+    "called input": ({"layers": [{"name": "input", "type": "relu"}]}, "layers[0] (relu).name", "network's input"),
+    "unread": (
+        {"layers": [{"name": "a", "type": "relu"}, {"type": "relu", "inputs": ["input"]}]},
+        "layers[0] (relu)",
+        "read by some layer",
+    ),
+    "add": (
+        {"layers": [{"name": "a", "type": "flatten"}, {"type": "add", "inputs": ["a", "input"]}]},
+        "layers[1] (add).inputs",
+        "(8, 8, 2)",
+    ),
+    "add of one": ({"layers": [{"type": "add", "inputs": ["input"]}]}, "layers[0] (add).inputs", "at least 2"),
+    "concat": (
+        {"layers": [{"name": "a", "type": "flatten"}, {"type": "concat", "inputs": ["a", "input"]}]},
+        "layers[1] (concat).inputs",
+        "(1, 1)",
+    ),
+    "scale": ({"layers": [{"type": "scale", "inputs": ["input", "input"]}]}, "layers[0] (scale).inputs", "(1, 1, 2)"),
+    "no inputs": ({"layers": [{"type": "relu", "inputs": []}]}, "layers[0] (relu).inputs", "1 layer"),
+    "inputs as text": ({"layers": [{"type": "relu", "inputs": "input"}]}, "layers[0] (relu).inputs", "list"),
+    "wrong extent": ({"layers": [{"type": "relu", "h": 9}]}, "layers[0] (relu).h", "inferred"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NETWORKS)
+def test_bad_networks_name_place_value_and_what_would_do(case: str) -> None:
+    """Whatever is wrong in a network is said with its path in the spec, and as a ValueError too."""
+    changes, field, says = BAD_NETWORKS[case]
+    with pytest.raises(InvalidSpec) as caught:
+        from_mapping({"input_shape": [8, 8, 2], **changes})
+    assert caught.value.field == field
+    assert says in str(caught.value)
+    assert caught.value.allowed
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "near"),
+    [
+        ({"input_shape": [8, 8, 2], "layers": [{"type": "conv2", "k": 4}]}, "conv2d"),
+        ({"input_shape": [8, 8, 2], "layers": [{"type": "conv2d", "k": 4, "r": 3, "s": 3, "strides": 2}]}, "stride"),
+        ({"input_shape": [8, 8, 2], "layer": []}, "layers"),
+        (
+            {
+                "input_shape": [8, 8, 2],
+                "layers": [{"name": "stem", "type": "relu"}, {"type": "relu", "inputs": ["sten"]}],
+            },
+            "stem",
+        ),
+    ],
+)
+def test_typos_are_answered_with_near_names(mapping: dict[str, Any], near: str) -> None:
+    """An unknown type, key or layer lists the one that was meant."""
+    with pytest.raises(UnknownName) as caught:
+        from_mapping({"layers": [{"type": "relu"}], **mapping})
+    assert near in caught.value.near
+    assert near in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("net.toml", b"input_shape = ["),
+        ("net.json", b"{not json"),
+        ("net.json", b"[" * 100_000),
+        ("net.toml", b"\xff\xfe\x00"),
+        ("net.yaml", b"a: 1"),
+        ("net", b""),
+        ("net.json", b"[1, 2]"),
+        ("net.json", b"3"),
+        ("net.toml", b""),
+    ],
+)
+def test_files_that_are_no_specs_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    """A file that is not TOML or JSON, or not a spec, is an InvalidSpec and nothing else."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InvalidSpec):
+        load_spec(path)
+
+
+def test_a_file_may_have_any_name(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 must not end a run when the network's name is kept or printed."""
+    file = tmp_path / os.fsdecode(b"caf\xe9.json")
+    file.write_text('{"input_shape": [4, 4, 3], "layers": [{"type": "linear", "k": 4}]}')
+    network = as_network(load_spec(file))
+    assert network.name.encode().decode() == "caf\ufffd"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The path that was not there stands in the message."""
+    with pytest.raises(InvalidSpec) as caught:
+        load_spec(tmp_path / "none.toml")
+    assert "none.toml" in str(caught.value)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(kind=st.sampled_from(sorted(LAYERS)), data=st.data())
+def test_no_mapping_raises_anything_but_our_errors(kind: str, data: st.DataObject) -> None:
+    """Whatever stands in the fields of a layer, a CubatchError or a layer comes out."""
+    names = sorted(attrs.fields_dict(LAYERS[kind]))
+    values = {name: data.draw(JUNK) for name in data.draw(st.lists(st.sampled_from(names), unique=True))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SuspiciousSpec)
+        try:
+            graph = from_mapping({"input_shape": [8, 8, 2], "layers": [{"type": kind, **values}]})
+        except CubatchError as caught:
+            said = str(caught)
+        else:
+            said = f"{graph}: {graph.flops('training')} FLOP"
+    assert said
+
+
+@given(shape=JUNK)
+def test_no_input_shape_raises_anything_but_our_errors(shape: object) -> None:
+    """Whatever is given for a shape, a CubatchError or a network comes out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SuspiciousSpec)
+        try:
+            net(ReLU(), shape=shape)
+        except InvalidArgument as caught:
+            field = caught.field
+        else:
+            field = "input_shape"
+    assert field in {"input_shape", "layers[0] (relu)"}
+
+
+@pytest.mark.parametrize("shape", [(3, 224, 224), (1, 28, 28)])
+def test_channels_first_draws_a_warning(shape: tuple[int, int, int]) -> None:
+    """A shape that looks like (c, h, w) is taken as written, with a warning that shows the other order."""
+    with pytest.warns(SuspiciousSpec, match=f"{shape[1]}, {shape[2]}, {shape[0]}"):
+        net(ReLU(), shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(224, 224, 3), (3, 3, 3), (1, 1, 1000), (19, 19, 128), (1, 197, 192)])
+def test_ordinary_shapes_draw_none(shape: tuple[int, int, int]) -> None:
+    """Images, vectors, boards and token rows are not suspicious."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert net(ReLU(), shape=shape).output_shape == shape
+
+
+def test_a_layer_that_stands_alone_needs_its_extents() -> None:
+    """Without h, w, c a single layer cannot be counted, and the missing one is named."""
+    with pytest.raises(InvalidSpec) as caught:
+        conv(h=8, w=8).gemms(Pass.FPROP, 1)
+    assert caught.value.field == "conv2d.c"
+
+
+def test_several_inputs_need_a_network() -> None:
+    """An add by itself has nothing to add."""
+    with pytest.raises(InvalidSpec) as caught:
+        as_network(Add(h=8, w=8, c=2))
+    assert "network" in str(caught.value)
+
+
+def test_mode_is_one_of_two() -> None:
+    """A misspelt mode is refused wherever FLOP are counted."""
+    with pytest.raises(InvalidArgument):
+        net(conv()).flops("train")

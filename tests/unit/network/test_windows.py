@@ -1,0 +1,64 @@
+"""The index arithmetic of windows against counting."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.network.windows import Axis, conv_shape, phases
+
+AXES = st.builds(
+    Axis,
+    size=st.integers(1, 12),
+    out=st.integers(1, 8),
+    taps=st.integers(1, 4),
+    stride=st.integers(1, 4),
+    step=st.integers(1, 3),
+    offset=st.integers(-6, 6),
+)
+
+
+@given(AXES, st.integers(0, 3), st.data())
+def test_valid_names_exactly_the_reads_inside_the_source(axis, tap, data):
+    """Every output of the band whose tap lies inside is paired with the position it reads, and no other."""
+    start = data.draw(st.integers(0, axis.out))
+    stop = data.draw(st.integers(start, axis.out))
+    outputs, sources = axis.valid(tap, start, stop)
+    want = [
+        (o, o * axis.stride + tap * axis.step + axis.offset)
+        for o in range(start, stop)
+        if 0 <= o * axis.stride + tap * axis.step + axis.offset < axis.size
+    ]
+    got = zip(range(start, stop)[outputs], range(axis.size)[sources], strict=True)
+    assert list(got) == want
+
+
+@given(AXES)
+def test_reaching_out_is_reading_outside(axis):
+    """Whether a zero border is needed, by looking at every read."""
+    reads = [o * axis.stride + t * axis.step + axis.offset for o in range(axis.out) for t in range(axis.taps)]
+    assert axis.reaches_out == (min(reads) < 0 or max(reads) >= axis.size)
+    assert axis.span(axis.out) == max(reads) - min(reads) + 1
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
+def test_phases_pair_every_input_with_every_tap_that_reads_it(size, taps, stride, step, top, bottom):
+    """Together the phases hold each product of the forward pass once, with the tap that made it."""
+    if size + top + bottom < (taps - 1) * step + 1:
+        return
+    shape = conv_shape((size, 1, 1), (1, taps, 1, 1), (stride, 1), (top, bottom, 0, 0), (step, 1), 1)
+    want = {
+        (p * stride - top + r * step, r, p)
+        for p in range(shape.vertical.out)
+        for r in range(taps)
+        if 0 <= p * stride - top + r * step < size
+    }
+    got = []
+    for phase in phases(shape):
+        for index in range(phase.vertical.out):
+            for tap, r in enumerate(range(taps)[phase.rows]):
+                p = index * phase.vertical.stride + tap * phase.vertical.step + phase.vertical.offset
+                if 0 <= p < shape.vertical.out:
+                    got.append((phase.top + index * stride, r, p))
+    assert len(got) == len(set(got))
+    assert set(got) == want

@@ -1,0 +1,256 @@
+"""What a prediction looks like in a table and in a picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubatch.errors import InvalidArgument
+from cubatch.kernels import variant
+from cubatch.report import grid as grids
+from cubatch.report.plots import forecast
+from cubatch.report.tables import forecast as forecast_table
+from cubatch.report.tables import result
+from cubatch.units import format_percent, format_seconds
+from tests.unit.predictions import lines_of, one_pass, predicted
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_narrow_line_the_interval_goes_before_the_answer():
+    """80 characters hold batch, time and rate of every size, one line each."""
+    text = result.grid(forecast_table.fitted(predicted(), width=80), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(lines_of(text)) == 4
+    assert lines_of(text)[1].split()[:5] == ["32", "16.0", "ms", "2", "000"]
+
+
+def test_above_the_roofline_a_note_says_how_that_can_be():
+    """Winograd's algorithm needs fewer operations, where it runs; with nothing above or shown nobody has to be told."""
+    found = predicted()
+    for algorithm, fraction, told in (
+        ("winograd 4x4 64x64", 0.9, False),
+        ("winograd 4x4 64x64", 1.2, True),
+        ("fft 32", 1.2, True),
+        ("conv2d_fprop_implicit_gemm_f16_mma_256x128x32_v8", 1.2, False),
+    ):
+        found["passes"][2]["algorithm"] = algorithm
+        found["measurements"][1]["roofline_fraction"] = fraction
+        text = forecast_table.table(found)
+        assert (format_percent(fraction) in text, "fewer operations" in text) == (True, told)
+    found["passes"][2]["algorithm"] = "winograd 2x2"
+    narrow = forecast_table.table(found, width=70)
+    assert "roofline" not in narrow
+    assert "fewer operations" not in narrow
+
+
+@pytest.mark.parametrize("factor", [1.001, 1.25, 3.0])
+def test_no_candidate_takes_two_lines(factor):
+    """However narrow or wide the intervals are, the reasons get what is left of the line."""
+    found = predicted(factor=factor)
+    found["measurements"][2]["status"] = "over_limit"
+    for m in found["measurements"]:
+        m["reasons"] = ["0.75 of the memory limit", "coulom n=16", "crest 12 of layer1.0.conv1"]
+    shown = lines_of(forecast_table.table(found))
+    assert len(shown) == 4
+    assert max(map(len, shown)) <= grids.WIDTH
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_on_a_narrow_line_columns_go_before_lines_wrap(width):
+    """Of GPUs side by side and of passes, who and the figure that decides stay, a line each."""
+    found = [predicted(name) for name in ("Workstation GPU", "Other")]
+    grid = forecast_table.compared(forecast_table.fastest_first(found), {"none": "why"}, width=width)
+    assert {"device", "batch", "samples/s", "90 % interval", "status"} <= set(grid["columns"])
+    assert ("of fastest" in grid["columns"]) == (width == 110)
+    passes = [
+        one_pass("block2.downsample.conv", 0.01, 0.6, algorithm="gemm_f16_hopper_128x256x64"),
+        one_pass("fc", 1, 0.4),
+    ]
+    explained = forecast_table.layers(predicted(passes=passes), width=width)
+    assert {"layer", "pass", "time", "runs as", "status"} <= set(explained["columns"])
+    assert ("bound by" in explained["columns"]) == (width == 110)
+    for content, rows in ((grid, 3), (explained, 2)):
+        shown = lines_of(result.grid(content, width=width))
+        assert len(shown) == rows
+        assert max(map(len, shown)) <= width
+
+
+def test_no_column_goes_before_the_line_is_full():
+    """At the width of the whole table all stay; a character less leaves the first one out."""
+    names = forecast_table.layers(predicted(), width=1000)["columns"]
+    rule = result.grid(forecast_table.layers(predicted(), width=1000), width=1000).splitlines()[3]
+    assert set(rule) == {"-", " "}
+    assert forecast_table.layers(predicted(), width=len(rule))["columns"] == names
+    assert forecast_table.layers(predicted(), width=len(rule) - 1)["columns"] == [
+        name for name in names if name != "busiest SM"
+    ]
+
+
+def test_explain_adds_equal_passes_and_spreads_their_blocks():
+    """Two equal passes are one line; 100 blocks on 80 SMs are 2 on the busiest, 62.5 % of their time, 160 all of it."""
+    twice = [one_pass("conv1", 0.004, 0.25), one_pass("conv2", 0.004, 0.25), one_pass("conv3", 0.0064, 0.4, blocks=160)]
+    rest = [one_pass(f"relu{n}", 0.0008, 0.05, algorithm="bytes", blocks=None, bound="memory") for n in range(2)]
+    grid = forecast_table.layers(predicted(passes=[*rest, *reversed(twice)]))
+    names = grid["columns"]
+    rows = [dict(zip(names, row, strict=True)) for row in grid["rows"]]
+    assert [(row["layer"], row["time"], row["share"]) for row in rows] == [
+        ("conv2 +1", "8.00 ms", "50.0 %"), ("conv3", "6.40 ms", "40.0 %"), ("relu0 +1", "1.60 ms", "10.0 %"),
+    ]  # fmt: skip
+    assert [(row["blocks"], row["busiest SM"], row["fill"]) for row in rows] == [
+        (100, 2, "62.5 %"), (160, 2, "100 %"), (None, None, None),
+    ]  # fmt: skip
+    assert [row["runs as"] for row in rows] == ["128x128", "128x128", "bytes"]
+
+
+def test_explain_sums_up_what_hardly_counts():
+    """Beyond 95 % of the time, or 24 lines, passes are one line for products and one for bytes, and nothing is lost."""
+    passes = [one_pass(f"conv{n}", 2.0**-n, 2.0**-n) for n in range(1, 11)]
+    rows = forecast_table.layers(predicted(passes=passes))["rows"]
+    assert [row[0] for row in rows] == ["conv1", "conv2", "conv3", "conv4", "conv5", "5 more"]
+    assert rows[-1][1:5] == [None, format_seconds(2**-5 - 2**-10), format_percent(2**-5 - 2**-10), "products"]
+    passes = [one_pass(f"conv{n}", 1 + n / 1024, 1 / 40) for n in range(30)]
+    passes += [one_pass(f"relu{n}", 0.5 + n / 1024, 1 / 40, algorithm="bytes", blocks=None) for n in range(10)]
+    rows = forecast_table.layers(predicted(passes=passes))["rows"]
+    assert [(row[0], row[3], row[4]) for row in rows[24:]] == [
+        ("6 more", format_percent(6 / 40), "products"), ("10 more", format_percent(10 / 40), "bytes"),
+    ]  # fmt: skip
+
+
+def test_kernels_of_ours_are_named_by_family_and_tile():
+    """The JSON holds the whole name, which is too long for a line."""
+    for one in variant.kernels():
+        if one.tile is not None:
+            (row,) = forecast_table.layers(predicted(passes=[one_pass("fc", 1.0, 1.0, algorithm=one.name)]))["rows"]
+            assert row[4] == f"{one.family} {one.tile.name}"
+
+
+def test_by_latency_the_shortest_step_comes_first():
+    """What is ordered, and what of the fastest means, is the objective's."""
+    quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000), (64, 1000)))
+    slow = predicted("Slow", objective="latency", batch_size=64, rates=((16, 1000), (64, 2000)))
+    grid = forecast_table.compared(forecast_table.fastest_first([slow, quick]), {})
+    assert [(row[1], row[6]) for row in grid["rows"]] == [("quick", "100 %"), ("slow", "50.0 %")]
+    assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid["notes"][0]
+
+
+def test_by_latency_intervals_of_latency_meet():
+    """16 ms and 58 ms, a factor of 1.25 to either side, do not, though 1000 and 1100 samples/s would."""
+    quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000),))
+    rate = predicted("Rate", objective="latency", batch_size=64, rates=((64, 1100),))
+    assert [row[0] for row in forecast_table.compared([quick, rate], {})["rows"]] == ["→", ""]
+
+
+def test_gpus_whose_intervals_meet_are_marked():
+    """2000 and 1500 samples/s, each a factor of 1.25 to either side, meet; 1000 does not."""
+    found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1500), ("C", 1000))]
+    grid = forecast_table.compared(forecast_table.fastest_first(found), {})
+    assert [row[0] for row in grid["rows"]] == ["→", "≈", ""]
+    assert grid["notes"][0].endswith("with batch 32, 1.33 times as fast as b.")
+    assert grid["marked"] == [0]
+    assert "≈" in grid["notes"][-1]
+    assert "≈" not in forecast_table.compared(found[:1], {})["notes"][-1]
+
+
+def test_what_bounds_a_gpu_is_what_most_time_lies_under():
+    """0.625 + 0.03125 under the roof of compute."""
+    (row,) = forecast_table.compared([predicted()], {})["rows"]
+    assert row[8] == f"compute {format_percent(0.65625)}"
+    passes = [one_pass("conv", 0.9, 0.9, bound=None), one_pass("fc", 0.1, 0.1, bound="memory")]
+    (row,) = forecast_table.compared([predicted(passes=passes)], {})["rows"]
+    assert row[8] == "memory 10.0 %"  # of the rest nobody knows
+
+
+def test_what_gpus_have_in_common_is_their_title():
+    """Network, mode, dtype and library; the GPUs are the lines."""
+    title = forecast_table.compared([predicted()], {})["title"]
+    assert title.startswith("Predicted: tiny-net, training, float32, library vendor, ")
+    assert "Test GPU" not in title
+
+
+def test_gpus_side_by_side_keep_their_notes():
+    """Each is said once, after the GPUs that it holds for unless it holds for all, whatever a GPU is called in it."""
+    found = [
+        predicted(name, notes=["Of all.", *([f"No measurement of {name}."] if name != "A" else [])])
+        for name in ("A", "B", "C")
+    ]
+    told = forecast_table.compared(found, {})["notes"][1]
+    assert told == ["Of all.", "b, c: No measurement of this GPU."]
+    assert all(isinstance(note, str) for note in forecast_table.compared([predicted(notes=[])], {})["notes"])
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draw predictions and give the figure's axes and its legend's texts."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+
+    def draw(*found):
+        forecast.curves(found, tmp_path / "a.png")
+        (axes,) = figures[-1].axes
+        return axes, [text.get_text() for text in figures[-1].legends[0].get_texts()]
+
+    return draw
+
+
+def test_the_picture_holds_curve_band_answer_and_limit(drawn):
+    """In data coordinates: the rates, their intervals, the star, and the line at the largest batch that fits."""
+    axes, legend = drawn(predicted())
+    curve = axes.lines[0]
+    assert [*zip(curve.get_xdata(), curve.get_ydata(), strict=True)] == [(16, 1000), (32, 2000), (64, 2048)]
+    corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices}
+    assert {(16, 800), (16, 1250), (32, 1600), (32, 2500), (64, 1638.4), (64, 2560)} <= corners
+    (star,) = (line for line in axes.lines if line.get_marker() == "*")
+    assert (*star.get_xdata(), *star.get_ydata()) == (32, 2000)
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [200]
+    assert legend == ["Test GPU; predicted answer batch 32: 2 000 samples/s; up to 200 fit in 1.00 GiB"]
+
+
+def test_the_picture_says_that_it_is_predicted(drawn):
+    """A picture travels without its caption: the title, the axis and the legend say it."""
+    axes, legend = drawn(predicted())
+    assert axes.get_title(loc="left") == "Predicted: tiny-net, samples per second by batch size"
+    assert axes.get_ylabel() == "samples/s (predicted)"
+    assert all("predicted" in text for text in legend)
+    assert "Test GPU, training, float32, library vendor" in axes.texts[0].get_text()
+
+
+def test_every_gpu_has_a_curve_in_a_look_of_its_own(drawn):
+    """More GPUs than colours get other dashes; the axis spans all of them."""
+    found = [predicted(f"GPU {n}", rates=((2**n, 1000), (2 ** (n + 1), 1000 + n)), batch_size=2**n) for n in range(9)]
+    axes, legend = drawn(*found)
+    curves = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == len(legend) == 9
+    low, high = axes.get_xlim()
+    assert low < 1
+    assert high > 2**9
+    assert "GPU" not in axes.texts[0].get_text()
+
+
+@pytest.mark.parametrize(("rate", "scale"), [(2000, "linear"), (40_000, "log")])
+def test_gpus_far_apart_are_drawn_on_a_logarithmic_axis(drawn, rate, scale):
+    """20 times as fast would leave the slower one on the floor."""
+    axes, _ = drawn(predicted("A"), predicted("B", rates=((32, rate),)))
+    assert axes.get_yscale() == scale
+
+
+def test_sizes_over_the_latency_limit_are_hollow(drawn):
+    """They have a predicted time, and cannot be the answer."""
+    slow = predicted()
+    slow["measurements"][2]["status"] = "over_limit"
+    axes, _ = drawn(slow)
+    (hollow,) = (line for line in axes.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata()))
+    assert list(hollow.get_xdata()) == [64]
+    assert list(axes.lines[0].get_xdata()) == [16, 32]
+
+
+def test_a_figure_that_cannot_be_written_says_so(tmp_path):
+    """The folder went away after it was looked for."""
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InvalidArgument, match="plot file"):
+        forecast.curves([predicted()], tmp_path / "no" / "a.png")

@@ -1,0 +1,211 @@
+"""The rules of the race: against Monte Carlo, exact integrals and what must be nothing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.search import race
+from cubatch.search.belief import Belief
+
+SIZES = (8, 16, 24, 32)
+
+
+def field_of(
+    value: list[float],
+    covariance: list[list[float]] | np.ndarray,
+    *,
+    answer: int = 0,
+    tolerance: float = 0.0,
+    allowed: list[float] | None = None,
+) -> race.Field:
+    """A field of the first sizes; costs are what is not gained."""
+    count = len(value)
+    belief = Belief(np.array(SIZES[:count]), -np.array(value), np.array(covariance, dtype=float))
+    return race.Field(belief, np.array(value), np.array(allowed or [1.0] * count), answer, tolerance)
+
+
+COVARIANCE = np.array([
+    [0.010, 0.006, 0.001, 0.0],
+    [0.006, 0.040, 0.020, 0.0],
+    [0.001, 0.020, 0.090, 0.0],
+    [0.000, 0.000, 0.000, 0.2],
+])  # fmt: skip
+VALUE = [0.0, 0.05, -0.1, 0.02]
+
+
+def mean_above(z: float) -> float:
+    """Mean of what a standard normal number exceeds z by."""
+    return math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * math.erfc(z / math.sqrt(2)) / 2
+
+
+# --- losses --------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_loss_of_two_sizes_is_that_of_the_formula() -> None:
+    """The difference of two is normal: what it exceeds the tolerance by on average has a closed form.
+
+    256 draws have a standard error of the sample's deviation over 16; four of them are allowed.
+    """
+    field = field_of(VALUE[:2], COVARIANCE[:2, :2], tolerance=0.01)
+    sd = math.sqrt(0.010 + 0.040 - 2 * 0.006)
+    lost = race.losses(field)
+    assert lost.shape == (race.DRAWS,)
+    assert lost.min() >= 0
+    assert lost.mean() == pytest.approx(sd * mean_above((0.01 - 0.05) / sd), abs=4 * lost.std() / 16)
+
+
+def test_the_mean_loss_of_four_sizes_is_that_of_many_draws() -> None:
+    """Values drawn by their covariance, each there with its probability: what the best has beyond the tolerance."""
+    allowed, answer, tolerance = [1.0, 0.7, 0.2, 0.5], 1, 0.02
+    field = field_of(VALUE, COVARIANCE, answer=answer, tolerance=tolerance, allowed=allowed)
+    random = np.random.default_rng(1)
+    values = random.multivariate_normal(VALUE, COVARIANCE, 200_000)
+    ahead = values - values[:, [answer]] - tolerance
+    ahead = np.where(random.random(ahead.shape) < np.array(allowed), ahead, 0.0)
+    expected = np.maximum(ahead, 0).max(axis=1).mean()
+    lost = race.losses(field)
+    assert lost.mean() == pytest.approx(expected, abs=4 * lost.std() / 16)
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed", "tolerance"),
+    [([0.0, -9.0], [1.0, 1.0], 0.0), ([0.0, 9.0], [1.0, 0.0], 0.0), ([0.0, 1.0], [1.0, 1.0], 9.0)],
+    ids=["hopeless", "not allowed", "within the tolerance"],
+)
+def test_nothing_is_lost_where_nothing_can_be_gained(
+    value: list[float], allowed: list[float], tolerance: float
+) -> None:
+    """A size ten deviations behind, one that does not run, and a lead that may be given up cost nothing."""
+    field = field_of(value, COVARIANCE[:2, :2], allowed=allowed, tolerance=tolerance)
+    assert race.losses(field).max() == 0
+    visited = np.array([True, False])
+    assert race.learning(field, np.full(2, 0.001), visited).max() == pytest.approx(0, abs=1e-12)
+
+
+def test_losses_repeat_themselves_and_stand_a_belief_without_doubt() -> None:
+    """The same field gives the same draws; a covariance of zero has a root too, and the loss is the lead itself."""
+    field = field_of(VALUE, COVARIANCE)
+    assert race.losses(field).tolist() == race.losses(field).tolist()
+    known = race.losses(field_of([0.0, 0.05], np.zeros((2, 2)), tolerance=0.02))
+    assert known == pytest.approx(0.05 - 0.02, abs=1e-4)  # the jitter's root is 1e-5
+
+
+# --- learning ------------------------------------------------------------------------------------------------
+
+
+def knowledge_gradient(
+    field: race.Field, at: int, variance: float, visited: list[int], draws: int = 100_000
+) -> tuple[float, float]:
+    """What the answer gains by one reading of a size, and its standard error, by drawing readings and updating beliefs.
+
+    The update is Bayes' for a normal belief, computed anew from each reading.
+    """
+    mean, covariance = field.value, field.belief.covariance
+    random = np.random.default_rng(2)
+    truth = random.normal(mean[at], math.sqrt(covariance[at, at]), draws)
+    reading = truth + random.normal(0.0, math.sqrt(variance), draws)
+    gain = covariance[:, at] / (covariance[at, at] + variance)
+    updated = mean[None] + (reading - mean[at])[:, None] * gain[None]
+    ahead = updated - updated[:, [field.answer]] - field.tolerance
+    ahead[:, field.answer] = 0.0
+    now = mean - mean[field.answer] - field.tolerance
+    now[field.answer] = 0.0
+    after = ahead[:, sorted({*visited, at})].max(axis=1) - now[visited].max()
+    return float(after.mean()), float(after.std() / math.sqrt(draws))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+@pytest.mark.parametrize("visited", [[0], [0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("answer", [0, 1])
+def test_learning_is_the_knowledge_gradient(tolerance: float, visited: list[int], answer: int) -> None:
+    """
+    What a visit wins is the mean of the best after it less the best before, over all that it may read.
+
+    Nine outcomes stand for all of them: within 6 % or a thousandth, beside four standard errors of the draws.
+    """
+    visited = sorted({*visited, answer})
+    field = field_of(VALUE, COVARIANCE, answer=answer, tolerance=tolerance)
+    variance = np.array([0.001, 0.002, 0.03, 0.01])
+    gains = race.learning(field, variance, np.isin(range(4), visited))
+    for at in range(4):
+        expected, error = knowledge_gradient(field, at, variance[at], visited)
+        assert gains[at] == pytest.approx(expected, abs=0.06 * expected + 0.001 + 4 * error)
+
+
+def test_learning_counts_only_what_may_run() -> None:
+    """What a visit wins is won with the probability that the size runs."""
+    visited, variance = np.array([True, False, False, False]), np.full(4, 0.01)
+    whole = race.learning(field_of(VALUE, COVARIANCE), variance, visited)
+    part = race.learning(field_of(VALUE, COVARIANCE, allowed=[1.0, 0.5, 0.25, 0.0]), variance, visited)
+    assert part == pytest.approx(whole * [1.0, 0.5, 0.25, 0.0])
+
+
+@given(
+    value=st.lists(st.floats(-1, 1), min_size=4, max_size=4),
+    root=st.lists(st.floats(-0.5, 0.5), min_size=16, max_size=16),
+    visited=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[float], visited: list[bool]) -> None:
+    """Knowing more never makes the expected answer worse, and a noisier visit wins no more than a clear one.
+
+    Both hold of the nine outcomes as they do of all, for what is won is convex in what moves the beliefs.
+    """
+    half = np.array(root).reshape(4, 4)
+    field = field_of(value, half @ half.T + 0.01 * np.eye(4))
+    seen = np.array([True, *visited[1:]])
+    clear, noisy = (race.learning(field, np.full(4, variance), seen) for variance in (0.001, 1.0))
+    assert clear.min() >= 0
+    assert np.all(noisy <= clear + 1e-12)
+
+
+# --- scouts and openings -------------------------------------------------------------------------------------
+
+
+@given(sizes=st.lists(st.integers(1, 10**5), min_size=1, max_size=40, unique=True))
+def test_scouts_are_nearest_to_the_powers_of_eight(sizes: list[int]) -> None:
+    """Ascending, of the ladder, and each power of 8 times the smallest has its nearest by ratio among them."""
+    found = race.scouts(sizes)
+    assert found == sorted(set(found))
+    powers = itertools.takewhile(lambda power: power <= max(sizes), (min(sizes) * 8**k for k in itertools.count()))
+    nearest = {min(max(n / power, power / n) for n in sizes): power for power in powers}
+    for ratio, power in nearest.items():
+        assert any(max(n / power, power / n) <= ratio * (1 + 1e-12) for n in found)
+    assert len(found) <= 1 + math.log(max(sizes) / min(sizes), 8) + 1e-9
+    assert found[0] == min(sizes)
+
+
+def test_the_best_by_the_model_is_a_scout_of_equals_the_smallest() -> None:
+    """4 and 6 are said to be equally good: 4 is looked at beside 1, 8 and 64."""
+    sizes = [1, 2, 4, 6, 8, 64]
+    assert race.scouts(sizes, {1: 1.0, 2: 2.0, 4: 9.0, 6: 9.0, 8: 3.0, 64: 3.0}) == [1, 4, 8, 64]
+
+
+@given(
+    known=st.lists(st.integers(1, 10**5), min_size=0, max_size=20, unique=True),
+    multiple=st.sampled_from([1, 2, 8, 32]),
+)
+def test_openings_lie_strictly_between_and_are_multiples(known: list[int], multiple: int) -> None:
+    """At most three to a gap, new, and none in a gap of a percent."""
+    found = race.openings(known, multiple)
+    assert found == sorted(set(found))
+    ranked = sorted(known)
+    assert all(n % multiple == 0 and ranked[0] < n < ranked[-1] for n in found)
+    assert not set(found) & set(known)
+    for low, high in itertools.pairwise(ranked):
+        inside = [n for n in found if low < n < high]
+        assert len(inside) <= 3
+        assert not inside or high > 1.01 * low
+
+
+def test_openings_divide_a_gap_evenly_in_its_logarithm() -> None:
+    """From 100 to 1600, a factor of 16, each step is one of 2; a gap of exactly a percent has none."""
+    assert race.openings([1600, 100]) == [200, 400, 800]
+    assert race.openings([100, 101]) == race.openings([1000, 1010]) == []
+    assert race.openings([1000, 1011]) == [1003, 1005, 1008]
+    assert race.openings([100, 1600], 64) == [192, 384, 768]

@@ -1,0 +1,82 @@
+"""Converters take what records may hold and refuse the rest, so that JSON can hold it and gives it back unchanged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch import checks
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("convert", "value", "kept"),
+    [
+        (checks.number, np.float32(0.5), 0.5),
+        (checks.number, None, None),
+        (checks.whole, np.int64(7), 7),
+        (checks.whole, None, None),
+        (checks.text, None, None),
+        (checks.texts, ["a", "b"], ("a", "b")),
+        (checks.wholes, [1, 2], (1, 2)),
+        (checks.numbers, [1, 2.5], (1.0, 2.5)),
+        (checks.interval, [1, 2], (1.0, 2.0)),
+        (checks.interval, None, None),
+        (checks.mapping, {"a": (1, {2: np.float64(0.5)})}, {"a": [1, {"2": 0.5}]}),
+    ],
+)
+def test_good_values_become_what_the_record_keeps(convert: Callable[[Any], Any], value: object, kept: object) -> None:
+    """NumPy's numbers become Python's, lists become tuples, and None stays None where it is allowed."""
+    converted = convert(value)
+    assert converted == kept
+    assert type(converted) is type(kept)
+
+
+@pytest.mark.parametrize(
+    ("convert", "value"),
+    [
+        (checks.number, "1"),
+        (checks.number, True),
+        (checks.number, math.nan),
+        (checks.number, -math.inf),
+        (checks.whole, 1.0),
+        (checks.whole, False),
+        (checks.required_whole, None),
+        (checks.required_text, None),
+        (checks.text, 3),
+        (checks.texts, "ab"),
+        (checks.texts, [None]),
+        (checks.wholes, 5),
+        (checks.numbers, [None]),
+        (checks.numbers, [math.nan]),
+        (checks.interval, [1.0]),
+        (checks.interval, [2.0, 1.0]),
+        (checks.mapping, [1]),
+        (checks.mapping, {"a": {1, 2}}),
+        (checks.mapping, {"a": math.nan}),
+        (checks.mappings, {"a": 1}),
+    ],
+)
+def test_bad_values_are_refused(convert: Callable[[Any], Any], value: object) -> None:
+    """Nothing is converted silently: text is no number, True is no 1, 1.0 is no integer, NaN is nothing."""
+    with pytest.raises((TypeError, ValueError), match=r"must be|holds"):
+        convert(value)
+
+
+@given(st.dictionaries(st.text(), PLAIN, max_size=4))
+def test_a_mapping_is_what_json_gives_back(value: dict[str, Any]) -> None:
+    """Keeping a mapping and reading it back from JSON are the same."""
+    kept = checks.mapping(value)
+    assert json.loads(json.dumps(kept)) == kept

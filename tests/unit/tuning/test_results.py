@@ -1,0 +1,386 @@
+"""Records check themselves, and a tuning result survives its JSON unchanged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.measure.goal import OBJECTIVES, Goal
+from cubatch.measure.records import (
+    DISTURBED,
+    PER_VISIT,
+    STATUSES,
+    Keeper,
+    Measured,
+    NullKeeper,
+    Outcome,
+    Recorder,
+    Timing,
+    counting,
+)
+from cubatch.tuning.results import DECIDED_BY, Measurement, TuningResult
+
+# The keys of schema 1, copied from the contract.
+RESULT_KEYS = [
+    "schema",
+    "created",
+    "spec",
+    "input_shape",
+    "mode",
+    "dtype",
+    "objective",
+    "tolerance",
+    "optimizer",
+    "library",
+    "recompute",
+    "limits",
+    "budget_seconds",
+    "seconds_spent",
+    "seed",
+    "l2",
+    "device",
+    "environment",
+    "batch_size",
+    "fastest_batch_size",
+    "largest_batch_size",
+    "largest_measured",
+    "tied_with",
+    "decided_by",
+    "reasons",
+    "measurements",
+]
+MEASUREMENT_KEYS = [
+    "batch_size",
+    "status",
+    "reasons",
+    "latency_seconds",
+    "latency_interval",
+    "samples_per_second",
+    "throughput_interval",
+    "timings_seconds",
+    "stop_reason",
+    "throttled",
+    "disturbed",
+    "flops_per_second",
+    "roofline_fraction",
+    "sm_clock_mhz",
+    "joules_per_sample",
+    "peak_bytes",
+    "peak_device_bytes",
+    "predicted_peak_bytes",
+    "predicted_seconds",
+    "visits",
+    "prepare_seconds",
+    "warmup_seconds",
+    "query_seconds",
+    "occupancy",
+    "fill",
+    "layers",
+]
+ADDED_KEYS = ("disturbed", "visits", "prepare_seconds", "warmup_seconds", "query_seconds")  # files of before have none
+
+positive = st.floats(min_value=1e-12, max_value=1e12)
+maybe = st.none() | positive
+whole = st.integers(1, 2**50)
+mappings = st.dictionaries(
+    st.text(max_size=5), st.none() | positive | whole | st.text(max_size=5) | st.lists(whole, max_size=2), max_size=3
+)
+intervals = st.none() | st.tuples(positive, positive).map(sorted).map(tuple)
+measurements = st.builds(
+    Measurement,
+    batch_size=whole,
+    status=st.sampled_from(STATUSES),
+    reasons=st.lists(st.text(max_size=8), max_size=2),
+    latency_seconds=maybe,
+    latency_interval=intervals,
+    samples_per_second=maybe,
+    throughput_interval=intervals,
+    timings_seconds=st.lists(positive, max_size=3),
+    stop_reason=st.text(max_size=8),
+    throttled=st.integers(0, 9),
+    joules_per_sample=maybe,
+    peak_bytes=st.none() | whole,
+    layers=st.lists(mappings, max_size=2),
+)
+results = st.builds(
+    TuningResult,
+    created=st.none() | st.text(max_size=5),
+    spec=st.none() | mappings,
+    input_shape=st.none() | st.lists(whole, max_size=3),
+    objective=st.sampled_from(OBJECTIVES),
+    tolerance=st.floats(0, 0.99),
+    recompute=st.none() | st.booleans(),
+    limits=mappings,
+    seed=st.none() | st.integers(),
+    l2=st.sampled_from(("cold", "warm", None)),
+    device=mappings,
+    environment=mappings,
+    batch_size=st.none() | whole,
+    fastest_batch_size=st.none() | whole,
+    largest_batch_size=st.none() | whole,
+    largest_measured=st.none() | whole,
+    tied_with=st.lists(whole, max_size=3),
+    decided_by=st.sampled_from((*DECIDED_BY, None)),
+    reasons=st.lists(st.text(max_size=8), max_size=2),
+    measurements=st.lists(measurements, max_size=2),
+)
+
+
+def a_result(**changes: Any) -> TuningResult:
+    """Give a small result."""
+    facts: dict[str, Any] = {
+        "objective": "throughput", "tolerance": 0.01, "limits": {}, "device": {"name": "a GPU"}, "environment": {},
+        "batch_size": 32, "fastest_batch_size": 64, "largest_batch_size": 64, "largest_measured": 64, "tied_with": [],
+        "decided_by": "plateau", "reasons": ["why"],
+        "measurements": [Measurement(batch_size=32, status="ok", latency_seconds=0.5, samples_per_second=64.0)],
+    }  # fmt: skip
+    return TuningResult(**facts | changes)
+
+
+@given(results)
+def test_a_result_survives_its_json_unchanged(result: TuningResult) -> None:
+    """Every field, number and nested mapping comes back equal, and no NaN is ever written."""
+    text = result.to_json()
+    assert TuningResult.from_json(text) == result
+    assert TuningResult.from_json(text).to_json() == text
+    assert json.loads(text, parse_constant=pytest.fail) == result.to_mapping()
+
+
+def test_the_json_has_the_keys_of_the_contract_in_its_order() -> None:
+    """Schema 1 is a promise to other programs: no key is missing, none is added unseen."""
+    data = json.loads(a_result().to_json())
+    assert list(data) == RESULT_KEYS
+    assert list(data["measurements"][0]) == MEASUREMENT_KEYS
+    assert data["schema"] == 1
+
+
+def test_unknown_keys_are_passed_over() -> None:
+    """Adding a key keeps the schema, so a result of a later version reads here."""
+    data = a_result().to_mapping() | {"added_later": 1}
+    data["measurements"][0]["added_later"] = 2
+    assert TuningResult.from_json(json.dumps(data)) == a_result()
+
+
+def test_results_of_before_keys_were_added_still_load() -> None:
+    """A file of the same schema without what visits took reads as if that were unknown; other keys are needed."""
+    data = a_result().to_mapping()
+    for name in ADDED_KEYS:
+        del data["measurements"][0][name]
+    assert TuningResult.from_json(json.dumps(data)) == a_result()
+    del data["measurements"][0]["throttled"]
+    with pytest.raises(InvalidData):
+        TuningResult.from_json(json.dumps(data))
+
+
+def reading(number: int, seconds: float, *, throttled: bool = False) -> Timing:
+    """Give a timing of one size."""
+    return Timing(batch_size=8, round=number, seconds=seconds, throttled=throttled)
+
+
+@pytest.mark.parametrize(
+    ("timings", "count"),
+    [
+        ([], []),
+        ([reading(0, 1.0)], [0]),
+        ([reading(0, 1.0), reading(1, 1.5)], [0, 1]),  # one visit: what scatters within it all counts
+        ([reading(0, 1.0), reading(15, 1.0), reading(16, 1.11)], [0, 1]),  # the next visit took 11 % longer
+        ([reading(0, 1.0), reading(16, 1.09)], [0, 1]),  # 9 %: noise
+        ([reading(0, 1.2), reading(1, 1.2), reading(16, 1.0)], [2]),  # the first one was disturbed
+        ([reading(0, 1.0), reading(1, 3.0), reading(2, 1.0), reading(16, 1.0)], [0, 1, 2, 3]),  # its median was not
+        ([reading(0, 1.0, throttled=True), reading(1, 1.3)], [1]),
+        ([reading(0, 0.5, throttled=True), reading(16, 1.0)], [1]),  # a throttled visit says nothing of the others
+        ([reading(0, 1.0, throttled=True), reading(16, 1.5, throttled=True)], [0]),  # there are no others
+    ],
+)
+def test_what_counts_are_clear_timings_of_undisturbed_visits(timings: list[Timing], count: list[int]) -> None:
+    """A visit is disturbed if its median is more than a tenth above that of the best one to the same size."""
+    assert counting(timings) == tuple(timings[place] for place in count)
+
+
+def test_print_shows_the_table() -> None:
+    """Whoever prints a result reads the answer, not the record."""
+    assert str(a_result()) == a_result().table()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"text"', "null", b"\xff\xfe", "[" * 100_000, "{}"])
+def test_what_is_no_result_is_invalid_data(text: str | bytes) -> None:
+    """Broken JSON, JSON of another kind, and an object without a schema are all InvalidData that names the file."""
+    with pytest.raises(InvalidData) as caught:
+        TuningResult.from_json(text, source="old.json")
+    assert caught.value.path == "old.json"
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None, True])
+def test_another_schema_is_refused_with_both_numbers(schema: object) -> None:
+    """A result of another schema is not guessed at."""
+    with pytest.raises(InvalidData, match="schema must be 1, got") as caught:
+        TuningResult.from_json(json.dumps(a_result().to_mapping() | {"schema": schema}))
+    assert repr(schema) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", RESULT_KEYS[1:])
+def test_a_missing_key_is_named(key: str) -> None:
+    """A result cut short says what it lacks."""
+    data = a_result().to_mapping()
+    del data[key]
+    with pytest.raises(InvalidData, match=f"{key} is missing"):
+        TuningResult.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("key", [key for key in MEASUREMENT_KEYS if key not in ADDED_KEYS])
+def test_a_missing_key_of_a_measurement_is_named_with_its_place(key: str) -> None:
+    """The path leads to the measurement."""
+    data = a_result().to_mapping()
+    del data["measurements"][0][key]
+    with pytest.raises(InvalidData, match=rf"measurements\[0\]\.{key} is missing"):
+        TuningResult.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batch_size", "32"), ("batch_size", 32.5), ("tolerance", "small"), ("objective", "speed"),
+        ("decided_by", "luck"),
+        ("l2", "lukewarm"), ("recompute", 1), ("limits", None), ("device", []), ("tied_with", 3), ("reasons", "why"),
+        ("reasons", [1]), ("measurements", {}), ("measurements", None), ("measurements", [1]), ("created", 5),
+        ("input_shape", [1.5]),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_invalid_data_that_names_its_field(key: str, value: object) -> None:
+    """What a field must not hold never becomes a result."""
+    with pytest.raises(InvalidData, match=key):
+        TuningResult.from_json(json.dumps(a_result().to_mapping() | {key: value}))
+
+
+def test_nan_in_a_file_is_invalid_data() -> None:
+    """Python's JSON reader takes NaN; a result does not."""
+    text = a_result().to_json().replace('"latency_seconds": 0.5', '"latency_seconds": NaN')
+    with pytest.raises(InvalidData, match="NaN is no JSON number"):
+        TuningResult.from_json(text)
+
+
+def test_a_record_refuses_nan_when_it_is_made() -> None:
+    """So that writing a result never fails."""
+    with pytest.raises(ValueError, match="must be finite"):
+        a_result(measurements=[Measurement(batch_size=1, status="ok", latency_seconds=float("nan"))])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("objective", "speed"), ("tolerance", 1.0), ("tolerance", -0.1), ("tolerance", float("nan")),
+        ("latency_limit", 0.0), ("latency_limit", float("inf")), ("latency_limit", float("nan")),
+    ],
+)  # fmt: skip
+def test_a_goal_that_makes_no_sense_is_refused(field: str, value: object) -> None:
+    """The error names the argument as the user wrote it, and the value."""
+    with pytest.raises(InvalidArgument) as caught:
+        Goal(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert caught.value.value is value
+
+
+def test_costs_are_less_for_better() -> None:
+    """0.5 s and 4 J for 32 samples: seconds per sample, seconds, joules per sample; no joules, no cost."""
+    costs = [Goal(objective=objective).cost(32, seconds=0.5, joules=4.0) for objective in OBJECTIVES]
+    assert costs == [0.5 / 32, 0.5, 4.0 / 32]
+    assert Goal(objective="energy").cost(32, seconds=0.5, joules=None) is None
+
+
+def test_an_allowed_cost_is_the_tolerance_of_the_contract() -> None:
+    """Throughput may fall to 80 %, so a sample may cost 1 / 0.8; latency may rise to 120 %."""
+    assert Goal(tolerance=0.2).allowed(1.0) == pytest.approx(1.25)
+    assert Goal(objective="latency", tolerance=0.2).allowed(1.0) == pytest.approx(1.2)
+
+
+def test_an_unknown_status_is_refused() -> None:
+    """A status is one of eight words."""
+    with pytest.raises(ValueError, match="finished"):
+        Outcome(32, "finished")
+
+
+def test_a_recorder_remembers_and_passes_on() -> None:
+    """What was known, what is added and what replaces an outcome are all in `measured`; the next keeper hears all."""
+    heard: list[object] = []
+
+    @attrs.define
+    class Listener:
+        def timing(self, timing: Timing) -> None:
+            heard.append(timing)
+
+        def outcome(self, outcome: Outcome) -> None:
+            heard.append(outcome)
+
+        def spent(self, seconds: float) -> None:
+            heard.append(seconds)
+
+    listener: Keeper = Listener()
+    first, second = Timing(batch_size=8, round=1, seconds=1.0), Timing(batch_size=8, round=0, seconds=2.0)
+    recorder = Recorder(Measured(timings=(first,), outcomes=(Outcome(8, "interrupted"),), seconds_spent=3.0), listener)
+    recorder.timing(second)
+    recorder.outcome(Outcome(8, "ok"))
+    recorder.spent(4.0)
+    assert recorder.measured == Measured(timings=(first, second), outcomes=(Outcome(8, "ok"),), seconds_spent=4.0)
+    assert recorder.measured.of(8) == (second, first)
+    assert heard == [second, Outcome(8, "ok"), 4.0]
+
+
+def test_a_null_keeper_answers_every_call_of_a_keeper() -> None:
+    """Whoever keeps nothing need not be asked first."""
+    keeper: Keeper = NullKeeper()
+    keeper.timing(Timing(batch_size=1, round=0, seconds=1.0))
+    keeper.outcome(Outcome(1, "ok"))
+    keeper.spent(1.0)
+
+
+def read_of(*visits: list[float], throttled: tuple[int, ...] = ()) -> list[Timing]:
+    """Timings of one size, visit by visit; those of these visits throttled."""
+    return [
+        Timing(batch_size=8, round=PER_VISIT * visit + number, seconds=seconds, throttled=visit in throttled)
+        for visit, values in enumerate(visits)
+        for number, seconds in enumerate(values)
+    ]
+
+
+def test_a_visit_counts_as_a_whole_by_its_median() -> None:
+    """A visit 9.9 % above the best one counts with its outliers, one 10.1 % above with none of its readings."""
+    best, near, far = [1.0, 1.0, 5.0], [1.099, 1.099, 0.5], [1.101, 1.101, 0.5]
+    timings = read_of(best, near, far)
+    assert DISTURBED == 0.1
+    assert counting(timings) == tuple(timings[:6])
+
+
+def test_throttled_timings_count_where_there_are_no_others_only() -> None:
+    """However fast they are, a clear reading sets them aside; alone they count, disturbed visits apart."""
+    timings = read_of([1.0, 1.1], [9.0], [2.0], throttled=(0, 1))
+    assert counting(timings) == (timings[3],)
+    assert counting(timings[:3]) == tuple(timings[:2])
+
+
+@given(
+    st.lists(st.builds(Timing, batch_size=st.just(8), round=st.integers(0, 99), seconds=st.floats(1e-9, 1e9),
+                       throttled=st.booleans()))
+)  # fmt: skip
+def test_of_any_timings_some_count(timings: list[Timing]) -> None:
+    """What counts is never empty, in the order it was taken, of one kind, and holds the visit of the best median."""
+    found = counting(timings)
+    assert bool(found) == bool(timings)
+    assert len({timing.throttled for timing in found}) <= 1
+    assert [timing for timing in timings if timing in found] == list(found)
+    assert counting(found) == found
+
+
+def test_a_result_without_the_keys_that_were_added_later_is_read() -> None:
+    """Files of the same schema from before visits were counted know nothing of them, and stay readable."""
+    data = json.loads(a_result().to_json())
+    for measurement in data["measurements"]:
+        for name in ADDED_KEYS:
+            del measurement[name]
+    read = TuningResult.from_json(json.dumps(data))
+    assert {getattr(measurement, name) for measurement in read.measurements for name in ADDED_KEYS} == {None}

@@ -1,0 +1,334 @@
+"""Anchors against a model of known parts: planted scales come back, little evidence moves little, intervals hold."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubatch.estimate.parts import PassPrediction, Scales, StepPrediction
+from cubatch.hardware.facts import Device
+from cubatch.network.layers import Linear
+from cubatch.network.passes import Pass
+from cubatch.tuning import anchors
+from cubatch.tuning import sharpen as sharpening
+from cubatch.tuning.anchors import Anchor, Question
+from cubatch.tuning.sharpen import sharpen
+
+HERE, THERE = Device(name="here", slug="here"), Device(name="there", slug="there")
+MODEL_SD, SCALE_SD = 0.1, 0.2
+MIXTURES = [(1, 9), (9, 1), (2, 8), (8, 2), (3, 7), (7, 3), (4, 6), (6, 4), (5, 5), (10, 1)]
+
+
+def model(spec: Linear, sizes: Any, _: Device, *, scales: Scales, **__: Any) -> StepPrediction:
+    """Take c µs of arithmetic and k µs of bytes a sample, with an interval of MODEL_SD and the scales' own."""
+    n, whole = np.array(list(sizes), float), math.hypot(MODEL_SD, SCALE_SD)
+    seconds = 1e-6 * n * (scales.compute * spec.c + scales.memory * spec.k)
+    half = np.exp(1.6448536269514722 * whole)
+    one = PassPrediction(spec.type, Pass.FPROP, seconds, ("bytes",) * len(n), 0 * n)
+    return StepPrediction(tuple(sizes), seconds, seconds / half, seconds * half, (one,), (), SCALE_SD)
+
+
+@pytest.fixture(autouse=True)
+def _model(monkeypatch):
+    monkeypatch.setattr(anchors, "predict_step", model)
+
+
+def asked(c: int = 5, k: int = 5, device: Device = HERE, dtype: str = "float32", library: str = "vendor") -> Question:
+    return Question(Linear(c=c, k=k), device, "inference", dtype, library)
+
+
+def anchor(question: Question, seconds: dict[int, float], sd: float = 0.02) -> Anchor:
+    return Anchor("file.json", question, seconds, dict.fromkeys(seconds, sd))
+
+
+def truth(question: Question, compute: float, memory: float, sizes: Any = (64,)) -> Anchor:
+    """What would be measured of it on a GPU of these scales, if the model were right otherwise."""
+    step = question.step(sizes, compute=compute, memory=memory)
+    return anchor(question, dict(zip(sizes, map(float, step.seconds), strict=True)))
+
+
+def test_without_anchors_it_is_the_model():
+    """Seconds and interval are the model's own, and sizes err alike but for what is wrong nearby only."""
+    found, own = sharpen(asked(), [1, 8, 64], []), asked().step([1, 8, 64])
+    assert found.step.seconds.tolist() == own.seconds.tolist()
+    assert found.step.high.tolist() == own.high.tolist()
+    for (a, m), (b, n) in itertools.product(enumerate((1, 8, 64)), repeat=2):
+        nearby = 0.8 + 0.2 * math.exp(-abs(math.log2(m / n)))  # a fifth of the network's error fades by octaves
+        assert found.covariance[a, b] == pytest.approx(MODEL_SD**2 * nearby + 0.2**2)
+    assert (found.compute, found.memory, found.ratios) == (1.0, 1.0, ())
+
+
+def test_no_network_is_surer_than_a_measurement(monkeypatch):
+    """Of an interval that is all the GPU's, 0.02 are the network's own all the same."""
+    monkeypatch.setitem(globals(), "MODEL_SD", 0.0)
+    assert np.diag(sharpen(asked(), [1, 64], []).covariance) == pytest.approx(0.2**2 + 0.02**2)
+
+
+def test_an_anchor_that_says_nothing_leaves_the_interval_as_it_is():
+    """Another network on another GPU with another source shares no error with what is asked, whatever it measured."""
+    own, sizes = asked().step([1, 64]), [1, 64]
+    foreign = asked(c=9, k=1, device=THERE, dtype="float16", library="cubatch")
+    found = sharpen(asked(), sizes, [truth(foreign, 3.0, 3.0)])
+    for got, alone in ((found.step.seconds, own.seconds), (found.step.low, own.low), (found.step.high, own.high)):
+        assert got == pytest.approx(alone, rel=1e-12)
+    assert found.covariance == pytest.approx(sharpen(asked(), sizes, []).covariance, rel=1e-12)
+
+
+def test_what_no_scale_explains_is_shared_as_the_scales_are():
+    """
+    A step half of either scale, on the same GPU in another dtype 1.5 times as slow: half of the rest is shared.
+
+    The rest is 0.04 less what the scales explain, (1 + 1 + 2 x 0.8) s^2 x 0.04 with s the slope over a step of 0.05; it
+    pulls by log 1.5 x half of it / (0.04 + 0.01 + 0.0004).
+    """
+    own = asked()
+    found = sharpen(own, [64], [truth(asked(dtype="float16"), 1.5, 1.5)])
+    slope = math.log((1 + math.exp(0.05)) / 2) / 0.05
+    expected = math.log(1.5) * 0.5 * 0.04 * (1 - 3.6 * slope**2) / (0.04 + 0.01 + 0.02**2)
+    moved = own.step([64], compute=found.compute, memory=found.memory).seconds[0]
+    assert math.log(found.step.seconds[0] / moved) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("sd", [0.05, 0.2])
+def test_one_anchor_moves_both_scales_by_the_formula(monkeypatch, sd):
+    """
+    Arithmetic alone, 1.5 times as slow: log 1.5 x sd^2 / (sd^2 + 0.01 + 0.0004), and bytes follow by 0.8 of that.
+
+    A GPU that the model knows (0.05) moves less than one that it has never seen (0.2).
+    """
+    monkeypatch.setitem(globals(), "SCALE_SD", sd)
+    sole = asked(c=5 * 10**6, k=1)
+    found = sharpen(asked(c=5, k=1), [64], [truth(sole, 1.5, 1.0)])
+    expected = math.log(1.5) * sd**2 / (sd**2 + MODEL_SD**2 + 0.02**2)
+    assert math.log(found.compute) == pytest.approx(expected, rel=1e-4)
+    assert math.log(found.memory) == pytest.approx(0.8 * expected, rel=1e-4)
+    assert found.ratios == (pytest.approx(1.5, rel=1e-5),)
+
+
+@pytest.mark.parametrize(("compute", "memory"), [(1.3, 0.8), (0.7, 1.4), (1.5, 1.5)])
+def test_planted_scales_come_back(monkeypatch, compute, memory):
+    """Ten networks of other mixtures tell arithmetic from bytes: a third of the way or more, all of it where sure."""
+    known = [truth(asked(c, k), compute, memory) for c, k in MIXTURES]
+    found = sharpen(asked(), [64], known)
+    for got, planted in ((found.compute, compute), (found.memory, memory)):
+        assert 1 / 3 < math.log(got) / math.log(planted) < 1
+    monkeypatch.setitem(globals(), "MODEL_SD", 0.005)
+    sure = sharpen(asked(), [64], known)
+    assert (sure.compute, sure.memory) == (pytest.approx(compute, rel=0.03), pytest.approx(memory, rel=0.03))
+
+
+def test_more_anchors_move_further():
+    """One, three and ten networks that are 1.4 times as slow: the more, the nearer, and never past."""
+    moved = [sharpen(asked(), [64], [truth(asked(c, k), 1.4, 1.4) for c, k in MIXTURES[:count]]).compute
+             for count in (1, 3, 10)]  # fmt: skip
+    assert 1 < moved[0] < moved[1] < moved[2] < 1.4
+
+
+def test_forty_sizes_of_one_network_are_not_forty_anchors():
+    """What is wrong with a network is wrong at all its sizes, so that they move the scales hardly more than one."""
+    other = asked(c=4, k=6)
+    one, forty = (sharpen(asked(), [64], [truth(other, 1.4, 1.4, sizes)]).compute for sizes in ((64,), range(1, 41)))
+    assert 1 < one < forty < one**1.1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    scale=st.floats(0.5, 2.0),
+    mixtures=st.lists(st.sampled_from(MIXTURES), min_size=1, max_size=5, unique=True),
+    device=st.sampled_from([HERE, THERE]),
+)
+def test_right_anchors_never_make_it_worse(scale, mixtures, device):
+    """A GPU that is slower or faster in everything: the prediction comes nearer, from that GPU or another like it."""
+    known = [truth(asked(c, k, device), scale, scale) for c, k in mixtures]
+    found, right = sharpen(asked(), [64], known), asked().step([64], compute=scale, memory=scale).seconds[0]
+    before = abs(math.log(asked().step([64]).seconds[0] / right))
+    assert abs(math.log(found.step.seconds[0] / right)) <= before + 1e-12
+
+
+def test_the_scales_are_sought_until_they_hardly_move(monkeypatch):
+    """Networks of both kinds on a GPU of which bytes take three times as long: ten more rounds change under 1 %."""
+    known = [truth(asked(c, k), 1.0, 3.0) for c, k in MIXTURES]
+    found = sharpen(asked(), [64], known)
+    monkeypatch.setattr(sharpening, "_ROUNDS", 12)
+    settled = sharpen(asked(), [64], known)
+    assert (found.compute, found.memory) == pytest.approx((settled.compute, settled.memory), rel=0.01)
+    assert found.step.seconds == pytest.approx(settled.step.seconds, rel=0.01)
+
+
+def test_shares_of_gpu_and_source_are_as_stated():
+    """Another dtype on the GPU gets half of what the GPU itself gets, another GPU with the same source a quarter."""
+    far = asked(c=10**6, k=1)
+    full, dtype, gpu = (
+        math.log(sharpen(one, [64], [truth(far, 1.5, 1.5)]).compute)
+        for one in (asked(), asked(dtype="float16"), asked(device=THERE))
+    )
+    assert (dtype / full, gpu / full) == (pytest.approx(0.5), pytest.approx(0.25))
+
+
+def test_half_of_a_networks_error_is_the_same_on_another_gpu():
+    """
+    The same network on another GPU, 1.5 times as slow: a quarter of the scales' variance and half of its own is shared.
+
+    Its own part pulls by log 1.5 x 0.5 x 0.01 / (0.04 + 0.01 + 0.0004), beside what the scales do.
+    """
+    far = asked(c=10**6, k=1)
+    there = asked(c=10**6, k=1, device=THERE)
+    found = sharpen(far, [64], [truth(there, 1.5, 1.5)])
+    pull = found.step.seconds[0] / far.step([64], compute=found.compute, memory=found.memory).seconds[0]
+    assert math.log(pull) == pytest.approx(math.log(1.5) * 0.5 * 0.01 / (0.04 + 0.01 + 0.0004), rel=1e-4)
+
+
+def test_an_anchors_ratio_is_the_median_over_its_sizes():
+    """Of three sizes, twice, three times and ten times as slow as the model had said."""
+    own = asked()
+    before = dict(zip((1, 8, 64), own.step([1, 8, 64]).seconds, strict=True))
+    slow = {n: factor * before[n] for n, factor in ((1, 3.0), (8, 10.0), (64, 2.0))}
+    assert sharpen(own, [4], [anchor(own, slow)]).ratios == (pytest.approx(3.0),)
+
+
+def test_a_size_that_was_measured_is_given_as_measured():
+    """The same network on the same GPU with the same source: within the noise at its size, wider further away."""
+    own = asked()
+    measured = 1.8 * own.step([64]).seconds[0]
+    found = sharpen(own, [1, 16, 64, 128], [anchor(own, {64: measured})])
+    ratio = found.step.seconds / own.step([1, 16, 64, 128]).seconds
+    width = found.step.high / found.step.seconds
+    assert found.step.low == pytest.approx(found.step.seconds / width)
+    assert ratio[2] == pytest.approx(1.8, rel=0.01)
+    assert 1 < ratio[0] < ratio[1] < ratio[3] < ratio[2]
+    assert (
+        width[2] < math.exp(1.645 * 0.02) < width[3] < width[1] < width[0] < math.exp(1.645 * math.hypot(0.2, MODEL_SD))
+    )
+
+
+def test_the_wider_a_measurements_own_interval_the_less_it_pulls():
+    """
+    The same step, 1.8 times as slow, known to 0.02 and to 0.2: as measured, and a part of the way.
+
+    Of log 1.8 it takes 0.05 / (0.05 + sd^2), and sd^2 times that is the variance that remains.
+    """
+    own = asked()
+    for sd in (0.02, 0.2):
+        found = sharpen(own, [64], [anchor(own, {64: 1.8 * own.step([64]).seconds[0]}, sd)])
+        share = 0.05 / (0.05 + sd**2)
+        ratio = found.step.seconds[0] / own.step([64]).seconds[0]
+        assert math.log(ratio) == pytest.approx(math.log(1.8) * share, rel=0.01)
+        assert found.covariance[0, 0] == pytest.approx(sd**2 * share)
+
+
+def test_medians_of_one_step_that_differ_make_it_unsure():
+    """
+    Thrice the same step, 0.3 below the model, as it says, and 0.3 above it, each sure to 0.02: far beyond chance.
+
+    Around their mean they have the variance 0.09, of which 0.0004 were stated: the rest is added to what the network
+    errs, 0.05, and to each measurement, so that of the three remains 0.09 / 3 beside it.
+    """
+    own = asked()
+    seconds = own.step([64]).seconds[0]
+    found = sharpen(own, [64], [anchor(own, {64: seconds * math.exp(by)}) for by in (-0.3, 0.0, 0.3)])
+    assert found.step.seconds[0] == pytest.approx(seconds)
+    assert found.covariance[0, 0] == pytest.approx(1 / (1 / (0.05 + 0.09 - 0.0004) + 3 / 0.09))
+
+
+def test_scatter_elsewhere_makes_nothing_less_sure_than_without_it():
+    """Of another dtype on the GPU: it says less of the scales, and nothing of how far this one errs."""
+    there, alone = asked(dtype="float16"), sharpen(asked(), [64], []).covariance[0, 0]
+    seconds = dict(zip((16, 32, 64, 128), there.step([16, 32, 64, 128]).seconds, strict=True))
+    smooth = sharpen(asked(), [64], [anchor(there, seconds)]).covariance[0, 0]
+    rough = {n: value * math.exp(by) for (n, value), by in zip(seconds.items(), (-0.5, 0.5, 0.5, -0.5), strict=True)}
+    assert smooth < sharpen(asked(), [64], [anchor(there, rough)]).covariance[0, 0] < alone
+
+
+@pytest.mark.parametrize(
+    ("stated", "by_size", "by_timing"), [(0.2, 0.0, 0.2), (0.02, 0.0, 0.2), (0.02, 0.2, 0.02), (0.02, 0.14, 0.14)]
+)
+def test_intervals_hold_where_measurements_scatter(stated, by_size, by_timing):
+    """
+    Worlds whose five medians scatter by 0.2, of which their own intervals say all or nothing: nine of ten at least.
+
+    Be it that the network takes longer at some sizes than the model can know, that the timings err, or both.
+    """
+    rng, trials, inside, own, sizes = np.random.default_rng(7), 200, 0, asked(), [16, 32, 64, 128, 256]
+    covariance = sharpen(own, sizes, []).covariance + by_size**2 * np.eye(len(sizes))
+    for _ in range(trials):
+        right = own.step(sizes).seconds * np.exp(rng.multivariate_normal(np.zeros(len(sizes)), covariance))
+        seen = right * np.exp(by_timing * rng.standard_normal(len(sizes)))
+        found = sharpen(own, [64], [anchor(own, dict(zip(sizes, seen, strict=True)), stated)]).step
+        inside += found.low[0] <= right[2] <= found.high[0]
+    assert inside / trials > 0.9 - 3 * math.sqrt(0.9 * 0.1 / trials)
+
+
+def test_passes_still_add_up():
+    """What pulls at the step pulls at its passes."""
+    own = asked()
+    found = sharpen(own, [1, 64], [anchor(own, {64: 1e-3})])
+    assert np.sum([one.seconds for one in found.step.passes], axis=0) == pytest.approx(found.step.seconds, rel=1e-12)
+
+
+def test_intervals_hold_nine_of_ten_worlds():
+    """Worlds drawn from the stated errors, step by step in loops: the truth lies in the interval 90 % of the time."""
+    rng, trials, inside = np.random.default_rng(5), 600, 0
+    known = [
+        (asked(2, 8), (32,)), (asked(8, 2, THERE), (32, 256)), (asked(5, 5), (16,)), (asked(5, 5, THERE), (64,)),
+        (asked(9, 1, dtype="float16"), (8,)),
+    ]  # fmt: skip
+    target, size = asked(5, 5), 64
+    steps = [(target, size), *((question, n) for question, sizes in known for n in sizes)]
+    draws: dict[Any, np.ndarray] = {}
+
+    def unknown(question):
+        pair = np.array([[1, 0.8], [0.8, 1]]) * 0.04
+        gpu, source = question.device.name, (question.library, question.dtype)
+        total = np.zeros(3)
+        # The third is what neither scale explains of 0.04.
+        rest = math.sqrt(0.04 - shares(question) @ pair @ shares(question))
+        for key, share in ((gpu, 0.5), (source, 0.25), ((gpu, source), 0.25)):
+            if key not in draws:
+                draws[key] = np.append(rng.multivariate_normal([0, 0], pair), rng.standard_normal())
+            total += math.sqrt(share) * draws[key]
+        return shares(question) @ total[:2] + rest * total[2]
+
+    def shares(question):
+        whole = question.spec.c + question.spec.k
+        return np.array([question.spec.c / whole, question.spec.k / whole])
+
+    for _ in range(trials):
+        draws.clear()
+        # Each network's error, size by size: common to all sizes, and a part that fades with the distance in octaves.
+        covariance = np.array([
+            [MODEL_SD**2 * (a.spec == b.spec and a.dtype == b.dtype) * (1 if a.device is b.device else 0.5)
+             * (0.8 + 0.2 * math.exp(-abs(math.log2(m / n)))) for b, n in steps] for a, m in steps
+        ])  # fmt: skip
+        errors = rng.multivariate_normal(np.zeros(len(steps)), covariance)
+        logs = [
+            math.log(question.step([n]).seconds[0]) + unknown(question) + error
+            for (question, n), error in zip(steps, errors, strict=True)
+        ]
+        values = iter(logs[1:])
+        seen = [
+            anchor(question, {n: math.exp(next(values) + 0.02 * rng.standard_normal()) for n in sizes})
+            for question, sizes in known
+        ]
+        found = sharpen(target, [size], seen).step
+        inside += found.low[0] <= math.exp(logs[0]) <= found.high[0]
+    # Three standard deviations of a share of 600 with probability 0.9; the curvature of the model takes less than 0.01.
+    assert abs(inside / trials - 0.9) < 3 * math.sqrt(0.9 * 0.1 / trials) + 0.01
+
+
+def test_the_constants_are_those_of_the_text():
+    """The shares are a partition, and the text that explains them names the values."""
+    assert sharpening.GPU_SHARE + sharpening.SOURCE_SHARE + sharpening.PAIR_SHARE == 1
+    for words in (
+        "correlation of 0.8",
+        "one half belongs to the GPU",
+        "a quarter to the source",
+        "Four fifths",
+        "0.02",
+    ):
+        assert words in (sharpening.__doc__ or "")
