@@ -176,7 +176,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
         ({"device": here(V100, num_sms=14, mig="1g.5gb")}, "measured on 14"),
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
         ({"device": here(T4), "dtype": "float16"}, "share nothing"),
-        ({"device": here(catalogue.find("rtx-2080-super"))}, "peak_bytes_per_second"),
+        ({"device": here(catalogue.find("rtx-pro-6000-blackwell-server"))}, "peak_bytes_per_second"),
     ],
 )
 def test_what_says_nothing_about_it_is_refused(changed, said):
