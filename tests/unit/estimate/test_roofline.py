@@ -152,7 +152,7 @@ def test_zeros_that_a_kernel_multiplies_are_no_part_of_the_bound() -> None:
     fast_memory = Device(name="x", peak_flops_per_second={"float32": 1e12}, peak_bytes_per_second=1e15)
     conv = Conv2d(h=10, w=10, c=100, k=100, r=5, s=5)
     for pass_ in Pass:
-        seconds = timing.layer_seconds(conv, pass_, 1, fast_memory, "float32")
+        seconds = roofline.layer_seconds(conv, pass_, 1, fast_memory, "float32")
         assert seconds == pytest.approx(2 * 36 * 25 * 10**4 / 1e12)
 
 
