@@ -27,8 +27,7 @@ def rooms(project: dict[str, Any]) -> str:
 
 
 def _label(room: str) -> str:
-    count = len(list((PACKAGE / room).rglob("*.py")))
-    return f"{room}/ ({count})" if count else f"{room}.py"
+    return f"{room}/" if (PACKAGE / room).is_dir() else f"{room}.py"
 
 
 def _first_line(room: str) -> str:
