@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 import warnings
@@ -22,8 +23,11 @@ from cubatch.report.tables import result
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from cubatch.search.walk import Event
+
 
 STDOUT = "-"
+INTERRUPTED = 130  # the exit code
 Show = Callable[[float, float, str], None]
 
 LINE_SECONDS = 5.0
@@ -175,3 +179,31 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
             say(f"cubatch: {moment - began:.0f} s, {text}")
 
     return show
+
+
+@contextlib.contextmanager
+def watching(model: str) -> Iterator[Callable[[Event], None]]:
+    """Let tuning's events move a bar on a terminal, and elsewhere write a line now and then."""
+    with progress_bar(f"tuning {model}") as bar:
+        line = progress_lines()
+
+        def show(event: Event) -> None:
+            if bar is not None:
+                bar(event.done, event.total, _so_far(event))
+            elif event.kind != "end":  # the answer comes next
+                line(_so_far(event))
+
+        yield show
+
+
+def _so_far(event: Event) -> str:
+    """Say the best size so far and what may still be gained; before there is one, what happened."""
+    from cubatch.units import format_count, format_whole_percent
+
+    if event.best_batch_size is None:
+        return event.message
+    rate = "" if event.best_rate is None else f" ({format_count(event.best_rate)} samples/s)"
+    gain = ""
+    if event.could_gain is not None and math.isfinite(event.could_gain):
+        gain = f", at most {format_whole_percent(event.could_gain, at_most=True)} more to gain"
+    return f"{event.best_batch_size} best so far{rate}{gain}"
