@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cubatch.errors import InvalidArgument
-from cubatch.report.tables import result
+from cubatch.report.grid import WIDTH, Grid
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -41,7 +41,7 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_path: str | None) -> None:
+def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | None) -> None:
     """
     Give a command's result: grids on stdout, JSON where it was asked for.
 
@@ -65,9 +65,9 @@ def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_pa
         from rich.console import Console
 
         for index, content in enumerate(grids):
-            Console(width=width).print(*([""] if index else []), result.rich_grid(content, width=width), sep="\n")
+            Console(width=width).print(*([""] if index else []), content.rich(width), sep="\n")
     else:
-        _write("\n\n".join(result.grid(content, width=width) for content in grids) + "\n")
+        _write("\n\n".join(content.text(width) for content in grids) + "\n")
 
 
 def _write(text: str) -> None:
@@ -79,10 +79,10 @@ def _write(text: str) -> None:
 def line_width() -> int:
     """Give the characters per line: the terminal's, or the report's own in a pipe."""
     if not sys.stdout.isatty():
-        return result.WIDTH
+        return WIDTH
     import shutil
 
-    return max(60, min(shutil.get_terminal_size().columns, result.WIDTH))
+    return max(60, min(shutil.get_terminal_size().columns, WIDTH))
 
 
 @contextlib.contextmanager

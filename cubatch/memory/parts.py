@@ -18,7 +18,7 @@ from cubatch.network.graph import INPUT, Spec
 from cubatch.network.layer import check_mode
 from cubatch.network.layers import Flatten
 from cubatch.network.models import SpecLike
-from cubatch.report.tables import result
+from cubatch.report.grid import Grid
 from cubatch.units import format_bytes, format_count
 
 
@@ -74,7 +74,7 @@ class Footprint:
             ),
         ]
         title = f"batch {self.batch_size}"
-        by_part = result.grid({"title": title, "columns": ["part", "bytes"], "rows": rows, "notes": notes})
+        by_part = Grid(title=title, columns=["part", "bytes"], rows=rows, notes=notes).text()
         columns = ["layer", "type", "output", "parameters", "activations", "gradients", "workspace"]
         by_layer = [
             [
@@ -86,7 +86,7 @@ class Footprint:
             ]
             for layer in self.layers
         ]
-        return by_part + "\n" + result.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
+        return by_part + "\n" + Grid(title="by layer", columns=columns, rows=by_layer).text()
 
 
 def checked(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.errors import InvalidArgument
 from cubatch.report import plot
-from cubatch.report.curve import Curve, Point, curve_of, setting, ticks
+from cubatch.report.curve import Curve, Point, curve_of, ticks
+from cubatch.report.facts import setting
 from cubatch.units import format_bytes, format_value
 
 if TYPE_CHECKING:
