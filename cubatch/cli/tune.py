@@ -83,7 +83,7 @@ def tune(
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
-    from cubatch.report import plot as plot_module
+    from cubatch.report.plots import style
     from cubatch.tuning import tune as tuner
 
     if no_store + fresh + (store is not None) > 1:
@@ -96,7 +96,7 @@ def tune(
     if report is not None and not report.lower().endswith((".html", ".htm")):
         raise typer.BadParameter(f"--report writes an .html file, got {report!r}")
     if plot is not None:
-        plot_module.check(plot)
+        style.check(plot)
     spec = read_spec(model, input_shape, classes)
     try:
         with console.watching(model) as watch:

@@ -9,6 +9,7 @@ import pytest
 
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.report import plot
+from cubatch.report.plots import style
 from tests.unit.tuned import measurement, tuned
 
 pytest.importorskip("matplotlib")
@@ -115,6 +116,6 @@ def test_without_matplotlib_the_install_line_is_given(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependency) as caught:
-        plot.check(tmp_path / "curve.png")
+        style.check(tmp_path / "curve.png")
 
     assert "pip install 'cubatch[plot]'" in str(caught.value)
