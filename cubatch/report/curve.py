@@ -1,7 +1,7 @@
 """
 What the picture of a tuning result shows, before anything is drawn.
 
-The PNG of `plot` and the SVG of `page` draw the same curve: points with intervals, the tolerance
+The PNG of `plot` and the SVG of `html` draw the same curve: points with intervals, the tolerance
 band, the sizes that gave no timing, the few reasons worth a label, and where the axis is ticked.
 That is decided here once, from the schema-1 mapping of a result, so the two cannot disagree.
 """

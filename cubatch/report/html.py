@@ -1,6 +1,8 @@
 """
 One self-contained HTML page: a heading, an answer, a figure, tables.  No script, nothing fetched.
 
+What a result puts on it is decided in `page`; here is how a page looks.
+
 The figure is an SVG written here from a `Curve`, so that a page needs no plotting library and its
 colours follow the reader's light or dark setting.  Every text from outside is escaped on its way in.
 """

@@ -213,3 +213,10 @@ def test_a_list_keeps_to_its_width_and_counts_what_it_leaves_out(texts, width):
     elif " +" in shown:
         kept, _, more = shown.rpartition(" +")
         assert kept.endswith("…") or kept == ", ".join(texts[: len(texts) - int(more)])
+
+
+def test_a_list_of_nothing_is_not_known():
+    """A dash beside lists that hold something; no column where none does."""
+    grid = Grid(columns=["n", "why"], rows=[[1, Listed(("a", "b"))], [2, Listed(())]])
+    assert grid.text().split("\n")[2:] == ["1  a, b", "2  \N{EN DASH}"]
+    assert Grid(columns=["n", "why"], rows=[[1, Listed(())]]).text() == "n\n-\n1"
