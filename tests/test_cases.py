@@ -74,7 +74,7 @@ CASES = {
         "cubatch memory --batch-size --device",
         "tests/unit/memory/test_parts.py::test_the_textbook_counts_of_the_mlp",
         "tests/unit/memory/test_parts.py::test_the_buffers_of_the_mlp_are_the_textbooks",
-        "tests/unit/cli/test_cli.py::test_memory_shows_the_textbook_numbers_of_the_mlp",
+        "tests/unit/cli/test_memory.py::test_memory_shows_the_textbook_numbers_of_the_mlp",
     ),
     "memory-rules": (
         "cubatch memory --optimizer --dtype",

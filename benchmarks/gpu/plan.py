@@ -16,7 +16,7 @@ from cubatch.hardware import catalogue, room
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.memory import parts
-from cubatch.report.grid import grid
+from cubatch.report.grid import Grid
 from cubatch.units import format_bytes
 
 
@@ -54,14 +54,12 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
         guess = sum(item.seconds for item in items)
         rows.append([stage.name, len(items), f"{guess:.0f} s", f"{stage.seconds:.0f} s", stage.shows])
     print(
-        grid(
-            {
-                "title": f"Planned for {device}",
-                "columns": ["stage", "items", "would take", "share", "shows"],
-                "rows": rows,
-                "notes": ["What does not fit its share is skipped, the least valuable first."],
-            }
-        )
+        Grid(
+            title=f"Planned for {device}",
+            columns=["stage", "items", "would take", "share", "shows"],
+            rows=rows,
+            notes=["What does not fit its share is skipped, the least valuable first."],
+        ).text()
     )
     for problem in problems:
         print(f"problem: {problem}")

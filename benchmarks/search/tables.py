@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.search.summary import ALL, LOST
 from benchmarks.search.trials import OURS, Trial
-from cubatch.report.grid import grid
+from cubatch.report.grid import Grid
 
 VERDICTS = ("better", "equal", "worse")
 _MOST_SHOWN = 2
@@ -46,7 +46,7 @@ def by_class(rows: Rows) -> str:
             "finder", "regret", "95th", "seconds", "median", "no answer", "unusable", "over max", "never ran",
             "size", "trials", "gap", "beyond", "devices",
         ]  # fmt: skip
-        parts.append(grid({"title": kind, "columns": columns, "rows": cells}))
+        parts.append(Grid(title=kind, columns=columns, rows=cells).text())
     return "\n\n".join(parts)
 
 
@@ -67,7 +67,7 @@ def coverage(rows: Rows) -> str:
                 ),
             ])  # fmt: skip
     columns = ["finder", "classes", "intervals", "the answer's", "the fastest's"]
-    return grid({"title": "90 % intervals that hold the true median", "columns": columns, "rows": cells})
+    return Grid(title="90 % intervals that hold the true median", columns=columns, rows=cells).text()
 
 
 def against(rows: Rows) -> str:
@@ -84,7 +84,7 @@ def against(rows: Rows) -> str:
             *(str(len(counts[verdict])) for verdict in VERDICTS), worse,
         ])  # fmt: skip
     columns = ["rival", "seconds", "its regret", "ours", *VERDICTS, "worst"]
-    return grid({"title": "ours in the rival's own seconds", "columns": columns, "rows": cells})
+    return Grid(title="ours in the rival's own seconds", columns=columns, rows=cells).text()
 
 
 def goals(rows: Rows) -> str:
@@ -118,4 +118,4 @@ def worst(trials: Sequence[Trial], count: int) -> str:
             for trial in chosen[:count]
         ]  # fmt: skip
     columns = ["budget", "class", "device", "regret", "answer", "ideal", "best", "largest", "trials", "seconds"]
-    return grid({"title": "the worst of ours", "columns": columns, "rows": cells})
+    return Grid(title="the worst of ours", columns=columns, rows=cells).text()

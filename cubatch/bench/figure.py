@@ -7,9 +7,8 @@ from pathlib import Path
 
 from cubatch.bench.records import Entry, Result
 from cubatch.errors import InvalidArgument
-from cubatch.report import plot
+from cubatch.report.plots import style
 
-_BLUE, _GREY = "#0072b2", "#7a7a7a"
 _INCHES_A_CASE = 0.34
 
 
@@ -26,16 +25,13 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
         MissingDependency: If Matplotlib is not installed.
         InvalidArgument: If there is nothing to draw, the ending is none of the three, or the file cannot be written.
     """
-    plot.check(path)
+    style.check(path)
     drawn = [result for result in results if result.best is not None and result.best.roofline_fraction is not None]
     if not drawn:
         raise InvalidArgument("plot file", str(path), "asked for where times were taken on a device of known peaks")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 1.6 + _INCHES_A_CASE * len(drawn)), dpi=150, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = style.sheet(9.0, 1.6 + _INCHES_A_CASE * len(drawn))
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-    for side, shift, colour in (("ours", -0.2, _BLUE), ("vendor", 0.2, _GREY)):
+    for side, shift, colour in (("ours", -0.2, style.BLUE), ("vendor", 0.2, style.GREY)):
         shown = [(row, _of(result, side)) for row, result in enumerate(drawn)]
         places = [(row + shift, entry.roofline_fraction or 0.0) for row, entry in shown if entry is not None]
         if places:
@@ -44,12 +40,8 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     axes.set_yticks(range(len(drawn)), [result.case.name for result in drawn], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("percent of the roofline by the data sheet")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", fontsize=8, frameon=False)
-    try:
-        figure.savefig(path, facecolor="white")
-    except OSError as error:
-        raise InvalidArgument("plot file", str(path), "a file that can be written", str(error)) from error
+    style.save(figure, path)
 
 
 def _of(result: Result, side: str) -> Entry | None:

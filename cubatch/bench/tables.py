@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cubatch.bench.records import OURS, Entry, Result, geometric_mean
+from cubatch.report.grid import Grid
 from cubatch.units import format_count, format_metric, format_percent, format_seconds
-
-Grid = dict[str, Any]
 
 _NOTES = {
     "wrong": "A kernel marked wrong gave results outside of its rounding bound and was not timed.",
@@ -32,7 +31,7 @@ def entries(results: Sequence[Result], *, title: str) -> Grid:
         "kernel", "blocks", "busiest SM", "fill", "occupancy", "at best", "time", "rate", "of best", "ratio", "note"
     ]  # fmt: skip
     named = columns if not rows or len(rows[0]) == len(columns) else ["case", *columns]
-    return {"title": title, "columns": named, "rows": rows, "notes": _notes(results)}
+    return Grid(title=title, columns=named, rows=rows, notes=_notes(results))
 
 
 def summary(results: Sequence[Result], *, title: str) -> Grid:
@@ -55,7 +54,7 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
         "x", "case", "kernel", "blocks", "fill", "occupancy", "at best", "time", "rate", "of best", "vendor", "ratio",
         "note",
     ]  # fmt: skip
-    return {"title": title, "columns": columns, "rows": rows, "notes": [*_totals(results), *_notes(results)]}
+    return Grid(title=title, columns=columns, rows=rows, notes=[*_totals(results), *_notes(results)])
 
 
 def _entry(result: Result, entry: Entry) -> list[Any]:

@@ -182,13 +182,13 @@ def _run(
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu
     from cubatch.measure import conditions
-    from cubatch.report import plot as plots
+    from cubatch.report.plots import style
 
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         if dry_run:
             raise typer.BadParameter("--plot draws what was timed: leave out --dry-run")
-        plots.check(plot)
+        style.check(plot)
     device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
     copy = None
     if dry_run:

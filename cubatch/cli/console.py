@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 import warnings
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cubatch.errors import InvalidArgument
-from cubatch.report.tables import result
+from cubatch.report.grid import WIDTH, Grid
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from cubatch.search.walk import Event
+
 
 STDOUT = "-"
+INTERRUPTED = 130  # the exit code
 Show = Callable[[float, float, str], None]
 
 LINE_SECONDS = 5.0
@@ -37,7 +41,7 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_path: str | None) -> None:
+def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | None) -> None:
     """
     Give a command's result: grids on stdout, JSON where it was asked for.
 
@@ -61,9 +65,9 @@ def emit(grids: Sequence[Mapping[str, Any]], payload: Mapping[str, Any], json_pa
         from rich.console import Console
 
         for index, content in enumerate(grids):
-            Console(width=width).print(*([""] if index else []), result.rich_grid(content, width=width), sep="\n")
+            Console(width=width).print(*([""] if index else []), content.rich(width), sep="\n")
     else:
-        _write("\n\n".join(result.grid(content, width=width) for content in grids) + "\n")
+        _write("\n\n".join(content.text(width) for content in grids) + "\n")
 
 
 def _write(text: str) -> None:
@@ -75,10 +79,10 @@ def _write(text: str) -> None:
 def line_width() -> int:
     """Give the characters per line: the terminal's, or the report's own in a pipe."""
     if not sys.stdout.isatty():
-        return result.WIDTH
+        return WIDTH
     import shutil
 
-    return max(60, min(shutil.get_terminal_size().columns, result.WIDTH))
+    return max(60, min(shutil.get_terminal_size().columns, WIDTH))
 
 
 @contextlib.contextmanager
@@ -175,3 +179,31 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
             say(f"cubatch: {moment - began:.0f} s, {text}")
 
     return show
+
+
+@contextlib.contextmanager
+def watching(model: str) -> Iterator[Callable[[Event], None]]:
+    """Let tuning's events move a bar on a terminal, and elsewhere write a line now and then."""
+    with progress_bar(f"tuning {model}") as bar:
+        line = progress_lines()
+
+        def show(event: Event) -> None:
+            if bar is not None:
+                bar(event.done, event.total, _so_far(event))
+            elif event.kind != "end":  # the answer comes next
+                line(_so_far(event))
+
+        yield show
+
+
+def _so_far(event: Event) -> str:
+    """Say the best size so far and what may still be gained; before there is one, what happened."""
+    from cubatch.units import format_count, format_whole_percent
+
+    if event.best_batch_size is None:
+        return event.message
+    rate = "" if event.best_rate is None else f" ({format_count(event.best_rate)} samples/s)"
+    gain = ""
+    if event.could_gain is not None and math.isfinite(event.could_gain):
+        gain = f", at most {format_whole_percent(event.could_gain, at_most=True)} more to gain"
+    return f"{event.best_batch_size} best so far{rate}{gain}"

@@ -61,8 +61,8 @@ def occupancy(
 
     from cubatch.estimate import batch_sweep, occupancy_sweep
     from cubatch.hardware.facts import sm_limits
-    from cubatch.report import plot as plots
     from cubatch.report.plots import occupancy as occupancy_figure
+    from cubatch.report.plots import style
     from cubatch.report.tables import occupancy as occupancy_table
     from cubatch.report.tables.occupancy import Answer
 
@@ -70,7 +70,7 @@ def occupancy(
     _check_options(kernel, raw, blocks=blocks, model=model, layer=layer, batch_size=batch_size, sweep=sweep, plot=plot)
     console.check_writable(json=json, plot=plot)
     if plot is not None:
-        plots.check(plot)
+        style.check(plot)
     gpu = _gpu(device)
     capability = _known(gpu, gpu.compute_capability, "compute capability")
     found = _launches(kernel, threads or 0, registers or 0, shared, gpu, single=bool(model or sweep))

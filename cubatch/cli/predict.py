@@ -76,8 +76,7 @@ def predict(
     Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
     """
     from cubatch.hardware import probe
-    from cubatch.report import plot as plots
-    from cubatch.report.plots import forecast
+    from cubatch.report.plots import forecast, style
     from cubatch.report.tables import forecast as forecast_table
     from cubatch.tuning import forecast as tuning_forecast
 
@@ -88,7 +87,7 @@ def predict(
     sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
     console.check_writable(json=json, plot=plot)
     if plot is not None:
-        plots.check(plot)
+        style.check(plot)
     ask = partial(
         tuning_forecast.predict, read_spec(model, input_shape, classes), mode=mode, dtype=dtype, batch_sizes=sizes,
         library=library, anchors=anchors, objective=objective, tolerance=tolerance, max_batch_size=max_batch_size,

@@ -72,6 +72,7 @@ def clear_runs(
     """
     from cubatch import sqlite_file
     from cubatch.measure import kernel_choice
+    from cubatch.report.grid import Grid
     from cubatch.tuning import store as kept
 
     if (run is None) != everything:
@@ -83,7 +84,7 @@ def clear_runs(
     said = f"Forgot {_count(cleared, 'run')} of {path}"
     said += f" and {_count(winners, 'kernel choice')} beside it" if everything else ""
     facts = {"schema": 1, "path": str(path), "cleared": cleared, "winners": winners}
-    console.emit([{"notes": [f"{said}."]}], facts, json)
+    console.emit([Grid(notes=[f"{said}."])], facts, json)
 
 
 def _count(number: int, noun: str) -> str:

@@ -13,8 +13,7 @@ from cubatch.memory.plan import bytes_alive, plan, schedule_of
 from cubatch.network.graph import INPUT, Spec
 from cubatch.network.layers import Flatten
 from cubatch.network.models import SpecLike
-from cubatch.report.tables import result
-from cubatch.units import format_bytes, format_count
+from cubatch.report.tables import footprint as table
 from cubatch.workload import Workload
 
 
@@ -60,29 +59,8 @@ class Footprint:
 
     def table(self) -> str:
         """Write the footprint by part and by layer as text."""
-        parts = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
-        rows = [[part.replace("_", " "), format_bytes(getattr(self, part))] for part in parts]
-        notes = [
-            f"peak {format_bytes(self.total)} at {self.peak_layer}; buffers share memory when their lifetimes allow",
-            (
-                f"textbook count: {format_count(self.elements_per_sample)} elements per sample, "
-                f"{format_count(self.elements_per_sample * self.batch_size)} in all"
-            ),
-        ]
-        title = f"batch {self.batch_size}"
-        by_part = result.grid({"title": title, "columns": ["part", "bytes"], "rows": rows, "notes": notes})
-        columns = ["layer", "type", "output", "parameters", "activations", "gradients", "workspace"]
-        by_layer = [
-            [
-                layer["name"],
-                layer["type"],
-                "x".join(str(extent) for extent in layer["output_shape"]),
-                format_count(layer["parameters"]),
-                *(format_bytes(layer[part]) for part in ("activations", "activation_gradients", "workspace")),
-            ]
-            for layer in self.layers
-        ]
-        return by_part + "\n" + result.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
+        grids = table.footprint(self.to_mapping(), title=f"batch {self.batch_size}: memory of a step")
+        return "\n\n".join(grid.text() for grid in grids)
 
 
 def footprint(

@@ -1,7 +1,7 @@
 """
 What the picture of a tuning result shows, before anything is drawn.
 
-The PNG of `plot` and the SVG of `page` draw the same curve: points with intervals, the tolerance
+The PNG of `plot` and the SVG of `html` draw the same curve: points with intervals, the tolerance
 band, the sizes that gave no timing, the few reasons worth a label, and where the axis is ticked.
 That is decided here once, from the schema-1 mapping of a result, so the two cannot disagree.
 """
@@ -9,11 +9,21 @@ That is decided here once, from the schema-1 mapping of a result, so the two can
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from cubatch.report.facts import (
+    is_only_noise,
+    is_predicted,
+    is_recommended,
+    measurements_of,
+    setting,
+    share_of_best,
+    subject,
+    value_of,
+)
 from cubatch.units import OBJECTIVE_UNITS, format_bytes, format_objective
 
 STATUS_WORDS = {
@@ -26,8 +36,6 @@ STATUS_WORDS = {
     "interrupted": "interrupted",
 }
 RULED_OUT = "ruled out by its neighbours"  # dropped without a timing
-NOISY_SHARE = 0.05  # half an interval beyond this share of its median is wide
-TIED_SHARE = 0.9  # a tie below this share of the best says more of its noise than of its speed
 _MAX_TICKS = 12
 _MAX_LABELS = 4
 _LABEL_REACH = 0.2  # how far the answer's label stretches to either side, as a share of the axis
@@ -100,101 +108,6 @@ class Curve:
     predicted: bool
 
 
-def is_predicted(result: Mapping[str, Any]) -> bool:
-    """Say whether the result is a prediction: nothing in it was measured."""
-    return bool(result.get("predicted"))
-
-
-def is_recommended(result: Mapping[str, Any]) -> bool:
-    """
-    Say whether the answer was compared with anything: another size, or a limit met right above it.
-
-    A single size that was asked for is the answer; a single one that happened to be measured is not.
-
-    Example:
-        >>> sizes = [{"batch_size": 1, "latency_seconds": 0.5}, {"batch_size": 2, "status": "not_run"}]
-        >>> is_recommended({"batch_size": 1, "decided_by": "budget", "measurements": sizes})
-        False
-    """
-    measurements = list(_measurements(result))
-    num_timed = sum(m.get("latency_seconds") is not None for m in measurements)
-    is_compared = len(measurements) == 1 or num_timed > 1 or result.get("decided_by") in ("memory", "latency_limit")
-    return bool(result.get("batch_size")) and (is_compared or is_predicted(result))
-
-
-def subject(result: Mapping[str, Any]) -> str:
-    """
-    Name what was tuned: the network's name, else the kind of layer, else "a callable".
-
-    Example:
-        >>> subject({"spec": {"name": "resnet18"}}), subject({"spec": {"type": "conv2d", "k": 8}}), subject({})
-        ('resnet18', 'conv2d', 'a callable')
-    """
-    spec = result.get("spec") or {}
-    return str(spec.get("name") or spec.get("type") or "a callable")
-
-
-def setting(result: Mapping[str, Any]) -> str:
-    """Say in one line how and where: device, mode, dtype, library, date."""
-    device = result.get("device") or {}
-    library = result.get("library")
-    parts = [
-        device.get("name"),
-        result.get("mode"),
-        result.get("dtype"),
-        f"library {library}" if library else None,
-        "activations computed again" if result.get("recompute") else None,
-        str(result.get("created") or "")[:10] or None,
-    ]
-    return ", ".join(str(part) for part in parts if part)
-
-
-def value_of(measurement: Mapping[str, Any], objective: str) -> tuple[float, float, float] | None:
-    """
-    Give (value, low, high) of what the objective looks at, or None where it was not measured.
-
-    Throughput is in samples per second, latency in seconds, energy in samples per joule.
-    """
-    if objective == "latency":
-        value, interval = measurement.get("latency_seconds"), measurement.get("latency_interval")
-    elif objective == "energy":
-        joules = measurement.get("joules_per_sample")
-        value, interval = (1 / joules if joules else None), None
-    else:
-        value, interval = measurement.get("samples_per_second"), measurement.get("throughput_interval")
-    if value is None or not math.isfinite(value):
-        return None
-    low, high = interval or (value, value)
-    return float(value), float(low), float(high)
-
-
-def share_of_best(result: Mapping[str, Any]) -> dict[int, float]:
-    """Give, for each batch size with a value, what part of the best objective it reaches (1 is the best)."""
-    objective = result.get("objective") or "throughput"
-    values = {int(m["batch_size"]): v[0] for m in _measurements(result) if (v := value_of(m, objective)) and v[0] > 0}
-    best = _best(result, values)
-    if not best:
-        return {}
-    return {n: best / value if objective == "latency" else value / best for n, value in values.items()}
-
-
-def is_only_noise(share: float | None, interval: Sequence[float] | None) -> bool:
-    """
-    Say whether a size ties with the fastest for its noise alone: far worse by its median, and hardly known.
-
-    Args:
-        share: What part of the best it reaches; None where it is no tie.
-        interval: Where its throughput lies; None where there were too few timings to tell.
-
-    Example:
-        >>> is_only_noise(0.65, (50.0, 150.0)), is_only_noise(0.65, (99.0, 101.0)), is_only_noise(0.95, None)
-        (True, False, False)
-    """
-    if share is None or share >= TIED_SHARE:
-        return False
-    return interval is None or interval[1] - interval[0] > NOISY_SHARE * (interval[0] + interval[1])
-
-
 def curve_of(result: Mapping[str, Any]) -> Curve:
     """
     Decide what the picture of a tuning result shows.
@@ -209,7 +122,7 @@ def curve_of(result: Mapping[str, Any]) -> Curve:
     predicted = is_predicted(result)
     tied, shares = set(result.get("tied_with") or ()), share_of_best(result)
     points, absent = [], []
-    for measurement in sorted(_measurements(result), key=lambda m: int(m["batch_size"])):
+    for measurement in sorted(measurements_of(result), key=lambda m: int(m["batch_size"])):
         batch_size, value = int(measurement["batch_size"]), value_of(measurement, objective)
         status = measurement.get("status") or "ok"
         if value is None:
@@ -281,19 +194,6 @@ _GOALS = {"throughput": "samples per second by batch size", "latency": "time of 
           "energy": "samples per joule by batch size"}  # fmt: skip
 
 
-def _measurements(result: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return result.get("measurements") or ()
-
-
-def _best(result: Mapping[str, Any], values: Mapping[int, float]) -> float | None:
-    if not values:
-        return None
-    fastest = int(result.get("fastest_batch_size") or 0)
-    if fastest in values:
-        return values[fastest]
-    return min(values.values()) if result.get("objective") == "latency" else max(values.values())
-
-
 def _band(fastest: Point | None, result: Mapping[str, Any], objective: str) -> tuple[float, float] | None:
     if fastest is None:
         return None
@@ -328,7 +228,7 @@ def _highest_near(answer: Point | None, points: Sequence[Point], x_low: float, x
 
 def _labels(result: Mapping[str, Any], points: Sequence[Point], taken: Sequence[int]) -> tuple[tuple[Point, str], ...]:
     """Pick the steps that a reason explains: local peaks and falls beyond their intervals, largest first, apart."""
-    reasons = {int(m["batch_size"]): m.get("reasons") or () for m in _measurements(result)}
+    reasons = {int(m["batch_size"]): m.get("reasons") or () for m in measurements_of(result)}
     steps = []
     for before, point, after in zip(points, points[1:], points[2:], strict=False):
         peak = point.low > before.high and point.low > after.high

@@ -1,6 +1,8 @@
 """
 One self-contained HTML page: a heading, an answer, a figure, tables.  No script, nothing fetched.
 
+What a result puts on it is decided in `page`; here is how a page looks.
+
 The figure is an SVG written here from a `Curve`, so that a page needs no plotting library and its
 colours follow the reader's light or dark setting.  Every text from outside is escaped on its way in.
 """
@@ -10,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
 
 import attrs
 
 from cubatch.report.curve import RULED_OUT, Curve, Point
+from cubatch.report.grid import Grid
 from cubatch.units import format_value
 
 _NARROW = 600  # a figure under this width is one for a phone
@@ -71,7 +73,7 @@ def document(
     reasons: Iterable[str],
     figures: str,
     legend: Iterable[str],
-    table: Mapping[str, Any],
+    table: Grid,
     facts: Mapping[str, Mapping[str, object]],
 ) -> str:
     """
@@ -85,7 +87,7 @@ def document(
         reasons: Further sentences, listed beneath it.
         figures: SVG elements, of which the page's width shows one; the only argument that is not escaped.
         legend: What the marks in the figure mean.
-        table: A grid, as `grids.filled` gives it; the sizes of the first two columns stay in sight on a narrow screen.
+        table: Its first two columns, marks and sizes, stay in sight on a narrow screen.
         facts: Titled two-column tables of what was known and asked.
 
     Returns:
@@ -110,9 +112,9 @@ def document(
 <h2>The curve</h2>
 {figures}
 <p class="legend">{"".join(f"<span>{escape(entry)}</span>" for entry in legend)}</p>
-<h2>{escape(str(table.get("title") or ""))}</h2>
+<h2>{escape(table.title)}</h2>
 <div class="wide">{_table(table)}</div>
-{"".join(_note(note) for note in (*table["beneath"], *table["notes"]))}
+{"".join(_note(note) for note in (*table.beneath, *table.notes))}
 <div class="facts">{"".join(_facts(name, rows) for name, rows in facts.items() if rows)}</div>
 </body>
 </html>
@@ -272,22 +274,23 @@ def _leaders(shown: Curve, x_of: Callable[[float], float], y_of: Callable[[float
     return parts
 
 
-def _table(grid: Mapping[str, Any]) -> str:
-    aligned = ["n" if right else "" for right in grid["right"]]
-    head = "".join(f'<th class="{c}">{escape(name)}</th>' for name, c in zip(grid["columns"], aligned, strict=True))
+def _table(grid: Grid) -> str:
+    shape = grid.filled()
+    aligned = ["n" if right else "" for right in shape.right]
+    head = "".join(f'<th class="{c}">{escape(name)}</th>' for name, c in zip(shape.columns, aligned, strict=True))
     body = []
-    for index, row in enumerate(grid["rows"]):
+    for index, row in enumerate(shape.rows):
         cells = "".join(f'<td class="{c}">{escape(cell)}</td>' for cell, c in zip(row, aligned, strict=True))
-        style = "mark" if index in grid["marked"] else ""
+        style = "mark" if index in grid.marked else ""
         body.append(f'<tr class="{style}">{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _note(note: object) -> str:
+def _note(note: str | Iterable[str]) -> str:
     """Write a text as a paragraph, several as a list."""
     if isinstance(note, str):
         return f'<p class="soft">{escape(note)}</p>'
-    items = "".join(f"<li>{escape(str(item))}</li>" for item in note) if isinstance(note, Iterable) else ""
+    items = "".join(f"<li>{escape(item)}</li>" for item in note)
     return f'<ul class="soft">{items}</ul>'
 
 

@@ -201,9 +201,9 @@ class TuningResult:
 
     def report(self, path: str | Path) -> None:
         """Write one self-contained HTML page."""
-        from cubatch.report.tables import result
+        from cubatch.report import page
 
-        Path(path).write_text(result.html(self.to_mapping()), encoding="utf-8")
+        Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
 
 
 _Record = TypeVar("_Record")

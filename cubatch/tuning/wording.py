@@ -11,9 +11,12 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
+import attrs
+
 from cubatch.measure.goal import Goal
 from cubatch.measure.stopping import MIN_ROUNDS, paired_interval
-from cubatch.report.curve import NOISY_SHARE, is_only_noise
+from cubatch.report import facts
+from cubatch.report.facts import NOISY_SHARE, is_only_noise
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_objective, format_percent, format_seconds
 
@@ -29,11 +32,8 @@ TIMED = ("ok", "dropped")  # the statuses of sizes that were looked at and are w
 
 def value_of(measurement: Measurement, objective: str) -> float | None:
     """Give what the objective looks at: samples per second, seconds, or samples per joule; None if not measured."""
-    if objective == "latency":
-        return measurement.latency_seconds
-    if objective == "energy":
-        return 1 / measurement.joules_per_sample if measurement.joules_per_sample else None
-    return measurement.samples_per_second
+    value = facts.value_of(attrs.asdict(measurement, recurse=False), objective)
+    return None if value is None else value[0]
 
 
 def sentences(

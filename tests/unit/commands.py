@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import signal
 import sys
 
@@ -25,3 +28,18 @@ def in_process(monkeypatch, capfd, *command):
         return ended.value.code or 0, out, err
 
     return call
+
+
+def on_a_terminal(monkeypatch, work):
+    """Call with stderr a terminal, and give what it shows."""
+    main, other = pty.openpty()
+    with os.fdopen(other, "w") as terminal:
+        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setattr(sys, "stderr", terminal)
+        work()
+        terminal.flush()
+        shown = ""
+        while select.select([main], [], [], 0)[0]:  # a terminal hands out what was written in pieces
+            shown += os.read(main, 10_000).decode()
+    os.close(main)
+    return shown

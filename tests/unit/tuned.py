@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -75,3 +76,19 @@ def tuned(**more: Any) -> dict[str, Any]:
             measurement(256, status="out_of_memory", stop_reason="needs 1.20 GiB, 1.00 GiB may be used"),
         ],
     } | more
+
+
+def about(
+    rates: Mapping[int, float], *, few: Sequence[int] = (), wide: Sequence[int] = (), **more: Any
+) -> dict[str, Any]:
+    """Lay out sizes by their samples per second, a few of them with 2 timings, others known to ± 30 % only."""
+    measurements = []
+    for n, rate in rates.items():
+        spread = 0.3 if n in wide else 0.001
+        facts: dict[str, Any] = {"throughput_interval": [(1 - spread) * rate, (1 + spread) * rate]}
+        if n in few:
+            facts = {"throughput_interval": None, "latency_interval": None, "timings_seconds": [n / rate] * 2}
+        measurements.append(measurement(n, n / rate, **facts))
+    best = max(rates, key=lambda n: rates[n])
+    return tuned(**{"measurements": measurements, "fastest_batch_size": best, "batch_size": best, "tied_with": [],
+                    "decided_by": "peak"} | more)  # fmt: skip

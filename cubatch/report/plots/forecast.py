@@ -11,18 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cubatch.errors import InvalidArgument
-from cubatch.report import plot
-from cubatch.report.curve import Curve, Point, curve_of, setting, ticks
-from cubatch.units import format_bytes, format_value
+from cubatch.report.curve import Curve, Point, curve_of, ticks
+from cubatch.report.facts import setting
+from cubatch.report.plots import style
+from cubatch.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Okabe and Ito's palette without its yellow, which is too pale for a line; then again in another dash.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#e69f00")
-_DASHES = ("-", "--", "-.")
 _LOG_SPAN = 8  # GPUs this far apart are drawn on a logarithmic axis
 _INCHES, _INCHES_A_GPU = 5.0, 0.2  # height of the figure, and of a line of its legend
 _MARKS = "band: predicted 90 % interval; star: predicted answer; dotted: largest batch that fits, by the memory plan"
@@ -43,51 +40,29 @@ def curves(forecasts: Sequence[Mapping[str, Any]], path: str | Path) -> None:
         MissingDependency: If Matplotlib is not installed.
         InvalidArgument: If the ending is none of the three, or the file cannot be written.
     """
-    plot.check(path)
-    from matplotlib.figure import Figure
-
+    style.check(path)
     shown, objective = [curve_of(forecast) for forecast in forecasts], forecasts[0]["objective"]
-    figure = Figure(figsize=(9.0, _INCHES + _INCHES_A_GPU * len(shown)), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(shown[0].title, loc="left", fontsize=13, fontweight="bold", pad=38)
+    figure, axes = style.sheet(9.0, _INCHES + _INCHES_A_GPU * len(shown))
     where = setting({**forecasts[0], "device": None}) if len(shown) > 1 else shown[0].subtitle
-    axes.annotate(f"{where}\n{_MARKS}", (0, 1), xycoords="axes fraction", xytext=(0, 9), textcoords="offset points",
-                  fontsize=9, color="#444444")  # fmt: skip
+    style.head(axes, shown[0].title, f"{where}\n{_MARKS}", pad=38)
     _scale(axes, shown, objective)
     axes.set_ylabel(shown[0].y_label)
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    styles = itertools.cycle(itertools.product(_DASHES, _COLOURS))
-    for forecast, curve, (dash, colour) in zip(forecasts, shown, styles, strict=False):
+    style.rule(axes)
+    looks = itertools.cycle(itertools.product(style.DASHES, style.COLOURS))
+    for forecast, curve, (dash, colour) in zip(forecasts, shown, looks, strict=False):
         _draw(axes, curve, dash, colour, _legend(forecast, curve))
-    figure.legend(loc="outside lower left", ncols=1, fontsize=8.5, frameon=False)
-    try:
-        figure.savefig(path, facecolor="white")
-    except OSError as error:
-        raise InvalidArgument("plot file", str(path), "a file that can be written", str(error)) from error
+    style.legend(figure, loc="outside lower left", ncols=1)
+    style.save(figure, path)
 
 
 def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
     """Set both axes so that every curve is seen: from zero, or logarithmic where GPUs are far apart."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     points = [point for curve in shown for point in curve.points]
     x_low, x_high = min(curve.x_low for curve in shown), max(curve.x_high for curve in shown)
-    places = ticks([point.batch_size for point in points], x_low, x_high)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(x_low, x_high)
-    axes.set_xticks(places, [str(size) for size in places])
-    axes.tick_params(axis="x", which="minor", bottom=False)
-    axes.set_xlabel("batch size")
+    style.batch_axis(axes, x_low, x_high, ticks([point.batch_size for point in points], x_low, x_high))
     bests = [max(point.value for point in curve.points) for curve in shown]
-    if any(curve.log_y for curve in shown) or max(bests) > _LOG_SPAN * min(bests):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        axes.set_ylim(0, 1.08 * max(point.high for point in points))
-    axes.yaxis.set_major_formatter(lambda value, _: format_value(value, objective))
+    is_wide = any(curve.log_y for curve in shown) or max(bests) > _LOG_SPAN * min(bests)
+    style.value_axis(axes, objective, 1.08 * max(point.high for point in points), log=is_wide)
 
 
 def _draw(axes: Axes, curve: Curve, dash: str, colour: str, label: str) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cubatch.errors import InvalidArgument
-from cubatch.report import plot
+from cubatch.report.plots import style
 from cubatch.report.tables.occupancy import UNITS, advice, batch_advice
 from cubatch.units import format_count, format_percent
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from cubatch.estimate.occupancy_sweep import Sweep
 
 
-_BLUE, _ORANGE, _GREEN, _RED = "#0072b2", "#d55e00", "#009e73", "#b22222"
 _LABELS = 12  # of the highest cliffs, so many have their number
 _APART = 0.03  # and so much of the axis between two
 
@@ -48,11 +46,11 @@ def staircase(found: Sweep, path: str | Path, *, title: str, subject: str, warps
     steps = found.steps
     for before, after in pairwise(steps):
         heights = [100 * before.occupancy, 100 * after.occupancy]
-        axes.plot([before.last] * 2, heights, color=_BLUE, linewidth=0.9, alpha=0.5)
+        axes.plot([before.last] * 2, heights, color=style.BLUE, linewidth=0.9, alpha=0.5)
     label = "occupancy"
     for step in steps:
         ends = [max(0, step.first - 1), step.last]
-        axes.plot(ends, [100 * step.occupancy] * 2, color=_BLUE, linewidth=2.2, solid_capstyle="butt", label=label)
+        axes.plot(ends, [100 * step.occupancy] * 2, color=style.BLUE, linewidth=2.2, solid_capstyle="butt", label=label)
         label = "_"
     cliffs = [
         (before.last, 100 * before.occupancy, 100 * after.occupancy)
@@ -63,7 +61,7 @@ def staircase(found: Sweep, path: str | Path, *, title: str, subject: str, warps
     if found.better is not None:
         height = 100 * found.at(found.better).occupancy
         text = f"nearest better: {format_count(found.better)}"
-        axes.plot(found.better, height, "o", markersize=9, mfc="none", mec=_GREEN, mew=2, label=text, zorder=4)
+        axes.plot(found.better, height, "o", markersize=9, mfc="none", mec=style.GREEN, mew=2, label=text, zorder=4)
     if found.quantity != "shared":
         axes.set_xticks(range(0, steps[-1].last + 1, 128 if found.quantity == "threads" else 32))
     right = axes.secondary_yaxis(
@@ -93,7 +91,7 @@ def saw(found: BatchSweep, path: str | Path, *, title: str, subject: str) -> Non
     axes, save = _axes(path, title, "\n".join(filter(None, (subject, batch_advice(found)))), "batch size")
     axes.set_xlim(0, found.steps[-1].last.batch_size)
     sizes = [grid.batch_size for step in found.steps for grid in (step.first, step.last)]
-    axes.plot(sizes, [100 * grid.fill for step in found.steps for grid in (step.first, step.last)], color=_BLUE,
+    axes.plot(sizes, [100 * grid.fill for step in found.steps for grid in (step.first, step.last)], color=style.BLUE,
               linewidth=1.8, label="share of SM time at work")  # fmt: skip
     cliffs = [
         (before.last.batch_size, 100 * before.last.fill, 100 * after.first.fill)
@@ -106,8 +104,8 @@ def saw(found: BatchSweep, path: str | Path, *, title: str, subject: str) -> Non
         _mark(axes, cliffs, found.grid.batch_size, 100 * found.grid.fill, f"now: {found.grid.batch_size}")
     if found.better is not None:
         text = f"nearest better: {found.better.batch_size}, {format_percent(found.better.fill)}"
-        axes.plot(found.better.batch_size, 100 * found.better.fill, "o", markersize=9, mfc="none", mec=_GREEN, mew=2,
-                  label=text, zorder=4)  # fmt: skip
+        at = found.better.batch_size, 100 * found.better.fill
+        axes.plot(*at, "o", markersize=9, mfc="none", mec=style.GREEN, mew=2, label=text, zorder=4)
     axes.set_ylim(0, 112)
     axes.set_ylabel("SMs at work, percent")
     save()
@@ -115,26 +113,16 @@ def saw(found: BatchSweep, path: str | Path, *, title: str, subject: str) -> Non
 
 def _axes(path: str | Path, title: str, subtitle: str, x_label: str) -> tuple[Axes, Callable[[], None]]:
     """Make the axes of a figure, and what saves it."""
-    plot.check(path)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 4.6), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=34)
-    axes.annotate(subtitle, (0, 1), xycoords="axes fraction", xytext=(0, 7), textcoords="offset points", fontsize=9,
-                  color="#444444")  # fmt: skip
+    style.check(path)
+    figure, axes = style.sheet(9.0, 4.6)
+    style.head(axes, title, subtitle, pad=34, size=12, gap=7)
     axes.set_xlabel(x_label)
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style.rule(axes)
     axes.xaxis.set_major_formatter(lambda value, _: format_count(value))
 
     def save() -> None:
-        figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
-        try:
-            figure.savefig(path, facecolor="white")
-        except OSError as error:
-            raise InvalidArgument("plot file", str(path), "a file that can be written", str(error)) from error
+        style.legend(figure)
+        style.save(figure, path)
 
     return axes, save
 
@@ -156,13 +144,13 @@ def _mark(
     """
     if cliffs:
         places, heights, _ = zip(*cliffs, strict=True)
-        axes.plot(places, heights, "v", markersize=5, color=_RED, label="cliff: the next one is lower", zorder=3)
+        axes.plot(places, heights, "v", markersize=5, color=style.RED, label="cliff: the next one is lower", zorder=3)
     gap = _APART * axes.get_xlim()[1]
     numbered: list[int] = []
     for place, before, _ in sorted(cliffs, key=lambda cliff: cliff[2] - cliff[1]):
         if len(numbered) < _LABELS and all(abs(place - other) >= gap for other in numbered):
             numbered.append(place)
             axes.annotate(format_count(place), (place, before), xytext=(0, 6), textcoords="offset points", ha="center",
-                          fontsize=8, color=_RED)  # fmt: skip
+                          fontsize=8, color=style.RED)  # fmt: skip
     if x is not None:
-        axes.plot(x, y, "*", markersize=15, color=_ORANGE, mec="white", label=label, zorder=5)
+        axes.plot(x, y, "*", markersize=15, color=style.ORANGE, mec="white", label=label, zorder=5)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from cubatch.measure.records import Candidate
-from cubatch.report.tables.common import Grid, written
 
 
 def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
@@ -30,7 +31,7 @@ def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
         "tuning measures. `cubatch predict` says the same of cuDNN."
     )
     columns = ["batch", "predicted time", "memory plan", "status", "reasons"]
-    return {"title": title, "columns": columns, "rows": rows, "notes": [note] if known else []}
+    return Grid(title=title, columns=columns, rows=rows, notes=[note] if known else [])
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
@@ -70,4 +71,4 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
         ]
     columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "waves", "last wave", "busiest SM", "fill"]
     columns += ["time at best"]
-    return {"title": "By layer", "columns": columns if rows else [], "rows": cells, "notes": notes}
+    return Grid(title="By layer", columns=columns if rows else [], rows=cells, notes=notes)

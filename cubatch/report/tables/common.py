@@ -1,18 +1,12 @@
-"""How values of all kinds stand in a table."""
+"""How values of all kinds stand in a table, and in the JSON beside it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
-
-if TYPE_CHECKING:
-    pass
-
-
-Grid = dict[str, Any]
 
 
 def plain(record: Any) -> Any:
@@ -20,9 +14,8 @@ def plain(record: Any) -> Any:
     Turn a record into plain mappings and lists for JSON, which knows no NaN and no infinity: those are None.
 
     Example:
-        >>> from cubatch.measure.records import Candidate
-        >>> plain(Candidate(8, ("power of two",)))["reasons"]
-        ['power of two']
+        >>> plain({1: (2.0, math.inf)})
+        {'1': [2.0, None]}
     """
     if attrs.has(type(record)):
         return {key: plain(value) for key, value in attrs.asdict(record, recurse=False).items()}
@@ -36,3 +29,40 @@ def plain(record: Any) -> Any:
 def written(write: Callable[[float], str], value: float | None) -> str | None:
     """Write a number where there is one."""
     return None if value is None else write(value)
+
+
+def span(write: Callable[[Any], str], values: Iterable[float] | None) -> str | None:
+    """
+    Write the least and the most of some values, or the one that they all are; None where there are none.
+
+    Example:
+        >>> span(str, (8, 4, 6)), span(str, (4, 4)), span(str, ())
+        ('4 to 8', '4', None)
+    """
+    known = sorted(values or ())
+    if not known:
+        return None
+    least, most = write(known[0]), write(known[-1])
+    return least if least == most else f"{least} to {most}"
+
+
+def shape(extents: Sequence[int]) -> str:
+    """
+    Write the extents of an array.
+
+    Example:
+        >>> shape((28, 28, 1))
+        '28 x 28 x 1'
+    """
+    return " x ".join(str(extent) for extent in extents)
+
+
+def joined(words: Sequence[str]) -> str:
+    """
+    List words in a sentence.
+
+    Example:
+        >>> joined(["8", "16", "32"]), joined(["8"])
+        ('8, 16 and 32', '8')
+    """
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_metric
 
 if TYPE_CHECKING:
     from cubatch.hardware.facts import Device
-from cubatch.report.tables.common import Grid, written
 
 
 def devices(found: Sequence[Device], *, title: str) -> Grid:
@@ -28,4 +29,4 @@ def devices(found: Sequence[Device], *, title: str) -> Grid:
         for device in found
     ]
     columns = ["--device", "capability", "SMs", "threads", "memory", "bandwidth", "float32", "name"]
-    return {"title": title, "columns": columns, "rows": rows}
+    return Grid(title=title, columns=columns, rows=rows)

@@ -10,19 +10,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from cubatch.report.curve import setting, subject
-from cubatch.report.grid import filled
+import attrs
+
+from cubatch.report.facts import setting, subject, value_of
+from cubatch.report.grid import WIDTH, Grid
 from cubatch.report.tables import result as result_table
 from cubatch.units import format_objective, format_percent, format_seconds, format_value
 
-Grid = dict[str, Any]
-
-_OBJECTIVES = {
-    "throughput": ("samples_per_second", "throughput_interval"),
-    "latency": ("latency_seconds", "latency_interval"),
-}
 _KERNEL = re.compile(r"_(simt|mma|hopper)_(\d\w*?)(?:_v\d+)?$")
 _FEWER_OPERATIONS = re.compile("winograd|fft")  # how the names of such algorithms begin
 _SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # of a step's time, what is listed before the rest becomes one line
@@ -43,7 +39,7 @@ _LAYERS_NOTE = (
 )
 
 
-def table(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> str:
+def table(result: Mapping[str, Any], *, width: int = WIDTH) -> str:
     """
     Write a prediction as plain text: the table, the answer and why, what the model has not seen.
 
@@ -54,10 +50,10 @@ def table(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> str:
     Returns:
         The lines, without a final newline.
     """
-    return result_table.grid(fitted(result, width=width), width=width)
+    return fitted(result, width=width).text(width)
 
 
-def fitted(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> Grid:
+def fitted(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
     """
     Lay out a prediction: the table of a tuning result, with the interval of each rate in place of its half width.
 
@@ -69,27 +65,14 @@ def fitted(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> Gri
         A grid.
     """
     measurements = sorted(result["measurements"], key=lambda m: int(m["batch_size"]))
-    replaced: dict[str, tuple[str, list[str | None]]] = {
-        "±": (_INTERVAL, [_span(m["throughput_interval"]) for m in measurements]),
-        "status": ("status", [_status(m) for m in measurements]),
-    }
-    whole = result_table.tuning_grid(result, reasons_width=0)
-    more = 0
-    for old, (name, cells) in replaced.items():
-        place = whole["columns"].index(old)
-        more += _widest(name, *cells) - _widest(old, *(row[place] for row in whole["rows"]))
-    content = result_table.fitted(result, width=width - more)
-    for old, (name, cells) in replaced.items():
-        if old in content["columns"]:
-            place = content["columns"].index(old)
-            content["columns"][place] = name
-            for row, cell in zip(content["rows"], cells, strict=True):
-                row[place] = cell
-    over = any((m["roofline_fraction"] or 0) > 1 for m in measurements) and "roofline" in content["columns"]
+    whole = result_table.tuning_grid(result)
+    whole = whole.renamed("±", _INTERVAL, [_interval(m["throughput_interval"]) for m in measurements])
+    whole = whole.renamed("status", "status", [_status(m) for m in measurements])
+    content = whole.fit(width, [_INTERVAL if name == "±" else name for name in result_table.DISPENSABLE])
+    over = any((m["roofline_fraction"] or 0) > 1 for m in measurements) and "roofline" in content.columns
     spares = any(_FEWER_OPERATIONS.match(one["algorithm"]) for one in result["passes"])
-    content["notes"] += [list(result["notes"])] if result["notes"] else []
-    content["notes"] += [_ROOFLINE_NOTE] if over and spares else []
-    return content
+    notes = [*content.notes, *([result["notes"]] if result["notes"] else [])]
+    return attrs.evolve(content, notes=[*notes, *([_ROOFLINE_NOTE] if over and spares else [])])
 
 
 def fastest_first(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -98,9 +81,7 @@ def fastest_first(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     return sorted(results, key=lambda found: _value(_answer(found), objective)[0], reverse=objective == "throughput")
 
 
-def compared(
-    results: Sequence[Mapping[str, Any]], failed: Mapping[str, str], *, width: int = result_table.WIDTH
-) -> Grid:
+def compared(results: Sequence[Mapping[str, Any]], failed: Mapping[str, str], *, width: int = WIDTH) -> Grid:
     """
     Lay out what is predicted of several GPUs for one network, a line each.
 
@@ -124,7 +105,7 @@ def compared(
             str(answer["batch_size"]),
             format_seconds(answer["latency_seconds"]),
             format_value(answer["samples_per_second"], "throughput"),
-            _span(answer["throughput_interval"]),
+            _interval(answer["throughput_interval"]),
             format_percent(best / value if objective == "latency" else value / best),
             str(result["largest_batch_size"]),
             _bound(result["passes"]),
@@ -134,23 +115,23 @@ def compared(
     names = ["", "device", "batch", "time", "samples/s", _INTERVAL, "of fastest", "largest", "bound by", "status"]
     tied = any(row[0] == "≈" for row in rows)
     shared = setting({**results[0], "device": None})
-    content = {
-        "title": f"Predicted: {subject(results[0])}, {shared}, by GPU",
-        "columns": names,
-        "rows": rows,
-        "marked": [0],
-        "notes": [
+    grid = Grid(
+        title=f"Predicted: {subject(results[0])}, {shared}, by GPU",
+        columns=names,
+        rows=rows,
+        marked=[0],
+        notes=[
             _verdict(answers, objective),
             *([told] if (told := _told(results)) else []),
             *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
             _COMPARED_NOTE,
             f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
         ],
-    }
-    return _narrowed(content, ("of fastest", "largest", "time", "bound by"), width)
+    )
+    return grid.fit(width, ("of fastest", "largest", "time", "bound by"))
 
 
-def layers(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> Grid:
+def layers(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
     """
     Lay out the passes of the step at the answer, those that take longest first; equal ones share a line.
 
@@ -178,30 +159,9 @@ def layers(result: Mapping[str, Any], *, width: int = result_table.WIDTH) -> Gri
         name = first["layer"] + (f" +{len(group) - 1}" if len(group) > 1 else "")
         rows.append([name, first["pass"], *_taken(group), *facts, _PREDICTED])
     names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
-    content = {
-        "title": f"Predicted: where the time of a step goes at batch {result['batch_size']}",
-        "columns": names,
-        "rows": rows,
-        "notes": [_LAYERS_NOTE],
-    }
-    return _narrowed(content, ("busiest SM", "blocks", "bound by", "share", "fill"), width)
-
-
-def _narrowed(content: Grid, dispensable: Sequence[str], width: int) -> Grid:
-    """Leave columns out, in this order, until each row takes one line."""
-    for name in dispensable:
-        shape = filled(content)
-        columns = zip(shape["columns"], *shape["rows"], strict=True)
-        if sum(max(map(len, column)) + 2 for column in columns) - 2 <= width:
-            break
-        place = content["columns"].index(name)
-        rows = [[*row[:place], *row[place + 1 :]] for row in content["rows"]]
-        content = {**content, "columns": [other for other in content["columns"] if other != name], "rows": rows}
-    return content
-
-
-def _widest(*cells: str | None) -> int:
-    return max(len(cell or "") for cell in cells)
+    title = f"Predicted: where the time of a step goes at batch {result['batch_size']}"
+    grid = Grid(title=title, columns=names, rows=rows, notes=[_LAYERS_NOTE])
+    return grid.fit(width, ("busiest SM", "blocks", "bound by", "share", "fill"))
 
 
 def _status(measurement: Mapping[str, Any]) -> str:
@@ -210,7 +170,7 @@ def _status(measurement: Mapping[str, Any]) -> str:
     return "does not fit" if measurement["latency_seconds"] is None else f"{_PREDICTED} too slow"
 
 
-def _span(interval: Sequence[float] | None) -> str | None:
+def _interval(interval: Sequence[float] | None) -> str | None:
     return None if interval is None else " to ".join(format_value(rate, "throughput") for rate in interval)
 
 
@@ -219,10 +179,8 @@ def _answer(result: Mapping[str, Any]) -> Any:
 
 
 def _value(answer: Mapping[str, Any], objective: str) -> tuple[float, float, float]:
-    """Give the value that the objective looks at, and its interval."""
-    name, interval = _OBJECTIVES[objective]
-    low, high = answer[interval]
-    return answer[name], low, high
+    """Give the value that the objective looks at, and its interval: an answer has both."""
+    return cast("tuple[float, float, float]", value_of(answer, objective))
 
 
 def _verdict(answers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], objective: str) -> str:

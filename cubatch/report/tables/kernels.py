@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import span
 from cubatch.units import format_bytes, format_count, format_percent
 
 if TYPE_CHECKING:
     from cubatch.kernels.survey import Row
-
-
-Grid = dict[str, Any]
 
 _GRAMMAR = (
     "A name says operation, algorithm, storage type and family; a tile is m x n x k of the matrix product, and v the "
@@ -23,18 +24,18 @@ _GRAMMAR = (
 def table(rows: Sequence[Row]) -> list[Grid]:
     """Lay out a survey: a grid for each family, a line for each variant, over the architectures of the rows."""
     archs = list(dict.fromkeys(row.arch for row in rows))
-    span = archs[0] if len(archs) == 1 else f"{archs[0]} to {archs[-1]}" if archs else ""
+    where = archs[0] if len(archs) == 1 else f"{archs[0]} to {archs[-1]}" if archs else ""
     by_family: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         by_family.setdefault(row.kernel.family, {}).setdefault(row.kernel.name, []).append(row)
     names = ["variant", "runs on", "threads", "registers", "spills", "shared", "blocks/SM", "occupancy"]
     grids: list[Grid] = [
-        {"title": f"{family}, {span}", "columns": names, "rows": [_line(found) for found in variants.values()]}
+        Grid(title=f"{family}, {where}", columns=names, rows=[_line(found) for found in variants.values()])
         for family, variants in by_family.items()
     ]
     compilers = ", ".join(sorted({row.nvrtc for row in rows if row.nvrtc}))
     notes = [f"As NVRTC {compilers} compiles them. {_GRAMMAR}"] if compilers else ["There are no figures."]
-    return [*grids[:-1], (grids[-1] if grids else {}) | {"notes": notes}]
+    return [*grids[:-1], attrs.evolve(grids[-1] if grids else Grid(), notes=notes)]
 
 
 def _line(rows: Sequence[Row]) -> list[Any]:
@@ -45,11 +46,11 @@ def _line(rows: Sequence[Row]) -> list[Any]:
         kernel.name,
         kernel.where,
         kernel.threads,
-        _span(str, [each.registers for each in figures]),
-        _span(str, [each.spill_bytes for each in figures]),
-        _span(format_bytes, [row.shared_bytes for row in rows if row.shared_bytes is not None]),
-        _span(str, [each.blocks_per_sm for each in held]),
-        _span(format_percent, [each.occupancy for each in held]),
+        span(str, [each.registers for each in figures]),
+        span(str, [each.spill_bytes for each in figures]),
+        span(format_bytes, [row.shared_bytes for row in rows if row.shared_bytes is not None]),
+        span(str, [each.blocks_per_sm for each in held]),
+        span(format_percent, [each.occupancy for each in held]),
     ]
 
 
@@ -79,8 +80,9 @@ def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str) -> list
     notes = [f"{counted} by NVRTC {', '.join(builds) or 'none'}: {verdict}."]
     if any(build != pinned for build in builds):
         notes.append(f"The budget is of NVRTC {pinned} and was not applied to what another compiled.")
-    shape: Grid = {"title": "Problems", "columns": ["variant", "problem", "on"], "rows": lines} if lines else {}
-    return [shape | {"notes": notes}]
+    if not lines:
+        return [Grid(notes=notes)]
+    return [Grid(title="Problems", columns=["variant", "problem", "on"], rows=lines, notes=notes)]
 
 
 def mapping(rows: Iterable[Row], leftovers: Sequence[str] = ()) -> dict[str, Any]:
@@ -116,11 +118,3 @@ def _variant(row: Row) -> Mapping[str, Any]:
         "problems": list(row.problems),
         "log": row.error and row.error.log,
     }
-
-
-def _span(write: Callable[[Any], str], values: Sequence[float]) -> str | None:
-    """Write the least and the most of some values, or the one that they all are."""
-    if not values:
-        return None
-    least, most = write(min(values)), write(max(values))
-    return least if least == most else f"{least} to {most}"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from cubatch.report.tables.common import Grid as Table
-from cubatch.report.tables.common import plain, written
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import plain, span, written
 from cubatch.units import format_bytes, format_count, format_percent
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Answer:
     spread: Spread | None = None
 
 
-def answers(found: Sequence[Answer], device: Device, sm: SmLimits, *, title: str) -> Table:
+def answers(found: Sequence[Answer], device: Device, sm: SmLimits, *, title: str) -> Grid:
     """Lay out answers, a line each; a single one with what each resource would allow by itself."""
     names = ["variant", "threads", "registers", "shared", "blocks/SM", "occupancy", "limited by"]
     names += ["batch", "blocks", "waves", "last wave", "busiest SM", "fill"]
@@ -61,7 +61,7 @@ def answers(found: Sequence[Answer], device: Device, sm: SmLimits, *, title: str
         notes.append("Kernels of hopper launch a block for each SM, which takes tiles in turn: blocks here are tiles.")
     if compilers:
         notes.append(f"Registers and shared memory as NVRTC {', '.join(compilers)} compiles the kernel.")
-    return {"title": title, "columns": names, "rows": rows, "notes": notes}
+    return Grid(title=title, columns=names, rows=rows, notes=notes)
 
 
 def _line(one: Answer, *, several: bool) -> list[Any]:
@@ -93,12 +93,12 @@ def _limits(device: Device, sm: SmLimits) -> str:
     )  # fmt: skip
 
 
-def sweep(found: Sweep) -> Table:
+def sweep(found: Sweep) -> Grid:
     """Lay out the steps of a staircase, the present one marked, cliffs and the nearest better value named."""
     now, better = found.at(found.value), None if found.better is None else found.at(found.better)
     rows = [
         [
-            span(step.first, step.last),
+            span(format_count, (step.first, step.last)),
             step.blocks_per_sm,
             format_percent(step.occupancy),
             limiters(step.limiters),
@@ -107,20 +107,15 @@ def sweep(found: Sweep) -> Table:
         for step in found.steps
     ]
     names = [UNITS[found.quantity], "blocks/SM", "occupancy", "limited by", "remarks"]
-    marked = [found.steps.index(now)]
-    return {"title": f"If only the {UNITS[found.quantity]} change", "columns": names, "rows": rows, "marked": marked,
-            "notes": [advice(found)]}  # fmt: skip
+    title, marked = f"If only the {UNITS[found.quantity]} change", [found.steps.index(now)]
+    return Grid(title=title, columns=names, rows=rows, marked=marked, notes=[advice(found)])
 
 
 def advice(found: Sweep) -> str:
     """
     Say which nearest value is better than the present one.
 
-    Example:
-        >>> from cubatch.estimate.occupancy_sweep import sweep
-        >>> from cubatch.kernels.resources import Needs
-        >>> advice(sweep(Needs(threads=256, registers=96), (7, 0), "registers"))
-        'Nearest better: 80 registers (16 fewer) make 3 blocks and 37.5 % instead of 25.0 %.'
+    Such as "Nearest better: 80 registers (16 fewer) make 3 blocks and 37.5 % instead of 25.0 %."
     """
     unit = UNITS[found.quantity]
     if found.better is None:
@@ -135,7 +130,7 @@ def advice(found: Sweep) -> str:
     )
 
 
-def batch_sweep(found: BatchSweep, *, subject: str) -> Table:
+def batch_sweep(found: BatchSweep, *, subject: str) -> Grid:
     """Lay out the teeth of a saw, the present one marked, cliffs and the nearest better crest named."""
     now, better = found.grid, found.better
     rows, marked = [], []
@@ -144,8 +139,8 @@ def batch_sweep(found: BatchSweep, *, subject: str) -> Table:
         marked += [index] if here else []
         last = step.last
         rows.append([
-            span(step.first.batch_size, last.batch_size),
-            span(step.first.blocks, last.blocks),
+            span(format_count, (step.first.batch_size, last.batch_size)),
+            span(format_count, (step.first.blocks, last.blocks)),
             last.slices,
             last.busiest_sm_blocks,
             format_percent(step.first.fill) + ("" if step.first == last else f" to {format_percent(last.fill)}"),
@@ -160,7 +155,7 @@ def batch_sweep(found: BatchSweep, *, subject: str) -> Table:
     names = ["batch", "blocks", "slices", "busiest SM", "fill", "waves", "last wave", "remarks"]
     notes = [batch_advice(found), "Waves and the last wave are those of the largest batch of the line."]
     title = f"If only the batch size changes: {subject}"
-    return {"title": title, "columns": names, "rows": rows, "marked": marked, "notes": list(filter(None, notes))}
+    return Grid(title=title, columns=names, rows=rows, marked=marked, notes=filter(None, notes))
 
 
 def batch_advice(found: BatchSweep) -> str | None:
@@ -208,28 +203,10 @@ def _remarks(place: str, last: int, *, cliff: bool) -> str | None:
 
 
 def subject(needs: Needs) -> str:
-    """
-    Name a launch that is no kernel of ours.
-
-    Example:
-        >>> from cubatch.kernels.resources import Needs
-        >>> subject(Needs(threads=256, registers=96, shared_bytes=16384))
-        '256 threads, 96 registers, 16.00 KiB of shared memory'
-    """
+    """Name a launch that is no kernel of ours: "256 threads, 96 registers, 16.00 KiB of shared memory"."""
     return f"{needs.threads} threads, {needs.registers} registers, {format_bytes(needs.shared_bytes)} of shared memory"
 
 
 def limiters(names: Sequence[str]) -> str:
     """Write what forbids one more block."""
     return ", ".join(name.replace("_", " ") for name in names)
-
-
-def span(first: int, last: int) -> str:
-    """
-    Write a range of whole numbers.
-
-    Example:
-        >>> span(1, 32), span(0, 0), span(16385, 16640)
-        ('1 to 32', '0', '16 385 to 16 640')
-    """
-    return format_count(first) if first == last else f"{format_count(first)} to {format_count(last)}"

@@ -1,92 +1,74 @@
 """
-A tuning result for a person: the table, the answer in two sentences, the HTML page.
+The table of a tuning result: a line a batch size, the answer marked, and beneath it what the answer is and why.
 
 It reads only the schema-1 JSON of a result, so a result from another machine or year prints alike.
-`grid` and `rich_grid` are handed on for everything else that is a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cubatch.report.curve import (
-    NOISY_SHARE,
-    curve_of,
+from cubatch.report.answer import answer, points
+from cubatch.report.facts import (
+    half_width,
     is_only_noise,
     is_predicted,
     is_recommended,
+    measurements_of,
+    rate_of,
+    seconds_of,
     setting,
     share_of_best,
     subject,
     value_of,
 )
-from cubatch.report.grid import WIDTH, filled, grid, rich_grid
-from cubatch.report.html import document, figures, legend_of
-from cubatch.units import format_bytes, format_count, format_objective, format_percent, format_seconds
+from cubatch.report.grid import WIDTH, Grid, Listed
+from cubatch.report.tables.common import written
+from cubatch.units import format_bytes, format_count, format_percent, format_seconds
 
-__all__ = ["WIDTH", "answer", "fitted", "grid", "html", "rich_grid", "table", "tuning_grid"]
-
-_MIN_REASONS, _PAGE_REASONS = 16, 80
+DISPENSABLE = ("roofline", "memory plan", "memory real", "±")  # on a narrow line, in this order
 _NOISE = "~"
-_DISPENSABLE = ("roofline", "memory plan", "memory real", "±")  # on a narrow line, in this order
-_MAX_LISTED = 12  # batch sizes in a line, reasons in a list
+_MAX_LISTED = 12  # batch sizes in a line
 _MANY = 3  # sizes not tried, above which they share a line
-_MIN_TIMINGS = 5  # fewer give no interval
-_WHY = {
-    "peak": "larger batches are slower",
-    "plateau": "larger batches gain no more than that",
-    "memory": "no much larger batch fits in memory, though with more of it one might be better",
-    "latency_limit": "larger batches take longer than the latency limit allows",
-    "max_batch_size": "much larger batches were ruled out by max_batch_size",
-    "batch_sizes": "only the sizes asked for were looked at",
-    "budget": "the budget did not hold a visit to every size, so a larger one may find better",
-}
-_ALIKE = {"latency": "take about equally long", "energy": "take about equally little energy"}
-_TIMED = ("ok", "dropped")
 
 
-def tuning_grid(result: Mapping[str, Any], *, reasons_width: int | None = None) -> dict[str, Any]:
+def tuning_grid(result: Mapping[str, Any]) -> Grid:
     """
     Lay out a tuning result: one row per batch size, the answer marked, the answer in words beneath.
 
     Args:
         result: A tuning result in the JSON form of schema 1.
-        reasons_width: Characters for the reasons of a size; None writes them all.
-
-    Returns:
-        A grid.
     """
     energy, shares = result.get("objective") == "energy", share_of_best(result)
-    measurements, beneath = _folded(sorted(result.get("measurements") or (), key=lambda m: int(m["batch_size"])))
+    measurements, beneath = parted(result)
     rows = [
         [
             _mark(m, result, shares),
             str(m["batch_size"]),
-            _or_none(format_seconds, _seconds(m, result)),
-            _or_none(format_count, _rate(m, result)),
+            written(format_seconds, seconds_of(m, result)),
+            written(format_count, rate_of(m, result)),
             _spread(m),
-            _or_none(format_percent, shares.get(int(m["batch_size"]))),
-            _or_none(format_count, v[0] if energy and (v := value_of(m, "energy")) else None),
-            _or_none(format_bytes, m.get("predicted_peak_bytes")),
-            _or_none(format_bytes, m.get("peak_bytes")),
-            _or_none(format_percent, m.get("roofline_fraction")),
-            _status(m, result),
-            _shortened(m.get("reasons") or (), reasons_width),
+            written(format_percent, shares.get(int(m["batch_size"]))),
+            written(format_count, v[0] if energy and (v := value_of(m, "energy")) else None),
+            written(format_bytes, m.get("predicted_peak_bytes")),
+            written(format_bytes, m.get("peak_bytes")),
+            written(format_percent, m.get("roofline_fraction")),
+            status(m, result),
+            Listed(m.get("reasons") or ()),
         ]
         for m in measurements
     ]
-    marked = [index for index, m in enumerate(measurements) if int(m["batch_size"]) == result.get("batch_size")]
     names = ["", "batch", "time", "samples/s", "±", "of best", "samples/J", "memory plan", "memory real", "roofline"]
     word = "Predicted: " if is_predicted(result) else ""
-    return {
-        "title": f"{word}{subject(result)}: {setting(result)}",
-        "columns": [*names, "status", "reasons"],
-        "rows": rows,
-        "marked": marked,
-        "beneath": beneath,
-        "notes": [answer(result), _points(result), *_legend(result)],
-    }
+    return Grid(
+        title=f"{word}{subject(result)}: {setting(result)}",
+        columns=[*names, "status", "reasons"],
+        rows=rows,
+        marked=[index for index, m in enumerate(measurements) if int(m["batch_size"]) == result.get("batch_size")],
+        beneath=beneath,
+        notes=[answer(result), points(result), *legend(result)],
+    )
 
 
 def table(result: Mapping[str, Any], *, width: int = WIDTH) -> str:
@@ -100,10 +82,10 @@ def table(result: Mapping[str, Any], *, width: int = WIDTH) -> str:
     Returns:
         The lines, without a final newline.
     """
-    return grid(fitted(result, width=width), width=width)
+    return fitted(result, width=width).text(width)
 
 
-def fitted(result: Mapping[str, Any], *, width: int = WIDTH) -> dict[str, Any]:
+def fitted(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
     """
     Lay out a tuning result with one line per batch size, whatever the width.
 
@@ -113,181 +95,14 @@ def fitted(result: Mapping[str, Any], *, width: int = WIDTH) -> dict[str, Any]:
     Args:
         result: A tuning result in the JSON form of schema 1.
         width: Characters per line.
-
-    Returns:
-        A grid.
     """
-    content, room = tuning_grid(result, reasons_width=0), 0
-    for name in ("", *_DISPENSABLE):
-        kept = [index for index, column in enumerate(content["columns"]) if column != name or not name]
-        content["columns"] = [content["columns"][index] for index in kept]
-        content["rows"] = [[row[index] for index in kept] for row in content["rows"]]
-        shape = filled(content)
-        columns = list(zip(shape["columns"], *shape["rows"], strict=True))
-        room = width - sum(max(len(cell) for cell in column) + 2 for column in columns if column[0] != "reasons")
-        if room >= _MIN_REASONS:
-            break
-    whole = tuning_grid(result, reasons_width=max(room, _MIN_REASONS))["rows"]
-    content["rows"] = [[*row[:-1], complete[-1]] for row, complete in zip(content["rows"], whole, strict=True)]
-    return content
-
-
-def answer(result: Mapping[str, Any]) -> str:
-    """
-    Say the answer, and why, in two sentences that claim no more than was measured.
-
-    Args:
-        result: A tuning result in the JSON form of schema 1.
-
-    Returns:
-        The sentences; a prediction says that it is one; without an answer, or with nothing to compare it
-        with, they say so.
-    """
-    objective = result.get("objective") or "throughput"
-    by_size = {int(m["batch_size"]): m for m in result.get("measurements") or ()}
-    chosen = by_size.get(result.get("batch_size") or 0)
-    if chosen is None:
-        return "There is no answer yet: too little was measured."
-    size, device = int(chosen["batch_size"]), (result.get("device") or {}).get("name")
-    facts = [
-        f"{format_count(rate)} samples/s" if (rate := _rate(chosen, result)) is not None else "",
-        f"{format_seconds(seconds)} per batch" if (seconds := _seconds(chosen, result)) is not None else "",
-        format_objective(v[0], objective) if objective == "energy" and (v := value_of(chosen, objective)) else "",
-    ]
-    known, where = ", ".join(f for f in facts if f), f" on {device}" if device else ""
-    if not is_recommended(result):
-        untried = any(m.get("status") == "not_run" for m in by_size.values())
-        budget = result.get("budget_seconds") if untried else None
-        within = f" in {budget:g} s" if budget else ""
-        first = f"Only batch size {size} could be measured{within}: no recommendation. It gives {known}{where}"
-        return f"{first}, and nothing tells whether another size gives more."
-    lead = "Predicted, not measured: use" if is_predicted(result) else "Use"
-    first = f"{lead} batch size {size}{where}: {known}."
-    if len(by_size) == 1 and result.get("decided_by") == "batch_sizes":
-        return f"{first} No other size was asked for."
-    why = _why(result, size)
-    return f"{first} {_standing(result, by_size, size)}{f', and {why}' if why else ''}."
-
-
-def _standing(result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]], size: int) -> str:
-    """Say how the answer stands to the others: about equal to which, or how near to the best, and on how much."""
-    objective, fastest = result.get("objective") or "throughput", int(result.get("fastest_batch_size") or size)
-    tolerance = f"{100 * float(result.get('tolerance') or 0):g} %"
-    extreme = "largest" if objective == "latency" else "smallest"
-    timings = min(len(by_size[n].get("timings_seconds") or ()) for n in (size, fastest) if n in by_size)
-    doubt = (
-        "" if is_predicted(result) or timings >= _MIN_TIMINGS else f", on {_count(timings)} (too few for an interval)"
-    )
-    equal = sorted({fastest, *_ties(result)})
-    if len(equal) > 1 and not is_predicted(result):
-        best = "lowest" if objective == "latency" else "best"
-        alike = f"{_span(equal, by_size)} {_ALIKE.get(objective, 'are about equally fast')} here"
-        return f"{alike}; {size} is the {extreme} within {tolerance} of the {best} median{doubt}"
-    best = {"latency": "the lowest latency", "energy": "the best samples per joule"}.get(objective, "the fastest")
-    if size == fastest:
-        return _leading(result, by_size, size, best, doubt)
-    text = f"It is the {extreme} size within {tolerance} of {best}, which is that of batch {fastest}"
-    return text.replace("the fastest, which is that of batch", "the fastest, batch") + doubt
-
-
-def _leading(
-    result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]], size: int, best: str, doubt: str
-) -> str:
-    """Say what is known of an answer that is itself the best, as far as others were measured and noise allows."""
-    is_latency = result.get("objective") == "latency"
-    others = [n for n in by_size if (n > size if is_latency else n < size)]
-    noisy = [str(n) for n in sorted(set(result.get("tied_with") or ()) - set(_ties(result)))]
-    is_best = f"has {best}" if result.get("objective") in _ALIKE else "is the fastest size"
-    if len(_measured(result)) == 1 and not is_predicted(result):
-        return f"It is the only size that could be measured{doubt}"
-    if noisy:
-        are = "is" if len(noisy) == 1 else "are"
-        return f"It {is_best} by its median, from which {_join(noisy)} {are} too noisy to tell{doubt}"
-    if doubt:
-        return f"It measured {best.removeprefix('the ')}{doubt}"
-    if not others:
-        return f"It {is_best}"
-    is_open = result.get("decided_by") in ("budget", None)
-    beyond, tolerance = "larger" if is_latency else "smaller", f"{100 * float(result.get('tolerance') or 0):g} %"
-    return f"It {is_best}{' measured' if is_open else ''}, no {beyond} size comes within {tolerance} of it"
-
-
-def _why(result: Mapping[str, Any], size: int) -> str | None:
-    """Say what kept the answer from being larger, as far as ties and noise allow it."""
-    decided_by, objective = str(result.get("decided_by") or ""), result.get("objective") or "throughput"
-    ties, is_latency = set(result.get("tied_with") or ()), objective == "latency"
-    if is_latency and decided_by in ("peak", "plateau"):
-        decided_by = "peak"
-    if decided_by == "peak" and any(n > size for n in ties) and not is_predicted(result):
-        last = max(_measured(result))
-        slower = "takes longer" if is_latency else "is slower"
-        return None if last in ties else f"the largest measured, {last}, {slower}"
-    if is_latency and decided_by == "peak":
-        return "larger batches take longer"
-    noise = _half_width(next((m for m in result.get("measurements") or () if m["batch_size"] == size), {}))
-    if decided_by == "plateau" and noise is not None and noise > NOISY_SHARE and not is_predicted(result):
-        return f"larger batches gain no more than that, as far as a noise of ± {format_percent(noise)} lets it be seen"
-    return _WHY.get(decided_by)
-
-
-def html(result: Mapping[str, Any]) -> str:
-    """
-    Write one self-contained HTML page: answer, reasons, curve, table, what it was measured with.
-
-    Args:
-        result: A tuning result in the JSON form of schema 1.
-
-    Returns:
-        The document: no script, no external resource, light and dark, every text escaped.
-    """
-    shown = curve_of(result)
-    notes = [*([_explained(result)] if _explained(result) else []), *_legend(result)]
-    content = filled({**tuning_grid(result, reasons_width=_PAGE_REASONS), "title": "Every batch size", "notes": notes})
-    return document(
-        title=shown.title,
-        subtitle=shown.subtitle,
-        predicted=shown.predicted,
-        answer=answer(result),
-        reasons=_points(result),
-        figures=figures(shown, result.get("objective") or "throughput"),
-        legend=legend_of(shown),
-        table=content,
-        facts=_facts(result),
-    )
-
-
-def _or_none(write: Callable[[float], str], value: float | None) -> str | None:
-    return None if value is None else write(value)
-
-
-def _seconds(measurement: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
-    seconds = measurement.get("latency_seconds")
-    return measurement.get("predicted_seconds") if seconds is None and is_predicted(result) else seconds
-
-
-def _rate(measurement: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
-    rate, seconds = measurement.get("samples_per_second"), _seconds(measurement, result)
-    return measurement["batch_size"] / seconds if rate is None and seconds else rate
-
-
-def _half_width(measurement: Mapping[str, Any]) -> float | None:
-    interval, rate = measurement.get("throughput_interval"), measurement.get("samples_per_second")
-    return (interval[1] - interval[0]) / (2 * rate) if interval and rate else None
+    return tuning_grid(result).fit(width, DISPENSABLE)
 
 
 def _spread(measurement: Mapping[str, Any]) -> str | None:
     """Write half the width of the throughput's interval as a share of its median."""
-    share = _half_width(measurement)
+    share = half_width(measurement)
     return None if share is None else f"± {100 * share:.1f} %"
-
-
-def _ties(result: Mapping[str, Any]) -> list[int]:
-    """Give the ties that are more than noise."""
-    shares, noisy = share_of_best(result), set()
-    for m in result.get("measurements") or ():
-        if is_only_noise(shares.get(int(m["batch_size"])), m.get("throughput_interval")):
-            noisy.add(int(m["batch_size"]))
-    return [n for n in result.get("tied_with") or () if n not in noisy or is_predicted(result)]
 
 
 def _mark(measurement: Mapping[str, Any], result: Mapping[str, Any], shares: Mapping[int, float]) -> str:
@@ -302,18 +117,19 @@ def _mark(measurement: Mapping[str, Any], result: Mapping[str, Any], shares: Map
     return _NOISE if is_noise else "≈"
 
 
-def _status(measurement: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def status(measurement: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """Write a status that is not plain ok, in a word or three."""
-    status = str(measurement.get("status") or "ok")
-    if status == "ok":
+    word = str(measurement.get("status") or "ok")
+    if word == "ok":
         return "predicted" if is_predicted(result) else ""
-    if status == "over_limit":
+    if word == "over_limit":
         return "over memory" if measurement.get("latency_seconds") is None else "over latency"
-    return status.replace("_", " ")
+    return word.replace("_", " ")
 
 
-def _folded(measurements: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+def parted(result: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Part the sizes that get a row from those that share a line beneath the table, and write those lines."""
+    measurements = sorted(measurements_of(result), key=lambda m: int(m["batch_size"]))
     ruled_out = [m for m in measurements if m.get("status") == "dropped" and m.get("latency_seconds") is None]
     untried = [m for m in measurements if m.get("status") == "not_run"]
     untried = untried if len(untried) > _MANY else []
@@ -321,9 +137,9 @@ def _folded(measurements: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str
     lines = []
     if ruled_out:
         whose = "its neighbours' readings" if len(ruled_out) == 1 else "their neighbours' readings"
-        lines.append(f"{_num_sizes(ruled_out)} cannot be the answer: {_listed(ruled_out)}, by {whose}.")
+        lines.append(f"{_num_sizes(ruled_out)} cannot be the answer: {listed(ruled_out)}, by {whose}.")
     if untried:
-        lines.append(f"{_num_sizes(untried)} not tried, for lack of time: {_listed(untried)}.")
+        lines.append(f"{_num_sizes(untried)} not tried, for lack of time: {listed(untried)}.")
     return [m for m in measurements if int(m["batch_size"]) not in gone], lines
 
 
@@ -331,81 +147,19 @@ def _num_sizes(measurements: Sequence[Mapping[str, Any]]) -> str:
     return "1 size" if len(measurements) == 1 else f"{len(measurements)} sizes"
 
 
-def _listed(measurements: Sequence[Mapping[str, Any]]) -> str:
+def listed(measurements: Sequence[Mapping[str, Any]]) -> str:
+    """Name sizes in a line, of many as many as can be read."""
     sizes = [str(m["batch_size"]) for m in measurements]
     rest = len(sizes) - _MAX_LISTED
     return ", ".join(sizes) if rest <= 1 else f"{', '.join(sizes[:_MAX_LISTED])} and {rest} more"
 
 
-def _explained(result: Mapping[str, Any]) -> list[str]:
-    """Say why sizes that have a row gave no answer, those of one reason together; `dropped` says it all."""
-    rows, _ = _folded(sorted(result.get("measurements") or (), key=lambda m: int(m["batch_size"])))
-    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for m in rows:
-        if m.get("status") not in (*_TIMED, "predicted", None) and m.get("stop_reason"):
-            alike.setdefault((_status(m, result), str(m["stop_reason"])), []).append(m)
-    lines = [f"{_listed(those)}: {status}: {why}" for (status, why), those in alike.items()]
-    rest = len(lines) - _MAX_LISTED
-    return lines if rest <= 1 else [*lines[:_MAX_LISTED], f"{rest} more reasons are in the JSON."]
-
-
-def _span(sizes: Sequence[int], by_size: Mapping[int, Mapping[str, Any]]) -> str:
-    """Name sizes by their ends, where nothing that was measured between them is missing; else one by one."""
-    inside = [n for n, m in by_size.items() if _is_measured(m) and sizes[0] <= n <= sizes[-1]]
-    if len(sizes) > 2 and len(inside) == len(sizes):  # noqa: PLR2004 - of two, both are named
-        return f"{sizes[0]} to {sizes[-1]}"
-    shown = [str(n) for n in sizes[:_MAX_LISTED]] + ([f"{len(sizes) - _MAX_LISTED} more"] * (len(sizes) > _MAX_LISTED))
-    return _join(shown)
-
-
-def _join(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
-
-
-def _is_measured(measurement: Mapping[str, Any]) -> bool:
-    return measurement.get("status") in _TIMED and measurement.get("latency_seconds") is not None
-
-
-def _measured(result: Mapping[str, Any]) -> list[int]:
-    """Give the sizes that were measured and are within every limit."""
-    return [int(m["batch_size"]) for m in result.get("measurements") or () if _is_measured(m)]
-
-
-def _count(timings: int) -> str:
-    return f"{timings} timing{'' if timings == 1 else 's'}"
-
-
-def _shortened(reasons: Sequence[str], width: int | None) -> str | None:
-    """Join the reasons; where they do not fit, as many as do and how many more there are."""
-    if not reasons:
-        return None
-    text = ", ".join(reasons)
-    if width is None or len(text) <= width:
-        return text
-    for count in range(len(reasons) - 1, 0, -1):
-        text = f"{', '.join(reasons[:count])} +{len(reasons) - count}"
-        if len(text) <= width:
-            return text
-    more = f" +{len(reasons) - 1}" if len(reasons) > 1 else ""
-    return f"{reasons[0][: width - len(more) - 1]}…{more}"
-
-
-def _points(result: Mapping[str, Any]) -> list[str]:
-    """Gather what stands beneath the answer: the reasons of the result, and how far memory would reach."""
-    points = [str(reason) for reason in result.get("reasons") or ()]
-    if (largest := result.get("largest_batch_size")) is not None:
-        measured = None if is_predicted(result) else result.get("largest_measured")
-        ran = f"; the largest that ran is {measured}" if measured else ""
-        points.append(f"The largest batch size that fits, by the plan, is {largest}{ran}.")
-    return points
-
-
-def _legend(result: Mapping[str, Any]) -> list[str]:
+def legend(result: Mapping[str, Any]) -> list[str]:
     """Say what the marks in the first column mean; nothing where there are none."""
     size, fastest, shares = result.get("batch_size"), result.get("fastest_batch_size"), share_of_best(result)
     if not size:
         return []
-    marks = {_mark(m, result, shares) for m in result.get("measurements") or ()}
+    marks = {_mark(m, result, shares) for m in measurements_of(result)}
     words = {
         "→": "answer" if is_recommended(result) else "the only size measured",
         "▲": "fastest",
@@ -414,31 +168,3 @@ def _legend(result: Mapping[str, Any]) -> list[str]:
     }
     shown = [f"{mark} {word}" for mark, word in words.items() if mark in marks or (mark == "▲" and fastest != size)]
     return [f"{', '.join(shown)}."]
-
-
-def _facts(result: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    """Gather the titled two-column tables of the page; what is unknown is left out."""
-    limits, device = result.get("limits") or {}, dict(result.get("device") or {})
-    for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):
-        device[name] = _or_none(format_bytes, device.pop(key, None))
-    if (capability := device.get("compute_capability")) is not None:
-        device["compute_capability"] = ".".join(str(part) for part in capability)
-    settings = {
-        **{key: result.get(key) for key in ("mode", "dtype", "objective", "tolerance", "optimizer", "library")},
-        "input_shape": " x ".join(str(extent) for extent in result.get("input_shape") or ()) or None,
-        "recompute": result.get("recompute"),
-        "max_batch_size": limits.get("max_batch_size"),
-        "memory_limit": _or_none(format_bytes, limits.get("memory_bytes")),
-        "latency_limit": _or_none(format_seconds, limits.get("latency_seconds")),
-        "budget": _or_none(format_seconds, result.get("budget_seconds")),
-        "spent": _or_none(format_seconds, result.get("seconds_spent")),
-        "seed": result.get("seed"),
-        "L2 cache": result.get("l2"),
-        "decided_by": result.get("decided_by"),
-        "created": result.get("created"),
-    }
-    tables = {"Device": device, "Settings": settings, "Environment": dict(result.get("environment") or {})}
-    return {
-        name: {key.replace("_", " "): value for key, value in facts.items() if value not in (None, "")}
-        for name, facts in tables.items()
-    }

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import written
 from cubatch.units import format_seconds
-
-if TYPE_CHECKING:
-    pass
-from cubatch.report.tables.common import Grid, written
 
 
 def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
@@ -29,7 +27,7 @@ def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
     ]
     notes = [] if rows else ["No runs are kept."]
     columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "measured for"]
-    return {"title": f"Kept in {path}", "columns": columns if rows else [], "rows": rows, "notes": notes}
+    return Grid(title=f"Kept in {path}", columns=columns if rows else [], rows=rows, notes=notes)
 
 
 def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
@@ -49,19 +47,19 @@ def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
         ]
         for size, seconds in sorted(timings.items())
     ]
+    columns = ["batch", "timings", "fastest", "slowest", "status", "why"]
     asked = {key: value for key, value in facts["identity"].items() if key != "spec"}
     title = f"Run {facts['id']}: {_subject(facts['identity'])}, {facts['state']}, updated {facts['updated']}"
     return [
         _facts(title, asked),
         _facts("Conditions", facts["conditions"]),
-        {"title": "Timings", "columns": ["batch", "timings", "fastest", "slowest", "status", "why"], "rows": rows,
-         "notes": facts["notes"]},
-    ]  # fmt: skip
+        Grid(title="Timings", columns=columns, rows=rows, notes=facts["notes"]),
+    ]
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
     rows = [[key, value] for key, value in facts.items() if value not in (None, "", [], {})]
-    return {"title": title, "columns": ["what", "value"], "rows": rows}
+    return Grid(title=title, columns=["what", "value"], rows=rows)
 
 
 def _subject(identity: Mapping[str, Any]) -> str | None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import written
 from cubatch.units import format_count, format_seconds
-
-if TYPE_CHECKING:
-    pass
-from cubatch.report.tables.common import Grid, written
 
 
 def epochs(done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = False) -> Grid:
@@ -26,4 +24,4 @@ def epochs(done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = Fa
     ]
     notes = ["The loss left the range of numbers: try a smaller learning rate."] if diverged else []
     columns = ["epoch", "loss", "test accuracy", "time", "samples/s"]
-    return {"title": title, "columns": columns, "rows": rows, "notes": notes}
+    return Grid(title=title, columns=columns, rows=rows, notes=notes)

@@ -22,7 +22,6 @@ from cubatch.hardware.facts import Device
 from cubatch.measure.clocks import HEAD_START, MAX_QUEUED, KernelClock
 from cubatch.network import layers, models
 from cubatch.network.passes import Pass
-from cubatch.report.grid import grid
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.unit import bench_fakes
@@ -686,7 +685,7 @@ def test_the_table_of_one_case_has_a_line_for_each_way(world):
     world.seconds = {"vendor": 0.5e-3}
     world.wrong = {"gemm_nt_b"}
     result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", seconds=10.0)
-    text = grid(tables.entries([result], title="bench"))
+    text = tables.entries([result], title="bench").text()
     assert "bench: gemm nt 70 x 50 x 30" in text
     assert "0.50 (0.50 to 0.50)" in text
     assert "wrong:" in text
@@ -700,7 +699,7 @@ def test_the_table_of_a_network_weighs_each_case_by_how_often_it_occurs(world):
     world.seconds = {"vendor": 0.5e-3}
     found = [attrs.evolve(cases.gemm(8, 8, 8), multiplicity=3), cases.gemm(16, 8, 8)]
     results = [measure.measure(case, world.place(), Contest(world), seconds=10.0) for case in found]
-    text = grid(tables.summary(results, title="net"))
+    text = tables.summary(results, title="net").text()
     assert "Those that were timed take 4.00 ms on our kernels." in text
     assert "4.00 ms on ours, 2.00 ms on the vendor's" in " ".join(text.split())
     assert "geometric mean over 2 cases is 0.500" in " ".join(text.split())
@@ -891,5 +890,5 @@ def test_the_blocks_shown_are_those_of_the_main_kernel():
     (entry,) = planned.entries
     main = [launch for launch in entry.launches if launch.kernel == entry.name]
     assert len(entry.launches) > len(main) == 1
-    shown = grid(tables.entries([planned], title="t"))
+    shown = tables.entries([planned], title="t").text()
     assert f" {math.prod(main[0].grid)} " in shown

@@ -14,7 +14,9 @@ from cubatch.hardware.waves import count_waves
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.resources import Needs
 from cubatch.report.plots import occupancy
+from cubatch.report.tables import common
 from cubatch.report.tables import occupancy as occupancy_table
+from cubatch.units import format_count
 from tests.unit.commands import in_process
 
 FPROP = "conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"
@@ -115,7 +117,7 @@ def test_a_sweep_marks_the_present_the_cliffs_and_the_nearest_better(run, quanti
     _, out, _ = run(*NUMBERS, "--shared", "33KiB", *V100, "--sweep", quantity)
     found = sweep(Needs(256, 96, 33 * 1024), (7, 0), quantity)
     for step in found.steps:
-        span = occupancy_table.span(step.first, step.last)
+        span = common.span(format_count, (step.first, step.last))
         (line,) = (line for line in out.splitlines() if line.strip().startswith(f"{span}  "))
         assert ("now" in line) == (step.first <= found.value <= step.last)
         assert ("cliff beyond" in line) == step.cliff

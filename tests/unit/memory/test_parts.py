@@ -22,6 +22,7 @@ from cubatch.memory.rules import rules_of_thumb
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Concat, Conv2d, Flatten, Linear, MaxPool2d, ReLU
+from cubatch.report.tables import footprint as tables
 from tests.building import workload
 
 ONE = Device(name="one thread", kind="cpu", threads=1)
@@ -151,6 +152,13 @@ def test_recompute_lowers_the_plan():
     assert again.elements_per_sample == kept.elements_per_sample
     most = {r: max_batch_size("resnet50", "8GiB", mode="training", device=V100, recompute=r) for r in (False, True)}
     assert most[True] > 1.5 * most[False]
+
+
+def test_a_footprint_prints_the_tables_of_the_command():
+    """By part and by layer, an empty line between, as `cubatch memory` lays them out."""
+    whole = footprint("mlp", batch_size=8, device="cpu")
+    parts, layers = tables.footprint(whole.to_mapping(), title="batch 8: memory of a step")
+    assert str(whole) == whole.table() == f"{parts.text()}\n\n{layers.text()}"
 
 
 def test_tables_and_mappings_hold_the_numbers():

@@ -6,19 +6,19 @@ import pytest
 
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
-from cubatch.report import grid as grids
+from cubatch.report.grid import WIDTH
 from cubatch.report.plots import forecast
 from cubatch.report.tables import forecast as forecast_table
-from cubatch.report.tables import result
 from cubatch.units import format_percent, format_seconds
 from tests.unit.predictions import lines_of, one_pass, predicted
+from tests.unit.tables import rows_of
 
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
 def test_on_a_narrow_line_the_interval_goes_before_the_answer():
     """80 characters hold batch, time and rate of every size, one line each."""
-    text = result.grid(forecast_table.fitted(predicted(), width=80), width=80)
+    text = forecast_table.table(predicted(), width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert len(lines_of(text)) == 4
     assert lines_of(text)[1].split()[:5] == ["32", "16.0", "ms", "2", "000"]
@@ -52,7 +52,7 @@ def test_no_candidate_takes_two_lines(factor):
         m["reasons"] = ["0.75 of the memory limit", "coulom n=16", "crest 12 of layer1.0.conv1"]
     shown = lines_of(forecast_table.table(found))
     assert len(shown) == 4
-    assert max(map(len, shown)) <= grids.WIDTH
+    assert max(map(len, shown)) <= WIDTH
 
 
 @pytest.mark.parametrize("width", [80, 110])
@@ -60,30 +60,30 @@ def test_on_a_narrow_line_columns_go_before_lines_wrap(width):
     """Of GPUs side by side and of passes, who and the figure that decides stay, a line each."""
     found = [predicted(name) for name in ("Workstation GPU", "Other")]
     grid = forecast_table.compared(forecast_table.fastest_first(found), {"none": "why"}, width=width)
-    assert {"device", "batch", "samples/s", "90 % interval", "status"} <= set(grid["columns"])
-    assert ("of fastest" in grid["columns"]) == (width == 110)
+    assert {"device", "batch", "samples/s", "90 % interval", "status"} <= set(grid.columns)
+    assert ("of fastest" in grid.columns) == (width == 110)
     passes = [
         one_pass("block2.downsample.conv", 0.01, 0.6, algorithm="gemm_f16_hopper_128x256x64"),
         one_pass("fc", 1, 0.4),
     ]
     explained = forecast_table.layers(predicted(passes=passes), width=width)
-    assert {"layer", "pass", "time", "runs as", "status"} <= set(explained["columns"])
-    assert ("bound by" in explained["columns"]) == (width == 110)
+    assert {"layer", "pass", "time", "runs as", "status"} <= set(explained.columns)
+    assert ("bound by" in explained.columns) == (width == 110)
     for content, rows in ((grid, 3), (explained, 2)):
-        shown = lines_of(result.grid(content, width=width))
+        shown = lines_of(content.text(width))
         assert len(shown) == rows
         assert max(map(len, shown)) <= width
 
 
 def test_no_column_goes_before_the_line_is_full():
     """At the width of the whole table all stay; a character less leaves the first one out."""
-    names = forecast_table.layers(predicted(), width=1000)["columns"]
-    rule = result.grid(forecast_table.layers(predicted(), width=1000), width=1000).splitlines()[3]
+    names = forecast_table.layers(predicted(), width=1000).columns
+    rule = forecast_table.layers(predicted(), width=1000).text(1000).splitlines()[3]
     assert set(rule) == {"-", " "}
-    assert forecast_table.layers(predicted(), width=len(rule))["columns"] == names
-    assert forecast_table.layers(predicted(), width=len(rule) - 1)["columns"] == [
+    assert forecast_table.layers(predicted(), width=len(rule)).columns == names
+    assert forecast_table.layers(predicted(), width=len(rule) - 1).columns == tuple(
         name for name in names if name != "busiest SM"
-    ]
+    )
 
 
 def test_explain_adds_equal_passes_and_spreads_their_blocks():
@@ -91,8 +91,7 @@ def test_explain_adds_equal_passes_and_spreads_their_blocks():
     twice = [one_pass("conv1", 0.004, 0.25), one_pass("conv2", 0.004, 0.25), one_pass("conv3", 0.0064, 0.4, blocks=160)]
     rest = [one_pass(f"relu{n}", 0.0008, 0.05, algorithm="bytes", blocks=None, bound="memory") for n in range(2)]
     grid = forecast_table.layers(predicted(passes=[*rest, *reversed(twice)]))
-    names = grid["columns"]
-    rows = [dict(zip(names, row, strict=True)) for row in grid["rows"]]
+    rows = rows_of(grid)
     assert [(row["layer"], row["time"], row["share"]) for row in rows] == [
         ("conv2 +1", "8.00 ms", "50.0 %"), ("conv3", "6.40 ms", "40.0 %"), ("relu0 +1", "1.60 ms", "10.0 %"),
     ]  # fmt: skip
@@ -105,13 +104,14 @@ def test_explain_adds_equal_passes_and_spreads_their_blocks():
 def test_explain_sums_up_what_hardly_counts():
     """Beyond 95 % of the time, or 24 lines, passes are one line for products and one for bytes, and nothing is lost."""
     passes = [one_pass(f"conv{n}", 2.0**-n, 2.0**-n) for n in range(1, 11)]
-    rows = forecast_table.layers(predicted(passes=passes))["rows"]
-    assert [row[0] for row in rows] == ["conv1", "conv2", "conv3", "conv4", "conv5", "5 more"]
-    assert rows[-1][1:5] == [None, format_seconds(2**-5 - 2**-10), format_percent(2**-5 - 2**-10), "products"]
+    rows = rows_of(forecast_table.layers(predicted(passes=passes)))
+    assert [row["layer"] for row in rows] == ["conv1", "conv2", "conv3", "conv4", "conv5", "5 more"]
+    assert (rows[-1]["time"], rows[-1]["share"]) == (format_seconds(2**-5 - 2**-10), format_percent(2**-5 - 2**-10))
+    assert (rows[-1]["pass"], rows[-1]["runs as"]) == (None, "products")
     passes = [one_pass(f"conv{n}", 1 + n / 1024, 1 / 40) for n in range(30)]
     passes += [one_pass(f"relu{n}", 0.5 + n / 1024, 1 / 40, algorithm="bytes", blocks=None) for n in range(10)]
-    rows = forecast_table.layers(predicted(passes=passes))["rows"]
-    assert [(row[0], row[3], row[4]) for row in rows[24:]] == [
+    rows = rows_of(forecast_table.layers(predicted(passes=passes)))
+    assert [(row["layer"], row["share"], row["runs as"]) for row in rows[24:]] == [
         ("6 more", format_percent(6 / 40), "products"), ("10 more", format_percent(10 / 40), "bytes"),
     ]  # fmt: skip
 
@@ -120,8 +120,9 @@ def test_kernels_of_ours_are_named_by_family_and_tile():
     """The JSON holds the whole name, which is too long for a line."""
     for one in variant.kernels():
         if one.tile is not None:
-            (row,) = forecast_table.layers(predicted(passes=[one_pass("fc", 1.0, 1.0, algorithm=one.name)]))["rows"]
-            assert row[4] == f"{one.family} {one.tile.name}"
+            found = predicted(passes=[one_pass("fc", 1.0, 1.0, algorithm=one.name)])
+            (row,) = rows_of(forecast_table.layers(found))
+            assert row["runs as"] == f"{one.family} {one.tile.name}"
 
 
 def test_by_latency_the_shortest_step_comes_first():
@@ -129,40 +130,40 @@ def test_by_latency_the_shortest_step_comes_first():
     quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000), (64, 1000)))
     slow = predicted("Slow", objective="latency", batch_size=64, rates=((16, 1000), (64, 2000)))
     grid = forecast_table.compared(forecast_table.fastest_first([slow, quick]), {})
-    assert [(row[1], row[6]) for row in grid["rows"]] == [("quick", "100 %"), ("slow", "50.0 %")]
-    assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid["notes"][0]
+    assert [(row["device"], row["of fastest"]) for row in rows_of(grid)] == [("quick", "100 %"), ("slow", "50.0 %")]
+    assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid.notes[0]
 
 
 def test_by_latency_intervals_of_latency_meet():
     """16 ms and 58 ms, a factor of 1.25 to either side, do not, though 1000 and 1100 samples/s would."""
     quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000),))
     rate = predicted("Rate", objective="latency", batch_size=64, rates=((64, 1100),))
-    assert [row[0] for row in forecast_table.compared([quick, rate], {})["rows"]] == ["→", ""]
+    assert [row[0] for row in forecast_table.compared([quick, rate], {}).rows] == ["→", ""]
 
 
 def test_gpus_whose_intervals_meet_are_marked():
     """2000 and 1500 samples/s, each a factor of 1.25 to either side, meet; 1000 does not."""
     found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1500), ("C", 1000))]
     grid = forecast_table.compared(forecast_table.fastest_first(found), {})
-    assert [row[0] for row in grid["rows"]] == ["→", "≈", ""]
-    assert grid["notes"][0].endswith("with batch 32, 1.33 times as fast as b.")
-    assert grid["marked"] == [0]
-    assert "≈" in grid["notes"][-1]
-    assert "≈" not in forecast_table.compared(found[:1], {})["notes"][-1]
+    assert [row[0] for row in grid.rows] == ["→", "≈", ""]
+    assert grid.notes[0].endswith("with batch 32, 1.33 times as fast as b.")
+    assert grid.marked == {0}
+    assert "≈" in grid.notes[-1]
+    assert "≈" not in forecast_table.compared(found[:1], {}).notes[-1]
 
 
 def test_what_bounds_a_gpu_is_what_most_time_lies_under():
     """0.625 + 0.03125 under the roof of compute."""
-    (row,) = forecast_table.compared([predicted()], {})["rows"]
-    assert row[8] == f"compute {format_percent(0.65625)}"
+    (row,) = rows_of(forecast_table.compared([predicted()], {}))
+    assert row["bound by"] == f"compute {format_percent(0.65625)}"
     passes = [one_pass("conv", 0.9, 0.9, bound=None), one_pass("fc", 0.1, 0.1, bound="memory")]
-    (row,) = forecast_table.compared([predicted(passes=passes)], {})["rows"]
-    assert row[8] == "memory 10.0 %"  # of the rest nobody knows
+    (row,) = rows_of(forecast_table.compared([predicted(passes=passes)], {}))
+    assert row["bound by"] == "memory 10.0 %"  # of the rest nobody knows
 
 
 def test_what_gpus_have_in_common_is_their_title():
     """Network, mode, dtype and library; the GPUs are the lines."""
-    title = forecast_table.compared([predicted()], {})["title"]
+    title = forecast_table.compared([predicted()], {}).title
     assert title.startswith("Predicted: tiny-net, training, float32, library vendor, ")
     assert "Test GPU" not in title
 
@@ -173,9 +174,9 @@ def test_gpus_side_by_side_keep_their_notes():
         predicted(name, notes=["Of all.", *([f"No measurement of {name}."] if name != "A" else [])])
         for name in ("A", "B", "C")
     ]
-    told = forecast_table.compared(found, {})["notes"][1]
-    assert told == ["Of all.", "b, c: No measurement of this GPU."]
-    assert all(isinstance(note, str) for note in forecast_table.compared([predicted(notes=[])], {})["notes"])
+    told = forecast_table.compared(found, {}).notes[1]
+    assert told == ("Of all.", "b, c: No measurement of this GPU.")
+    assert all(isinstance(note, str) for note in forecast_table.compared([predicted(notes=[])], {}).notes)
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.report import plot
+from cubatch.report.plots import style
 from tests.unit.tuned import measurement, tuned
 
 pytest.importorskip("matplotlib")
@@ -115,6 +116,40 @@ def test_without_matplotlib_the_install_line_is_given(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependency) as caught:
-        plot.check(tmp_path / "curve.png")
+        style.check(tmp_path / "curve.png")
 
     assert "pip install 'cubatch[plot]'" in str(caught.value)
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draw a result and give the figure's axes."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+
+    def draw(result):
+        plot.tuning_curve(result, tmp_path / "a.png")
+        (axes,) = figures[-1].axes
+        return axes
+
+    return draw
+
+
+def test_batch_sizes_are_drawn_by_powers_of_two_and_rates_from_zero(drawn):
+    """A curve that began at its lowest rate would look steeper than it is; the answer's label has room above."""
+    axes = drawn(tuned())
+    assert axes.get_xscale() == "log"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["16", "32", "64", "128", "256"]
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 1.02 * 3020
+    assert axes.yaxis.get_major_formatter()(3000, 0) == "3 000"
+
+
+def test_latencies_that_span_decades_are_drawn_by_powers(drawn):
+    """From 0.1 to 51 ms the small ones would lie on the floor; from 16 to 42 ms nothing does."""
+    far = [measurement(2**k, 1e-4 * 2**k) for k in range(10)]
+    assert drawn(tuned(objective="latency", measurements=far)).get_yscale() == "log"
+    assert drawn(tuned(objective="latency", fastest_batch_size=16)).get_yscale() == "linear"

@@ -1,0 +1,132 @@
+"""`cubatch tune`: measure a network at the batch sizes that matter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from cubatch.cli import console
+from cubatch.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    LatencyOption,
+    LibraryOption,
+    MaxOption,
+    MemoryOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    RecomputeOption,
+    SeedOption,
+    ShapeOption,
+    StoreOption,
+    ToleranceOption,
+    read_spec,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from cubatch.tuning.results import TuningResult
+
+
+QUICK_SECONDS = 10.0
+USUAL_SECONDS = 60.0
+
+
+def tune(
+    model: Model,
+    *,
+    device: DeviceOption = None,
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    objective: Annotated[
+        Literal["throughput", "latency", "energy"], typer.Option("--objective", help="energy: samples per joule.")
+    ] = "throughput",
+    tolerance: ToleranceOption = 0.01,
+    batch_sizes: Annotated[
+        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
+    ] = None,
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    latency_limit: LatencyOption = None,
+    optimizer: OptimizerOption = "sgd",
+    library: LibraryOption = "auto",
+    recompute: RecomputeOption = False,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="SECONDS", help=f"Measuring time, at most. Default: {USUAL_SECONDS:g}."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"A first answer: the same as --budget {QUICK_SECONDS:g}.")
+    ] = False,
+    isolate: Annotated[
+        bool | None,
+        typer.Option("--isolate/--no-isolate", help="Measure in a process that may die. Default: as needed."),
+    ] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Neither use nor keep results.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew, also which kernels win.")] = False,
+    store: StoreOption = None,
+    seed: SeedOption = 0,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .svg or .pdf.")
+    ] = None,
+    report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="Write one HTML page.")] = None,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Measure a network at the batch sizes that matter, and say which is best and why.
+
+    Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
+    """
+    from cubatch.report.plots import style
+    from cubatch.tuning import tune as tuner
+
+    if no_store + fresh + (store is not None) > 1:
+        raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
+    if quick and budget is not None:
+        raise typer.BadParameter(f"--quick and --budget exclude each other: --quick is --budget {QUICK_SECONDS:g}")
+    seconds = QUICK_SECONDS if quick else USUAL_SECONDS if budget is None else budget
+    sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
+    console.check_writable(json=json, plot=plot, report=report)
+    if report is not None and not report.lower().endswith((".html", ".htm")):
+        raise typer.BadParameter(f"--report writes an .html file, got {report!r}")
+    if plot is not None:
+        style.check(plot)
+    spec = read_spec(model, input_shape, classes)
+    try:
+        with console.watching(model) as watch:
+            result = tuner.autotune(
+                spec, device=device, mode=mode, dtype=dtype, objective=objective, tolerance=tolerance,
+                batch_sizes=sizes, max_batch_size=max_batch_size, memory_limit=memory_limit,
+                latency_limit=latency_limit, optimizer=optimizer, library=library, recompute=recompute, budget=seconds,
+                isolate="auto" if isolate is None else isolate,
+                store="refresh" if fresh else str(store) if store is not None else not no_store,
+                seed=seed, progress=watch,
+            )  # fmt: skip
+    except KeyboardInterrupt as stop:
+        partial = cast("TuningResult | None", getattr(stop, "partial", None))
+        if partial is not None:
+            _show(partial, json)
+        kept = "nothing is kept" if no_store else "what was measured is kept, the same command goes on with it"
+        console.say(f"cubatch: interrupted; {kept}")
+        raise typer.Exit(console.INTERRUPTED) from stop
+    _show(result, json)
+    if plot is not None:
+        result.plot(plot)
+    if report is not None:
+        with console.writing("--report", report) as path:
+            result.report(path)
+    for written in filter(None, (plot, report)):
+        console.say(f"wrote {written}")
+
+
+def _show(result: TuningResult, json_path: str | None) -> None:
+    from cubatch.report.tables import result as result_table
+
+    mapping = result.to_mapping()
+    console.emit([result_table.fitted(mapping, width=console.line_width())], mapping, json_path)

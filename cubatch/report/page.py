@@ -1,0 +1,84 @@
+"""A tuning result as one HTML page: answer, reasons, curve, table, what it was measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.report.answer import answer, points
+from cubatch.report.curve import curve_of
+from cubatch.report.facts import TIMED
+from cubatch.report.html import document, figures, legend_of
+from cubatch.report.tables.common import shape, written
+from cubatch.report.tables.result import legend, listed, parted, status, tuning_grid
+from cubatch.units import format_bytes, format_seconds
+
+_REASONS = 80  # characters for those of a size, in the table
+_MAX_LINES = 12  # reasons beneath the table
+
+
+def html(result: Mapping[str, Any]) -> str:
+    """
+    Write one self-contained HTML page: answer, reasons, curve, table, what it was measured with.
+
+    Args:
+        result: A tuning result in the JSON form of schema 1.
+
+    Returns:
+        The document: no script, no external resource, light and dark, every text escaped.
+    """
+    shown = curve_of(result)
+    notes = [*([_explained(result)] if _explained(result) else []), *legend(result)]
+    table = attrs.evolve(tuning_grid(result), title="Every batch size", notes=notes)
+    return document(
+        title=shown.title,
+        subtitle=shown.subtitle,
+        predicted=shown.predicted,
+        answer=answer(result),
+        reasons=points(result),
+        figures=figures(shown, result.get("objective") or "throughput"),
+        legend=legend_of(shown),
+        table=table.shortened(_REASONS),
+        facts=_facts(result),
+    )
+
+
+def _explained(result: Mapping[str, Any]) -> list[str]:
+    """Say why sizes that have a row gave no answer, those of one reason together; `dropped` says it all."""
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for m in parted(result)[0]:
+        if m.get("status") not in (*TIMED, "predicted", None) and m.get("stop_reason"):
+            alike.setdefault((status(m, result), str(m["stop_reason"])), []).append(m)
+    lines = [f"{listed(those)}: {word}: {why}" for (word, why), those in alike.items()]
+    rest = len(lines) - _MAX_LINES
+    return lines if rest <= 1 else [*lines[:_MAX_LINES], f"{rest} more reasons are in the JSON."]
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """Gather the titled two-column tables of the page; what is unknown is left out."""
+    limits, device = result.get("limits") or {}, dict(result.get("device") or {})
+    for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):
+        device[name] = written(format_bytes, device.pop(key, None))
+    if (capability := device.get("compute_capability")) is not None:
+        device["compute_capability"] = ".".join(str(part) for part in capability)
+    settings = {
+        **{key: result.get(key) for key in ("mode", "dtype", "objective", "tolerance", "optimizer", "library")},
+        "input_shape": shape(result.get("input_shape") or ()) or None,
+        "recompute": result.get("recompute"),
+        "max_batch_size": limits.get("max_batch_size"),
+        "memory_limit": written(format_bytes, limits.get("memory_bytes")),
+        "latency_limit": written(format_seconds, limits.get("latency_seconds")),
+        "budget": written(format_seconds, result.get("budget_seconds")),
+        "spent": written(format_seconds, result.get("seconds_spent")),
+        "seed": result.get("seed"),
+        "L2 cache": result.get("l2"),
+        "decided_by": result.get("decided_by"),
+        "created": result.get("created"),
+    }
+    tables = {"Device": device, "Settings": settings, "Environment": dict(result.get("environment") or {})}
+    return {
+        name: {key.replace("_", " "): value for key, value in facts.items() if value not in (None, "")}
+        for name, facts in tables.items()
+    }

@@ -1,0 +1,156 @@
+"""The command line: its help, its exit codes, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import cubatch
+import cubatch.engine
+import cubatch.tuning
+from cubatch.cli import app
+
+ROOT = Path(cubatch.__file__).parent.parent
+
+
+@pytest.mark.usefixtures("autotune")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tune"], ["tune", "mlp", "--mode", "sleeping"], ["tune", "mlp", "--batch-sizes", "32;64"],
+        ["tune", "mlp", "--batch-sizes", ""], ["tune", "mlp", "--budget", "long"],
+        ["tune", "mlp", "--fresh", "--no-store"], ["tune", "mlp", "--fresh", "--store", "x.db"],
+        ["tune", "mlp", "--input-shape", "28,28"], ["tune", "net.toml", "--classes", "3"], ["nothing"],
+        ["store", "nothing"], ["memory", "mlp", "--batch-size", "1.5"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_arguments_exit_with_two(run, arguments):
+    """A script can tell its own mistakes from failures."""
+    code, out, err = run(*arguments)
+
+    assert (code, out) == (2, "")
+    assert err
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("autotune")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tune", "resnet5"], "resnet50"),
+        (["tune", "missing.toml"], "missing.toml"),
+        (["memory", "mlp", "--batch-size", "0"], "batch_size"),
+        (["memory", "mlp", "--memory", "a lot"], "a lot"),
+        (["memory", "mlp", "--device", "titan x"], "titan-x-pascal"),
+        (["store", "show", "7", "--store", "no-such.db"], "7"),
+    ],
+    ids=" ".join,
+)
+def test_an_error_of_ours_is_one_clear_message_and_exit_code_one(run, arguments, words):
+    """What was asked, on stderr, without a traceback and with nothing on stdout."""
+    code, out, err = run(*arguments, "--json", "-")
+
+    assert (code, out) == (1, "")
+    assert words in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1
+
+
+SLEEPER = """
+import signal, sys, time, types
+import cubatch.tuning
+module = types.ModuleType("cubatch.tuning.tune")
+def autotune(spec, **options):
+    sys.stderr.write("measuring\\n")
+    sys.stderr.flush()
+    time.sleep(60)
+module.autotune = autotune
+sys.modules["cubatch.tuning.tune"] = cubatch.tuning.tune = module
+sys.argv = ["cubatch", "tune", "mlp"]
+from cubatch.cli.app import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_signals_exit_with_130_and_no_traceback(number):
+    """Ctrl-C, and the SIGTERM of a batch system at the end of its time, end alike."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SLEEPER)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr.readline() == "measuring\n"
+
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted" in err
+    assert "Traceback" not in err
+
+
+def test_every_command_has_help_with_an_example(run):
+    """--help is where people start."""
+    groups = {
+        name: [command.name or command.callback.__name__ for command in group.registered_commands]
+        for name, group in app.GROUPS.items()
+    }
+    assert all(groups.values())
+    commands = [[], *([command.__name__] for command in app.COMMANDS), *([name] for name in groups)]
+    commands += [[name, command] for name, listed in groups.items() for command in listed]
+
+    for command in commands:
+        code, out, _ = run(*command, "--help")
+        assert code == 0
+        assert "Example: cubatch" in " ".join(out.split()), command
+        assert not command or command[-1] in groups or "--json" in out
+
+
+def test_help_loads_nothing_heavy():
+    """What --help imports decides how long it takes: no NumPy, GPU, plotting or rich."""
+    code = (
+        "import sys\nfrom cubatch.cli.app import app\n"
+        "try:\n    app(['tune', '--help'], prog_name='cubatch')\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy', 'cupy', 'matplotlib', 'pynvml', 'torch', 'rich', 'sqlite3'} & set(sys.modules)\n"
+        "sys.exit(','.join(sorted(heavy)) or 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["devices", "--json", "-"], ["store", "list", "--store", "none.db"]], ids=" ".join
+)
+def test_a_reader_that_goes_away_ends_the_command_quietly(arguments):
+    """`cubatch devices | head -1` is no error of anybody, whether the output is larger than a buffer or not."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cubatch", *arguments],
+        cwd=ROOT,
+        env=buffered,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=30)
+
+    assert err == b""
+
+
+def test_the_version_is_told(run):
+    """--version prints the package's version and nothing else."""
+    assert run("--version")[1].strip() == cubatch.__version__

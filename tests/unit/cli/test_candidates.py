@@ -1,0 +1,38 @@
+"""`cubatch candidates`."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_candidates_lists_each_size_with_its_reasons(run):
+    """For a GPU that is not here, with the rows of --explain in the JSON."""
+    arguments = ["candidates", "lenet5", "--device", "v100-sxm2-16gb", "--max-batch-size", "64", "--dtype", "float16"]
+    code, out, _ = run(*arguments, "--explain")
+    _, text, _ = run(*arguments, "--explain", "--json", "-")
+    found = json.loads(text)
+
+    assert code == 0
+    sizes = [candidate["batch_size"] for candidate in found["candidates"]]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == 64
+    assert all(candidate["reasons"] for candidate in found["candidates"])
+    assert found["explain"]
+    assert all(str(size) in out for size in sizes)
+    assert "power of two" in out
+
+
+def test_candidates_of_a_gpu_whose_sms_are_not_known_say_what_is_missing(run):
+    """No source prints a GB200's: no crests, no rule, nothing explained, and the reason on stderr."""
+    code, out, err = run("candidates", "go-net", "--device", "gb200", "--max-batch-size", "64", "--explain")
+    assert code == 0
+    assert "coulom" not in out
+    assert "Nothing to explain" in out
+    assert "how many SMs NVIDIA GB200 has is not known" in err
+
+
+def test_candidates_are_explained_where_no_time_is_known(run):
+    """A card whose rates were never printed gets the blocks of every pass all the same."""
+    code, out, err = run("candidates", "mlp", "--device", "rtx-pro-6000-blackwell-server", "--explain")
+    assert (code, err) == (0, "")
+    assert "fprop" in out

@@ -1,0 +1,140 @@
+"""Progress: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+import sys
+from functools import partial
+
+import pytest
+
+from cubatch.cli import console
+from cubatch.search.walk import Event
+from cubatch.tuning.results import TuningResult
+from tests.unit.commands import on_a_terminal
+from tests.unit.tuned import tuned
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(monkeypatch):
+    """Progress is for a person: on a terminal it shows, in a pipe there is none."""
+    with console.progress_bar("tuning") as show:
+        assert show is None
+
+    def work():
+        with console.progress_bar("tuning mlp") as show:
+            show(3, 10, "batch 64")
+
+    assert "tuning mlp" in on_a_terminal(monkeypatch, work)
+
+
+def test_a_bar_takes_no_text_for_its_own_markup(monkeypatch):
+    """Errors of somebody's code and names of files may hold brackets; what is between them is shown, not obeyed."""
+
+    def work():
+        with console.progress_bar("tuning [/b].toml") as show:
+            show(3, 10, "batch size 64: error; ValueError: [/nothing]")
+
+    shown = on_a_terminal(monkeypatch, work)
+    assert "[/b].toml" in shown
+    assert "[/nothing]" in shown
+
+
+def event(message="", kind="timing", **best):
+    """Give one event of a run."""
+    return Event(kind=kind, round=0, batch_size=8, done=1, total=9, seconds_left=50.0, message=message, **best)
+
+
+def telling(monkeypatch, *events):
+    """Put an autotune in place that tells of events, each at its second on the clock of the lines."""
+    clock = [100.0]
+    monkeypatch.setattr(console, "progress_lines", partial(console.progress_lines, now=lambda: clock[0]))
+
+    def autotune(spec, *, progress, **options):
+        for second, told in events:
+            clock[0] = 100.0 + second
+            progress(told)
+        return TuningResult.from_json(json.dumps(tuned()))
+
+    monkeypatch.setattr(sys.modules["cubatch.tuning.tune"], "autotune", autotune)
+
+
+BEST = {"best_batch_size": 64, "best_rate": 8606.4}
+
+
+@pytest.mark.usefixtures("autotune")
+def test_without_a_terminal_a_line_tells_now_and_then(run, monkeypatch):
+    """In a log: none before 5 s, then one each 5 s at most, the latest state in each, and none beside the answer."""
+    telling(
+        monkeypatch,
+        (0.1, event("round 1, 9 batch sizes", kind="round")),
+        (4.9, event("batch size 1: 1.00 ms")),
+        (5.2, event("batch size 2: 1.50 ms")),
+        (7.0, event("batch size 4: 2.00 ms", **BEST)),
+        (10.1, event("batch size 8: 2.00 ms", **BEST)),
+        (12.4, event("batch size 16: 3.00 ms", **BEST, could_gain=0.03)),
+        (17.5, event("batch size 32: 4.00 ms", **BEST)),
+        (90.0, event("batch size 64: 7.44 ms", best_batch_size=64, could_gain=0.034)),
+        (99.0, event("measuring is done", kind="end", **BEST)),
+    )
+
+    code, out, err = run("tune", "mlp", "--json", "-")
+
+    assert (code, json.loads(out)["batch_size"]) == (0, 64)
+    assert err.splitlines() == [
+        "cubatch: 5 s, batch size 2: 1.50 ms",
+        "cubatch: 12 s, 64 best so far (8 606 samples/s), at most 3 % more to gain",
+        "cubatch: 18 s, 64 best so far (8 606 samples/s)",
+        "cubatch: 90 s, 64 best so far, at most 4 % more to gain",
+    ]
+
+
+@pytest.mark.usefixtures("autotune")
+def test_a_short_run_writes_no_line(run, monkeypatch):
+    """What is over before anybody wonders needs no progress."""
+    telling(monkeypatch, *((second / 10, event("batch size 8: 1.00 ms", **BEST)) for second in range(50)))
+
+    assert run("tune", "mlp")[::2] == (0, "")
+
+
+@pytest.mark.usefixtures("autotune")
+def test_on_a_terminal_the_bar_tells_the_same(run, monkeypatch):
+    """The best so far beside the bar, and no lines that would push it down."""
+    telling(monkeypatch, (20.0, event("batch size 32: 4.00 ms", **BEST, could_gain=0.03)))
+
+    shown = on_a_terminal(monkeypatch, lambda: run("tune", "mlp"))
+
+    assert "64 best so far (8 606 samples/s), at most 3 % more to gain" in shown
+    assert "20 s" not in shown
+
+
+@pytest.mark.parametrize("gain", [None, math.inf, math.nan])
+def test_what_could_be_gained_is_told_where_it_is_known(run, autotune, monkeypatch, gain):
+    """Before a bound is known there is no number in its place."""
+    telling(monkeypatch, (6.0, event(**BEST, could_gain=gain)))
+
+    assert run("tune", "mlp")[2] == "cubatch: 6 s, 64 best so far (8 606 samples/s)\n"
+
+
+class Full(io.StringIO):
+    """A log on a full disk."""
+
+    def write(self, text):
+        """Fail."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("stream", [None, Full()], ids=["closed", "full"])
+def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch, stream):
+    """stderr may have been closed before we began, or its disk be full: measuring goes on."""
+    moments = iter([0.0, 6.0, 12.0])
+    line = console.progress_lines(now=lambda: next(moments))
+    monkeypatch.setattr(sys, "stderr", stream)
+    with console.progress_bar("tuning") as show:
+        assert show is None
+    line("batch size 8: 1.00 ms")
+    line("batch size 8: 1.00 ms")
+    assert list(moments) == []

@@ -1,0 +1,187 @@
+"""Every page as a whole; see tests/unit/golden.py for how the files are renewed."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cubatch.estimate import occupancy_sweep
+from cubatch.estimate.batch_sweep import spread
+from cubatch.hardware.facts import Device, sm_limits
+from cubatch.hardware.waves import occupancy
+from cubatch.kernels.resources import Figures, Needs
+from cubatch.kernels.survey import Row
+from cubatch.kernels.variant import Kernel
+from cubatch.measure.records import Candidate
+from cubatch.report.page import html
+from cubatch.report.tables import candidates, devices, footprint, forecast, kernels, result, store, training
+from cubatch.report.tables import occupancy as occupancy_table
+from tests.unit import golden
+from tests.unit.predictions import one_pass, predicted
+from tests.unit.tuned import measurement, tuned
+
+V100 = Device(
+    name="Tesla V100-SXM2-16GB", slug="v100-sxm2-16gb", compute_capability=(7, 0), num_sms=80,
+    memory_bytes=16 * 2**30, peak_bytes_per_second=900e9, peak_flops_per_second={"float32": 15.7e12},
+)  # fmt: skip
+CPU = Device(name="A CPU", kind="cpu", threads=8, memory_bytes=2**35)
+
+
+def everything():
+    """A result in which all that a table can show happens."""
+    ruled_out = [measurement(n, status="dropped", stop_reason="by 16 and 64") for n in (1, 2, 3)]
+    untried = [measurement(n, status="not_run", stop_reason="too long") for n in (1024, 2048, 4096, 8192)]
+    more = [
+        measurement(48, 48 / 2990, peak_bytes=50 * 2**20, roofline_fraction=0.31, reasons=["asked for"]),
+        measurement(96, 96 / 1500, throughput_interval=[900, 2300], reasons=["crest 3 of conv3_2", "coulom n=2"]),
+        measurement(512, status="error", stop_reason="RuntimeError: a kernel failed"),
+        measurement(600, status="over_limit"),
+    ]
+    measurements = [*ruled_out, *tuned()["measurements"], *more, *untried]
+    return tuned(measurements=measurements, tied_with=[48, 96])
+
+
+def grids(*found):
+    """Grids one beneath the other, as `cubatch` prints them."""
+    return "\n\n".join(grid.text() for grid in found)
+
+
+def memory_page():
+    parts = {"weights": 4000, "activations": 2**21, "activation_gradients": 2**20, "workspace": 0}
+    fc = {"name": "fc", "type": "linear", "output_shape": (10,), "parameters": 1000, **parts}
+    start = {"name": "input", "type": "input", "output_shape": (28, 28, 1), **dict.fromkeys(("parameters", *parts), 0)}
+    plan = parts | {
+        "gradients": 4000, "optimizer": 8000, "total": 3 * 2**20, "elements_per_sample": 1820, "peak_layer": "fc",
+        "batch_size": 256, "layers": [start, fc],
+    }  # fmt: skip
+    rules = [
+        {"name": "4x the parameters", "formula": "weights, gradients, Adam's two", "value": 16_000, "computed": 2**20,
+         "unit": "bytes", "error": -0.98},
+        {"name": "room / sample", "formula": "free memory over one sample's", "value": 1000.0, "computed": 1024.0,
+         "unit": "samples", "error": None},
+    ]  # fmt: skip
+    shown = footprint.footprint(
+        plan, title="mlp, training, float32, batch 256: memory of a step", forward_elements=1410
+    )
+    return grids(*shown, footprint.rules(rules, largest=1024, limit=12 * 2**30))
+
+
+def candidates_page():
+    found = [
+        Candidate(8, ("power of two", "coulom n=1"), 2**20, 0.002),
+        Candidate(96, ("crest 1 of conv1, pass fprop",), 12 * 2**20, 0.02),
+        Candidate(512, ("asked for",), 2**34, None, over_limit=True),
+    ]
+    row = {
+        "batch_size": 8, "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "slices": 1, "blocks": 98,
+        "waves": 1, "last_wave": 0.61, "busiest_sm_blocks": 2, "fill": 0.61, "predicted_seconds": 2.15e-6,
+        "padding": {"c": 8},
+    }  # fmt: skip
+    rows = [row, row | {"layer": "fc", "layers": 1, "pass": "wgrad", "slices": 4, "padding": {}, "last_wave": None}]
+    title = "lenet5, training, float16: batch sizes worth measuring"
+    return grids(candidates.candidates(found, title=title), candidates.explained(rows))
+
+
+def predict_page():
+    result = predicted()
+    result["measurements"][2]["status"] = "over_limit"
+    result["passes"][2]["algorithm"] = "conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"
+    return grids(forecast.fitted(result), forecast.layers(result))
+
+
+def compare_page():
+    found = [
+        predicted("Test GPU", rates=((32, 2000),)),
+        predicted("Nearly As Fast", rates=((32, 1500),), notes=["No measurement of Nearly As Fast."]),
+        predicted("Slow", rates=((32, 500),), passes=[one_pass("fc", 1.0, 1.0, bound="memory")]),
+    ]
+    return grids(forecast.compared(forecast.fastest_first(found), {"old-gpu": "its bandwidth is not known"}))
+
+
+def occupancy_page():
+    needs, capability = Needs(threads=256, registers=96, shared_bytes=16384), (7, 0)
+    held = needs.on(capability)
+    answer = occupancy_table.Answer(None, needs, held, spread=spread(82, 80, blocks_per_sm=held.blocks_per_sm))
+    title = f"{occupancy_table.subject(needs)} on {V100}"
+    shown = occupancy_table.answers([answer], V100, sm_limits(capability), title=title)
+    several = [attrs.evolve(answer, name="a_f32_hopper_1", needs=attrs.evolve(needs, nvrtc="12.9.86")), answer]
+    listed = occupancy_table.answers(several, V100, sm_limits(capability), title="Several")
+    return grids(shown, listed, occupancy_table.sweep(occupancy_sweep.sweep(needs, capability, "registers")))
+
+
+def kernels_page():
+    def row(name, arch, registers, **more):
+        kernel = Kernel(name, "small", "small/small.cu", "sums", "sums", "float32", 256, ())
+        capability = (int(arch[3:]) // 10, int(arch[3:]) % 10)
+        held = occupancy(compute_capability=capability, threads_per_block=256, registers_per_thread=registers)
+        return Row(kernel, arch, "ok", "12.9.86", Figures(registers, 1024), held, **more)
+
+    rows = [row("sums_f32", "sm_70", 20), row("sums_f32", "sm_80", 33), row("wide_f32", "sm_70", 255)]
+    wrong = [*rows, row("bad_f32", "sm_80", 40, problems=("8 bytes of registers spilled per thread",))]
+    return grids(*kernels.table(rows), *kernels.problems(wrong, ["renamed_f32"], "12.9.41"))
+
+
+def devices_page():
+    unknown = Device(name="RTX 2080 SUPER", slug="rtx-2080-super", compute_capability=(7, 5), num_sms=48)
+    return grids(devices.devices([CPU], title="In this machine"), devices.devices([V100, unknown], title="Catalogue"))
+
+
+def store_page():
+    kept = {
+        "id": 3, "identity": {"spec": {"name": "mlp"}, "mode": "training", "dtype": "float32"}, "state": "open",
+        "updated": "2026-11-20T08:00:00Z", "num_timings": 2, "seconds_spent": 1.5, "conditions": {"numpy": "2.0"},
+        "notes": ["The clock fell during round 2."],
+    }  # fmt: skip
+    measured = {
+        "timings": [{"batch_size": 8, "seconds": 0.002}, {"batch_size": 8, "seconds": 0.001}],
+        "outcomes": [{"batch_size": 64, "status": "out_of_memory", "stop_reason": "needs 2 GiB"}],
+    }
+    return grids(store.runs([kept], "store.db"), *store.run(kept, measured), store.runs([], "empty.db"))
+
+
+def train_page():
+    done = {"number": 1, "loss": 0.5, "test_accuracy": 0.98, "seconds": 2.0, "samples_per_second": 30_000.0}
+    return grids(
+        training.epochs([done, done | {"number": 2, "loss": None}], title="mnist-cnn, batch 64", diverged=True)
+    )
+
+
+PAGES = {
+    "tune.txt": lambda: result.table(everything()),
+    "tune.html": lambda: html(everything()),
+    "memory.txt": memory_page,
+    "candidates.txt": candidates_page,
+    "predict.txt": predict_page,
+    "compare.txt": compare_page,
+    "occupancy.txt": occupancy_page,
+    "kernels.txt": kernels_page,
+    "devices.txt": devices_page,
+    "store.txt": store_page,
+    "train.txt": train_page,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_as_it_was(name):
+    """Whoever changes it sees the whole of it."""
+    golden.check(name, PAGES[name]())
+
+
+def test_there_is_no_file_without_a_page():
+    """One left behind would look as if it held something."""
+    assert {path.name for path in golden.FOLDER.iterdir()} == set(PAGES)
+
+
+def test_a_difference_fails_with_a_diff_and_the_way_out(tmp_path, monkeypatch):
+    """The lines that differ, and the variable that writes the file anew; then it holds."""
+    monkeypatch.delenv(golden.RENEW, raising=False)
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    with pytest.raises(pytest.fail.Exception) as failed:
+        golden.check("a.txt", "one\nthree", folder=tmp_path)
+    assert "-two\n+three\n" in str(failed.value)
+    assert golden.RENEW in str(failed.value)
+    with pytest.raises(pytest.fail.Exception):
+        golden.check("new.txt", "one", folder=tmp_path)
+    monkeypatch.setenv(golden.RENEW, "1")
+    golden.check("a.txt", "one\nthree", folder=tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "one\nthree\n"
