@@ -102,7 +102,7 @@ def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer, Pass]]:
 def _roofs(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> tuple[float, float] | None:
     """Seconds of the arithmetic and seconds of the bytes."""
     peak, bandwidth = peak_flops_per_second(device, dtype), device.peak_bytes_per_second
-    flops = sum(gemm.flops for gemm in layer.gemms(pass_, batch_size))
+    flops = layer.pass_flops(pass_, batch_size)
     if bandwidth is None or (flops and peak is None):
         return None
     return flops / peak if peak else 0.0, layer.traffic(pass_, batch_size) * BYTES_PER_ELEMENT[dtype] / bandwidth

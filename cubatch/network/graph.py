@@ -122,10 +122,7 @@ class Network:
         total = sum(node.layer.flops(mode) for node in self.nodes)
         if check_mode(mode) == "training":
             total -= sum(
-                gemm.flops
-                for node in self.nodes
-                if not self.wants_input_gradient(node)
-                for gemm in node.layer.gemms(Pass.DGRAD, 1)
+                node.layer.pass_flops(Pass.DGRAD) for node in self.nodes if not self.wants_input_gradient(node)
             )
         return total
 

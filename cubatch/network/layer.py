@@ -113,13 +113,17 @@ class Layer:
         return sum(math.prod(shape) for shape in self.parameter_shapes.values())
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:  # noqa: ARG002
-        """Matrix products of one pass at a batch size; none for a layer that only moves bytes."""
+        """Matrix products that a kernel computes for one pass of a batch; none for a layer that only moves bytes."""
         return ()
+
+    def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:
+        """FLOP of one pass as the field counts them; its matrix products may also multiply zeros, see `Conv2d`."""
+        return sum(gemm.flops for gemm in self.gemms(pass_, batch_size))
 
     def flops(self, mode: str = "inference") -> int:
         """FLOP of one sample: forward, or in "training" all three passes."""
         passes = (Pass.FPROP,) if check_mode(mode) == "inference" else tuple(Pass)
-        return sum(gemm.flops for pass_ in passes for gemm in self.gemms(pass_, 1))
+        return sum(map(self.pass_flops, passes))
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
         """What the forward pass keeps beside x and y: {name: (elements per sample, bytes per element or 0 = dtype)}."""

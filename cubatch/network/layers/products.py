@@ -80,7 +80,8 @@ class Conv2d(Layer):
         Give the extents of the implicit product.
 
         fprop: (n p q) x k over (r s c); dgrad: (n h w) x c over (r s k), when strided one product for each
-        phase of input pixels, so that no tap is wasted; wgrad: k x (r s c) over (n p q).
+        phase of input pixels, so that no tap is wasted on the stride; wgrad: k x (r s c) over (n p q).  Those
+        of dgrad include taps that come from beyond the output's border: a kernel multiplies them by zero.
         """
         h, w, c = self.input_shape
         p, q, k = self.output_shape
@@ -96,6 +97,10 @@ class Conv2d(Layer):
             for rows, taps_h in _phases(h, step_h, self.pad[0], self.r, spread_h)
             for columns, taps_w in _phases(w, step_w, self.pad[2], self.s, spread_w)
         )
+
+    def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:  # noqa: ARG002
+        """Each pass pairs every output with every tap of its filter, once: all have the FLOP of fprop."""
+        return super().pass_flops(Pass.FPROP, batch_size)
 
 
 def _phases(extent: int, step: int, pad: int, taps: int, spread: int) -> list[tuple[int, int]]:

@@ -99,6 +99,13 @@ def test_the_cases_of_a_network_hold_all_its_flops(name):
     assert len({case.name for case in found}) == len(found)
 
 
+def test_the_cases_of_a_training_step_hold_its_flops():
+    """All passes of a network with an unpadded convolution: rates are of what is counted, not of zeros multiplied."""
+    network = models.build("lenet5")
+    found = cases.of_network(network, list(Pass), 2, only_products=True)
+    assert sum(case.multiplicity * case.flops for case in found) == 2 * network.flops("training")
+
+
 def test_a_network_does_no_gradient_of_its_input():
     """The first convolution has no dgrad; every layer with a filter has a wgrad."""
     found = cases.of_network(models.build("mnist-cnn"), list(Pass), 4, only_products=True)

@@ -147,6 +147,15 @@ def test_a_step_is_the_sum_of_its_passes() -> None:
     assert roofline.roofline_seconds(net, 1, CARD) == pytest.approx((34 + 12) * 4e-9, rel=1e-12)
 
 
+def test_zeros_that_a_kernel_multiplies_are_no_part_of_the_bound() -> None:
+    """The input gradient of an unpadded filter may skip what lies beyond the output: 25 x 10^4 x 2 x 36 FLOP."""
+    fast_memory = Device(name="x", peak_flops_per_second={"float32": 1e12}, peak_bytes_per_second=1e15)
+    conv = Conv2d(h=10, w=10, c=100, k=100, r=5, s=5)
+    for pass_ in Pass:
+        seconds = roofline.layer_seconds(conv, pass_, 1, fast_memory, "float32")
+        assert seconds == pytest.approx(2 * 36 * 25 * 10**4 / 1e12)
+
+
 def test_an_unknown_bandwidth_gives_no_time() -> None:
     """Half a roofline would be a guess; a CPU has none at all."""
     no_bandwidth = Device(name="x", peak_flops_per_second={"float32": 1e12})

@@ -138,6 +138,51 @@ def test_products_of_dgrad_count_every_tap_that_can_reach_a_pixel(conv: Conv2d, 
     assert all(gemm.m and gemm.n and gemm.k for gemm in conv.gemms(Pass.DGRAD, n))
 
 
+@given(conv=convolutions(), n=st.integers(1, 3))
+def test_every_pass_of_a_convolution_multiplies_each_output_by_each_tap_once(conv: Conv2d, n: int) -> None:
+    """
+    Counted from each pass's own side, pixel by pixel and tap by tap: outputs, the padded input, the filter.
+
+    A pixel of the padded input has the gradient of those outputs that read it, which the products of dgrad
+    exceed by what a kernel multiplies by zero: outputs beyond the border.
+    """
+    rows, columns = (
+        positions(conv.h, conv.r, conv.stride[0], *conv.pad[:2], conv.dilation[0]),
+        positions(conv.w, conv.s, conv.stride[1], *conv.pad[2:], conv.dilation[1]),
+    )
+    taps = list(itertools.product(range(conv.r), range(conv.s)))
+    padded = itertools.product(range(conv.h + sum(conv.pad[:2])), range(conv.w + sum(conv.pad[2:])))
+    counted = {
+        Pass.FPROP: sum(len(taps) for _ in itertools.product(rows, columns)),
+        Pass.DGRAD: sum(
+            y - r * conv.dilation[0] in rows and x - s * conv.dilation[1] in columns
+            for (y, x), (r, s) in itertools.product(padded, taps)
+        ),
+        Pass.WGRAD: sum(len(rows) * len(columns) for _ in taps),
+    }
+    channels = n * conv.k * (conv.c // conv.groups)
+    assert {pass_: conv.pass_flops(pass_, n) for pass_ in Pass} == {
+        pass_: 2 * channels * pairs for pass_, pairs in counted.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Conv2d(h=7, w=7, c=1, k=1, r=7, s=7),  # one output: 48 of 49 taps at each pixel come from beyond it
+        Conv2d(h=14, w=14, c=6, k=16, r=5, s=5),  # lenet5's second: 14 x 14 pixels for 10 x 10 outputs
+        Conv2d(h=224, w=224, c=3, k=64, r=11, s=11, stride=4),  # the stride's phases, each with a border
+        Conv2d(h=9, w=9, c=4, k=8, r=3, s=3, dilation=3, groups=2),  # as unpadded as 7 x 7, by spread taps
+        Conv2d(h=3, w=3, c=2, k=2, r=1, s=1, pad=2),  # more outputs than pixels: both passes count the padding
+        Conv2d(h=56, w=56, c=64, k=128, r=3, s=3, pad=1),  # as many outputs as pixels: where nothing was wrong
+    ],
+    ids=str,
+)
+def test_training_a_convolution_is_three_times_its_inference(conv: Conv2d) -> None:
+    """fprop, dgrad and wgrad are equal work, whatever a kernel multiplies by zero (49 times as much in the first)."""
+    assert conv.flops("training") == 3 * conv.flops()
+
+
 def test_a_plain_convolution_has_one_product_for_each_pass() -> None:
     """The extents of the field's table: m, n, k of fprop, dgrad and wgrad."""
     conv = Conv2d(h=56, w=56, c=64, k=128, r=3, s=3, pad=1)

@@ -53,6 +53,15 @@ def test_parameters_of_small_networks_are_those_counted_by_hand(name: str) -> No
     assert models.build(name).parameters == COUNTED[name]
 
 
+def test_training_lenet5_counts_the_multiply_adds_of_its_layers() -> None:
+    """By hand: 28x28 and 10x10 outputs of 5x5 filters, three linear layers, and no gradient of the image."""
+    first, second = 28 * 28 * 6 * 25, 10 * 10 * 16 * 25 * 6
+    linear = 400 * 120 + 120 * 84 + 84 * 10
+    net = models.build("lenet5")
+    assert net.flops() == 2 * (first + second + linear)
+    assert net.flops("training") == 2 * (2 * first + 3 * (second + linear))
+
+
 def test_every_network_is_checked() -> None:
     """A network that is added needs a figure of its own here."""
     assert set(models.names()) == {*PUBLISHED, *COUNTED}

@@ -103,6 +103,13 @@ def test_training_skips_the_gradient_of_the_input() -> None:
     assert [graph.wants_input_gradient(node) for node in graph.nodes] == [False, True]
 
 
+def test_training_skips_what_was_counted_of_an_unpadded_filter() -> None:
+    """6 x 6 outputs on 8 x 8 pixels: what the first filter would do for its input is as much as it does forward."""
+    graph = net(conv(4, pad=0), conv(5, pad=0))
+    first, second = 2 * 36 * 9 * 2 * 4, 2 * 16 * 9 * 4 * 5
+    assert graph.flops("training") == 2 * first + 3 * second
+
+
 def test_gradients_stop_where_nothing_below_is_trained() -> None:
     """A pool in front of the first filter needs no gradient, nor does the filter's input."""
     graph = net(MaxPool2d(r=2, s=2), ReLU(), conv(), ReLU())
