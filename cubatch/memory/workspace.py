@@ -6,7 +6,6 @@ import math
 from functools import lru_cache
 
 from cubatch.hardware.facts import Device
-from cubatch.kernels.problem import conv_shape_of
 from cubatch.kernels.workspace import depthwise, misc, products
 from cubatch.memory import blocks
 from cubatch.memory.blocks import Curve, Flat, Need, Norm, Pool, Products, Scores
@@ -31,7 +30,6 @@ from cubatch.network.layers import (
     SiLU,
     Softmax,
 )
-from cubatch.network.windows import conv_shape, pool_axes
 
 
 def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device: Device) -> int:
@@ -84,7 +82,7 @@ def _layer_bytes(
 
 
 def _conv2d_bytes(layer: Conv2d, samples: int, dtype: str, device: Device, *, forward: bool) -> int:
-    shape = conv_shape_of(layer)
+    shape = layer.window
     if depthwise.supports(shape):
         return 0 if forward else depthwise.depthwise_wgrad_workspace(shape, samples, dtype, device)
     parts = (
@@ -127,13 +125,12 @@ def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], in
     h, w, c = layer.input_shapes[0]
     outputs = math.prod(layer.output_shape)
     if isinstance(layer, Conv2d):
-        filters = layer.parameter_shapes["w"]
-        shape = conv_shape((h, w, c), filters, layer.stride, layer.pad, layer.dilation, layer.groups)
+        shape = layer.window
         if is_forward:
             return tuple(blocks.conv2d_forward(shape, itemsize)), 1
         return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize)), 1
     if isinstance(layer, MaxPool2d | AvgPool2d):
-        axes = pool_axes((h, w), (layer.r, layer.s), layer.stride, layer.pad, ceil_mode=layer.ceil)
+        axes = layer.window
         return (Pool(itemsize=itemsize, rows=axes[0].out, vertical=axes[0], horizontal=axes[1], channels=c),), 1
     if isinstance(layer, BatchNorm2d):
         return (Norm(itemsize=itemsize, channels=c),), h * w

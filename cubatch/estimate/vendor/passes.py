@@ -16,7 +16,7 @@ from cubatch.hardware.arithmetic import has_tensor_cores, lanes, peak_flops_per_
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Conv2d
-from cubatch.network.passes import Gemm, Pass
+from cubatch.network.passes import Gemm, Pass, linear_of
 
 """Standard deviations either side of the middle that hold 90 of 100 normal draws."""
 _OTHER_DTYPE_SD = 0.25
@@ -161,13 +161,8 @@ def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> t
 
 def _as_linear(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
     """Give a product the extents of the linear layer (a group for each of several) of which it is that pass."""
-    m, n, k = gemm.m, gemm.n * gemm.count, gemm.k * gemm.count
-    batch, c, filters = {
-        Pass.FPROP: (m, k, n),
-        Pass.DGRAD: (m, n, k),
-        Pass.WGRAD: (gemm.k, n, gemm.m * gemm.count),
-    }[pass_]
-    return (batch, 1, 1, c, filters, 1, 1, 1, 1, 1, 1, 1, gemm.count)
+    batch, c, filters = linear_of(pass_, gemm.m, gemm.n, gemm.k)
+    return (batch, 1, 1, c * gemm.count, filters * gemm.count, 1, 1, 1, 1, 1, 1, 1, gemm.count)
 
 
 def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:
