@@ -20,7 +20,7 @@ from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network import layers as kinds
 from cubatch.network.graph import Network, layer_passes
-from cubatch.network.layer import Layer, extents
+from cubatch.network.layer import Layer, extents, without_bias
 from cubatch.network.passes import Pass, linear_of
 
 _PASSES = {pass_.layout: pass_ for pass_ in Pass}
@@ -204,9 +204,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         raise InvalidArgument(
             "layer", f"{layer.type}, {pass_.value}", "a layer and pass that the engine has a kernel for"
         )
-    plain = extents(layer)
-    if isinstance(plain, kinds.Conv2d | kinds.Linear):
-        plain = attrs.evolve(plain, bias=plain.bias and with_bias)
+    plain = extents(layer) if with_bias else without_bias(extents(layer))
     facts = build(plain, batch_size)
     itemsize = BYTES_PER_ELEMENT[dtype]
     traffic = plain.traffic(pass_, batch_size) * itemsize

@@ -11,7 +11,6 @@ from cubatch.kernels.tensor_map import can_gather
 from cubatch.kernels.workspace import depthwise
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass, product_extents
 from cubatch.network.windows import ConvShape
 
@@ -28,22 +27,21 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
         dtype: Storage of the elements, or "tf32".
 
     Example:
+        >>> from cubatch.network.layers import Linear
         >>> problem_of(Linear(c=512, k=10), Pass.FPROP, 32, "float32")
         Problem(operation='gemm_nt', dtype='float32', m=32, n=10, k=512, groups=1, phases=1, vector=4)
     """
-    if isinstance(layer, Conv2d):
-        shape = layer.window
+    if (shape := layer.convolution) is not None:
         if depthwise.supports(shape):
             return None
-        vector = widest_vector(dtype, shape.c // layer.groups, shape.k // layer.groups)
+        vector = widest_vector(dtype, shape.c // shape.groups, shape.k // shape.groups)
         return conv2d_problem(pass_, shape, batch_size, dtype, vector)
-    if isinstance(layer, Linear):
-        (product,) = layer.gemms(pass_, batch_size)
-        k, c = layer.parameter_shapes["w"]
-        # Gradients read rows of k too.
-        vector = widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
-        return Problem(f"gemm_{pass_.layout}", dtype, product.m, product.n, product.k, vector=vector)
-    return None
+    if layer.products_in_turn or not (found := layer.gemms(pass_, batch_size)):
+        return None
+    (product,), channels = found, layer.product_channels
+    # Gradients read rows of k too.
+    vector = widest_vector(dtype, *channels.values() if pass_ is not Pass.FPROP else (channels["c"],))
+    return Problem(f"gemm_{pass_.layout}", dtype, product.m, product.n, product.k, vector=vector)
 
 
 _NARROWEST = 4

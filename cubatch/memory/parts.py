@@ -16,7 +16,6 @@ from cubatch.memory.plan import STATE_COPIES, bytes_alive, plan, schedule_of
 from cubatch.network import models
 from cubatch.network.graph import INPUT, Spec
 from cubatch.network.layer import check_mode
-from cubatch.network.layers import Flatten
 from cubatch.network.models import SpecLike
 from cubatch.report.tables import result
 from cubatch.units import format_bytes, format_count
@@ -190,6 +189,6 @@ def textbook_elements(spec: Spec, mode: str) -> int:
     outputs = sum(
         math.prod(node.layer.output_shape)
         for node in network.nodes
-        if not (node.layer.elementwise or isinstance(node.layer, Flatten))
+        if not (node.layer.elementwise or node.layer.aliases_input)
     )
     return math.prod(network.input_shape) + outputs * (2 if mode == "training" else 1)

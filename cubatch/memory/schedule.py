@@ -23,7 +23,7 @@ import attrs
 
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
 from cubatch.network.layer import Layer, check_mode
-from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from cubatch.network.layers import MaxPool2d, ReLU
 
 PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
@@ -155,6 +155,19 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) ->
     return writer.finish(values)
 
 
+# The one peephole: two kinds by name, since what they do together is a fact of neither.
+
+
+def _is_relu(layer: Layer) -> bool:
+    # What a layer that `can_clamp` does instead is this function and no other elementwise one.
+    return isinstance(layer, ReLU)
+
+
+def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:
+    # The largest of clamped values is the clamped largest; a max pool's argmax then masks the gradient too.
+    return _is_relu(node.layer) and len(readers) == 1 and isinstance(readers[0].layer, MaxPool2d)
+
+
 class _Writer:
     """Writes operations in order while it keeps track of who still needs which buffer."""
 
@@ -177,12 +190,7 @@ class _Writer:
         for node in network.nodes:
             for name in node.inputs:
                 named.setdefault(name, []).append(node)
-        self.pooled = {
-            node.name
-            for node in network.nodes
-            if isinstance(node.layer, ReLU)
-            and [type(reader.layer) for reader in named.get(node.name, [])] == [MaxPool2d]
-        }
+        self.pooled = {node.name for node in network.nodes if _is_pooled_relu(node, named.get(node.name, []))}
         self.origin = {INPUT: INPUT}
         for node in network.nodes:
             alias = self.is_alias(node)
@@ -197,8 +205,8 @@ class _Writer:
 
     def is_alias(self, node: Node) -> bool:
         """Whether the output is the input's memory under another name."""
-        idle = isinstance(node.layer, Dropout) and not self.training
-        return isinstance(node.layer, Flatten) or node.name in self.pooled or idle
+        idle = node.layer.idle_in_inference and not self.training
+        return node.layer.aliases_input or node.name in self.pooled or idle
 
     def buffer(self, buffer: Buffer) -> int:
         """Note a new buffer and return its number."""
@@ -220,7 +228,7 @@ class _Writer:
     ) -> None:
         """Add an operation, with scratch memory of its own."""
         workspace = self.scratch(kind, node)
-        relu = isinstance(node.layer, MaxPool2d) and node.inputs[0] in self.pooled
+        relu = node.inputs[0] in self.pooled
         self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu))
 
     # --- forward -----------------------------------------------------------------------------
@@ -228,14 +236,13 @@ class _Writer:
     def overwritten(self, node: Node) -> str | None:
         """Name of the input that the node may write its output over, or None."""
         layer = node.layer
-        in_place = layer.elementwise or isinstance(layer, Add) or (isinstance(layer, BatchNorm2d) and not self.training)
-        if not in_place or (self.training and "x" in layer.saves):
+        if not layer.in_place or (self.training and "x" in layer.backward_reads):
             return None
         for name in node.inputs:
             origin = self.origin[name]
             if origin == INPUT or origin in self.kept or self.readers[origin] != [node]:
                 continue
-            if not (self.training and "y" in self.nodes[origin].layer.saves):
+            if not (self.training and "y" in self.nodes[origin].layer.backward_reads):
                 return name
         return None
 
@@ -247,7 +254,7 @@ class _Writer:
             return
         reads = {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
         target = self.overwritten(node)
-        if target is not None and isinstance(layer, ReLU) and self.clamp(values[target]):
+        if target is not None and _is_relu(layer) and self.clamp(values[target]):
             values[node.name] = values[target]
             return
         name = f"{node.name}.y" + (" again" if replay else "")
@@ -258,7 +265,7 @@ class _Writer:
                 role: self.buffer(Buffer(f"{node.name}.{role}", "activations", node.name, (count,), itemsize))
                 for role, (count, itemsize) in layer.saved_elements().items()
             }
-            if isinstance(layer, BatchNorm2d):  # mean and inverse deviation of the batch
+            if layer.has_statistics:
                 name, shape = f"{node.name}.statistics", (2, layer.input_shape[2])
                 fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
                 saved["statistics"] = self.buffer(fixed)
@@ -272,7 +279,7 @@ class _Writer:
         """Let the operation that wrote a buffer clamp it too, if it is one that can."""
         time = self.produced.get(number)
         node = None if time is None else self.ops[time].node
-        if time is None or node is None or not isinstance(node.layer, Conv2d | Linear | BatchNorm2d):
+        if time is None or node is None or not node.layer.can_clamp:
             return False
         self.ops[time] = attrs.evolve(self.ops[time], relu=True)
         return True
@@ -357,7 +364,7 @@ class _Writer:
         if dy is None or not (wanted or node.layer.parameters):
             return
         layer = node.layer
-        if self.is_alias(node) or isinstance(layer, Add):
+        if self.is_alias(node) or layer.passes_gradient:
             for position, (_, name) in enumerate(wanted, start=1):
                 if position == len(wanted):  # held until then: an earlier reader must not add into it
                     self.holders[dy].discard(node.name)
@@ -367,9 +374,9 @@ class _Writer:
                     self.receive(name, dy)
             return
         reads = {"dy": dy} | self.saved.get(node.name, {})
-        if "x" in layer.saves:
+        if "x" in layer.backward_reads:
             reads |= {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
-        if "y" in layer.saves:
+        if "y" in layer.backward_reads:
             reads["y"] = values[node.name]
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}

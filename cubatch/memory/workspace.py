@@ -82,7 +82,7 @@ def _layer_bytes(
 
 
 def _conv2d_bytes(layer: Conv2d, samples: int, dtype: str, device: Device, *, forward: bool) -> int:
-    shape = layer.window
+    shape = layer.convolution
     if depthwise.supports(shape):
         return 0 if forward else depthwise.depthwise_wgrad_workspace(shape, samples, dtype, device)
     parts = (
@@ -125,7 +125,7 @@ def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], in
     h, w, c = layer.input_shapes[0]
     outputs = math.prod(layer.output_shape)
     if isinstance(layer, Conv2d):
-        shape = layer.window
+        shape = layer.convolution
         if is_forward:
             return tuple(blocks.conv2d_forward(shape, itemsize)), 1
         return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize)), 1

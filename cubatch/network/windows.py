@@ -102,6 +102,12 @@ class ConvShape(NamedTuple):
         return self.k * self.taps * (self.c // self.groups)
 
     @property
+    def is_plain_3x3(self) -> bool:
+        """Whether it is a 3x3 filter of stride 1, without dilation and groups: what Winograd's algorithms compute."""
+        axes = (self.vertical, self.horizontal)
+        return self.groups == 1 and all((axis.taps, axis.stride, axis.step) == (3, 1, 1) for axis in axes)
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether each output channel sees just the input channel of its own index."""
         return self.groups == self.c == self.k

@@ -15,7 +15,6 @@ from cubatch.hardware import catalogue
 from cubatch.hardware.arithmetic import has_tensor_cores, lanes, peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Gemm, Pass, linear_of
 
 """Standard deviations either side of the middle that hold 90 of 100 normal draws."""
@@ -103,10 +102,9 @@ def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
     """Name the model that answers for a pass; None for one that only moves bytes."""
     if not layer.gemms(pass_, 1):
         return None
-    if not isinstance(layer, Conv2d):
+    if (shape := layer.convolution) is None:
         return _GEMM
-    plain = (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (3, 3, (1, 1), (1, 1), 1)
-    return _NEUSIGHT if plain and pass_ is Pass.FPROP and not tensor else _CONV
+    return _NEUSIGHT if shape.is_plain_3x3 and pass_ is Pass.FPROP and not tensor else _CONV
 
 
 def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[str]) -> float:
@@ -116,7 +114,7 @@ def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[
         return never or model.sd
     if not has_tensor_cores(device, dtype):
         notes.append(f"{dtype} without Tensor Cores is computed in float32, with half the bytes.")
-        return _STORED_CONVOLUTION_SD if isinstance(layer, Conv2d) else model.sd
+        return _STORED_CONVOLUTION_SD if layer.convolution else model.sd
     if dtype != "float16":
         notes.append(
             f"No measurement in {dtype} was published to us: the times are those of float16 at {dtype}'s rate."
@@ -139,9 +137,13 @@ def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> t
     owners = []
     for layer, pass_ in work:
         begun = len(rows)
-        if isinstance(layer, Conv2d):
-            (h, w, c), (p, q, k) = layer.input_shape, layer.output_shape
-            extents = (h, w, c, k, layer.r, layer.s, p, q, *layer.stride, max(layer.dilation), layer.groups)
+        if (shape := layer.convolution) is not None:
+            v, u = shape.vertical, shape.horizontal
+            dilation = max(v.step, u.step)
+            extents = (
+                v.size, u.size, shape.c, shape.k, v.taps, u.taps, v.out, u.out, v.stride, u.stride, dilation,
+                shape.groups,
+            )  # fmt: skip
             rows += [(n, *extents) for n in sizes]
             kinds += [PASSES.index(pass_)] * len(sizes)
             products = 1

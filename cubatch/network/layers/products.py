@@ -43,7 +43,8 @@ class Conv2d(Layer):
     """
 
     type: ClassVar[str] = "conv2d"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    can_clamp: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     k: int = field(converter=whole, validator=at_least(1))
     r: int = field(converter=whole, validator=at_least(1))
@@ -63,7 +64,7 @@ class Conv2d(Layer):
         check_window((h, w), (self.r, self.s), self.pad, self.dilation)
 
     @property
-    def window(self) -> ConvShape:
+    def convolution(self) -> ConvShape:
         """Geometry of the filter over the input."""
         filters = (self.k, self.r, self.s, self.input_shape[2] // self.groups)
         return conv_shape(self.input_shape, filters, self.stride, self.pad, self.dilation, self.groups)
@@ -71,7 +72,7 @@ class Conv2d(Layer):
     @property
     def output_shape(self) -> Extents:
         """(p, q, k)."""
-        window = self.window
+        window = self.convolution
         return window.vertical.out, window.horizontal.out, self.k
 
     @property
@@ -79,6 +80,12 @@ class Conv2d(Layer):
         """Filter (k, r, s, c / groups) and bias (k,)."""
         shapes: dict[str, tuple[int, ...]] = {"w": (self.k, self.r, self.s, self.input_shape[2] // self.groups)}
         return shapes | {"b": (self.k,)} if self.bias else shapes
+
+    @property
+    def product_channels(self) -> dict[str, int]:
+        """Those of a group; none where each filter sees one channel: that is no product worth the name."""
+        channels = {"c": self.input_shape[2] // self.groups, "k": self.k // self.groups}
+        return {} if channels["c"] == 1 and self.groups > 1 else channels
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """
@@ -88,7 +95,7 @@ class Conv2d(Layer):
         phase of input pixels, so that no tap is wasted on the stride; wgrad: k x (r s c) over (n p q).  Those
         of dgrad include taps that come from beyond the output's border: a kernel multiplies them by zero.
         """
-        window = self.window
+        window = self.convolution
         c, k = window.c // self.groups, window.k // self.groups
         parts = working_phases(window) if pass_ is Pass.DGRAD else [(window.pixels, window.taps)]
         return tuple(
@@ -119,7 +126,8 @@ class Linear(Layer):
     """
 
     type: ClassVar[str] = "linear"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    can_clamp: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     k: int = field(converter=whole, validator=at_least(1))
     bias: bool = field(default=True, validator=check_flag)
@@ -142,6 +150,11 @@ class Linear(Layer):
         """Weights (k, c) and bias (k,)."""
         shapes: dict[str, tuple[int, ...]] = {"w": (self.k, self.input_shape[2])}
         return shapes | {"b": (self.k,)} if self.bias else shapes
+
+    @property
+    def product_channels(self) -> dict[str, int]:
+        """Input and output features."""
+        return {"c": self.input_shape[2], "k": self.k}
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """Give the product of one pass: (n h w) x k over c and its two gradients."""

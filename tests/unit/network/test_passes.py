@@ -91,6 +91,7 @@ def test_a_product_is_that_pass_of_the_linear_layer_it_is_taken_for(m, n, k, cou
     [
         (lambda: Conv2d(h=5, w=9, c=1, k=1, r=3, s=2, dilation=3), "r must be at most 2, for the filter to fit"),
         (lambda: Conv2d(h=9, w=3, c=1, k=1, r=1, s=6, pad=1), "(w=3 + pad 2, dilation 1)"),
+        (lambda: Conv2d(h=9, w=4, c=1, k=1, r=1, s=3, dilation=(1, 2)), "s must be at most 2, for the filter to fit"),
         (lambda: MaxPool2d(h=2, w=9, c=1, r=3, s=1), "r must be at most 2, for the filter to fit"),
     ],
 )
