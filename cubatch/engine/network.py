@@ -27,6 +27,7 @@ from cubatch.engine import backend, functional, layers, loss_scale, mixed, stora
 from cubatch.engine.arena import Arena
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations
+from cubatch.engine.place import Place
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, is_out_of_memory
@@ -120,7 +121,7 @@ class Model:
             )
         self.plan: Plan | None = None
         self._team: Team | None = None
-        self._places: list[list[layers.Place]] = []
+        self._places: list[list[Place]] = []
         self._programs: list[list[list[Callable[[], object]]]] = []
         self._gradients: list[Any] = []
         self._losses: list[Any] = []
@@ -225,7 +226,7 @@ class Model:
         for _ in range(plan.copies):
             shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
             places = [
-                layers.Place(
+                Place(
                     operations=self._operations,
                     arena=Arena(plan, shard.stop - shard.start, self._xp),
                     parameters=parameters,
@@ -246,14 +247,14 @@ class Model:
             self._places.append(places)
             self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
 
-    def _bind(self, op: Op, place: layers.Place) -> Callable[[], object]:
+    def _bind(self, op: Op, place: Place) -> Callable[[], object]:
         if op.kind == "loss":
             return self._bind_loss(op, place)
         if op.kind == "update" and op.workspace is not None:
             return functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
         return layers.bind(op, place, training=self.mode == "training")
 
-    def _bind_loss(self, op: Op, place: layers.Place) -> Callable[[], object]:
+    def _bind_loss(self, op: Op, place: Place) -> Callable[[], object]:
         arena = place.arena
         labels = arena[op.reads["labels"]]
         shape = (*labels.shape, -1)
