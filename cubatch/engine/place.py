@@ -9,7 +9,7 @@ import attrs
 
 from cubatch.engine.arena import Arena
 from cubatch.engine.team import Team
-from cubatch.memory.schedule import Op
+from cubatch.memory.operations import Op
 
 
 @attrs.frozen(eq=False)

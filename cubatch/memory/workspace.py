@@ -17,7 +17,7 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels.workspace import depthwise, misc, products
 from cubatch.memory import blocks
 from cubatch.memory.blocks import Curve, Flat, Need, Norm, Pool, Products, Scores
-from cubatch.memory.schedule import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
+from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.network import layers
 from cubatch.network.layer import Layer, extents
 
