@@ -13,16 +13,17 @@ import argparse
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import gpu, predictor, search
+from benchmarks.pages import gpu, predictor, rooms, search
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "benchmarks/README.md")
+PAGES = ("README.md", "benchmarks/README.md", "cubatch/README.md")
 _SECTION = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -147,6 +148,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "predictor": predictor.scores,
     "predictor_goals": predictor.goals,
     "predict_speed": predictor.speed,
+    "rooms": rooms.rooms,
     **gpu.KINDS,
 }
 
@@ -154,7 +156,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
 def rendered(page: str) -> str:
     def section(match: re.Match[str]) -> str:
         begin, kind, path, end = match.groups()
-        result = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        text = (ROOT / path).read_text(encoding="utf-8")
+        result = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
         return f"{begin}\n{KINDS[kind](result)}\n\n{end}"
 
     return _SECTION.sub(section, page)

@@ -140,3 +140,8 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
     if not whole or value < least or (most is not None and value > most):
         raise InvalidArgument(field, value, allowed)
     return int(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, not True or False."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -39,6 +39,7 @@ from cubatch.memory.operations import Op
 from cubatch.memory.plan import Plan
 from cubatch.memory.plan import plan as lay_out
 from cubatch.network.graph import Spec, as_network
+from cubatch.workload import Workload
 
 
 class Model:
@@ -94,6 +95,10 @@ class Model:
             layers.check(node.layer, node.name)
         self._xp = context.launcher.module if context else backend.module(device.kind)
         self.library = "cubatch" if context else "im2col"
+        self._work = Workload(
+            spec=spec, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=self.library,
+            recompute=recompute,
+        )  # fmt: skip
         self._kind = np.dtype(storage.element_type(dtype, self.library))
         is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize
         self._operations = operations(context) if context else mixed.operations() if is_narrow else functional
@@ -196,16 +201,7 @@ class Model:
             OutOfMemory: If the device does not have it; says what was asked, by which layer, and what fits.
         """
         self.release()
-        plan = lay_out(
-            self.spec,
-            batch_size=batch_size,
-            mode=self.mode,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            recompute=self.recompute,
-            device=self.device,
-            library=self.library,
-        )
+        plan = lay_out(self._work, batch_size)
         try:
             self._lay_out(plan)
         except Exception as error:
@@ -290,16 +286,7 @@ class Model:
         with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
             limit = room.memory_limit(self.device)
             free = limit.free_bytes
-            fits = fit.max_batch_size(
-                self.spec,
-                limit.bytes,
-                mode=self.mode,
-                dtype=self.dtype,
-                optimizer=self.optimizer,
-                recompute=self.recompute,
-                device=self.device,
-                library=self.library,
-            )
+            fits = fit.largest(self._work, limit.bytes)
         return OutOfMemory(
             f"{self.mode} of {self.network.name} at batch size {plan.batch_size}",
             plan.total,

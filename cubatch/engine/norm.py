@@ -2,7 +2,8 @@
 Batch norm over the channels of (..., c), in training and inference.
 
 Sums over the batch are products with a vector of ones, block by block, and add up in float64, so
-their error does not grow with the batch.  The variance is summed in a second pass, around the mean.
+their error does not grow with the batch.  The variance is summed in a second pass, around the mean that
+the first one gave; the sum of the same deviations says by how much that was off.
 A team's members hand in a `reduce` that sums small arrays over all of them (`Team.sum`): then
 every shard is normalised by the statistics of the whole batch.
 """
@@ -77,26 +78,40 @@ def batch_norm_train(
         call(reduce, total)
     xp.multiply(total, 1 / count, out=total)
     xp.copyto(mean, total)
+    xp.copyto(total, 0)
     for piece in area.pieces():
         tile = area.tile(piece)
         xp.subtract(rows[piece], mean, out=tile)
+        area.add_up(tile, total)
         xp.multiply(tile, tile, out=tile)
         area.add_up(tile, spread)
     if reduce is not None:
-        call(reduce, spread)
+        call(reduce, area.sums)
+    xp.multiply(area.sums, 1 / count, out=area.sums)
+    factor, shift, _ = area.vectors
+    xp.copyto(shift, total)
+    xp.multiply(shift, shift, out=shift)
+    xp.subtract(spread, shift, out=spread)
+    xp.maximum(spread, 0, out=spread)
+    xp.add(total, mean, out=total)
+    xp.copyto(mean, total)
     if running_mean is not None:
-        _decay(xp, running_mean, total, momentum, area.vectors[0])
+        _decay(xp, running_mean, total, momentum, factor)
+    xp.subtract(total, mean, out=total)
+    xp.copyto(shift, total)
     if running_var is not None:
-        xp.multiply(spread, 1 / max(count - 1, 1), out=total)
-        _decay(xp, running_var, total, momentum, area.vectors[0])
-    xp.multiply(spread, 1 / count, out=spread)
+        xp.multiply(spread, count / max(count - 1, 1), out=total)
+        _decay(xp, running_var, total, momentum, factor)
     xp.add(spread, eps, out=spread)
     xp.sqrt(spread, out=spread)
     xp.divide(1, spread, out=spread)
     xp.copyto(inv_std, spread)
-    xp.multiply(inv_std, gamma, out=area.vectors[0])
+    # What rounding took from the mean is subtracted with the shift: rows less a rounded mean are as good as exact.
+    xp.multiply(inv_std, gamma, out=factor)
+    xp.multiply(shift, factor, out=shift)
+    xp.subtract(beta, shift, out=shift)
     for piece in area.pieces():
-        _scale(xp, rows[piece], mean, area.vectors[0], beta, target[piece], relu=relu)
+        _scale(xp, rows[piece], mean, factor, shift, target[piece], relu=relu)
     return y
 
 
@@ -209,10 +224,10 @@ def _decay(xp: Any, running: Any, fresh: Any, momentum: float, row: Any) -> None
     xp.add(running, row, out=running)
 
 
-def _scale(xp: Any, rows: Any, mean: Any, factor: Any, beta: Any, out: Any, *, relu: bool) -> None:
+def _scale(xp: Any, rows: Any, mean: Any, factor: Any, shift: Any, out: Any, *, relu: bool) -> None:
     xp.subtract(rows, mean, out=out)
     xp.multiply(out, factor, out=out)
-    xp.add(out, beta, out=out)
+    xp.add(out, shift, out=out)
     if relu:
         rectify(out, out)
 

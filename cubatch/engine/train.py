@@ -17,8 +17,8 @@ from cubatch.engine.native.context import Context
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
-from cubatch.memory.plan import STATE_COPIES
 from cubatch.network.graph import Network
+from cubatch.workload import OPTIMIZERS
 
 _EVALUATION_BATCH = 500
 
@@ -117,8 +117,8 @@ def train(
     check_whole("seed", seed, least=0)
     training_set, test_set = data_module.load_mnist(data)
     check(network, training_set, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate)
-    if optimizer not in STATE_COPIES:
-        raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
+    if optimizer not in OPTIMIZERS:
+        raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(OPTIMIZERS))
     steps = len(training_set) // batch_size
     records: list[Epoch] = []
     with (

@@ -13,13 +13,14 @@ import attrs
 import numpy as np
 
 from cubatch.estimate import roofline
-from cubatch.estimate.parts import StepPrediction
+from cubatch.estimate.parts import Scales, StepPrediction
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.memory.plan import schedule_of
 from cubatch.network.graph import Spec
 from cubatch.network.passes import Pass
+from cubatch.workload import Workload
 
 
 def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
@@ -45,38 +46,41 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
     return tuple(name for name, value in known.items() if value is None)
 
 
-def step_seconds(
-    spec: Spec, batch_sizes: Sequence[int], device: Device, *, mode: str, dtype: str, library: str, recompute: bool
-) -> list[float | None]:
+def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | None]:
     """
     Say what one step should take at each batch size: predicted on a GPU of known facts, else the roofline.
 
     Args:
-        spec: A layer or network.
+        work: What is run; "im2col" is the vendor's products, without gathering their operands first.
         batch_sizes: Samples.
-        device: The GPU or CPU.
-        mode, dtype: As for `autotune`.
-        library: "cubatch" or "im2col"; the latter is the vendor's products, without gathering their operands first.
-        recompute: As for `autotune`; the roofline does not know of it.
 
     Returns:
-        Seconds of each; None where not even the roofline is known, as on a CPU.
+        Seconds of each; None where not even the roofline is known, as on a CPU. The roofline knows of no recomputing.
     """
-    step = predicted(spec, batch_sizes, device, mode=mode, dtype=dtype, library=library, recompute=recompute)
+    step = predicted(work, batch_sizes)
     if step is None:
-        return [roofline.roofline_seconds(spec, n, device, mode, dtype) for n in batch_sizes]
+        return [roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in batch_sizes]
     return [float(seconds) for seconds in step.seconds]
 
 
-def predicted(
-    spec: Spec, batch_sizes: Sequence[int], device: Device, *, mode: str, dtype: str, library: str, recompute: bool
-) -> StepPrediction | None:
-    """Predict one step as `step_seconds` does, with its passes; None where facts of the device are missing."""
-    model = "cubatch" if library == "cubatch" else "vendor"
-    if missing_facts(device, dtype, model):
+def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | None:
+    """Predict one step with its passes; None where facts of the device are missing."""
+    if missing_facts(work.device, work.dtype, _model(work.library)):
         return None
-    step = predict_step(spec, batch_sizes, device, mode=mode, dtype=dtype, library=model)
-    return recomputed(step, spec) if recompute and mode == "training" else step
+    return step_of(work, batch_sizes)
+
+
+def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = None) -> StepPrediction:
+    """Predict one step, for a GPU that takes so many times as long as the model says."""
+    step = predict_step(
+        work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),
+        scales=scales or Scales(),
+    )  # fmt: skip
+    return recomputed(step, work.spec) if work.is_recomputed else step
+
+
+def _model(library: str) -> str:
+    return "cubatch" if library == "cubatch" else "vendor"
 
 
 def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:

@@ -16,9 +16,9 @@ from cubatch.kernels.ranking import Choose, first_ranked
 from cubatch.kernels.resources import Needs, Recorded, recorded_figures, recorded_needs
 from cubatch.kernels.variant import Kernel
 from cubatch.network import graph
-from cubatch.network.graph import Spec
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
+from cubatch.workload import Workload
 
 
 def first_tile(
@@ -138,24 +138,13 @@ FACTS = ("kernel", "slices", "blocks", "blocks_per_sm", "occupancy", "busiest_sm
 """What a row has of `teeth.on_sms`."""
 
 
-def layer_rows(
-    spec: Spec,
-    batch_sizes: Sequence[int],
-    device: Device,
-    *,
-    mode: str,
-    dtype: str,
-    recompute: bool,
-    choose: Choose,
-) -> dict[int, list[dict[str, Any]]]:
+def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> dict[int, list[dict[str, Any]]]:
     """
     Say for each batch size how the passes that our tiled kernels compute fall on the SMs.
 
     Args:
-        spec: A layer or network.
+        work: What is run, on a GPU by our kernels.
         batch_sizes: Samples, at least one size.
-        device: A GPU.
-        mode, dtype, recompute: As for `autotune`.
         choose: Gives the kernel of a product; asked for each once, from the first size to the last.
 
     Returns:
@@ -163,29 +152,27 @@ def layer_rows(
         and `predicted_seconds`, None where the device's facts do not allow a prediction.
 
     Example:
-        >>> from cubatch.network import models
-        >>> from cubatch.hardware.catalogue import find
         >>> from cubatch.kernels.ranking import first_ranked
-        >>> how = {"mode": "inference", "dtype": "float32", "recompute": False, "choose": first_ranked}
-        >>> rows = layer_rows(models.build("go-net"), [64], find("v100-sxm2-16gb"), **how)[64]
+        >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32")
+        >>> rows = layer_rows(work, [64], first_ranked)[64]
         >>> len(rows), rows[0]["layer"], rows[0]["blocks_per_sm"], rows[0]["occupancy"]
         (80, 'conv1', 3, 0.1875)
     """
-    step = predicted(spec, batch_sizes, device, mode=mode, dtype=dtype, library="cubatch", recompute=recompute)
-    work, unknown = graph.layer_passes(spec, mode), [None] * len(batch_sizes)
-    expected = [unknown] * len(work) if step is None else [item.seconds.tolist() for item in step.passes]
+    step = predicted(work, batch_sizes)
+    done, unknown = graph.layer_passes(work.spec, work.mode), [None] * len(batch_sizes)
+    expected = [unknown] * len(done) if step is None else [item.seconds.tolist() for item in step.passes]
     distinct: dict[tuple[Layer, Pass], int] = {}
     passes = [
         (node.name, pass_, distinct.setdefault((extents(node.layer), pass_), len(distinct)), seconds)
-        for (node, pass_), seconds in zip(work, expected, strict=True)
+        for (node, pass_), seconds in zip(done, expected, strict=True)
         if node.layer.gemms(pass_, 1)
     ]
-    budget, rows = recorded_figures(), dict[int, list[dict[str, Any]]]()
+    rows = dict[int, list[dict[str, Any]]]()
+    on = functools.partial(
+        on_sms, device=work.device, dtype=work.dtype, library="cubatch", budget=recorded_figures(), choose=choose
+    )
     for column, size in enumerate(batch_sizes):
-        found = [
-            on_sms(layer, pass_, size, device=device, dtype=dtype, library="cubatch", budget=budget, choose=choose)
-            for layer, pass_ in distinct
-        ]
+        found = [on(layer, pass_, size) for layer, pass_ in distinct]
         facts = [{fact: one[fact] for fact in FACTS} for one in found]
         rows[size] = [
             {"layer": name, "pass": pass_.value, **facts[i], "predicted_seconds": seconds[column]}

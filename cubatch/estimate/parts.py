@@ -12,6 +12,7 @@ from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
 Z90 = 1.6448536269514722
+"""Standard deviations either side of the middle that hold 90 of 100 normal draws."""
 
 BYTES_SD = 0.3
 NEVER_SEEN_SD = 0.6

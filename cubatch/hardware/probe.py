@@ -16,15 +16,6 @@ from cubatch.hardware import catalogue, driver, host, nvml
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
 
-"""Of the main memory that could be taken; the rest is left to the system and to NumPy's own temporaries."""
-"""
-What a CUDA context takes for every thread that can be resident on the GPU, chiefly its local memory.
-Contexts measured by others: 107 MiB (34 SMs of 1536 threads), 256 (82), 426 (142), 555 (188); the rule
-gives 102, 246, 426, 564 (llama.cpp pull request 23604, InvokeAI issue 9413, unsloth-zoo pull request 1053).
-"""
-"""Code and workspaces that CuPy and cuBLAS load with the first products: 32 MiB of it cuBLAS's workspace on Hopper."""
-"""A GPU whose size is not known is taken for a large one: it loses some memory, and does not run out of it."""
-
 _TENSOR_CORES_SINCE = (7, 0)
 _TENSOR_CORES_UNSURE = (7, 5)
 

@@ -364,6 +364,7 @@ def _tensor_step_clocks(
 
 
 Choose = Callable[[Problem, Device], Kernel]
+"""Gives the kernel that runs a product on a device."""
 
 
 def first_ranked(problem: Problem, device: Device) -> Kernel:

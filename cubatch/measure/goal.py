@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Self
 
 import attrs
 
+from cubatch.checks import is_number
 from cubatch.errors import InvalidArgument
 
 
@@ -66,6 +68,19 @@ class Goal:
             raise InvalidArgument("tolerance", self.tolerance, "at least 0 and below 1", "0.01 is 1 %.")
         if self.latency_limit is not None and not 0 < self.latency_limit < math.inf:
             raise InvalidArgument("latency_limit", self.latency_limit, "a positive number of seconds, or None")
+
+    @classmethod
+    def of(cls, *, objective: str, tolerance: float, latency_limit: float | None) -> Self:
+        """
+        Check what a public function was given.
+
+        Raises:
+            InvalidArgument: If one of them makes no sense.
+        """
+        for name, value in (("tolerance", tolerance), ("latency_limit", latency_limit)):
+            if not is_number(value) and not (value is None and name == "latency_limit"):
+                raise InvalidArgument(name, value, "a number")
+        return cls(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
         """Give what a step costs in the terms of the objective; None for energy that was not read."""

@@ -8,10 +8,10 @@ from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.hardware import room
 from cubatch.hardware.facts import Device
-from cubatch.memory.parts import checked
-from cubatch.memory.plan import Plan, buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
+from cubatch.memory.plan import buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
 from cubatch.network.models import SpecLike
 from cubatch.units import parse_bytes
+from cubatch.workload import Workload
 
 _REACH = 16
 
@@ -50,39 +50,38 @@ def max_batch_size(
         >>> totals[0] <= 12 * 2**30 < totals[1]
         True
     """
-    spec, found, library = checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
-    limit = limit_bytes(memory, found)
-    program = schedule_of(spec, mode, recompute)
+    work = Workload.of(
+        spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
+    )  # fmt: skip
+    return largest(work, limit_bytes(memory, work.device))
+
+
+def largest(work: Workload, limit: int) -> int:
+    """
+    Compute the largest batch whose plan takes at most so many bytes.
+
+    Raises:
+        DoesNotFit: If not even one sample fits.
+    """
+    program = schedule_of(work.spec, work.mode, work.recompute)
     spans = program.lifetimes
 
     def bound(size: int) -> int:
-        members, shard = shards(size, found)
-        sizes = buffer_sizes(program, shard, dtype, found, library)
+        members, shard = shards(size, work.device)
+        sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
         alive = max(bytes_alive(sizes, spans, len(program.ops)), default=0)
-        return sum(fixed_bytes(program, dtype, optimizer, members).values()) + members * alive
-
-    def planned(size: int) -> Plan:
-        return plan(
-            spec,
-            batch_size=size,
-            mode=mode,
-            dtype=dtype,
-            optimizer=optimizer,
-            recompute=recompute,
-            device=found,
-            library=library,
-        )
+        return sum(fixed_bytes(program, work.dtype, work.optimizer, members).values()) + members * alive
 
     def fits(size: int) -> bool:
-        return bound(size) <= limit and planned(size).total <= limit
+        return bound(size) <= limit and plan(work, size).total <= limit
 
     if not fits(1):
-        raise DoesNotFit(str(spec), str(found), planned(1).total, limit, mode)
+        raise DoesNotFit(str(work.spec), str(work.device), plan(work, 1).total, limit, work.mode)
     # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
     size = _bisect(bound, limit, 1)
     low = 1
     while size > low:
-        laid_out = planned(size)
+        laid_out = plan(work, size)
         if laid_out.total <= limit:
             break
         fixed = laid_out.fixed_bytes

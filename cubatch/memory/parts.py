@@ -8,17 +8,13 @@ from typing import Any
 import attrs
 
 from cubatch.checks import check_batch_size
-from cubatch.errors import InvalidArgument
-from cubatch.hardware import arithmetic, probe
-from cubatch.hardware.arithmetic import resolve_library
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.memory.plan import STATE_COPIES, bytes_alive, plan, schedule_of
-from cubatch.network import models
+from cubatch.memory.plan import bytes_alive, plan, schedule_of
 from cubatch.network.graph import INPUT, Spec
-from cubatch.network.layer import check_mode
 from cubatch.network.models import SpecLike
 from cubatch.report.tables import result
 from cubatch.units import format_bytes, format_count
+from cubatch.workload import Workload
 
 
 @attrs.frozen(kw_only=True)
@@ -88,19 +84,6 @@ class Footprint:
         return by_part + "\n" + result.grid({"title": "by layer", "columns": columns, "rows": by_layer, "notes": []})
 
 
-def checked(
-    spec: SpecLike, *, mode: str, dtype: str, optimizer: str, device: Device | str | None, library: str
-) -> tuple[Spec, Device, str]:
-    """Resolve a spec, a device and a library, and check the words beside them."""
-    check_mode(mode)
-    if not isinstance(optimizer, str) or optimizer not in STATE_COPIES:
-        raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(STATE_COPIES))
-    found = probe.resolve(device, live=False)
-    arithmetic.check_dtype(found, dtype)
-    library = resolve_library(library, found, dtype)
-    return models.resolve(spec), found, library
-
-
 def footprint(
     spec: SpecLike,
     *,
@@ -139,9 +122,15 @@ def footprint(
         465920
     """
     size = check_batch_size(batch_size)
-    spec, found, library = checked(spec, mode=mode, dtype=dtype, optimizer=optimizer, device=device, library=library)
-    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute}
-    whole = plan(spec, batch_size=size, device=found, library=library, **options)
+    work = Workload.of(
+        spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
+    )  # fmt: skip
+    return footprint_of(work, size)
+
+
+def footprint_of(work: Workload, batch_size: int) -> Footprint:
+    """Compute what `footprint` does, of a workload."""
+    whole = plan(work, batch_size)
     program = whole.schedule
     parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)
     by_node = {name: dict(parts) for name in [INPUT, *(node.name for node in program.network.nodes)]}
@@ -152,7 +141,7 @@ def footprint(
     alive = bytes_alive(list(whole.sizes), program.lifetimes, len(program.ops))
     peak = max(range(len(alive)), key=alive.__getitem__, default=0)
     node = program.ops[peak].node if program.ops else None
-    itemsize = BYTES_PER_ELEMENT[dtype]
+    itemsize = BYTES_PER_ELEMENT[work.dtype]
     shape = program.network.input_shape
     layers = [{"name": INPUT, "type": INPUT, "output_shape": shape, "parameters": 0, "weights": 0}]
     layers += [
@@ -171,9 +160,9 @@ def footprint(
         optimizer=whole.optimizer_bytes,
         **parts,
         total=whole.total,
-        elements_per_sample=textbook_elements(spec, mode),
+        elements_per_sample=textbook_elements(work.spec, work.mode),
         peak_layer=node.name if node else program.network.nodes[-1].name,
-        batch_size=size,
+        batch_size=batch_size,
         layers=tuple(layer | by_node[str(layer["name"])] for layer in layers),
     )
 

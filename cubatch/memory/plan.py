@@ -20,6 +20,7 @@ from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
 from cubatch.memory.schedule import schedule
 from cubatch.memory.workspace import im2col_workspace_bytes
 from cubatch.network.graph import Spec
+from cubatch.workload import Workload
 
 ALIGNMENT = 256
 # Optimiser state, in copies of the parameters.
@@ -82,39 +83,29 @@ def schedule_of(spec: Spec, mode: str, recompute: bool) -> Schedule:  # noqa: FB
     return schedule(spec, mode, recompute=recompute)
 
 
-def plan(
-    spec: Spec,
-    *,
-    batch_size: int,
-    mode: str,
-    dtype: str,
-    optimizer: str,
-    recompute: bool,
-    device: Device,
-    library: str = "im2col",
-) -> Plan:
+def plan(work: Workload, batch_size: int) -> Plan:
     """
     Lay out one step: every buffer gets an offset at which nothing else lives at the same time.
 
     Largest buffers are placed first, each at the lowest offset that is free during its lifetime
     (greedy by size: Pisarchyk and Lee, 2020, arXiv:2001.03288).
     """
-    program = schedule_of(spec, mode, recompute)
-    members, shard = shards(batch_size, device)
-    sizes = buffer_sizes(program, shard, dtype, device, library)
+    program = schedule_of(work.spec, work.mode, work.recompute)
+    members, shard = shards(batch_size, work.device)
+    sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
     offsets, arena = _place(sizes, program.lifetimes)
     return Plan(
         schedule=program,
         batch_size=batch_size,
-        dtype=dtype,
-        library=library,
+        dtype=work.dtype,
+        library=work.library,
         members=members,
         shard=shard,
-        copies=_copies(program, members * arena, device),
+        copies=_copies(program, members * arena, work.device),
         sizes=tuple(sizes),
         offsets=tuple(offsets),
         arena_bytes=arena,
-        **fixed_bytes(program, dtype, optimizer, members),
+        **fixed_bytes(program, work.dtype, work.optimizer, members),
     )
 
 

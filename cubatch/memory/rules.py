@@ -6,12 +6,12 @@ from typing import Any
 
 import attrs
 
-from cubatch.hardware import probe
+from cubatch.checks import check_batch_size
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.memory.fit import limit_bytes, max_batch_size
-from cubatch.memory.parts import footprint, textbook_elements
-from cubatch.network import models
+from cubatch.memory.fit import largest, limit_bytes
+from cubatch.memory.parts import footprint_of, textbook_elements
 from cubatch.network.models import SpecLike
+from cubatch.workload import Workload
 
 
 @attrs.frozen(kw_only=True)
@@ -75,22 +75,20 @@ def rules_of_thumb(
         >>> rules_of_thumb("mlp", batch_size=256, device="cpu")[0].value
         465920
     """
-    resolved = models.resolve(spec)
-    options: dict[str, Any] = {
-        "mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device,
-        "library": library,
-    }  # fmt: skip
-    whole = footprint(resolved, batch_size=batch_size, **options)
-    itemsize = BYTES_PER_ELEMENT[dtype]
-    elements = textbook_elements(resolved, mode)
+    size = check_batch_size(batch_size)
+    work = Workload.of(
+        spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
+    )  # fmt: skip
+    whole, parameters = footprint_of(work, size), work.spec.parameters
+    elements = textbook_elements(work.spec, mode)
     buffers = whole.activations + whole.activation_gradients
-    disk = 4 * resolved.parameters
+    disk = 4 * parameters
     rules = [
         Rule(
             name="textbook count",
             formula="batch x (input + layer outputs, and their gradients in training)",
             value=elements * whole.batch_size,
-            computed=buffers / itemsize,
+            computed=buffers / BYTES_PER_ELEMENT[dtype],
             unit="elements",
         )
     ]
@@ -103,14 +101,13 @@ def rules_of_thumb(
         )
     ]
     if memory is not None:
-        most = max_batch_size(resolved, memory, **options)
-        limit = limit_bytes(memory, probe.resolve(device, live=False))
+        limit = limit_bytes(memory, work.device)
         rules.append(
             Rule(
                 name="max batch formula",
                 formula="memory bytes / 4 / (tensor sizes + trainable parameters)",
-                value=limit // 4 // (textbook_elements(resolved, mode) + resolved.parameters),
-                computed=most,
+                value=limit // 4 // (elements + parameters),
+                computed=largest(work, limit),
                 unit="samples",
             )
         )

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from cubatch.errors import InvalidArgument, InvalidData
-from cubatch.estimate.expected import missing_facts, recomputed
-from cubatch.estimate.parts import Z90, Scales, StepPrediction
-from cubatch.estimate.step import predict_step
+from cubatch.estimate.expected import missing_facts
+from cubatch.estimate.parts import Z90
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
-from cubatch.network.graph import Spec, as_network
+from cubatch.network.graph import as_network
 from cubatch.network.models import resolve
 from cubatch.tuning.results import Measurement, TuningResult
+from cubatch.workload import Workload
 
 MEASURED_SD = 0.02
 """Of any median, however alike its timings: another board, another day."""
@@ -32,39 +32,20 @@ SHORTEST, LONGEST = 1e-9, 86400.0
 """Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
 
 
-@attrs.frozen
-class Question:
-    """What is asked of the model: a step of a network, where, and how."""
+def gpu_of(work: Workload) -> str:
+    """Name the board as a result and the catalogue have it in common."""
+    return work.device.slug or work.device.uuid or work.device.name
 
-    spec: Spec
-    device: Device
-    mode: str
-    dtype: str
-    library: str
-    recompute: bool = False
 
-    def step(self, sizes: Sequence[int], *, compute: float = 1.0, memory: float = 1.0) -> StepPrediction:
-        """Ask the model, for a GPU on which arithmetic and bytes take so many times as long as it says."""
-        options: dict[str, Any] = {"mode": self.mode, "dtype": self.dtype, "library": self.library}
-        step = predict_step(self.spec, sizes, self.device, scales=Scales(compute, memory), **options)
-        return recomputed(step, self.spec) if self.recompute and self.mode == "training" else step
+def source_of(work: Workload) -> tuple[str, str]:
+    """Say what a GPU's scales depend on beside the GPU."""
+    return work.library, work.dtype
 
-    @property
-    def gpu(self) -> str:
-        """The board, by the name that a result and the catalogue have in common."""
-        return self.device.slug or self.device.uuid or self.device.name
 
-    @property
-    def source(self) -> tuple[str, str]:
-        """What a GPU's scales depend on beside the GPU."""
-        return self.library, self.dtype
-
-    @property
-    def work(self) -> str:
-        """What the network's error depends on beside the GPU and the batch size."""
-        mapping = {name: value for name, value in self.spec.to_mapping().items() if name != "name"}
-        again = self.recompute and self.mode == "training"
-        return json.dumps([mapping, self.mode, self.library, self.dtype, again], sort_keys=True)
+def work_of(work: Workload) -> str:
+    """Say what the network's error depends on beside the GPU and the batch size."""
+    mapping = {name: value for name, value in work.spec.to_mapping().items() if name != "name"}
+    return json.dumps([mapping, work.mode, work.library, work.dtype, work.is_recomputed], sort_keys=True)
 
 
 @attrs.frozen
@@ -74,18 +55,18 @@ class Anchor:
 
     Attributes:
         origin: What an error or a note calls it: its file, or its place in the list.
-        question: What was measured.
+        work: What was measured.
         seconds: Median of a step by batch size, where the status was "ok".
         sds: How unsure each is: standard deviation of its logarithm.
     """
 
     origin: str
-    question: Question
+    work: Workload
     seconds: Mapping[int, float]
     sds: Mapping[int, float]
 
 
-def read(anchors: Iterable[TuningResult | str | Path], asked: Question) -> list[Anchor]:
+def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[Anchor]:
     """
     Read anchors, and refuse those that say nothing about what is asked.
 
@@ -103,7 +84,7 @@ def read(anchors: Iterable[TuningResult | str | Path], asked: Question) -> list[
     return [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(anchors)]
 
 
-def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anchor:
+def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anchor:
     origin, result = (place, given) if isinstance(given, TuningResult) else (str(given), _load(given, place))
 
     def refused(wanted: str, remedy: str = "") -> InvalidArgument:
@@ -112,18 +93,19 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
     if result.spec is None or result.mode is None or result.dtype is None:
         raise refused("results of a layer or network", "Of a callable the model knows nothing.")
     spec = resolve(result.spec)
-    question = Question(
+    work = Workload(
         spec=spec,
         device=_device(result.device, asked.device, refused),
         mode=result.mode,
         dtype=result.dtype,
+        optimizer=result.optimizer or asked.optimizer,
         library="cubatch" if result.library == "cubatch" else "vendor",
         recompute=bool(result.recompute),
     )
     if result.library == "im2col" and any(node.layer.convolution for node in as_network(spec).nodes):
         remedy = 'It gathers operands in memory, which no library does; tune with library="cubatch".'
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
-    if missing := missing_facts(question.device, question.dtype, question.library):
+    if missing := missing_facts(work.device, work.dtype, work.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
     seconds, sds = dict[int, float](), dict[int, float]()
     for row, one in enumerate(result.measurements):
@@ -132,16 +114,16 @@ def _read(given: TuningResult | str | Path, place: str, asked: Question) -> Anch
             seconds[one.batch_size], sds[one.batch_size] = one.latency_seconds, _sd(one)
     if not seconds:
         raise refused('results with a measurement whose status is "ok"')
-    if question.gpu != asked.gpu and question.source != asked.source:
-        pairs = (("library", question.library, asked.library), ("dtype", question.dtype, asked.dtype))
+    if gpu_of(work) != gpu_of(asked) and source_of(work) != source_of(asked):
+        pairs = (("library", work.library, asked.library), ("dtype", work.dtype, asked.dtype))
         other = [(name, measured) for name, measured, wanted in pairs if measured != wanted]
         python, shell = ", ".join(f'{n}="{v}"' for n, v in other), " ".join(f"--{n} {v}" for n, v in other)
         raise refused(
             f"results of {asked.device}, or of library {asked.library} in {asked.dtype}",
-            f"This is {question.device} with {question.library} in {question.dtype}, which share nothing with it; "
+            f"This is {work.device} with {work.library} in {work.dtype}, which share nothing with it; "
             f"predict with {python} (`{shell}`) to learn from it.",
         )
-    return Anchor(origin, question, seconds, sds)
+    return Anchor(origin, work, seconds, sds)
 
 
 def _check(measurement: Measurement, median: float, origin: str, path: str) -> None:

@@ -11,18 +11,17 @@ import attrs
 from cubatch.estimate import roofline
 from cubatch.estimate.blocks import Blocks, largest_batch, num_blocks, products, tiles
 from cubatch.estimate.on_sms import first_tile
-from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.network import graph
 from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.graph import Node, Spec, as_network
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
+from cubatch.workload import Workload
 
 TOP = 3
 STEPS = 8
 PASSED = 2
-"""Gives the kernel that runs a product on a device."""
 
 
 @attrs.frozen
@@ -54,9 +53,7 @@ def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     return by_turns(found)
 
 
-def slowest(
-    spec: Spec, device: Device, mode: str, dtype: str, batch_size: int, library: str = "im2col"
-) -> list[tuple[str, Blocks]]:
+def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
     """
     Name the three passes of most predicted time whose grids differ, with their blocks as a function of the batch.
 
@@ -65,15 +62,15 @@ def slowest(
 
     def cost(item: tuple[Node, Pass]) -> tuple[float, int]:
         node, pass_ = item
-        seconds = roofline.layer_seconds(node.layer, pass_, batch_size, device, dtype)
+        seconds = roofline.layer_seconds(node.layer, pass_, batch_size, work.device, work.dtype)
         return seconds or 0.0, sum(gemm.flops for gemm in node.layer.gemms(pass_, 1))
 
     def tile_of(layer: Layer, pass_: Pass) -> tuple[int, int]:
-        return first_tile(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
+        return first_tile(layer, pass_, batch_size, device=work.device, dtype=work.dtype, library=work.library)
 
     growing = [
         (node, pass_)
-        for node, pass_ in graph.layer_passes(spec, mode)
+        for node, pass_ in graph.layer_passes(work.spec, work.mode)
         if num_blocks(node.layer, pass_, 1) < num_blocks(node.layer, pass_, MAX_EXTENT)
     ]
     distinct: dict[object, tuple[Node, Pass]] = {}

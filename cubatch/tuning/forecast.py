@@ -9,31 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 
-from cubatch import checks
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.parts import Z90, StepPrediction
-from cubatch.hardware import arithmetic, probe, room
+from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.room import memory_limit as memory_limit_of
 from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
-from cubatch.network import models
-from cubatch.network.graph import Spec, as_network
-from cubatch.network.layer import check_mode
+from cubatch.memory import fit
+from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
 from cubatch.tuning import anchors as anchored
-from cubatch.tuning import answer, forecast_wording, ladder
-from cubatch.tuning.anchors import Question
+from cubatch.tuning import answer, forecast_wording
+from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.forecast_record import Forecast, PassShare
+from cubatch.tuning.ladder import Ladder, propose
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.sharpen import Sharpened, sharpen
 from cubatch.units import format_seconds
+from cubatch.workload import Workload
 
 LIBRARIES = ("vendor", "cubatch")
 
@@ -91,64 +93,55 @@ def predict(
         >>> sorted(found.seconds) == [28, 56] and found.seconds[28] < found.seconds[56]
         True
     """
-    resolved, found = models.resolve(spec), probe.resolve(device, live=False)
-    check_mode(mode)
+    # The question: whatever makes no sense is refused here.
+    work = _asked(spec, device, mode=mode, dtype=dtype, library=library, optimizer=optimizer, recompute=recompute)
     goal = _goal(objective, tolerance, latency_limit)
-    _check(found, dtype, library, recompute)
-    asked = Question(spec=resolved, device=found, mode=mode, dtype=dtype, library=library, recompute=recompute)
-    known = anchored.read(() if anchors is None else anchors, asked)
-    limit = room.memory_limit(found, memory_limit)
-    steps, largest = ladder.within(
-        resolved, found, room=limit.bytes, mode=mode, dtype=dtype, max_batch_size=max_batch_size,
-        batch_sizes=batch_sizes, optimizer=optimizer, library="cubatch", recompute=recompute,
-        crests_of="im2col" if library == "vendor" else None,
-    )  # fmt: skip
-    sizes = [step.batch_size for step in steps if not step.over_limit]
+    limits = Limits.of(batch_sizes, max_batch_size)
+    known = anchored.read(() if anchors is None else anchors, work)
+
+    # The candidates, by the plan of our own engine.
+    room = memory_limit_of(work.device, memory_limit)
+    planned = attrs.evolve(work, library="cubatch")
+    largest = fit.largest(planned, max(1, room.bytes))
+    tiles_of = attrs.evolve(work, library="im2col") if library == "vendor" else planned
+    ladder = propose(planned, limits, room, largest, crests_of=tiles_of)
+    sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]
     if not sizes:
-        raise InvalidArgument(
-            "batch_sizes", steps[0].batch_size, f"at most {largest}, the largest that fits on {found}"
-        )
-    sharpened = sharpen(asked, sizes, known)
-    seconds = dict(zip(sizes, map(float, sharpened.step.seconds), strict=True))
-    values = {n: s if objective == "latency" else n / s for n, s in seconds.items()}
-    allowed = {n: value for n, value in values.items() if seconds[n] <= (latency_limit or seconds[n])}
-    if not allowed:
-        wanted = f"at least {format_seconds(min(seconds.values()))}, the shortest step predicted on {found}"
-        raise InvalidArgument("latency_limit", latency_limit, wanted)
-    chosen, fastest = goals.pick(allowed, goal)
-    step, ties = sharpened.step, _ties(values, allowed, fastest, sharpened)
-    rooflines = {n: roofline.roofline_seconds(resolved, n, found, mode, dtype) for n in sizes}
-    draft = Forecast(
-        spec_name=_name(resolved),
-        spec=resolved.to_mapping(),
-        input_shape=tuple(as_network(resolved).input_shape),
-        device=found,
-        mode=mode,
-        dtype=dtype,
-        objective=objective,
-        tolerance=tolerance,
-        library=library,
-        optimizer=optimizer,
-        recompute=recompute,
-        limits={"max_batch_size": max_batch_size, "memory_bytes": limit.bytes, "latency_seconds": latency_limit},
-        candidates=tuple(attrs.evolve(step, predicted_seconds=seconds.get(step.batch_size)) for step in steps),
-        seconds=seconds,
-        interval={n: (float(low), float(high)) for n, low, high in zip(sizes, step.low, step.high, strict=True)},
-        peak_bytes={step.batch_size: step.predicted_peak_bytes or 0 for step in steps},
-        roofline_seconds={n: floor for n, floor in rooflines.items() if floor is not None},
-        anchors=tuple(anchor.origin for anchor in known),
-        batch_size=chosen,
-        fastest_batch_size=fastest,
-        largest_batch_size=largest,
-        tied_with=ties,
-        decided_by=_decided_by(values, allowed, ties, goal, chosen, fastest)
-        or _end(goal, chosen, fastest, largest, max_batch_size, listed=batch_sizes is not None),
-        reasons=(),
-        passes=_shares(step, sizes.index(chosen), resolved, found, dtype),
-        notes=(*step.notes, *limit.told()),
-    )
-    sentences = forecast_wording.sentences(draft, as_network(resolved), sharpened)
+        wanted = f"at most {largest}, the largest that fits on {work.device}"
+        raise InvalidArgument("batch_sizes", ladder.candidates[0].batch_size, wanted)
+
+    # The seconds: those of the model, pulled towards what was measured.
+    sharpened = sharpen(work, sizes, known)
+
+    # The answer, and why.
+    draft = _draft(work, goal, limits, ladder, sharpened, room, known)
+    sentences = forecast_wording.sentences(draft, as_network(work.spec), sharpened)
     return attrs.evolve(draft, reasons=sentences, notes=forecast_wording.notes(draft, known))
+
+
+def _asked(
+    spec: SpecLike,
+    device: Device | str | None,
+    *,
+    mode: str,
+    dtype: str,
+    library: str,
+    optimizer: str,
+    recompute: bool,
+) -> Workload:
+    """Resolve and check what is asked; refuse what the model knows nothing of."""
+    if library not in LIBRARIES:
+        raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
+    found = probe.resolve(device, live=False)
+    if found.kind == "cpu":
+        remedy = "The model of time knows GPUs only; name one of the catalogue, or measure on the CPU with autotune."
+        raise InvalidArgument("device", str(found), "a GPU", remedy)
+    work = Workload.of(spec, found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
+    # The memory plan is that of our kernels, which asks for SMs and compute capability too.
+    if missing := missing_facts(found, dtype, library):
+        remedy = "The catalogue has no such figure for it; build a Device that has."
+        raise InvalidArgument("device", str(found), f"a GPU of which {', '.join(missing)} are known", remedy)
+    return attrs.evolve(work, library=library)
 
 
 def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal:
@@ -157,29 +150,62 @@ def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal
         raise InvalidArgument(
             "objective", objective, '"throughput" or "latency"', "Energy must be measured: autotune does."
         )
-    numbers: dict[str, Any] = {"tolerance": tolerance, "latency_limit": latency_limit}
-    for name, value in numbers.items():
-        try:
-            (checks.number if name == "latency_limit" else checks.required_number)(value)
-        except (TypeError, ValueError):
-            raise InvalidArgument(name, value, "a number") from None
-    return Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+    return Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
 
 
-def _check(device: Device, dtype: str, library: str, recompute: object) -> None:
-    """Refuse what the model knows nothing of."""
-    if library not in LIBRARIES:
-        raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
-    if not isinstance(recompute, bool):
-        raise InvalidArgument("recompute", recompute, "True or False")
-    if device.kind == "cpu":
-        remedy = "The model of time knows GPUs only; name one of the catalogue, or measure on the CPU with autotune."
-        raise InvalidArgument("device", str(device), "a GPU", remedy)
-    arithmetic.check_dtype(device, dtype)
-    # The memory plan is that of our kernels, which asks for SMs and compute capability too.
-    if missing := missing_facts(device, dtype, library):
-        remedy = "The catalogue has no such figure for it; build a Device that has."
-        raise InvalidArgument("device", str(device), f"a GPU of which {', '.join(missing)} are known", remedy)
+def _draft(
+    work: Workload,
+    goal: Goal,
+    limits: Limits,
+    ladder: Ladder,
+    sharpened: Sharpened,
+    room: MemoryLimit,
+    known: Sequence[Anchor],
+) -> Forecast:
+    """Apply the rule of the answer to predicted seconds; the sentences are still to come."""
+    step, sizes = sharpened.step, sharpened.step.batch_sizes
+    seconds = dict(zip(sizes, map(float, step.seconds), strict=True))
+    values = {n: s if goal.objective == "latency" else n / s for n, s in seconds.items()}
+    limit = goal.latency_limit
+    allowed = {n: value for n, value in values.items() if limit is None or seconds[n] <= limit}
+    if not allowed:
+        wanted = f"at least {format_seconds(min(seconds.values()))}, the shortest step predicted on {work.device}"
+        raise InvalidArgument("latency_limit", limit, wanted)
+    chosen, fastest = goals.pick(allowed, goal)
+    largest = ladder.largest or chosen
+    ties = _ties(values, allowed, fastest, sharpened)
+    rooflines = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
+    return Forecast(
+        spec_name=work.name,
+        spec=work.spec.to_mapping(),
+        input_shape=work.input_shape,
+        device=work.device,
+        objective=goal.objective,
+        tolerance=goal.tolerance,
+        **work.settings,
+        limits={
+            "max_batch_size": limits.max_batch_size,
+            "memory_bytes": room.bytes,
+            "latency_seconds": limit,
+        },
+        candidates=tuple(
+            attrs.evolve(rung, predicted_seconds=seconds.get(rung.batch_size)) for rung in ladder.candidates
+        ),
+        seconds=seconds,
+        interval={n: (float(low), float(high)) for n, low, high in zip(sizes, step.low, step.high, strict=True)},
+        peak_bytes={rung.batch_size: rung.predicted_peak_bytes or 0 for rung in ladder.candidates},
+        roofline_seconds={n: floor for n, floor in rooflines.items() if floor is not None},
+        anchors=tuple(anchor.origin for anchor in known),
+        batch_size=chosen,
+        fastest_batch_size=fastest,
+        largest_batch_size=largest,
+        tied_with=ties,
+        decided_by=_decided_by(values, allowed, ties, goal, chosen, fastest)
+        or _end(goal, limits, chosen, fastest, largest),
+        reasons=(),
+        passes=_shares(step, sizes.index(chosen), work),
+        notes=(*step.notes, *room.told()),
+    )
 
 
 def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sharpened: Sharpened) -> tuple[int, ...]:
@@ -213,20 +239,20 @@ def _decided_by(
     return "latency_limit" if len(beyond) < len(larger) else None
 
 
-def _end(goal: Goal, chosen: int, fastest: int, largest: int, max_batch_size: int | None, *, listed: bool) -> str:
+def _end(goal: Goal, limits: Limits, chosen: int, fastest: int, largest: int) -> str:
     """Say what ended the sizes near the answer: memory only where the list, if there is one, left nothing out."""
     latency = goal.objective == "latency"
-    if listed:
+    if limits.batch_sizes is not None:
         return "batch_sizes" if latency or chosen < largest else "memory"
-    if max_batch_size is not None and max_batch_size <= largest:
+    if limits.max_batch_size is not None and limits.max_batch_size <= largest:
         return "max_batch_size"
     # More memory lets no step take less time.
     return "memory" if not latency else "peak" if chosen == fastest else "plateau"
 
 
-def _shares(step: StepPrediction, place: int, spec: Spec, device: Device, dtype: str) -> tuple[PassShare, ...]:
+def _shares(step: StepPrediction, place: int, work: Workload) -> tuple[PassShare, ...]:
     """Give the passes of the step at one batch size, the one that takes longest first."""
-    layers = {node.name: node.layer for node in as_network(spec).nodes}
+    layers = {node.name: node.layer for node in as_network(work.spec).nodes}
     whole = float(step.seconds[place])
     shares = [
         PassShare(
@@ -235,15 +261,10 @@ def _shares(step: StepPrediction, place: int, spec: Spec, device: Device, dtype:
             seconds=float(item.seconds[place]),
             share=float(item.seconds[place]) / whole,
             algorithm=item.algorithms[place],
-            bound=roofline.bound(layers[item.layer], item.pass_, step.batch_sizes[place], device, dtype),
+            bound=roofline.bound(layers[item.layer], item.pass_, step.batch_sizes[place], work.device, work.dtype),
             blocks=int(item.blocks[place]) or None,
         )
         for item in step.passes
         if item.seconds[place] > 0
     ]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
-
-
-def _name(spec: Spec) -> str:
-    mapping = spec.to_mapping()
-    return str(mapping.get("name") or mapping.get("type") or "a network")

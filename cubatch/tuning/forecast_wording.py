@@ -64,7 +64,7 @@ def notes(found: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
         known: Its anchors: where they are of our kernels, it is not said that none was timed.
     """
     plan = "Memory is planned as cubatch's own engine takes it; a framework takes more, so that less fits."
-    timed = ", ".join(anchor.origin for anchor in known if anchor.question.library == "cubatch")
+    timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     ours = f"Times of our kernels are clocks counted in the compiled code, mended by measurements of them: {timed}."
     return (*(ours if timed and note == UNTIMED else note for note in found.notes), plan)
 

@@ -10,24 +10,22 @@ compared with, and rungs at the limits.  `explain` shows the arithmetic behind i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import attrs
 
 from cubatch import checks
-from cubatch.errors import InvalidArgument
-from cubatch.estimate import expected as expectation
-from cubatch.hardware import arithmetic, probe
-from cubatch.hardware import room as hardware_room
+from cubatch.estimate.expected import step_seconds
 from cubatch.hardware.arithmetic import tensor_core_multiple
 from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.room import memory_limit as memory_limit_of
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.memory.plan import plan
-from cubatch.network import models
-from cubatch.network.graph import Spec
 from cubatch.network.models import SpecLike
 from cubatch.tuning.crests import Proposal, by_turns, coulom, crests, slowest
+from cubatch.tuning.limits import Limits
+from cubatch.workload import Workload
 
 MOST = 40
 ASKED = ("asked for",)
@@ -90,81 +88,85 @@ def candidates(
         >>> [c.batch_size for c in go if "coulom n=3" in c.reasons]
         [85]
     """
-    found, resolved = probe.resolve(device, live=False), models.resolve(spec)
-    arithmetic.check_dtype(found, dtype)
-    steps, _ = within(
-        resolved,
-        found,
-        room=hardware_room.memory_limit(found, memory_limit).bytes,
-        mode=mode,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        batch_sizes=batch_sizes,
-        optimizer=optimizer,
-        library=library,
-        recompute=recompute,
-    )
-    return timed(steps, resolved, found, mode=mode, dtype=dtype, library=library, recompute=recompute)
+    work = Workload.of(
+        spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
+    )  # fmt: skip
+    limits = Limits.of(batch_sizes, max_batch_size)
+    room = memory_limit_of(work.device, memory_limit)
+    return list(timed(work, propose(work, limits, room, fit.largest(work, max(1, room.bytes)))).candidates)
 
 
-def within(
-    resolved: Spec,
-    found: Device,
-    *,
-    room: int,
-    mode: str,
-    dtype: str,
-    max_batch_size: int | None,
-    batch_sizes: Iterable[int] | None,
-    optimizer: str,
-    library: str,
-    recompute: bool,
-    crests_of: str | None = None,
-) -> tuple[list[Candidate], int]:
+@attrs.frozen
+class Ladder:
     """
-    List the candidates as `candidates` does, for so many bytes of memory; also give the largest batch that fits.
+    The sizes of a run, and the memory that they were proposed for.
 
-    Free memory changes from one look to the next, so whoever needs both must look once.  What a step takes is not
-    said yet: see `timed`.  `crests_of` is the library whose tiles make the crests, where it is not the one planned for.
+    Attributes:
+        candidates: Ascending; those that do not fit are marked `over_limit`.
+        largest: The largest batch that fits, by the plan; None where there is no plan.
+        memory_bytes: What a step may take.
+        note: How that came about.
     """
-    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "device": found}
-    top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
-    library = arithmetic.resolve_library(library, found, dtype)
-    largest = fit.max_batch_size(resolved, max(1, room), recompute=recompute, library=library, **options)
-    if batch_sizes is None:
-        kept = _ladder(_proposals(resolved, found, mode, dtype, crests_of or library, largest, top))
-    else:
-        kept = asked_for(batch_sizes, top)
 
-    def planned(size: int) -> int:
-        return plan(resolved, batch_size=size, recompute=recompute, library=library, **options).total
+    candidates: tuple[Candidate, ...]
+    largest: int | None
+    memory_bytes: int | None
+    note: str = ""
 
-    steps = [
-        attrs.evolve(
-            candidate,
-            predicted_peak_bytes=planned(candidate.batch_size),
-            over_limit=candidate.batch_size > largest,
+    @property
+    def most_planned_bytes(self) -> int:
+        """What the largest plan takes of those that fit."""
+        return max((step.predicted_peak_bytes or 0 for step in self.candidates if not step.over_limit), default=0)
+
+    def within(self, room: MemoryLimit, largest: int) -> Ladder:
+        """Give the ladder of an interrupted run again, for the memory that is there now."""
+        again = tuple(
+            attrs.evolve(step, over_limit=step.over_limit or (step.predicted_peak_bytes or 0) > room.bytes)
+            for step in self.candidates
         )
-        for candidate in kept
-    ]
-    return steps, largest
+        return self if again == self.candidates else Ladder(again, largest, room.bytes, room.note)
 
 
-def timed(
-    steps: Sequence[Candidate],
-    resolved: Spec,
-    found: Device,
-    *,
-    mode: str,
-    dtype: str,
-    library: str,
-    recompute: bool,
-) -> list[Candidate]:
-    """Write what one step should take into candidates: see `outlook.step_seconds`."""
-    library, sizes = arithmetic.resolve_library(library, found, dtype), [step.batch_size for step in steps]
-    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "library": library, "recompute": recompute}
-    expected = expectation.step_seconds(resolved, sizes, found, **options)
-    return [attrs.evolve(step, predicted_seconds=seconds) for step, seconds in zip(steps, expected, strict=True)]
+def propose(
+    work: Workload, limits: Limits, room: MemoryLimit, largest: int, *, crests_of: Workload | None = None
+) -> Ladder:
+    """
+    List the candidates as `candidates` does; what a step takes is not said yet: see `timed`.
+
+    Args:
+        work: What is run, on a device that is known.
+        limits: What was asked for.
+        room: Memory that a step may take.
+        largest: The largest batch whose plan fits into it.
+        crests_of: The workload whose tiles make the crests, where it is not the one that is planned.
+    """
+    if limits.batch_sizes is None:
+        kept = _ladder(_proposals(crests_of or work, largest, limits.max_batch_size))
+    else:
+        kept = asked_for(limits.batch_sizes)
+    return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes, room.note)
+
+
+def _planned(work: Workload, step: Candidate, largest: int) -> Candidate:
+    total = plan(work, step.batch_size).total
+    return attrs.evolve(step, predicted_peak_bytes=total, over_limit=step.batch_size > largest)
+
+
+def timed(work: Workload, ladder: Ladder) -> Ladder:
+    """Write into candidates what one step should take: see `expected.step_seconds`."""
+    expected = step_seconds(work, [step.batch_size for step in ladder.candidates])
+    pairs = zip(ladder.candidates, expected, strict=True)
+    return attrs.evolve(
+        ladder, candidates=tuple(attrs.evolve(step, predicted_seconds=seconds) for step, seconds in pairs)
+    )
+
+
+def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
+    """Make a candidate of a size that the search adds, planned and timed as the others are."""
+    step = attrs.evolve(
+        between(batch_size, ladder.candidates), predicted_peak_bytes=plan(work, batch_size).total
+    )  # fmt: skip
+    return timed(work, attrs.evolve(ladder, candidates=(step,))).candidates[0]
 
 
 def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None = None) -> list[Candidate]:
@@ -185,15 +187,19 @@ def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None =
         >>> [candidate.batch_size for candidate in plain_candidates(14)]
         [1, 2, 3, 4, 6, 8, 12, 14]
     """
-    top = checks.check_batch_size(max_batch_size, "max_batch_size")
-    if batch_sizes is not None:
-        return asked_for(batch_sizes, top)
+    limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"))
+    return plain(limits)
+
+
+def plain(limits: Limits) -> list[Candidate]:
+    """List the sizes of `plain_candidates`, or those that were asked for."""
+    if limits.batch_sizes is not None:
+        return asked_for(limits.batch_sizes)
+    top = limits.max_batch_size or checks.MAX_BATCH_SIZE
     return _ladder([*_plain(top), Proposal(top, "max_batch_size", "max_batch_size")])
 
 
-def _proposals(
-    spec: Spec, device: Device, mode: str, dtype: str, library: str, largest: int, top: int | None
-) -> list[Proposal]:
+def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
     """Everything that speaks for some batch size from 1 to the limit, in the order of the kinds."""
     limit = largest if top is None else min(largest, top)
     limits = [
@@ -206,13 +212,13 @@ def _proposals(
         )
         if 1 <= size <= limit
     ]
-    if device.kind == "cpu":
+    if work.device.kind == "cpu":
         return [*_plain(limit), *limits]
     teeth: list[Proposal] = []
-    if device.num_sms is not None:
-        teeth += coulom(spec, device.num_sms, limit)
-        teeth += crests(slowest(spec, device, mode, dtype, limit, library), device.num_sms, limit)
-    multiple = tensor_core_multiple(device, dtype)
+    if (num_sms := work.device.num_sms) is not None:
+        teeth += coulom(work.spec, num_sms, limit)
+        teeth += crests(slowest(work, limit), num_sms, limit)
+    multiple = tensor_core_multiple(work.device, work.dtype)
     if multiple:
         rounded = [tooth.batch_size // multiple * multiple for tooth in teeth]
         text = f"tensor-core multiple of {multiple}"
@@ -230,15 +236,8 @@ def _plain(limit: int) -> list[Proposal]:
     return [*_powers(limit), *between]
 
 
-def asked_for(batch_sizes: Iterable[int], top: int | None) -> list[Candidate]:
-    """Make candidates of exactly these sizes, each once and ascending; none may be above `top`."""
-    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
-        raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
-    sizes = sorted({checks.check_batch_size(size, "batch_sizes") for size in batch_sizes})
-    if not sizes:
-        raise InvalidArgument("batch_sizes", [], "a list of at least one batch size, or None")
-    if top is not None and sizes[-1] > top:
-        raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
+def asked_for(sizes: Iterable[int]) -> list[Candidate]:
+    """Make candidates of exactly these sizes."""
     return [Candidate(size, ASKED) for size in sizes]
 
 

@@ -35,11 +35,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from cubatch.estimate.parts import Z90, StepPrediction
-from cubatch.tuning.anchors import Anchor, Question
+from cubatch.estimate.expected import step_of
+from cubatch.estimate.parts import Z90, Scales, StepPrediction
+from cubatch.tuning.anchors import Anchor, gpu_of, source_of, work_of
+from cubatch.workload import Workload
 
 Array = NDArray[np.float64]
-Case = tuple[Question, Sequence[int]]
+Case = tuple[Workload, Sequence[int]]
 
 TOGETHER = 0.8
 GPU_SHARE, SOURCE_SHARE, PAIR_SHARE = 0.5, 0.25, 0.25
@@ -70,7 +72,7 @@ class Sharpened:
     ratios: tuple[float, ...] = ()
 
 
-def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
+def sharpen(asked: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
     """
     Predict a step at each batch size, given the anchors; without any it is what `predict_step` gives.
 
@@ -79,8 +81,8 @@ def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
         sizes: Batch sizes, each once.
         anchors: As `anchors.read` gives them.
     """
-    cases = [(asked, list(sizes)), *((anchor.question, list(anchor.seconds)) for anchor in anchors)]
-    steps = [question.step(ladder) for question, ladder in cases]
+    cases = [(asked, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
+    steps = [step_of(work, ladder) for work, ladder in cases]
     slopes = _diagonal([_slopes(*case, step) for case, step in zip(cases, steps, strict=True)])
     pair, sds = np.array([[1.0, TOGETHER], [TOGETHER, 1.0]]), [step.scale_sd for step in steps]
     shared = np.array([[_scales_shared(a, b) for b, _ in cases] for a, _ in cases])
@@ -130,12 +132,12 @@ def sharpen(asked: Question, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
 
 def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
     """Number the steps by GPU and source."""
-    return _numbered([(question.gpu, question.source) for question, sizes in cases for _ in sizes])
+    return _numbered([(gpu_of(work), source_of(work)) for work, sizes in cases for _ in sizes])
 
 
 def _same(cases: Sequence[Case]) -> NDArray[np.bool_]:
     """Tell which are the very same step: GPU, network and batch size."""
-    works = [(question.gpu, question.work, sizes) for question, sizes in cases]
+    works = [(gpu_of(work), work_of(work), sizes) for work, sizes in cases]
     which = _numbered([(gpu, work, n) for gpu, work, sizes in works for n in sizes])
     return np.equal.outer(which, which)
 
@@ -174,18 +176,18 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 def _at(case: Case, logs: Array) -> StepPrediction:
     """Ask the model for some logarithms of the scales."""
     compute, memory = map(float, np.exp(logs))
-    return case[0].step(case[1], compute=compute, memory=memory)
+    return step_of(*case, Scales(compute, memory))
 
 
-def _scales_shared(a: Question, b: Question) -> float:
+def _scales_shared(a: Workload, b: Workload) -> float:
     """Give the correlation of the scales of two steps: 1 for the same GPU and source, 0 if they share neither."""
-    same_gpu, same_source = a.gpu == b.gpu, a.source == b.source
+    same_gpu, same_source = gpu_of(a) == gpu_of(b), source_of(a) == source_of(b)
     return GPU_SHARE * same_gpu + SOURCE_SHARE * same_source + PAIR_SHARE * (same_gpu and same_source)
 
 
-def _work_shared(a: Question, b: Question) -> float:
+def _work_shared(a: Workload, b: Workload) -> float:
     """Give the correlation of the network's error in two steps."""
-    return (a.work == b.work) * (1.0 if a.gpu == b.gpu else OTHER_GPU_SHARE)
+    return (work_of(a) == work_of(b)) * (1.0 if gpu_of(a) == gpu_of(b) else OTHER_GPU_SHARE)
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
@@ -202,15 +204,15 @@ def _own_sd(step: StepPrediction) -> Array:
 
 def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
     """Give the covariance of the networks' errors."""
-    sized = [(question, sizes, _own_sd(step)) for (question, sizes), step in zip(cases, steps, strict=True)]
+    sized = [(work, sizes, _own_sd(step)) for (work, sizes), step in zip(cases, steps, strict=True)]
     return np.block([
         [_work_shared(a, b) * np.outer(u, v) * _alike(m, n) for b, n, v in sized] for a, m, u in sized
     ])  # fmt: skip
 
 
-def _slopes(question: Question, sizes: Sequence[int], step: StepPrediction) -> Array:
+def _slopes(work: Workload, sizes: Sequence[int], step: StepPrediction) -> Array:
     """Give how much the logarithm of each time grows with that of either scale: the shares of the two."""
-    moved = [_at((question, sizes), log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
+    moved = [_at((work, sizes), log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
     return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
 
 

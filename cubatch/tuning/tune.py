@@ -7,33 +7,35 @@ Each line of the walk takes records and returns records; no step calls back into
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from cubatch import checks, sqlite_file
+from cubatch.engine import layers
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
-from cubatch.estimate import on_sms, roofline
-from cubatch.hardware import arithmetic, load, probe, room
+from cubatch.hardware import arithmetic, load, probe
+from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import clocks, kernel_choice
 from cubatch.measure.callable_runner import CallableRunner
-from cubatch.measure.conditions import conditions, environment
+from cubatch.measure.conditions import conditions
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured, Recorder
-from cubatch.measure.runner import FactoryRef, RunnerFactory
-from cubatch.memory import fit, parts
-from cubatch.memory.plan import plan
-from cubatch.network import models
-from cubatch.network.graph import Spec, as_network
-from cubatch.network.layer import Layer
+from cubatch.measure.records import Measured, Recorder
+from cubatch.measure.runner import FactoryRef
+from cubatch.memory import fit
+from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
 from cubatch.search import walk
-from cubatch.tuning import answer as answers
-from cubatch.tuning import ladder, store
+from cubatch.tuning import store
+from cubatch.tuning import story as stories
+from cubatch.tuning.ladder import Ladder, added, between, plain, propose, timed
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.story import Story
+from cubatch.workload import Workload
 
 # On the CPU a plan above this share of the limit could take the user's process with it.
 _ISOLATE_SHARE = 0.25
@@ -112,131 +114,44 @@ def autotune(
         >>> result.batch_size in {8, 16}
         True
     """
-    spec, found = models.resolve(layer_spec), probe.resolve(device)
-    arithmetic.check_dtype(found, dtype)
-    _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
-    _check_choices(isolate=isolate, recompute=recompute, store=store)
-    goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    library = arithmetic.resolve_library(library, found, dtype)
-    if objective == "energy" and found.kind == "cpu":
-        raise EnergyNotAvailable(str(found))
-    if max_batch_size is not None:
-        max_batch_size = checks.check_batch_size(max_batch_size, "max_batch_size")
-    asked = _sizes(batch_sizes, max_batch_size)
-    shape: dict[str, Any] = {
-        "mode": mode,
-        "dtype": dtype,
-        "optimizer": optimizer,
-        "library": library,
-        "recompute": recompute,
-    }
-    parts.footprint(spec, batch_size=1, device=found, **shape)  # words that mean nothing never reach the store
-    identity = shape | {
-        "spec": spec.to_mapping(),
-        "device": found.uuid or found.name,
-        "mig": found.mig,
-        "objective": objective,
-        "tolerance": tolerance,
-        "batch_sizes": asked,
-        "max_batch_size": max_batch_size,
-        "memory_limit": memory_limit,
-        "latency_limit": latency_limit,
-        "seed": seed,
-    }
-    limit = room.memory_limit(found, memory_limit)
-    # What cannot run at all never reaches the store.
-    _check_layers(spec)
-    fitting = fit.max_batch_size(spec, max(1, limit.bytes), device=found, **shape)
-    with _open(store, identity, conditions(found), budget) as run:
-        run.notes += [*_notes(found, dtype), *limit.told()]
-        winners = _winners(store) if library == "cubatch" else None
-        # Here, once: a worker that dies leaves its own to the next one. Who measures unkept takes them from nobody.
-        if store == "refresh" and winners is not None and run.is_kept:
-            run.notes += _forgotten(winners, found)
-        if run.ladder is None:
-            largest: int | None
-            steps, largest = ladder.within(
-                spec, found, room=limit.bytes, max_batch_size=max_batch_size, batch_sizes=asked, **shape
+    # The question: whatever makes no sense is refused here, before the store is opened.
+    work = Workload.of(
+        layer_spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute,
+        present=True,
+    )  # fmt: skip
+    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
+    _check_choices(work, goal, isolate=isolate, store=store, progress=progress)
+    room = hardware_room.memory_limit(work.device, memory_limit)
+    largest = fit.largest(work, max(1, room.bytes))
+
+    with _open(store, work, goal, limits, memory_limit) as run:
+        run.notes += [*_notes(work), *room.told()]
+        winners = _winners(store, run, work)
+
+        # The candidates: those of an interrupted run again, or new ones.
+        ladder = _kept_ladder(run)
+        if ladder is None:
+            ladder = timed(work, propose(work, limits, room, largest))
+            run.save_ladder(
+                ladder.candidates, {"memory_bytes": room.bytes, "largest_batch_size": largest, "note": room.note}
             )
-            steps = ladder.timed(steps, spec, found, mode=mode, dtype=dtype, library=library, recompute=recompute)
-            run.save_ladder(steps, {"memory_bytes": limit.bytes, "largest_batch_size": largest, "note": limit.note})
-            memory_bytes = limit.bytes
         else:
-            steps = [_refused(candidate, limit.bytes) for candidate in run.ladder]
-            memory_bytes, largest = limit.bytes, fitting
-            if run.limit is not None and steps == [*run.ladder]:  # nothing is refused that was not
-                memory_bytes, largest = run.limit["memory_bytes"], run.limit["largest_batch_size"]
-        factory = FactoryRef(
-            "cubatch.measure.network_runner:network_runner",
-            {
-                "spec": spec.to_mapping(),
-                "device": "cpu" if found.kind == "cpu" else f"cuda:{found.index}",
-                "mode": mode,
-                "dtype": dtype,
-                "optimizer": optimizer,
-                "library": library,
-                "recompute": recompute,
-                "seed": seed,
-                "choice_seconds": _CHOICE_SHARE * budget,
-                "winners": None if winners is None else str(winners),
-            },
-        )
-        isolated = _is_isolated(isolate, found, steps, limit.bytes)
+            ladder = ladder.within(room, largest)
 
-        def extend(size: int) -> Candidate:
-            planned = plan(spec, batch_size=size, device=found, **shape).total
-            added = attrs.evolve(ladder.between(size, steps), predicted_peak_bytes=planned)
-            return ladder.timed([added], spec, found, mode=mode, dtype=dtype, library=library, recompute=recompute)[0]
-
+        # The timings: visits until the answer is known, here or in a worker that may die.
+        story = stories.of_network(work, goal, limits, room, ladder, winners)
+        is_isolated = _is_isolated(isolate, work.device, ladder, room)
         measure = functools.partial(
-            walk.measure_in_worker if isolated else walk.measure,
-            extend=None if asked else extend,
-            # What does not divide among the threads of a CPU leaves some of them idle.
-            multiple=arithmetic.tensor_core_multiple(found, dtype)
-            or (found.threads if found.kind == "cpu" else None)
-            or 1,
+            walk.measure_in_worker if is_isolated else walk.measure,
+            _factory(work, limits, winners),
+            extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
+            multiple=_multiple(work),
         )
-        setting = {
-            "spec": spec.to_mapping(),
-            "input_shape": list(as_network(spec).input_shape),
-            **shape,
-            "limits": {
-                "max_batch_size": max_batch_size,
-                "memory_bytes": memory_bytes,
-                "latency_seconds": latency_limit,
-            },
-            "budget_seconds": budget,
-            "seed": seed,
-            "l2": _l2(spec, steps, found, shape),
-            "device": _device(found, limit.free_bytes),
-            "environment": environment(found),
-        }
+        measured = _measured(measure, story, run, progress, work.device)
 
-        def answer(measured: Measured, **more: Any) -> TuningResult:
-            rungs = [*steps, *measured.added]
-            sizes, rows = [rung.batch_size for rung in rungs], {}
-            if library == "cubatch":  # now, so that what won in this run is known
-                chosen = kernel_choice.kept_choice(found, winners)
-                rows = on_sms.layer_rows(spec, sizes, found, mode=mode, dtype=dtype, recompute=recompute, choose=chosen)
-            return answers.answer(
-                rungs,
-                measured,
-                goal=goal,
-                setting=setting,
-                largest_batch_size=largest,
-                asked=asked is not None,
-                flops_per_sample=spec.flops(mode),
-                roofline_seconds={
-                    size: seconds
-                    for size in sizes
-                    if (seconds := roofline.roofline_seconds(spec, size, found, mode, dtype)) is not None
-                },
-                layers=rows,
-                **more,
-            )
-
-        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer, found.threads or 1)
-        return answer(measured, notes=run.notes)
+        # The answer, and why.
+        return story.answer(measured, notes=run.notes)
 
 
 def autotune_callable(
@@ -306,166 +221,156 @@ def autotune_callable(
     if not callable(make_step):
         raise InvalidArgument("make_step", make_step, "callable: make_step(n) gives a step of batch size n")
     found = probe.resolve(device)
-    _check(budget, seed, progress, tolerance=tolerance, latency_limit=latency_limit)
-    goal = Goal(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    limit = room.memory_limit(found, memory_limit)
-    asked = _sizes(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"))
-    steps = ladder.plain_candidates(max_batch_size, batch_sizes=asked)
-    setting = {
-        "limits": {
-            "max_batch_size": max_batch_size,
-            "memory_bytes": None if memory_limit is None else limit.bytes,
-            "latency_seconds": latency_limit,
-        },
-        "budget_seconds": budget,
-        "seed": seed,
-        "l2": "warm",
-        "device": _device(found, limit.free_bytes),
-        "environment": environment(found),
-    }
-
-    def answer(measured: Measured, **more: Any) -> TuningResult:
-        rungs = [*steps, *measured.added]
-        return answers.answer(rungs, measured, goal=goal, setting=setting, asked=asked is not None, **more)
-
-    measure = functools.partial(walk.measure, extend=None if asked else functools.partial(ladder.between, steps=steps))
+    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+    limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"), budget=budget, seed=seed)
+    _check_progress(progress)
+    room = hardware_room.memory_limit(found, memory_limit)
+    watched = None if memory_limit is None else room.bytes
+    ladder = Ladder(tuple(plain(limits)), None, watched)
+    story = stories.of_callable(found, goal, limits, room, ladder)
+    measure = functools.partial(
+        walk.measure,
+        functools.partial(CallableRunner, make_step, watched),
+        extend=None if limits.batch_sizes else functools.partial(between, steps=ladder.candidates),
+    )
     with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        factory = functools.partial(CallableRunner, make_step, limit.bytes if memory_limit is not None else None)
-        measured = _measured(measure, factory, steps, run, goal, budget, seed, progress, answer, found.threads or 1)
-    if isinstance(clocks.callable_clock(), clocks.EventClock):
-        return answer(measured, notes=run.notes)
-    notes = [*run.notes, "Timed by the host's clock: no library with CUDA events is loaded and has a GPU."]
-    if memory_limit is not None:
-        notes.append("memory_limit was not watched: no library that says what it holds is loaded and has a GPU.")
-    return answer(measured, notes=notes)
+        measured = _measured(measure, story, run, progress, found)
+    if not isinstance(clocks.callable_clock(), clocks.EventClock):
+        run.notes.append("Timed by the host's clock: no library with CUDA events is loaded and has a GPU.")
+        if watched is not None:
+            run.notes.append(
+                "memory_limit was not watched: no library that says what it holds is loaded and has a GPU."
+            )
+    return story.answer(measured, notes=run.notes)
 
 
 def _measured(
     measure: Callable[..., Measured],
-    factory: RunnerFactory,
-    steps: Sequence[Candidate],
+    story: Story,
     run: store.Run,
-    goal: Goal,
-    budget: float,
-    seed: int,
     progress: Callable[[walk.Event], None] | None,
-    answer: Callable[..., TuningResult],
-    threads: int,
+    device: Device,
 ) -> Measured:
     """Measure what is not kept yet, and note who else was busy; on Ctrl-C hand out what there is."""
     if run.finished:
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
-    recorder, before = Recorder(run.kept, run), load.snapshot()
-    try:
+    recorder, before, limits = Recorder(run.kept, run), load.snapshot(), story.limits
+    with story.told_on_interrupt(recorder, run.notes):
         measured = measure(
-            factory, steps, goal=goal, kept=run.kept, keep=recorder, budget=budget, seed=seed, progress=progress
-        )
-    except (KeyboardInterrupt, SystemExit) as stop:
-        stop.partial = answer(recorder.measured, notes=run.notes, partial=True)  # type: ignore[union-attr]
-        raise
+            story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
+            seed=limits.seed, progress=progress,
+        )  # fmt: skip
     met = load.between(before, load.snapshot())
-    run.notes += [sentence] if met is not None and (sentence := met.sentence(threads)) else []
+    run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []
     run.finish()
     return measured
 
 
-def _notes(device: Device, dtype: str) -> list[str]:
+def _notes(work: Workload) -> list[str]:
     """Say what a dtype means on this device, where it is not what its name promises."""
-    if dtype == "float32" or arithmetic.has_tensor_cores(device, dtype) is not False:
+    if work.dtype == "float32" or arithmetic.has_tensor_cores(work.device, work.dtype) is not False:
         return []
-    return [f"{device} has no Tensor Cores for {dtype}: it is how numbers are stored, arithmetic is float32."]
+    return [f"{work.device} has no Tensor Cores for {work.dtype}: it is how numbers are stored, arithmetic is float32."]
 
 
-def _open(place: bool | str | Path, identity: Mapping[str, Any], held: Mapping[str, Any], budget: float) -> store.Run:  # noqa: FBT001
-    """Open the run that `store=` means."""
-    if place is False:
-        return store.open_run(None, identity=identity, conditions=held, budget=budget)
-    path = sqlite_file.default_path() if place is True or place == "refresh" else Path(place)
-    return store.open_run(path, identity=identity, conditions=held, budget=budget, refresh=place == "refresh")
+def _open(
+    place: bool | str | Path,  # noqa: FBT001
+    work: Workload,
+    goal: Goal,
+    limits: Limits,
+    memory_limit: int | str | None,
+) -> store.Run:
+    """Open the run that `store=` means, under all that its timings depend on."""
+    identity = work.settings | {
+        "spec": work.spec.to_mapping(),
+        "device": work.device.uuid or work.device.name,
+        "mig": work.device.mig,
+        **attrs.asdict(goal),
+        "batch_sizes": None if limits.batch_sizes is None else list(limits.batch_sizes),
+        "max_batch_size": limits.max_batch_size,
+        "memory_limit": memory_limit,
+        "seed": limits.seed,
+    }
+    return store.open_run(
+        _path(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
+        refresh=place == "refresh",
+    )  # fmt: skip
 
 
-def _winners(place: bool | str | Path) -> Path | None:  # noqa: FBT001
-    """Say in which file the variants that won are kept: beside the store, so that no store is no file."""
+def _path(place: bool | str | Path) -> Path | None:  # noqa: FBT001
+    """Say which file `store=` means; None for none."""
     if place is False:
         return None
-    return kernel_choice.path_beside(sqlite_file.default_path() if place is True or place == "refresh" else Path(place))
+    return sqlite_file.default_path() if place is True or place == "refresh" else Path(place)
 
 
-def _forgotten(winners: Path, device: Device) -> list[str]:
-    """Forget which variants won on a GPU; a file that cannot be used is a sentence of the result."""
-    try:
-        kernel_choice.forget(winners, device)
-    except StoreError as error:
-        return [f"Kernel choices of earlier runs could not be forgotten: {error}"]
-    return []
+def _winners(place: bool | str | Path, run: store.Run, work: Workload) -> Path | None:  # noqa: FBT001
+    """
+    Say in which file the variants that won are kept: beside the store, so that no store is no file.
+
+    They are forgotten here, once: a worker that dies leaves its own to the next one.  Who measures unkept takes them
+    from nobody.
+    """
+    path = _path(place)
+    if path is None or work.library != "cubatch":
+        return None
+    winners = kernel_choice.path_beside(path)
+    if place == "refresh" and run.is_kept:
+        try:
+            kernel_choice.forget(winners, work.device)
+        except StoreError as error:
+            run.notes.append(f"Kernel choices of earlier runs could not be forgotten: {error}")
+    return winners
 
 
-def _check(budget: float, seed: int, progress: object, **numbers: float | None) -> None:
-    """Check what `autotune` and `autotune_callable` share; how large other numbers may be, Goal checks."""
-    if not _is_number(budget) or not 0 < budget < float("inf"):
-        raise InvalidArgument("budget", budget, "a positive number of seconds")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidArgument("seed", seed, "a whole number, at least 0")
-    if progress is not None and not callable(progress):
-        raise InvalidArgument("progress", progress, "callable, or None")
-    for name, value in numbers.items():
-        if not _is_number(value) and not (value is None and name == "latency_limit"):
-            raise InvalidArgument(name, value, "a number")
+def _kept_ladder(run: store.Run) -> Ladder | None:
+    """Give the ladder that an interrupted run left."""
+    if run.ladder is None:
+        return None
+    limit = run.limit or {"memory_bytes": None, "largest_batch_size": None, "note": ""}
+    return Ladder(run.ladder, limit["largest_batch_size"], limit["memory_bytes"], limit["note"])
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _factory(work: Workload, limits: Limits, winners: Path | None) -> FactoryRef:
+    """Name the maker of the runner and its arguments, as another process can read them."""
+    arguments = {
+        "spec": work.spec.to_mapping(),
+        "device": "cpu" if work.device.kind == "cpu" else f"cuda:{work.device.index}",
+        **work.settings,
+        "seed": limits.seed,
+        "choice_seconds": _CHOICE_SHARE * limits.budget,
+        "winners": None if winners is None else str(winners),
+    }
+    return FactoryRef("cubatch.measure.network_runner:network_runner", arguments)
 
 
-def _check_choices(*, isolate: object, recompute: object, store: object) -> None:
+def _multiple(work: Workload) -> int:
+    """Say what sizes that the search adds are multiples of: others leave Tensor Cores, or threads of a CPU, idle."""
+    threads = work.device.threads if work.device.kind == "cpu" else None
+    return arithmetic.tensor_core_multiple(work.device, work.dtype) or threads or 1
+
+
+def _check_choices(work: Workload, goal: Goal, *, isolate: object, store: object, progress: object) -> None:
+    """Refuse what this device, this engine or this function cannot do."""
     if not (isinstance(isolate, bool) or isolate == "auto"):
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
-    if not isinstance(recompute, bool):
-        raise InvalidArgument("recompute", recompute, "True or False")
     if not isinstance(store, bool | str | Path):
         raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
-
-
-def _sizes(batch_sizes: Iterable[int] | None, top: int | None) -> list[int] | None:
-    """Read a list of batch sizes, each once and ascending; None is no list."""
-    return None if batch_sizes is None else [step.batch_size for step in ladder.asked_for(batch_sizes, top)]
-
-
-def _check_layers(spec: Spec) -> None:
-    """Refuse a layer that the engine cannot run before anything is measured."""
-    from cubatch.engine import layers
-
-    for node in as_network(spec).nodes:
+    _check_progress(progress)
+    if goal.objective == "energy" and work.device.kind == "cpu":
+        raise EnergyNotAvailable(str(work.device))
+    for node in as_network(work.spec).nodes:
         layers.check(node.layer, node.name)
 
 
-def _refused(candidate: Candidate, limit: int) -> Candidate:
-    """Mark a kept candidate whose plan no longer fits."""
-    planned = candidate.predicted_peak_bytes
-    return attrs.evolve(candidate, over_limit=candidate.over_limit or (planned is not None and planned > limit))
+def _check_progress(progress: object) -> None:
+    if progress is not None and not callable(progress):
+        raise InvalidArgument("progress", progress, "callable, or None")
 
 
-def _is_isolated(isolate: bool | str, device: Device, steps: Sequence[Candidate], limit: int) -> bool:  # noqa: FBT001
+def _is_isolated(isolate: bool | str, device: Device, ladder: Ladder, room: MemoryLimit) -> bool:  # noqa: FBT001
     """Decide once for all candidates whether they run in a worker."""
     if isolate != "auto":
         return bool(isolate)
-    planned = max((step.predicted_peak_bytes or 0 for step in steps if not step.over_limit), default=0)
-    return device.kind == "cuda" or planned > _ISOLATE_SHARE * limit
-
-
-def _l2(spec: Spec, steps: Sequence[Candidate], device: Device, shape: Mapping[str, Any]) -> str:
-    """Say whether the smallest candidate finds its input in the L2 from the step before."""
-    if not isinstance(spec, Layer) or not steps or not device.l2_bytes:
-        return "warm"
-    laid_out = plan(spec, batch_size=steps[0].batch_size, device=device, **shape)
-    return "cold" if laid_out.total - laid_out.fixed_bytes >= 2 * device.l2_bytes else "warm"
-
-
-def _device(found: Device, free_bytes: int | None) -> dict[str, Any]:
-    """Give the facts of the device as the result's JSON has them."""
-    names = (
-        "name", "kind", "compute_capability", "num_sms", "uuid", "mig", "memory_bytes", "power_limit_watts", "threads"
-    )  # fmt: skip
-    facts = found.to_mapping()
-    return {name: facts[name] for name in names} | {"free_bytes": free_bytes}
+    return device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * room.bytes

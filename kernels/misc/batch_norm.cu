@@ -5,7 +5,7 @@
 //   y  = (x - mean) * inv_std * gamma + beta, then max(y, 0) where asked for
 //   dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)),  xhat = (x - mean) * inv_std
 //
-//   batch_norm_statistics        partials[tile][3][C] = count, mean and M2 = sum (x - mean)^2 of a tile of rows
+//   batch_norm_statistics        partials[tile][3][C] = count, mean - x[0] and M2 = sum (x - mean)^2 of a tile of rows
 //   batch_norm_merge             fewer partials out of many (those an epilogue writes, one for each row tile)
 //   batch_norm_finish            mean, inv_std = 1 / sqrt(variance + eps), running statistics
 //   batch_norm_apply             y, from the batch's statistics or from running ones
@@ -13,8 +13,9 @@
 //   batch_norm_backward_finish   dgamma, dbeta, and both divided by the rows
 //   batch_norm_backward_apply    dx
 //
-// Within a tile, sums are of x - pivot and its square, pivot being the tile's first row: a large mean costs
-// no digits.  Tiles are merged pairwise with their means (Chan, Golub and LeVeque, 1983), in one order.
+// Within a tile, sums are of x - pivot and its square, pivot being the tile's first row, and means of tiles are
+// kept as their distance to the first row of all, x[0]: a large mean costs no digits until it is stored itself.
+// Tiles are merged pairwise with their means (Chan, Golub and LeVeque, 1983), in one order.
 //
 //   grid    (tiles, ceil(C / (lanes * V))) for what reads activations; (ceil(C / 8), slices) for merge and finish
 //   needs   statistics and partials in float32; gamma, beta and their gradients stored as activations are
@@ -64,7 +65,7 @@ CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int
     const float m2 = block_sum<2>(shared, 1, i, lanes * V) - sum * (sum / count);
     const int c = first + i;
     tile[c] = count;
-    tile[channels + c] = to_float(x[rows.begin * channels + c]) + sum / count;
+    tile[channels + c] = to_float(x[rows.begin * channels + c]) - to_float(x[c]) + sum / count;
     tile[2 * channels + c] = m2 < 0.0f ? 0.0f : m2;  // millions of equal rows may round to less than nothing
   }
 }
@@ -132,16 +133,18 @@ batch_norm_merge(const float* partials, int tiles, int tiles_per_slice, int chan
   }
 }
 
+// origin is what the means of tiles are distances to: x[0], or null where they are the means (those of an epilogue).
 CB_KERNEL(THREADS, 4)
-batch_norm_finish(const float* partials, int tiles, int channels, float* mean, float* inv_std, float* running_mean,
-                  float* running_var, float momentum, float eps) {
+batch_norm_finish(const float* partials, const CB_ELEMENT* origin, int tiles, int channels, float* mean, float* inv_std,
+                  float* running_mean, float* running_var, float momentum, float eps) {
   CB_SHARED(float, shared, WARPS * FINISH_LANES * 3);
   const Moments total = merge_tiles(partials, 0, tiles, channels, shared);
   const int c = finish_column();
   if (cb_thread() < FINISH_LANES && c < channels) {
-    mean[c] = total.mean;
+    const float center = origin != nullptr ? to_float(origin[c]) + total.mean : total.mean;
+    mean[c] = center;
     inv_std[c] = 1.0f / sqrtf(total.m2 / total.count + eps);
-    if (running_mean != nullptr) running_mean[c] += momentum * (total.mean - running_mean[c]);
+    if (running_mean != nullptr) running_mean[c] += momentum * (center - running_mean[c]);
     if (running_var != nullptr) {
       const float variance = total.m2 / (total.count > 1.0f ? total.count - 1.0f : 1.0f);
       running_var[c] += momentum * (variance - running_var[c]);

@@ -320,16 +320,23 @@ def test_relu_and_its_gradient_work_in_place_and_at_zero():
 
 
 @pytest.mark.parametrize("blocks", ["many", "one"])
-def test_batch_norm_train_normalises_by_the_batch(blocks):
-    """Statistics, output and running averages against loops; the offset 100 would ruin a one-pass variance."""
+@pytest.mark.parametrize(("center", "deviation"), [(0, 1), (1, 1), (10, 1), (100, 1), (1000, 1), (10000, 1), (1000, 0)])
+def test_batch_norm_train_normalises_by_the_batch(blocks, center, deviation):
+    """
+    Statistics, output and running averages against loops, however large the mean: sums are of deviations.
+
+    The first estimate of the mean may be off by a sum of n elements, what it is corrected by only by one of n
+    deviations from it; after that the mean is rounded once where it is stored, and not at all where it is subtracted.
+    """
     random = np.random.default_rng(7)
-    x = (100 + random.standard_normal((4, 3, 5, 6))).astype(np.float32)
+    x = (center + deviation * random.standard_normal((5, 5, 8, 6))).astype(np.float32)
     gamma_, beta = random.standard_normal((2, 6)).astype(np.float32)
     want, mean, var = reference.batch_norm(x, gamma_, beta)
     got_mean, inv_std = np.empty(6, np.float32), np.empty(6, np.float32)
     running_mean, running_var = np.ones(6, np.float32), np.ones(6, np.float32)
     need = scratch_blocks.Norm(itemsize=4, channels=6)
-    workspace = np.full(need.least if blocks == "many" else need.whole(60), 0xFF, np.uint8)
+    workspace = np.full(need.least if blocks == "many" else need.whole(200), 0xFF, np.uint8)
+
     y = functional.batch_norm_train(
         x,
         gamma_,
@@ -340,12 +347,57 @@ def test_batch_norm_train_normalises_by_the_batch(blocks):
         running_var=running_var,
         workspace=workspace,
     )
-    # The deviations x - mean carry the mean's rounding, 100 u; everything after is of order one.
-    np.testing.assert_allclose(got_mean, mean, rtol=gamma(61, U))
-    np.testing.assert_allclose(1 / inv_std.astype(np.float64) ** 2 - 1e-5, var, rtol=1e-4)
-    np.testing.assert_allclose(y, want, atol=8 * gamma(61, U) * 100 * 3)
-    np.testing.assert_allclose(running_mean, 0.9 + 0.1 * mean, rtol=gamma(64, U))
-    np.testing.assert_allclose(running_var, 0.9 + 0.1 * var * 60 / 59, rtol=1e-4)
+
+    n, deviations = 200, abs(x.reshape(-1, 6) - mean)
+    estimate = gamma(n, U) * abs(x.astype(np.float64)).reshape(-1, 6).mean(axis=0) + U * abs(mean)
+    mean_bound = gamma(n + 2, U) * (deviations.mean(axis=0) + estimate)
+    # A mean of squared deviations from the estimate, less the square of what it was off by.
+    var_bound = gamma(n + 3, U) * (var + estimate**2) + gamma(4, U) * estimate**2
+    var_bound += 2 * estimate * mean_bound + mean_bound**2
+    least, std = np.maximum(var + 1e-5 - var_bound, 1e-5), np.sqrt(var + 1e-5)
+    std_bound = 0.5 * least**-1.5 * var_bound + gamma(2, U) * least**-0.5
+    factor = abs(gamma_) * (1 / std + std_bound)
+    y_bound = gamma(6, U) * ((deviations + mean_bound + 2 * U * abs(mean)) * factor + abs(beta))
+    y_bound += mean_bound * factor + deviations * abs(gamma_) * std_bound
+    label, unbiased = f"center {center}, deviation {deviation}", 200 / 199
+    assert_within(got_mean, mean, mean_bound + U * (abs(mean) + mean_bound), label=f"mean, {label}")
+    assert_within(inv_std, 1 / std, std_bound, label=f"inv_std, {label}")
+    assert_within(y.reshape(-1, 6), want.reshape(-1, 6), y_bound, label=f"y, {label}")
+    within = 0.1 * mean_bound + gamma(5, U) * (1 + abs(mean))
+    assert_within(running_mean, 0.9 + 0.1 * mean, within, label=f"running mean, {label}")
+    within = 0.1 * var_bound * unbiased + gamma(6, U) * (1 + var * unbiased)
+    assert_within(running_var, 0.9 + 0.1 * var * unbiased, within, label=f"running variance, {label}")
+
+
+def test_batch_norm_mends_a_first_estimate_that_is_off():
+    """The mean that deviations are taken from may be half a deviation away: mean and variance come out all the same."""
+    x = np.random.default_rng(8).standard_normal((200, 6))
+    want, mean, var = reference.batch_norm(x, np.ones(6), np.zeros(6))
+    sums = []
+
+    def reduce(array):
+        sums.append(array)
+        if len(sums) == 1:
+            array += 100  # of 200 positions
+
+    got_mean, inv_std = np.empty(6), np.empty(6)
+    y = functional.batch_norm_train(x, np.ones(6), np.zeros(6), mean=got_mean, inv_std=inv_std, reduce=reduce)
+    assert len(sums) == 2
+    np.testing.assert_allclose(got_mean, mean, atol=1e-13)
+    np.testing.assert_allclose(inv_std, 1 / np.sqrt(var + 1e-5), rtol=1e-13)
+    np.testing.assert_allclose(y, want, atol=1e-12)
+
+
+def test_rounding_leaves_no_negative_variance():
+    """A channel of equal numbers has none to lose: the root of less than nothing would be NaN."""
+    x = np.repeat(np.random.default_rng(8).uniform(1, 2000, (1, 500)), 4099, axis=0).astype(np.float32)
+    one, inv_std = np.ones(500, np.float32), np.empty(500, np.float32)
+    workspace = np.empty(scratch_blocks.Norm(itemsize=4, channels=500).whole(len(x)), np.uint8)
+    y = functional.batch_norm_train(
+        x, one, one, mean=np.empty(500, np.float32), inv_std=inv_std, eps=1e-16, workspace=workspace
+    )
+    assert np.isfinite(inv_std).all()
+    assert np.isfinite(y).all()
 
 
 def test_batch_norm_gradients_are_its_slopes():

@@ -89,6 +89,38 @@ def test_pooling_and_gradients(rs, stride, padded, ceil_mode, include, hw, seed)
     np.testing.assert_allclose(dx, _nhwc(tx.grad), **CLOSE)
 
 
+@pytest.mark.parametrize("ratio", [1, 10, 100, 1000, 10000])
+def test_batch_norm_in_float32_loses_no_more_than_pytorch(ratio):
+    """
+    With the mean so many deviations away, both are compared with float64: root mean squares of what they are off by.
+
+    dgamma is divided by 56, the root of its 3136 terms, to be of order one as all else.  The backward pass gets the
+    mean as it is stored, rounded, in PyTorch too.  10 u are for what does not grow with the ratio: PyTorch sums in
+    float64 what is summed in float32 here.
+    """
+    random = np.random.default_rng(ratio)
+    x = (ratio + random.standard_normal((16, 14, 14, 32))).astype(np.float32)
+    dy = random.standard_normal(x.shape).astype(np.float32)
+    one, zero = np.ones(32, np.float32), np.zeros(32, np.float32)
+
+    def theirs(dtype):
+        tx, weight = _nchw(x.astype(dtype)), torch.tensor(one.astype(dtype), requires_grad=True)
+        y = F.batch_norm(tx, None, None, weight, torch.tensor(zero.astype(dtype)), training=True)
+        y.backward(_nchw(dy.astype(dtype), grad=False))
+        return _nhwc(y), _nhwc(tx.grad), weight.grad.numpy() / 56
+
+    saved = {"mean": np.empty(32, np.float32), "inv_std": np.empty(32, np.float32)}
+    y, dgamma = functional.batch_norm_train(x, one, zero, **saved), np.empty(32, np.float32)
+    dx = functional.batch_norm_backward(dy, x, one, **saved, dgamma=dgamma, dbeta=np.empty(32, np.float32))
+
+    exact = theirs(np.float64)
+    for name, got, other, want in zip(
+        ("y", "dx", "dgamma"), (y, dx, dgamma / 56), theirs(np.float32), exact, strict=True
+    ):
+        error, allowed = (np.sqrt(np.mean((array - want) ** 2)) for array in (got, other))
+        assert error <= 1.5 * allowed + 10 * 2.0**-24, f"{name}: {error / allowed:.2f} times PyTorch's"
+
+
 def test_batch_norm_and_gradients():
     """Training, running statistics and inference."""
     random = np.random.default_rng(0)

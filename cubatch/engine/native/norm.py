@@ -91,6 +91,7 @@ def batch_norm_train(
         partials,
         tiles.tiles,
         dtype=dtype,
+        origin=x.reshape(-1)[:channels],
         mean=mean,
         inv_std=inv_std,
         running_mean=running_mean,
@@ -108,6 +109,7 @@ def batch_norm_finish(
     tiles: int,
     *,
     dtype: str,
+    origin: Any = None,
     mean: Any,
     inv_std: Any,
     running_mean: Any = None,
@@ -124,12 +126,15 @@ def batch_norm_finish(
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
         tiles: Tiles of rows.
         dtype: Storage of the activations, whose compiled unit is used.
+        origin: What the partials' means are distances to: (c,), of the activations' type. None where they are means.
         mean: As in `batch_norm_train`, which the others are as well.
         workspace: 1-D uint8 array of `kernel_scratch.batch_norm_finish_workspace` bytes. None allocates one.
     """
     channels = len(mean)
     check(np.float32, (tiles * _MOMENTS * channels,), partials=partials)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
+    if origin is not None:
+        check(origin.dtype, (channels,), origin=origin)
     columns = -(-channels // FINISH_COLUMNS)
     slices, per_slice = merged_tiles(tiles)
     if slices:
@@ -145,7 +150,7 @@ def batch_norm_finish(
         variant.find("batch_norm_finish", dtype),
         (columns, 1, 1),
         [
-            partials, np.int32(tiles), np.int32(channels), mean, inv_std, running_mean, running_var,
+            partials, origin, np.int32(tiles), np.int32(channels), mean, inv_std, running_mean, running_var,
             np.float32(momentum), np.float32(eps),
         ],
     )  # fmt: skip

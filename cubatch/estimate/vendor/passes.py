@@ -17,11 +17,8 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass, linear_of
 
-"""Standard deviations either side of the middle that hold 90 of 100 normal draws."""
 _OTHER_DTYPE_SD = 0.25
 _STORED_CONVOLUTION_SD = 0.8  # of DeepBench's float16 storage on a P100, whose products are as sure as in float32
-"""Of our kernels, which no GPU has timed: more than of any published one."""
-"""What a prediction of our kernels notes, unless anchors are of them."""
 _KNOWN_SD = 0.05  # of a GPU that was measured: other boards, drivers and temperatures
 FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.17, 0.43
 """

@@ -680,16 +680,16 @@ def test_the_version_is_told(run):
 
 
 def test_candidates_of_a_gpu_whose_sms_are_not_known_say_what_is_missing(run):
-    """Sources disagree about an L4: no crests, no rule, nothing explained, and the reason on stderr."""
-    code, out, err = run("candidates", "go-net", "--device", "l4", "--max-batch-size", "64", "--explain")
+    """No source prints a GB200's: no crests, no rule, nothing explained, and the reason on stderr."""
+    code, out, err = run("candidates", "go-net", "--device", "gb200", "--max-batch-size", "64", "--explain")
     assert code == 0
     assert "coulom" not in out
     assert "Nothing to explain" in out
-    assert "how many SMs NVIDIA L4 has is not known" in err
+    assert "how many SMs NVIDIA GB200 has is not known" in err
 
 
 def test_candidates_are_explained_where_no_time_is_known(run):
     """A card whose rates were never printed gets the blocks of every pass all the same."""
-    code, out, err = run("candidates", "mlp", "--device", "rtx-2080-super", "--explain")
+    code, out, err = run("candidates", "mlp", "--device", "rtx-pro-6000-blackwell-server", "--explain")
     assert (code, err) == (0, "")
     assert "fprop" in out

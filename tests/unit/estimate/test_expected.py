@@ -13,6 +13,7 @@ from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Linear
+from tests.building import workload
 
 V100 = catalogue.find("v100-sxm2-16gb")
 MLP = models.build("mlp")
@@ -55,8 +56,7 @@ def test_a_known_gpu_is_predicted_by_the_library_that_would_run(monkeypatch, lib
         return predict_step(*arguments, **options)
 
     monkeypatch.setattr(expectation, "predict_step", step)
-    options = {"mode": "training", "dtype": "float32", "library": library}
-    found = expectation.step_seconds(MLP, [1, 64], V100, **options, recompute=False)
+    found = expectation.step_seconds(workload(MLP, V100, mode="training", library=library), [1, 64])
     expected = predict_step(MLP, [1, 64], V100, mode="training", library=model)
     assert found == pytest.approx(list(expected.seconds), rel=1e-12)
     assert asked == [model]
@@ -66,8 +66,8 @@ def test_a_known_gpu_is_predicted_by_the_library_that_would_run(monkeypatch, lib
 def test_recomputed_forward_passes_are_part_of_a_training_step(mode, repeated):
     """Of nine equal layers the fifth is kept: the four before it run forward twice, and in inference none does."""
     net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
-    options = {"mode": mode, "dtype": "float32", "library": "cubatch"}
-    plain, again = (expectation.step_seconds(net, [4096], V100, **options, recompute=r)[0] for r in (False, True))
+    works = [workload(net, V100, mode=mode, library="cubatch", recompute=again) for again in (False, True)]
+    plain, again = (expectation.step_seconds(work, [4096])[0] for work in works)
     forward = predict_step(net, [4096], V100, library="cubatch").seconds[0] / 9
     assert again - plain == pytest.approx(repeated * forward, rel=1e-9, abs=1e-15)
 
@@ -77,12 +77,11 @@ def test_recomputed_forward_passes_are_part_of_a_training_step(mode, repeated):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_elsewhere_it_is_the_roofline(device, mode, dtype):
     """A CPU with known rates, and a GPU without a number of SMs, in the mode and dtype that were asked for."""
-    found = expectation.step_seconds(MLP, [1, 64], device, mode=mode, dtype=dtype, library="im2col", recompute=False)
+    found = expectation.step_seconds(workload(MLP, device, mode=mode, dtype=dtype), [1, 64])
     assert found == [roofline.roofline_seconds(MLP, n, device, mode, dtype) for n in (1, 64)]
     assert None not in found
 
 
 def test_without_rates_it_is_unknown():
     """Nothing is guessed."""
-    options = {"mode": "inference", "dtype": "float32", "library": "im2col", "recompute": False}
-    assert expectation.step_seconds(MLP, [1], Device(name="bare"), **options) == [None]
+    assert expectation.step_seconds(workload(MLP, Device(name="bare")), [1]) == [None]

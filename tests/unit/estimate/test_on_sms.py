@@ -15,6 +15,7 @@ from cubatch.kernels import ranking, resources
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Linear, ReLU
+from tests.building import workload
 
 V100 = catalogue.find("v100-sxm2-16gb")
 SMS = 80
@@ -41,8 +42,7 @@ SMALL = Network(
 
 def rows_of(spec, sizes, device=V100, choose=ranking.first_ranked, **options):
     """The rows of a spec on a V100 in inference, unless said otherwise."""
-    how = {"mode": "inference", "dtype": "float32", "recompute": False} | options
-    return layer_rows(spec, sizes, device, choose=choose, **how)
+    return layer_rows(workload(spec, device, library="cubatch", **options), sizes, choose)
 
 
 def walked(extent, step):

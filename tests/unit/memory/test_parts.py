@@ -22,6 +22,7 @@ from cubatch.memory.rules import rules_of_thumb
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Concat, Conv2d, Flatten, Linear, MaxPool2d, ReLU
+from tests.building import workload
 
 ONE = Device(name="one thread", kind="cpu", threads=1)
 TWO = Device(name="two threads", kind="cpu", threads=2)
@@ -85,11 +86,8 @@ def test_parts_cover_the_peak_and_layers_add_up(name, device):
     assert sum(layer["parameters"] for layer in whole.layers) == models.build(name).parameters
     assert whole.peak_layer in {layer["name"] for layer in whole.layers}
     assert name in models.names()
-    assert whole.total == plan(
-        models.build(name),
-        batch_size=3, mode="training", dtype="float32", optimizer="sgd", recompute=False, device=device,
-        library=arithmetic.resolve_library("auto", device),
-    ).total  # fmt: skip
+    work = workload(models.build(name), device, mode="training", library=arithmetic.resolve_library("auto", device))
+    assert whole.total == plan(work, 3).total
 
 
 @pytest.mark.parametrize(
@@ -173,9 +171,9 @@ def test_tables_and_mappings_hold_the_numbers():
 def totals(spec, number, mode, recompute):
     """Peaks of the batch sizes from 1 to 120 on a device of DEVICES."""
     device = DEVICES[number]
-    options = {"mode": mode, "dtype": "float32", "optimizer": "momentum", "recompute": recompute, "device": device}
-    options["library"] = arithmetic.resolve_library("auto", device)
-    return [plan(spec, batch_size=n, **options).total for n in range(1, 121)]
+    library = arithmetic.resolve_library("auto", device)
+    work = workload(spec, device, mode=mode, optimizer="momentum", library=library, recompute=recompute)
+    return [plan(work, n).total for n in range(1, 121)]
 
 
 @given(

@@ -15,7 +15,6 @@ from cubatch.errors import InvalidSpec
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.memory import plan as plan_module
-from cubatch.memory.plan import plan
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import (
@@ -33,8 +32,16 @@ from cubatch.network.layers import (
     Sigmoid,
     Softmax,
 )
+from tests.building import workload
 
 V100 = probe.resolve("v100-sxm2-16gb", live=False)
+
+
+def plan(spec, *, batch_size, device, **facts):
+    """Lay out a workload of these facts."""
+    return plan_module.plan(workload(spec, device, **facts), batch_size)
+
+
 OPTIONS = {"mode": "training", "dtype": "float32", "optimizer": "sgd", "recompute": False}
 
 

@@ -10,20 +10,23 @@ import attrs
 import pytest
 
 from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.estimate.expected import step_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.tuning import anchors
-from cubatch.tuning.anchors import Question
+from cubatch.tuning.anchors import gpu_of, work_of
 from cubatch.tuning.forecast import predict
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.sharpen import sharpen
+from cubatch.workload import Workload
+from tests.building import workload
 from tests.unit.tuned import measurement, tuned
 
 V100, T4 = catalogue.find("v100-sxm2-16gb"), catalogue.find("t4")
-ASKED = Question(models.build("mlp"), V100, "training", "float32", "vendor")
+ASKED = workload(models.build("mlp"), V100, mode="training", library="vendor")
 MEASURED = [measurement(16, 0.01, "dropped"), measurement(32, 0.02), measurement(64, None, "out_of_memory")]
 
 
@@ -43,7 +46,7 @@ def result(**more: Any) -> TuningResult:
     return TuningResult.from_json(json.dumps(facts(**more)))
 
 
-def read(given: Any, asked: Question = ASKED) -> anchors.Anchor:
+def read(given: Any, asked: Workload = ASKED) -> anchors.Anchor:
     (found,) = anchors.read([given], asked)
     return found
 
@@ -52,7 +55,7 @@ def test_only_measurements_that_could_be_the_answer_count():
     """The median of what was "ok"; what was dropped early, or never ran, is left out."""
     found = read(result())
     assert found.seconds == {32: 0.02}
-    assert (found.origin, found.question) == ("anchors[0]", ASKED)
+    assert (found.origin, found.work) == ("anchors[0]", ASKED)
 
 
 @pytest.mark.parametrize(
@@ -83,39 +86,39 @@ def test_a_file_is_read_and_named(tmp_path):
 @pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "NVIDIA V100-SXM2-16GB", "v100-sxm2-16gb"])
 def test_a_gpu_is_the_same_by_whatever_name_the_driver_gave(name):
     """Old and new drivers spell a board differently."""
-    assert read(result(device=here(V100, name=name))).question.device is V100
+    assert read(result(device=here(V100, name=name))).work.device is V100
 
 
 def test_a_gpu_outside_the_catalogue_is_known_by_name_or_uuid():
     """The one that is predicted is a Device made by hand, or the one in this machine."""
     own = attrs.evolve(V100, name="Own GPU", slug="", uuid="GPU-1")
     asked = attrs.evolve(ASKED, device=own)
-    assert read(result(device=here(own)), asked).question.device is own
-    assert read(result(device=here(own, name="Renamed", uuid="GPU-1")), asked).question.device is own
+    assert read(result(device=here(own)), asked).work.device is own
+    assert read(result(device=here(own, name="Renamed", uuid="GPU-1")), asked).work.device is own
 
 
 def test_the_facts_of_the_gpu_that_is_predicted_are_the_ones_used():
     """A board of the catalogue with a fact put right by hand, found under the driver's name."""
     own = attrs.evolve(V100, name="My V100", peak_bytes_per_second=800e9)
-    assert read(result(device=here(V100)), attrs.evolve(ASKED, device=own)).question.device is own
+    assert read(result(device=here(V100)), attrs.evolve(ASKED, device=own)).work.device is own
 
 
 def test_the_same_work_is_that_of_the_same_network_mode_library_and_dtype():
     """Whatever it is called; its error is another in training, in another dtype or library."""
     renamed = attrs.evolve(models.build("mlp"), name="mine")
-    assert attrs.evolve(ASKED, spec=renamed).work == ASKED.work
+    assert work_of(attrs.evolve(ASKED, spec=renamed)) == work_of(ASKED)
     others = [{"spec": models.build("mnist-cnn")}, {"mode": "inference"}, {"library": "cubatch"}, {"dtype": "float16"},
               {"recompute": True}]  # fmt: skip
-    assert len({attrs.evolve(ASKED, **other).work for other in (*others, {})}) == 6
+    assert len({work_of(attrs.evolve(ASKED, **other)) for other in (*others, {})}) == 6
     inference = attrs.evolve(ASKED, mode="inference")
-    assert attrs.evolve(inference, recompute=True).work == inference.work
+    assert work_of(attrs.evolve(inference, recompute=True)) == work_of(inference)
 
 
 def test_inference_recomputes_nothing():
     """Whatever was asked: there is no backward pass to do it in."""
     inference = attrs.evolve(ASKED, mode="inference")
-    again = attrs.evolve(inference, recompute=True).step([64])
-    assert again.seconds.tolist() == inference.step([64]).seconds.tolist()
+    again = step_of(attrs.evolve(inference, recompute=True), [64])
+    assert again.seconds.tolist() == step_of(inference, [64]).seconds.tolist()
 
 
 def test_a_board_goes_by_the_name_that_its_results_have():
@@ -126,17 +129,17 @@ def test_a_board_goes_by_the_name_that_its_results_have():
         (attrs.evolve(own, slug=""), "GPU-1"),
         (attrs.evolve(V100, slug=""), V100.name),
     ):
-        assert attrs.evolve(ASKED, device=device).gpu == name
+        assert gpu_of(attrs.evolve(ASKED, device=device)) == name
 
 
 def test_a_recomputed_step_is_compared_with_a_recomputed_one():
     """Measured with it, as long as a recomputed step is predicted: a ratio of one, which without would be larger."""
     net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
     asked = attrs.evolve(ASKED, spec=net, library="cubatch", recompute=True)
-    again, plain = (one.step([4096]).seconds[0] for one in (asked, attrs.evolve(asked, recompute=False)))
+    again, plain = (step_of(one, [4096]).seconds[0] for one in (asked, attrs.evolve(asked, recompute=False)))
     more = {"spec": net.to_mapping(), "library": "cubatch", "measurements": [measurement(4096, float(again))]}
     known = read(result(**more, recompute=True), asked)
-    assert known.question == asked
+    assert known.work == asked
     assert sharpen(asked, [4096], [known]).ratios == (pytest.approx(1),)
     assert sharpen(asked, [4096], [known]).step.seconds[0] == pytest.approx(again)
     other = read(result(**more, recompute=False), asked)
@@ -146,13 +149,13 @@ def test_a_recomputed_step_is_compared_with_a_recomputed_one():
 
 def test_another_gpu_is_looked_up():
     """Its facts are the catalogue's."""
-    assert read(result(device=here(T4))).question.device == T4
+    assert read(result(device=here(T4))).work.device == T4
 
 
 def test_the_vendors_products_are_im2col_without_convolutions():
     """Linear layers run on the same library; our kernels are another."""
-    assert read(result(library="im2col")).question.library == "vendor"
-    assert read(result(library="cubatch")).question.library == "cubatch"
+    assert read(result(library="im2col")).work.library == "vendor"
+    assert read(result(library="cubatch")).work.library == "cubatch"
 
 
 def test_gathered_convolutions_are_no_vendors_convolutions():
@@ -160,7 +163,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
     conv = Conv2d(h=8, w=8, c=4, k=4, r=3, s=3).to_mapping()
     with pytest.raises(InvalidArgument, match="gathers operands"):
         read(result(spec=conv, library="im2col"))
-    assert read(result(spec=conv, library="cubatch")).question.library == "cubatch"
+    assert read(result(spec=conv, library="cubatch")).work.library == "cubatch"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
         ({"device": here(V100, num_sms=14, mig="1g.5gb")}, "measured on 14"),
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
         ({"device": here(T4), "dtype": "float16"}, "share nothing"),
-        ({"device": here(catalogue.find("rtx-2080-super"))}, "peak_bytes_per_second"),
+        ({"device": here(catalogue.find("rtx-pro-6000-blackwell-server"))}, "peak_bytes_per_second"),
     ],
 )
 def test_what_says_nothing_about_it_is_refused(changed, said):

@@ -22,6 +22,7 @@ from cubatch.network.layer import Layer
 from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
 from cubatch.tuning.crests import coulom, crests, slowest
+from tests.building import workload
 
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 V100_SMS = 80
@@ -218,30 +219,30 @@ def test_the_slowest_of_each_grid_leads() -> None:
         input_shape=(56, 56, 64),
         layers=[Conv2d(name=name, k=k, r=3, s=3, pad=1) for name, k in (("a", 256), ("b", 256), ("c", 16), ("d", 16))],
     )
-    assert [name for name, _ in slowest(net, CARD, "inference", "float32", 64)] == ["b", "c"]
+    assert [name for name, _ in slowest(workload(net, CARD), 64)] == ["b", "c"]
 
 
 def test_equal_grids_count_once() -> None:
     """The 80 convolutions of go-net, and their gradients, rise and fall together."""
-    assert [name for name, _ in slowest(models.build("go-net"), CARD, "training", "float32", 64)] == ["conv1"]
+    assert [name for name, _ in slowest(workload(models.build("go-net"), CARD, mode="training"), 64)] == ["conv1"]
 
 
 def test_passes_that_do_not_grow_with_the_batch_are_left_out() -> None:
     """The result of wgrad is the filter, as large for one sample as for a thousand."""
-    names = [name for name, _ in slowest(Linear(c=4096, k=1000), CARD, "training", "float32", 64)]
+    names = [name for name, _ in slowest(workload(Linear(c=4096, k=1000), CARD, mode="training"), 64)]
     assert sorted(names) == ["linear", "linear dgrad"]
 
 
 def test_without_peaks_flop_stand_for_time() -> None:
     """A card whose rates nobody printed still has a heaviest layer."""
     bare = Device(name="bare", num_sms=80)
-    names = [name for name, _ in slowest(models.build("mlp"), bare, "inference", "float32", 64)]
+    names = [name for name, _ in slowest(workload(models.build("mlp"), bare), 64)]
     assert names == ["fc1"]
 
 
 @pytest.mark.parametrize("name", models.names())
 def test_every_network_has_crests(name: str) -> None:
     """Each known network gives at least one pass, and its blocks grow."""
-    found = slowest(models.build(name), CARD, "training", "float32", 64)
+    found = slowest(workload(models.build(name), CARD, mode="training"), 64)
     assert 1 <= len(found) <= 3
     assert all(blocks(1) < blocks(10_000) for _, blocks in found)

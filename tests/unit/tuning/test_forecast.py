@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData, UnknownName, UnsupportedDtype
-from cubatch.estimate import roofline
+from cubatch.estimate import expected, roofline
 from cubatch.estimate.blocks import fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.estimate.parts import PassPrediction, Scales, StepPrediction
 from cubatch.estimate.step import predict_step
@@ -26,7 +26,7 @@ from cubatch.network import graph, models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
 from cubatch.network.passes import Pass
-from cubatch.tuning import anchors, forecast_wording, ladder
+from cubatch.tuning import forecast_wording, ladder
 from cubatch.tuning.forecast import predict
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import measurement, tuned
@@ -49,7 +49,7 @@ def planted(monkeypatch):
             one = PassPrediction("go", Pass.FPROP, times, ("128x128",) * len(times), blocks)
             return StepPrediction(tuple(sizes), times, times / half, times * half, (one,), notes, SCALE_SD)
 
-        monkeypatch.setattr(anchors, "predict_step", step)
+        monkeypatch.setattr(expected, "predict_step", step)
 
     return plant
 
@@ -95,7 +95,7 @@ def test_the_answer_can_be_repeated_with_a_pocket_calculator(values, tolerance):
             times = np.array([seconds[n] for n in sizes])
             return StepPrediction(tuple(sizes), times, times / 2, times * 2, (), (), 0.2)
 
-        patch.setattr(anchors, "predict_step", step)
+        patch.setattr(expected, "predict_step", step)
         found = ask(tolerance=tolerance)
     shown = found.samples_per_second
     assert found.batch_size == min(n for n in SIZES if shown[n] >= (1 - tolerance) * max(shown.values()))
@@ -380,7 +380,7 @@ def test_a_pass_without_time_is_no_pass_and_one_without_blocks_has_none(monkeypa
         )
         return StepPrediction(tuple(sizes), times, times / 2, times * 2, passes, (), 0.2)
 
-    monkeypatch.setattr(anchors, "predict_step", step)
+    monkeypatch.setattr(expected, "predict_step", step)
     (only,) = ask().passes
     assert (only.pass_, only.share, only.blocks, only.algorithm) == (Pass.FPROP.value, 1.0, None, "bytes")
     assert not any("busiest" in reason for reason in ask().reasons)
@@ -425,7 +425,7 @@ def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypat
         )
         return StepPrediction(tuple(sizes), whole, whole / 2, whole * 2, passes, (), SCALE_SD)
 
-    monkeypatch.setattr(anchors, "predict_step", step)
+    monkeypatch.setattr(expected, "predict_step", step)
     found = predict(net, device=V100, batch_sizes=[64])
     bounds = {share.layer: share.bound for share in found.passes}
     assert bounds == dict.fromkeys(names[:4], "compute") | {"relu": "memory"}
@@ -523,7 +523,7 @@ def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
         one = PassPrediction("go", Pass.WGRAD, times, ("128x128",) * len(sizes), 9 * times)
         return StepPrediction(tuple(sizes), times, times / 2, times * 2, (one,), (), SCALE_SD)
 
-    monkeypatch.setattr(anchors, "predict_step", step)
+    monkeypatch.setattr(expected, "predict_step", step)
     (wave,) = (reason for reason in ask(mode="training").reasons if "busiest of 80 SMs" in reason)
     assert wave == (
         "go wgrad is predicted to run as 128x128 in 9 blocks: 1 on the busiest of 80 SMs, whose time is 11.2 % filled."

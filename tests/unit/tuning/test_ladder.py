@@ -23,6 +23,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
 from cubatch.tuning import explain, ladder
+from tests.building import workload
 
 V100 = "v100-sxm2-16gb"
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
@@ -85,9 +86,10 @@ def test_crests_of_our_kernels_are_those_of_the_tile_ranked_first() -> None:
 def test_crests_are_of_what_is_slowest_in_the_mode_and_dtype_asked_for(monkeypatch) -> None:
     """Tensor Cores rank passes otherwise than float32 does, and so do gradients."""
     asked: list[Any] = []
-    monkeypatch.setattr(ladder, "slowest", lambda *given: asked.append(given[2:]) or [])
+    monkeypatch.setattr(ladder, "slowest", lambda *given: asked.append(given) or [])
     ladder.candidates(GO, device=V100, mode="training", dtype="float16", max_batch_size=64, library="cubatch")
-    assert asked == [("training", "float16", 64, "cubatch")]
+    ((work, limit),) = asked
+    assert (work.mode, work.dtype, work.library, limit) == ("training", "float16", "cubatch", 64)
 
 
 def test_backward_crests_name_their_pass() -> None:
@@ -395,9 +397,8 @@ def test_every_ladder_keeps_its_bounds(
 
 def test_the_bounds_hold_at_the_largest_limit_there_is() -> None:
     """31 powers of two leave little room for the rest: the cut keeps one of every kind all the same."""
-    proposals = ladder._proposals(
-        GO, probe.resolve(V100, live=False), "training", "float16", "im2col", 2**31 - 1, 2**31 - 2
-    )
+    work = workload(GO, probe.resolve(V100, live=False), mode="training", dtype="float16")
+    proposals = ladder._proposals(work, 2**31 - 1, 2**31 - 2)
     found = ladder._ladder(proposals)
     check(found, 2**31 - 2)
     assert kinds(found) == {

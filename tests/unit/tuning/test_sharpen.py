@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubatch.estimate import expected
+from cubatch.estimate.expected import step_of
 from cubatch.estimate.parts import PassPrediction, Scales, StepPrediction
 from cubatch.hardware.facts import Device
 from cubatch.network.layers import Linear
 from cubatch.network.passes import Pass
-from cubatch.tuning import anchors
 from cubatch.tuning import sharpen as sharpening
-from cubatch.tuning.anchors import Anchor, Question
+from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.sharpen import sharpen
+from cubatch.workload import Workload
+from tests.building import workload
 
 HERE, THERE = Device(name="here", slug="here"), Device(name="there", slug="there")
 MODEL_SD, SCALE_SD = 0.1, 0.2
@@ -36,26 +39,26 @@ def model(spec: Linear, sizes: Any, _: Device, *, scales: Scales, **__: Any) -> 
 
 @pytest.fixture(autouse=True)
 def _model(monkeypatch):
-    monkeypatch.setattr(anchors, "predict_step", model)
+    monkeypatch.setattr(expected, "predict_step", model)
 
 
-def asked(c: int = 5, k: int = 5, device: Device = HERE, dtype: str = "float32", library: str = "vendor") -> Question:
-    return Question(Linear(c=c, k=k), device, "inference", dtype, library)
+def asked(c: int = 5, k: int = 5, device: Device = HERE, dtype: str = "float32", library: str = "vendor") -> Workload:
+    return workload(Linear(c=c, k=k), device, dtype=dtype, library=library)
 
 
-def anchor(question: Question, seconds: dict[int, float], sd: float = 0.02) -> Anchor:
-    return Anchor("file.json", question, seconds, dict.fromkeys(seconds, sd))
+def anchor(work: Workload, seconds: dict[int, float], sd: float = 0.02) -> Anchor:
+    return Anchor("file.json", work, seconds, dict.fromkeys(seconds, sd))
 
 
-def truth(question: Question, compute: float, memory: float, sizes: Any = (64,)) -> Anchor:
+def truth(work: Workload, compute: float, memory: float, sizes: Any = (64,)) -> Anchor:
     """What would be measured of it on a GPU of these scales, if the model were right otherwise."""
-    step = question.step(sizes, compute=compute, memory=memory)
-    return anchor(question, dict(zip(sizes, map(float, step.seconds), strict=True)))
+    step = step_of(work, sizes, Scales(compute, memory))
+    return anchor(work, dict(zip(sizes, map(float, step.seconds), strict=True)))
 
 
 def test_without_anchors_it_is_the_model():
     """Seconds and interval are the model's own, and sizes err alike but for what is wrong nearby only."""
-    found, own = sharpen(asked(), [1, 8, 64], []), asked().step([1, 8, 64])
+    found, own = sharpen(asked(), [1, 8, 64], []), step_of(asked(), [1, 8, 64])
     assert found.step.seconds.tolist() == own.seconds.tolist()
     assert found.step.high.tolist() == own.high.tolist()
     for (a, m), (b, n) in itertools.product(enumerate((1, 8, 64)), repeat=2):
@@ -72,7 +75,7 @@ def test_no_network_is_surer_than_a_measurement(monkeypatch):
 
 def test_an_anchor_that_says_nothing_leaves_the_interval_as_it_is():
     """Another network on another GPU with another source shares no error with what is asked, whatever it measured."""
-    own, sizes = asked().step([1, 64]), [1, 64]
+    own, sizes = step_of(asked(), [1, 64]), [1, 64]
     foreign = asked(c=9, k=1, device=THERE, dtype="float16", library="cubatch")
     found = sharpen(asked(), sizes, [truth(foreign, 3.0, 3.0)])
     for got, alone in ((found.step.seconds, own.seconds), (found.step.low, own.low), (found.step.high, own.high)):
@@ -91,7 +94,7 @@ def test_what_no_scale_explains_is_shared_as_the_scales_are():
     found = sharpen(own, [64], [truth(asked(dtype="float16"), 1.5, 1.5)])
     slope = math.log((1 + math.exp(0.05)) / 2) / 0.05
     expected = math.log(1.5) * 0.5 * 0.04 * (1 - 3.6 * slope**2) / (0.04 + 0.01 + 0.02**2)
-    moved = own.step([64], compute=found.compute, memory=found.memory).seconds[0]
+    moved = step_of(own, [64], Scales(found.compute, found.memory)).seconds[0]
     assert math.log(found.step.seconds[0] / moved) == pytest.approx(expected, rel=0.05)
 
 
@@ -146,8 +149,8 @@ def test_forty_sizes_of_one_network_are_not_forty_anchors():
 def test_right_anchors_never_make_it_worse(scale, mixtures, device):
     """A GPU that is slower or faster in everything: the prediction comes nearer, from that GPU or another like it."""
     known = [truth(asked(c, k, device), scale, scale) for c, k in mixtures]
-    found, right = sharpen(asked(), [64], known), asked().step([64], compute=scale, memory=scale).seconds[0]
-    before = abs(math.log(asked().step([64]).seconds[0] / right))
+    found, right = sharpen(asked(), [64], known), step_of(asked(), [64], Scales(scale, scale)).seconds[0]
+    before = abs(math.log(step_of(asked(), [64]).seconds[0] / right))
     assert abs(math.log(found.step.seconds[0] / right)) <= before + 1e-12
 
 
@@ -180,14 +183,14 @@ def test_half_of_a_networks_error_is_the_same_on_another_gpu():
     far = asked(c=10**6, k=1)
     there = asked(c=10**6, k=1, device=THERE)
     found = sharpen(far, [64], [truth(there, 1.5, 1.5)])
-    pull = found.step.seconds[0] / far.step([64], compute=found.compute, memory=found.memory).seconds[0]
+    pull = found.step.seconds[0] / step_of(far, [64], Scales(found.compute, found.memory)).seconds[0]
     assert math.log(pull) == pytest.approx(math.log(1.5) * 0.5 * 0.01 / (0.04 + 0.01 + 0.0004), rel=1e-4)
 
 
 def test_an_anchors_ratio_is_the_median_over_its_sizes():
     """Of three sizes, twice, three times and ten times as slow as the model had said."""
     own = asked()
-    before = dict(zip((1, 8, 64), own.step([1, 8, 64]).seconds, strict=True))
+    before = dict(zip((1, 8, 64), step_of(own, [1, 8, 64]).seconds, strict=True))
     slow = {n: factor * before[n] for n, factor in ((1, 3.0), (8, 10.0), (64, 2.0))}
     assert sharpen(own, [4], [anchor(own, slow)]).ratios == (pytest.approx(3.0),)
 
@@ -195,9 +198,9 @@ def test_an_anchors_ratio_is_the_median_over_its_sizes():
 def test_a_size_that_was_measured_is_given_as_measured():
     """The same network on the same GPU with the same source: within the noise at its size, wider further away."""
     own = asked()
-    measured = 1.8 * own.step([64]).seconds[0]
+    measured = 1.8 * step_of(own, [64]).seconds[0]
     found = sharpen(own, [1, 16, 64, 128], [anchor(own, {64: measured})])
-    ratio = found.step.seconds / own.step([1, 16, 64, 128]).seconds
+    ratio = found.step.seconds / step_of(own, [1, 16, 64, 128]).seconds
     width = found.step.high / found.step.seconds
     assert found.step.low == pytest.approx(found.step.seconds / width)
     assert ratio[2] == pytest.approx(1.8, rel=0.01)
@@ -215,9 +218,9 @@ def test_the_wider_a_measurements_own_interval_the_less_it_pulls():
     """
     own = asked()
     for sd in (0.02, 0.2):
-        found = sharpen(own, [64], [anchor(own, {64: 1.8 * own.step([64]).seconds[0]}, sd)])
+        found = sharpen(own, [64], [anchor(own, {64: 1.8 * step_of(own, [64]).seconds[0]}, sd)])
         share = 0.05 / (0.05 + sd**2)
-        ratio = found.step.seconds[0] / own.step([64]).seconds[0]
+        ratio = found.step.seconds[0] / step_of(own, [64]).seconds[0]
         assert math.log(ratio) == pytest.approx(math.log(1.8) * share, rel=0.01)
         assert found.covariance[0, 0] == pytest.approx(sd**2 * share)
 
@@ -230,7 +233,7 @@ def test_medians_of_one_step_that_differ_make_it_unsure():
     errs, 0.05, and to each measurement, so that of the three remains 0.09 / 3 beside it.
     """
     own = asked()
-    seconds = own.step([64]).seconds[0]
+    seconds = step_of(own, [64]).seconds[0]
     found = sharpen(own, [64], [anchor(own, {64: seconds * math.exp(by)}) for by in (-0.3, 0.0, 0.3)])
     assert found.step.seconds[0] == pytest.approx(seconds)
     assert found.covariance[0, 0] == pytest.approx(1 / (1 / (0.05 + 0.09 - 0.0004) + 3 / 0.09))
@@ -239,7 +242,7 @@ def test_medians_of_one_step_that_differ_make_it_unsure():
 def test_scatter_elsewhere_makes_nothing_less_sure_than_without_it():
     """Of another dtype on the GPU: it says less of the scales, and nothing of how far this one errs."""
     there, alone = asked(dtype="float16"), sharpen(asked(), [64], []).covariance[0, 0]
-    seconds = dict(zip((16, 32, 64, 128), there.step([16, 32, 64, 128]).seconds, strict=True))
+    seconds = dict(zip((16, 32, 64, 128), step_of(there, [16, 32, 64, 128]).seconds, strict=True))
     smooth = sharpen(asked(), [64], [anchor(there, seconds)]).covariance[0, 0]
     rough = {n: value * math.exp(by) for (n, value), by in zip(seconds.items(), (-0.5, 0.5, 0.5, -0.5), strict=True)}
     assert smooth < sharpen(asked(), [64], [anchor(there, rough)]).covariance[0, 0] < alone
@@ -257,7 +260,7 @@ def test_intervals_hold_where_measurements_scatter(stated, by_size, by_timing):
     rng, trials, inside, own, sizes = np.random.default_rng(7), 200, 0, asked(), [16, 32, 64, 128, 256]
     covariance = sharpen(own, sizes, []).covariance + by_size**2 * np.eye(len(sizes))
     for _ in range(trials):
-        right = own.step(sizes).seconds * np.exp(rng.multivariate_normal(np.zeros(len(sizes)), covariance))
+        right = step_of(own, sizes).seconds * np.exp(rng.multivariate_normal(np.zeros(len(sizes)), covariance))
         seen = right * np.exp(by_timing * rng.standard_normal(len(sizes)))
         found = sharpen(own, [64], [anchor(own, dict(zip(sizes, seen, strict=True)), stated)]).step
         inside += found.low[0] <= right[2] <= found.high[0]
@@ -279,24 +282,24 @@ def test_intervals_hold_nine_of_ten_worlds():
         (asked(9, 1, dtype="float16"), (8,)),
     ]  # fmt: skip
     target, size = asked(5, 5), 64
-    steps = [(target, size), *((question, n) for question, sizes in known for n in sizes)]
+    steps = [(target, size), *((work, n) for work, sizes in known for n in sizes)]
     draws: dict[Any, np.ndarray] = {}
 
-    def unknown(question):
+    def unknown(work):
         pair = np.array([[1, 0.8], [0.8, 1]]) * 0.04
-        gpu, source = question.device.name, (question.library, question.dtype)
+        gpu, source = work.device.name, (work.library, work.dtype)
         total = np.zeros(3)
         # The third is what neither scale explains of 0.04.
-        rest = math.sqrt(0.04 - shares(question) @ pair @ shares(question))
+        rest = math.sqrt(0.04 - shares(work) @ pair @ shares(work))
         for key, share in ((gpu, 0.5), (source, 0.25), ((gpu, source), 0.25)):
             if key not in draws:
                 draws[key] = np.append(rng.multivariate_normal([0, 0], pair), rng.standard_normal())
             total += math.sqrt(share) * draws[key]
-        return shares(question) @ total[:2] + rest * total[2]
+        return shares(work) @ total[:2] + rest * total[2]
 
-    def shares(question):
-        whole = question.spec.c + question.spec.k
-        return np.array([question.spec.c / whole, question.spec.k / whole])
+    def shares(work):
+        whole = work.spec.c + work.spec.k
+        return np.array([work.spec.c / whole, work.spec.k / whole])
 
     for _ in range(trials):
         draws.clear()
@@ -307,13 +310,13 @@ def test_intervals_hold_nine_of_ten_worlds():
         ])  # fmt: skip
         errors = rng.multivariate_normal(np.zeros(len(steps)), covariance)
         logs = [
-            math.log(question.step([n]).seconds[0]) + unknown(question) + error
-            for (question, n), error in zip(steps, errors, strict=True)
+            math.log(step_of(work, [n]).seconds[0]) + unknown(work) + error
+            for (work, n), error in zip(steps, errors, strict=True)
         ]
         values = iter(logs[1:])
         seen = [
-            anchor(question, {n: math.exp(next(values) + 0.02 * rng.standard_normal()) for n in sizes})
-            for question, sizes in known
+            anchor(work, {n: math.exp(next(values) + 0.02 * rng.standard_normal()) for n in sizes})
+            for work, sizes in known
         ]
         found = sharpen(target, [size], seen).step
         inside += found.low[0] <= math.exp(logs[0]) <= found.high[0]

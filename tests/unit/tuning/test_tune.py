@@ -24,7 +24,6 @@ import pytest
 
 import cubatch
 from cubatch import errors
-from cubatch.estimate import expected as expectation
 from cubatch.hardware import host, load, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.kernels import ranking
@@ -33,17 +32,20 @@ from cubatch.measure import clocks, kernel_choice, network_runner, remote
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.conditions import kernels_sha256
 from cubatch.measure.network_runner import NetworkRunner
-from cubatch.measure.records import Outcome, Timing
+from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.measure.runner import Reading
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.parts import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
+from cubatch.tuning import ladder, story
 from cubatch.tuning import tune as tuner
+from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune, autotune_callable
 from cubatch.units import format_bytes
+from tests.building import workload
 from tests.unit.launch_fakes import FakeDevice
 
 CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(cubatch.__file__).parents[1])}  # for scripts: the one under test
@@ -130,7 +132,7 @@ def statuses(result):
 def test_what_a_step_should_take_stands_beside_what_it_took(monkeypatch, tmp_path):
     """The model's seconds of each candidate, also in a result that is answered from the store."""
     expected = {4: 0.5, 32: 2.0}
-    monkeypatch.setattr(expectation, "step_seconds", lambda spec, sizes, *_, **__: [expected[n] for n in sizes])
+    monkeypatch.setattr(ladder, "step_seconds", lambda _, sizes: [expected[n] for n in sizes])
     for _ in range(2):
         result = tune(store=tmp_path / "store.sqlite3")
         assert {m.batch_size: m.predicted_seconds for m in result.measurements} == expected
@@ -977,11 +979,10 @@ def test_a_file_of_winners_that_cannot_be_used_is_said_and_the_run_goes_on(gpu, 
 def test_the_result_says_whether_the_cache_was_cold():
     """A small layer on a device with a known L2 rotates over buffers until it is cold; a network runs as it runs."""
     gpu = probe.resolve("v100-sxm2-16gb", live=False)
-    shape = {"mode": "inference", "dtype": "float32", "optimizer": "sgd", "recompute": False, "library": "im2col"}
-    steps = [types.SimpleNamespace(batch_size=8)]
+    eight = Ladder((Candidate(8),), None, None)
     large = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
-    assert tuner._l2(large, steps, gpu, shape) == "cold"
-    assert tuner._l2(Linear(c=64, k=64), steps, gpu, shape) == "warm"  # 64 sets of so small buffers are no L2
-    assert tuner._l2(models.build("mlp"), steps, gpu, shape) == "warm"
+    assert story._l2(workload(large, gpu), eight) == "cold"
+    assert story._l2(workload(Linear(c=64, k=64), gpu), eight) == "warm"  # 64 sets of so small buffers are no L2
+    assert story._l2(workload(models.build("mlp"), gpu), eight) == "warm"
     unknown = attrs.evolve(probe.device("cpu"), l2_bytes=None)
-    assert tuner._l2(large, steps, unknown, shape) == "warm"
+    assert story._l2(workload(large, unknown), eight) == "warm"

@@ -1,0 +1,37 @@
+"""The map of the package, as the import contract in pyproject.toml has it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parents[2] / "cubatch"
+CONTRACT = "Rooms, top to bottom"
+
+
+def floors(project: dict[str, Any]) -> list[list[str]]:
+    """Rooms by floor, the highest first; those of one floor do not know each other."""
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["name"] == CONTRACT)
+    return [floor.split(" | ") for floor in layers]
+
+
+def rooms(project: dict[str, Any]) -> str:
+    """A line a room: where it is and what its docstring says it is for."""
+    listed = floors(project)
+    named = {room: _label(room) for floor in listed for room in floor}
+    width = max(map(len, named.values()))
+    lines = [f"{named[room]:<{width}}  {_first_line(room)}" for floor in listed for room in floor]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def _label(room: str) -> str:
+    return f"{room}/" if (PACKAGE / room).is_dir() else f"{room}.py"
+
+
+def _first_line(room: str) -> str:
+    folder = PACKAGE / room
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")

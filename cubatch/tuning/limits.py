@@ -1,0 +1,64 @@
+"""What a run is kept within: the sizes asked for, the largest, the seconds of measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+import attrs
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """
+    What was asked of a run beside its goal.
+
+    Attributes:
+        batch_sizes: Exactly these, ascending; None for whatever deserves it.
+        max_batch_size: No size is above it; None for no limit but memory.
+        budget: Seconds of measuring, at most.
+        seed: Draws parameters, data and the order of visits.
+    """
+
+    batch_sizes: tuple[int, ...] | None = None
+    max_batch_size: int | None = None
+    budget: float = 60.0
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        batch_sizes: Iterable[int] | None,
+        max_batch_size: int | None,
+        *,
+        budget: float = 60.0,
+        seed: int = 0,
+    ) -> Self:
+        """
+        Check what a public function was given.
+
+        Raises:
+            InvalidArgument: If one of them makes no sense.
+        """
+        if not checks.is_number(budget) or not 0 < budget < float("inf"):
+            raise InvalidArgument("budget", budget, "a positive number of seconds")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise InvalidArgument("seed", seed, "a whole number, at least 0")
+        top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
+        asked = None if batch_sizes is None else _ascending(batch_sizes, top)
+        return cls(batch_sizes=asked, max_batch_size=top, budget=budget, seed=seed)
+
+
+def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:
+    """Read a list of sizes, each once and ascending; none may be above `top`."""
+    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
+        raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
+    sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in batch_sizes}))
+    if not sizes:
+        raise InvalidArgument("batch_sizes", [], "a list of at least one batch size, or None")
+    if top is not None and sizes[-1] > top:
+        raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
+    return sizes

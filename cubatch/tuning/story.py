@@ -1,0 +1,127 @@
+"""From what was measured to what a result says: the settings beside it, the answer, the rows of the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from cubatch.estimate import on_sms, roofline
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import kernel_choice
+from cubatch.measure.conditions import environment
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Measured, Recorder
+from cubatch.memory.plan import plan
+from cubatch.network.layer import Layer
+from cubatch.tuning import answer as answers
+from cubatch.tuning.ladder import Ladder
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.results import TuningResult
+from cubatch.workload import Workload
+
+_DEVICE_FACTS = (
+    "name", "kind", "compute_capability", "num_sms", "uuid", "mig", "memory_bytes", "power_limit_watts", "threads"
+)  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class Story:
+    """
+    All that a result says beside the measurements.
+
+    Attributes:
+        goal, limits, ladder: What was asked, and which sizes that made.
+        setting: What stands in the result as it is.
+        facts: What is worked out for the sizes of the ladder and those that the search added.
+    """
+
+    goal: Goal
+    limits: Limits
+    ladder: Ladder
+    setting: Mapping[str, Any]
+    facts: Callable[[Sequence[int]], Mapping[str, Any]]
+
+    def answer(self, measured: Measured, *, notes: Sequence[str], partial: bool = False) -> TuningResult:
+        """Apply the rule of the answer to what was measured."""
+        rungs = [*self.ladder.candidates, *measured.added]
+        return answers.answer(
+            rungs,
+            measured,
+            goal=self.goal,
+            setting=self.setting,
+            asked=self.limits.batch_sizes is not None,
+            notes=notes,
+            partial=partial,
+            **self.facts([rung.batch_size for rung in rungs]),
+        )
+
+    @contextmanager
+    def told_on_interrupt(self, recorder: Recorder, notes: Sequence[str]) -> Iterator[None]:
+        """Hand out what there is with Ctrl-C, as `partial`."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as stop:
+            stop.partial = self.answer(recorder.measured, notes=notes, partial=True)  # type: ignore[union-attr]
+            raise
+
+
+def of_network(
+    work: Workload, goal: Goal, limits: Limits, room: MemoryLimit, ladder: Ladder, winners: Path | None
+) -> Story:
+    """Begin the story of a network or layer; `winners` is the file of the kernels that won."""
+
+    def facts(sizes: Sequence[int]) -> dict[str, Any]:
+        floors = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
+        rows: dict[int, Any] = {}
+        if work.library == "cubatch":  # asked for now, so that what won in this run is known
+            rows = on_sms.layer_rows(work, sizes, kernel_choice.kept_choice(work.device, winners))
+        return {
+            "largest_batch_size": ladder.largest,
+            "flops_per_sample": work.spec.flops(work.mode),
+            "roofline_seconds": {n: seconds for n, seconds in floors.items() if seconds is not None},
+            "layers": rows,
+        }
+
+    setting = {
+        "spec": work.spec.to_mapping(),
+        "input_shape": list(work.input_shape),
+        **work.settings,
+        **_setting(work.device, goal, limits, room, ladder.memory_bytes),
+        "l2": _l2(work, ladder),
+    }
+    return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=facts)
+
+
+def of_callable(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, ladder: Ladder) -> Story:
+    """Begin the story of something of which nothing is known but that it can be called."""
+    setting = _setting(device, goal, limits, room, ladder.memory_bytes) | {"l2": "warm"}
+    return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=lambda _: {})
+
+
+def _setting(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, memory_bytes: int | None) -> dict[str, Any]:
+    facts = device.to_mapping()
+    return {
+        "limits": {
+            "max_batch_size": limits.max_batch_size,
+            "memory_bytes": memory_bytes,
+            "latency_seconds": goal.latency_limit,
+        },
+        "budget_seconds": limits.budget,
+        "seed": limits.seed,
+        "device": {name: facts[name] for name in _DEVICE_FACTS} | {"free_bytes": room.free_bytes},
+        "environment": environment(device),
+    }
+
+
+def _l2(work: Workload, ladder: Ladder) -> str:
+    """Say whether the smallest candidate finds its input in the L2 from the step before."""
+    l2_bytes = work.device.l2_bytes
+    if not isinstance(work.spec, Layer) or not ladder.candidates or not l2_bytes:
+        return "warm"
+    laid_out = plan(work, ladder.candidates[0].batch_size)
+    return "cold" if laid_out.total - laid_out.fixed_bytes >= 2 * l2_bytes else "warm"

@@ -1,0 +1,112 @@
+"""What is run, on what, and how: the facts that decide what a step takes, in seconds and in bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import arithmetic, probe
+from cubatch.hardware.facts import Device
+from cubatch.network import models
+from cubatch.network.graph import Spec, as_network
+from cubatch.network.layer import check_mode
+from cubatch.network.models import SpecLike
+
+OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+@attrs.frozen(kw_only=True)
+class Workload:
+    """
+    Steps of one spec on one device, of any batch size.
+
+    Attributes:
+        spec: A layer or network.
+        device: What it runs on.
+        mode: "inference" or "training".
+        dtype: Storage of activations and parameters.
+        optimizer: One of OPTIMIZERS; counts in training only.
+        library: "cubatch": our kernels; "im2col": gathered operands and a BLAS; "vendor": cuDNN and cuBLAS, which
+            are predicted only.
+        recompute: Forget activations and compute them again in the backward pass.
+
+    Example:
+        >>> work = Workload.of("mlp", "v100-sxm2-16gb", mode="training", dtype="float16")
+        >>> work.name, work.device.num_sms, work.library
+        ('mlp', 80, 'cubatch')
+    """
+
+    spec: Spec
+    device: Device
+    mode: str
+    dtype: str
+    optimizer: str
+    library: str
+    recompute: bool
+
+    @classmethod
+    def of(
+        cls,
+        spec: SpecLike,
+        device: Device | str | None,
+        *,
+        mode: str,
+        dtype: str,
+        optimizer: str = "sgd",
+        library: str = "auto",
+        recompute: bool = False,
+        present: bool = False,
+    ) -> Self:
+        """
+        Resolve and check what a public function was given.
+
+        Args:
+            spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+            device: A device or its name; None is this machine's.
+            mode, dtype, optimizer, recompute: As the attributes.
+            library: "auto" is our kernels on a GPU and "im2col" on the CPU.
+            present: Whether the device must be in this machine.
+
+        Raises:
+            InvalidArgument: If one of them makes no sense; its children name a spec, name, dtype or device.
+        """
+        resolved, found = models.resolve(spec), probe.resolve(device, live=present)
+        arithmetic.check_dtype(found, dtype)
+        check_mode(mode)
+        if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
+            raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(OPTIMIZERS))
+        if not isinstance(recompute, bool):
+            raise InvalidArgument("recompute", recompute, "True or False")
+        return cls(
+            spec=resolved,
+            device=found,
+            mode=mode,
+            dtype=dtype,
+            optimizer=optimizer,
+            library=arithmetic.resolve_library(library, found, dtype),
+            recompute=recompute,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that is said in words, as the store, the JSON of a result and a worker have it."""
+        names = ("mode", "dtype", "optimizer", "library", "recompute")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def name(self) -> str:
+        """What a person calls the spec."""
+        mapping = self.spec.to_mapping()
+        return str(mapping.get("name") or mapping.get("type") or "a network")
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Extents (h, w, c) of one sample."""
+        return as_network(self.spec).input_shape
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether forward passes are done again in the backward pass."""
+        return self.recompute and self.mode == "training"
