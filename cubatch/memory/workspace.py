@@ -40,8 +40,7 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
         InvalidArgument: If the device's SMs or compute capability are not known.
     """
     if op.node is not None:
-        size = device.compute_capability, device.num_sms, str(device)
-        return _layer_bytes(extents(op.node.layer), op.kind, samples, dtype, size)
+        return _layer_bytes(extents(op.node.layer), op.kind, samples, dtype, device)
     if op.kind == "update":
         is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own is not stepped
         return misc.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0
@@ -50,11 +49,8 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
 
 
 @lru_cache(maxsize=1 << 16)
-def _layer_bytes(
-    layer: Layer, kind: str, samples: int, dtype: str, size: tuple[tuple[int, int] | None, int | None, str]
-) -> int:
+def _layer_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
     """Size it for a layer; networks repeat layers, and plans for many batch sizes ask for the same."""
-    device = Device(compute_capability=size[0], num_sms=size[1], name=size[2])
     return TABLE[type(layer)].ours(layer, kind, samples, dtype, device)
 
 

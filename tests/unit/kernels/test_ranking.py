@@ -275,7 +275,7 @@ def test_shared_memory_bounds_narrow_tiles_less_where_they_are_swapped(tile, sha
     """Percent of wgmma's rate where the L2 keeps up, as kernels/configs.toml says them."""
     monkeypatch.setattr(ranking, "_HOPPER_L2_BYTES_PER_CLOCK", float("inf"))
     found = variants.find("conv2d_fprop", "float16", family="hopper", tile=tile)
-    clocks = ranking._step_clocks(found, found.tile, (9, 0), math.inf)
+    clocks = ranking._step_clocks(first_stage("conv2d_fprop", 64, 64, 3, 32, "float16"), found, H200)
     assert int(100 * found.tile.m * found.tile.n * found.tile.k / 2048 / clocks) == share
 
 
