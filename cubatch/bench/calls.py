@@ -139,13 +139,26 @@ def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]
     return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
 
 
-def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, n: int, *, backward: bool = False) -> _Facts:
+def _max_pool(layer: layers.MaxPool2d, n: int, *, backward: bool = False) -> _Facts:
+    # 1 + tap; the gradient takes any: a tap that lies outside is simply never met.
+    winners = {"argmax": Operand((n, *layer.output_shape), "counts", "uint8", layer.r * layer.s + 1)}
+    return _pool(layer, n, winners, _pool_geometry(layer), backward=backward)
+
+
+def _avg_pool(layer: layers.AvgPool2d, n: int, *, backward: bool = False) -> _Facts:
+    options = _pool_geometry(layer) | {"count_include_pad": layer.count_pad}
+    return _pool(layer, n, {}, options, backward=backward)
+
+
+def _pool(
+    layer: layers.MaxPool2d | layers.AvgPool2d,
+    n: int,
+    winners: dict[str, Operand],
+    options: dict[str, Any],
+    *,
+    backward: bool,
+) -> _Facts:
     x, y, taps = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), layer.r * layer.s
-    if isinstance(layer, layers.MaxPool2d):
-        # 1 + tap; the gradient takes any: a tap that lies outside is simply never met.
-        winners, options = {"argmax": Operand(y.shape, "counts", "uint8", taps + 1)}, _pool_geometry(layer)
-    else:
-        winners, options = {}, _pool_geometry(layer) | {"count_include_pad": layer.count_pad}
     facts: _Facts = {"operation": layer.type, "terms": taps, "extra_bytes": math.prod(y.shape) if winners else 0}
     if not backward:
         operands = {"x": x, "out": y} | winners
@@ -286,10 +299,10 @@ BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
         )
         for kind in _CURVES
     },
-    (layers.MaxPool2d, Pass.FPROP): _pool,
-    (layers.MaxPool2d, Pass.DGRAD): functools.partial(_pool, backward=True),
-    (layers.AvgPool2d, Pass.FPROP): _pool,
-    (layers.AvgPool2d, Pass.DGRAD): functools.partial(_pool, backward=True),
+    (layers.MaxPool2d, Pass.FPROP): _max_pool,
+    (layers.MaxPool2d, Pass.DGRAD): functools.partial(_max_pool, backward=True),
+    (layers.AvgPool2d, Pass.FPROP): _avg_pool,
+    (layers.AvgPool2d, Pass.DGRAD): functools.partial(_avg_pool, backward=True),
     (layers.GlobalAvgPool, Pass.FPROP): _global_pool,
     (layers.GlobalAvgPool, Pass.DGRAD): functools.partial(_global_pool, backward=True),
     (layers.BatchNorm2d, Pass.FPROP): _batch_norm,

@@ -20,10 +20,11 @@ from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network import layers as kinds
 from cubatch.network.graph import Network, layer_passes
-from cubatch.network.layer import Layer, extents
-from cubatch.network.passes import Pass
+from cubatch.network.layer import Layer, extents, without_bias
+from cubatch.network.passes import Pass, linear_of
 
-LAYOUTS = ("nn", "nt", "tn")
+_PASSES = {pass_.layout: pass_ for pass_ in Pass}
+LAYOUTS = tuple(sorted(_PASSES))
 _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
 """Of a case's name: what is written in another way, or changes nothing that is measured."""
 
@@ -168,11 +169,8 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
             raise InvalidArgument(name, extent, "a whole number of at least 1")
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
-    c, features, rows, pass_ = {
-        "nt": (k, n, m, Pass.FPROP),
-        "nn": (n, k, m, Pass.DGRAD),
-        "tn": (n, m, k, Pass.WGRAD),
-    }[layout]
+    pass_ = _PASSES[layout]
+    rows, c, features = linear_of(pass_, m, n, k)
     found = of_layer(kinds.Linear(c=c, k=features, bias=False), pass_, rows, dtype)
     return attrs.evolve(found, name=f"gemm {layout} {m} x {n} x {k}{of_dtype(dtype)}")
 
@@ -206,9 +204,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         raise InvalidArgument(
             "layer", f"{layer.type}, {pass_.value}", "a layer and pass that the engine has a kernel for"
         )
-    plain = extents(layer)
-    if isinstance(plain, kinds.Conv2d | kinds.Linear):
-        plain = attrs.evolve(plain, bias=plain.bias and with_bias)
+    plain = extents(layer) if with_bias else without_bias(extents(layer))
     facts = build(plain, batch_size)
     itemsize = BYTES_PER_ELEMENT[dtype]
     traffic = plain.traffic(pass_, batch_size) * itemsize

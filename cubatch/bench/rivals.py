@@ -51,9 +51,10 @@ def rival(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> Ri
         Rival | str: Or the reason why there is none here.
     """
     layer, torch = case.layer, torch_of(module)
-    if not isinstance(layer, layers.Linear | layers.Conv2d):
+    if layer is None or not layer.gemms(Pass.FPROP, 1):
         return "compared with the bandwidth of a copy"
-    if isinstance(layer, layers.Linear):
+    # PyTorch is handed the convolution's own fields, of which the windows' geometry has no padding behind the input.
+    if not isinstance(layer, layers.Conv2d):
         return _product(torch, case, module)
     if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
         return _convolution(torch, case, layer, benchmark=benchmark)

@@ -97,7 +97,7 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
 
     Args:
         dy: Gradient by the output, C-contiguous.
-        saved: What the layer's record `saves`: the output of "relu6", "sigmoid" and "hard_sigmoid", the
+        saved: What the layer's `backward_reads` names: the output of "relu6", "sigmoid" and "hard_sigmoid", the
             input of "silu" and "hard_swish".
         kind: Which function: the `type` of its layer.
         out: Where dx goes; may be dy. None allocates it.

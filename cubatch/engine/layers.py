@@ -2,22 +2,22 @@
 What each layer does in a step: an operation of the schedule, bound to its arrays once, called every step.
 
 Binding resolves views, shapes and options beforehand (`backend.prepare`), since at small batches the
-time between two array operations costs as much as the operations.
+time between two array operations costs as much as the operations.  `TABLE` has a row for every kind of
+layer, the same for the array library's own calls and for the hand-written kernels.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from cubatch.engine import backend
-from cubatch.engine.arena import Arena
-from cubatch.engine.team import Team
+from cubatch.engine.place import Bound, Place
 from cubatch.errors import UnsupportedLayer
-from cubatch.memory.schedule import Op
+from cubatch.memory.operations import Op
 from cubatch.network import layers
 from cubatch.network.layer import Layer
 
@@ -25,39 +25,23 @@ Work = Callable[[], object]
 
 
 @attrs.frozen(eq=False)
-class Place:
+class Ops:
     """
-    Where one member of a team works: its shard of the batch, its gradients, the shared parameters.
+    How a kind of layer is computed.
 
     Attributes:
-        operations: The functions that compute: `functional`, or their twins on hand-written kernels.
-        arena: The shard's buffers.
-        parameters: By layer and name; shared by all members.
-        gradients: By layer and name; this member's own.
-        states: Running statistics by layer and name; shared, written by the first member.
-        team, rank: The members, and which of them this is.
-        batch_size: Samples of the whole batch.
-        begin: First sample of the shard in the batch.
-        clock: Number of steps done, in a list of one; draws the dropout masks.
-        seed: Where those draws start.
+        forward, backward: Do the pass on the arrays of a bound operation; None for a pass that is no operation.
+        draws: The forward pass draws anew in every step, so that it cannot be prepared.
     """
 
-    operations: Any
-    arena: Arena
-    parameters: Mapping[str, Mapping[str, Any]]
-    gradients: Mapping[str, Mapping[str, Any]]
-    states: Mapping[str, Mapping[str, Any]]
-    team: Team
-    rank: int
-    batch_size: int
-    begin: int
-    clock: list[int]
-    seed: int
+    forward: Callable[[Bound], None] | None = None
+    backward: Callable[[Bound], None] | None = None
+    draws: bool = False
 
 
 def check(layer: Layer, name: str) -> None:
     """Raise UnsupportedLayer for a layer that the engine has no code for."""
-    if type(layer) not in _FORWARD and not isinstance(layer, layers.Flatten):
+    if TABLE.get(type(layer), NOT_WRITTEN) is NOT_WRITTEN:
         raise UnsupportedLayer(f"{name} ({layer.type})", "its computation is not written yet")
 
 
@@ -88,11 +72,13 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     layer = op.node.layer
     reads = {role: view(role, number) for role, number in op.reads.items()}
     writes = {role: view(role, number) for role, number in op.writes.items()}
-    bound = _Bound(op, op.node.layer, reads, writes, place.arena.workspace(op.workspace), place, training)
-    table = _FORWARD if op.kind == "forward" else _BACKWARD
-    work = table[type(op.node.layer)]
-    if isinstance(op.node.layer, layers.Dropout) and op.kind == "forward":
-        return functools.partial(work, bound)  # draws anew in every step
+    bound = Bound(op, layer, reads, writes, place.arena.workspace(op.workspace), place, training)
+    ops = TABLE[type(layer)]
+    work = ops.forward if op.kind == "forward" else ops.backward
+    if work is None:
+        raise ValueError(f"{layer.type} has no {op.kind} operation")
+    if ops.draws and op.kind == "forward":
+        return functools.partial(work, bound)
     return backend.prepare(work, bound)
 
 
@@ -105,40 +91,6 @@ def _shaped(layer: Layer, role: str, array: Any) -> Any:
     return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
 
 
-@attrs.frozen(eq=False)
-class _Bound:
-    """An operation with its arrays."""
-
-    op: Op
-    layer: Any
-    reads: dict[str, Any]
-    writes: dict[str, Any]
-    workspace: Any
-    place: Place
-    training: bool
-
-    @property
-    def name(self) -> str:
-        return self.op.node.name if self.op.node else ""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        return self.place.parameters.get(self.name, {})
-
-    @property
-    def gradients(self) -> Mapping[str, Any]:
-        return self.place.gradients.get(self.name, {})
-
-    def x_shape(self) -> tuple[int, int, int, int]:
-        return (self.place.arena.samples, *self.layer.input_shape)
-
-    @property
-    def positions(self) -> int:
-        """Values per channel in the whole batch."""
-        h, w, _ = self.layer.input_shape
-        return int(self.place.batch_size * h * w)
-
-
 # Each function below calls the engine's functions on an operation's arrays.
 
 
@@ -146,7 +98,7 @@ def _conv_geometry(layer: layers.Conv2d) -> dict[str, Any]:
     return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
 
 
-def _conv2d(at: _Bound) -> None:
+def _conv2d(at: Bound) -> None:
     at.place.operations.conv2d(
         at.reads["x0"],
         at.parameters["w"],
@@ -158,7 +110,7 @@ def _conv2d(at: _Bound) -> None:
     )
 
 
-def _conv2d_backward(at: _Bound) -> None:
+def _conv2d_backward(at: Bound) -> None:
     geometry, dy = _conv_geometry(at.layer), at.reads["dy"]
     at.place.operations.conv2d_wgrad(
         at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), **geometry, workspace=at.workspace
@@ -169,7 +121,7 @@ def _conv2d_backward(at: _Bound) -> None:
         )
 
 
-def _linear(at: _Bound) -> None:
+def _linear(at: Bound) -> None:
     at.place.operations.linear(
         at.reads["x0"],
         at.parameters["w"],
@@ -180,7 +132,7 @@ def _linear(at: _Bound) -> None:
     )
 
 
-def _linear_backward(at: _Bound) -> None:
+def _linear_backward(at: Bound) -> None:
     dy = at.reads["dy"]
     at.place.operations.linear_wgrad(
         at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), workspace=at.workspace
@@ -193,7 +145,7 @@ def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]
     return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
 
 
-def _max_pool2d(at: _Bound) -> None:
+def _max_pool2d(at: Bound) -> None:
     at.place.operations.max_pool2d(
         at.reads["x0"],
         **_pool_geometry(at.layer),
@@ -204,7 +156,7 @@ def _max_pool2d(at: _Bound) -> None:
     )
 
 
-def _max_pool2d_backward(at: _Bound) -> None:
+def _max_pool2d_backward(at: Bound) -> None:
     at.place.operations.max_pool2d_backward(
         at.reads["dy"],
         at.reads["argmax"],
@@ -215,7 +167,7 @@ def _max_pool2d_backward(at: _Bound) -> None:
     )
 
 
-def _avg_pool2d(at: _Bound) -> None:
+def _avg_pool2d(at: Bound) -> None:
     at.place.operations.avg_pool2d(
         at.reads["x0"],
         **_pool_geometry(at.layer),
@@ -225,7 +177,7 @@ def _avg_pool2d(at: _Bound) -> None:
     )
 
 
-def _avg_pool2d_backward(at: _Bound) -> None:
+def _avg_pool2d_backward(at: Bound) -> None:
     at.place.operations.avg_pool2d_backward(
         at.reads["dy"],
         x_shape=at.x_shape(),
@@ -236,17 +188,17 @@ def _avg_pool2d_backward(at: _Bound) -> None:
     )
 
 
-def _global_avg_pool(at: _Bound) -> None:
+def _global_avg_pool(at: Bound) -> None:
     y = at.writes["y"]
     at.place.operations.global_avg_pool(at.reads["x0"], out=y.reshape(len(y), -1))
 
 
-def _global_avg_pool_backward(at: _Bound) -> None:
+def _global_avg_pool_backward(at: Bound) -> None:
     dy = at.reads["dy"]
     at.place.operations.global_avg_pool_backward(dy.reshape(len(dy), -1), x_shape=at.x_shape(), out=at.writes["dx0"])
 
 
-def _batch_norm2d(at: _Bound) -> None:
+def _batch_norm2d(at: Bound) -> None:
     layer, place, state = at.layer, at.place, at.place.states[at.name]
     if not at.training:
         at.place.operations.batch_norm_inference(
@@ -281,7 +233,7 @@ def _batch_norm2d(at: _Bound) -> None:
     )
 
 
-def _batch_norm2d_backward(at: _Bound) -> None:
+def _batch_norm2d_backward(at: Bound) -> None:
     mean, inv_std = at.reads["statistics"]
     at.place.operations.batch_norm_backward(
         at.reads["dy"],
@@ -298,19 +250,19 @@ def _batch_norm2d_backward(at: _Bound) -> None:
     )
 
 
-def _relu(at: _Bound) -> None:
+def _relu(at: Bound) -> None:
     at.place.operations.relu(at.reads["x0"], out=at.writes["y"])
 
 
-def _relu_backward(at: _Bound) -> None:
+def _relu_backward(at: Bound) -> None:
     at.place.operations.relu_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
 
 
-def _activation(at: _Bound) -> None:
+def _activation(at: Bound) -> None:
     at.place.operations.activation(at.reads["x0"], kind=at.layer.type, out=at.writes["y"], workspace=at.workspace)
 
 
-def _activation_backward(at: _Bound) -> None:
+def _activation_backward(at: Bound) -> None:
     saved = at.reads["y"] if "y" in at.reads else at.reads["x0"]  # whichever the layer's record names
     at.place.operations.activation_backward(
         at.reads["dy"],
@@ -321,11 +273,11 @@ def _activation_backward(at: _Bound) -> None:
     )
 
 
-def _scale(at: _Bound) -> None:
+def _scale(at: Bound) -> None:
     at.place.operations.scale(at.reads["x0"], at.reads["x1"], out=at.writes["y"])
 
 
-def _scale_backward(at: _Bound) -> None:
+def _scale_backward(at: Bound) -> None:
     at.place.operations.scale_backward(
         at.reads["dy"],
         at.reads["x0"],
@@ -336,31 +288,31 @@ def _scale_backward(at: _Bound) -> None:
     )
 
 
-def _add(at: _Bound) -> None:
+def _add(at: Bound) -> None:
     # In place, the branch that is overwritten comes first, or it would be lost before it is read.
     target = at.op.writes["y"]
     roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
     at.place.operations.add([at.reads[role] for role in roles], out=at.writes["y"])
 
 
-def _concat(at: _Bound) -> None:
+def _concat(at: Bound) -> None:
     at.place.operations.concat([at.reads[f"x{i}"] for i in range(len(at.layer.channels))], out=at.writes["y"])
 
 
-def _concat_backward(at: _Bound) -> None:
+def _concat_backward(at: Bound) -> None:
     outs = [at.writes.get(f"dx{i}") for i in range(len(at.layer.channels))]
     at.place.operations.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
 
 
-def _softmax(at: _Bound) -> None:
+def _softmax(at: Bound) -> None:
     at.place.operations.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)
 
 
-def _softmax_backward(at: _Bound) -> None:
+def _softmax_backward(at: Bound) -> None:
     at.place.operations.softmax_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
 
 
-def _dropout(at: _Bound) -> None:
+def _dropout(at: Bound) -> None:
     place = at.place
     # The seed names layer, step and shard, so that a replay draws the mask that the first pass drew.
     seed = (place.seed, place.clock[0], place.begin, *at.name.encode())
@@ -369,44 +321,39 @@ def _dropout(at: _Bound) -> None:
     )
 
 
-def _dropout_backward(at: _Bound) -> None:
+def _dropout_backward(at: Bound) -> None:
     at.place.operations.dropout_backward(at.reads["dy"], at.reads["mask"], p=at.layer.p, out=at.writes["dx0"])
 
 
-_FORWARD: dict[type[Layer], Callable[[_Bound], None]] = {
-    layers.Conv2d: _conv2d,
-    layers.Linear: _linear,
-    layers.MaxPool2d: _max_pool2d,
-    layers.AvgPool2d: _avg_pool2d,
-    layers.GlobalAvgPool: _global_avg_pool,
-    layers.BatchNorm2d: _batch_norm2d,
-    layers.ReLU: _relu,
-    layers.ReLU6: _activation,
-    layers.Sigmoid: _activation,
-    layers.SiLU: _activation,
-    layers.HardSigmoid: _activation,
-    layers.HardSwish: _activation,
-    layers.Scale: _scale,
-    layers.Add: _add,
-    layers.Concat: _concat,
-    layers.Softmax: _softmax,
-    layers.Dropout: _dropout,
+NO_OPERATION = Ops()
+"""Of a kind whose output is its input's memory: the schedule has no operation for it."""
+
+NOT_WRITTEN = Ops()
+"""Of a kind that the engine has no code for: UnsupportedLayer."""
+
+TABLE: dict[type[Layer], Ops] = {
+    layers.Conv2d: Ops(_conv2d, _conv2d_backward),
+    layers.Linear: Ops(_linear, _linear_backward),
+    layers.MaxPool2d: Ops(_max_pool2d, _max_pool2d_backward),
+    layers.AvgPool2d: Ops(_avg_pool2d, _avg_pool2d_backward),
+    layers.GlobalAvgPool: Ops(_global_avg_pool, _global_avg_pool_backward),
+    layers.BatchNorm2d: Ops(_batch_norm2d, _batch_norm2d_backward),
+    layers.LayerNorm: NOT_WRITTEN,
+    layers.ReLU: Ops(_relu, _relu_backward),
+    layers.ReLU6: Ops(_activation, _activation_backward),
+    layers.HardSwish: Ops(_activation, _activation_backward),
+    layers.HardSigmoid: Ops(_activation, _activation_backward),
+    layers.Sigmoid: Ops(_activation, _activation_backward),
+    layers.SiLU: Ops(_activation, _activation_backward),
+    layers.GELU: NOT_WRITTEN,
+    layers.Softmax: Ops(_softmax, _softmax_backward),
+    layers.Dropout: Ops(_dropout, _dropout_backward, draws=True),
+    layers.Flatten: NO_OPERATION,
+    layers.Add: Ops(_add),  # whose gradient is passed on as it is
+    layers.Scale: Ops(_scale, _scale_backward),
+    layers.Concat: Ops(_concat, _concat_backward),
+    layers.Tokens: NOT_WRITTEN,
+    layers.ClassToken: NOT_WRITTEN,
+    layers.Attention: NOT_WRITTEN,
 }
-_BACKWARD: dict[type[Layer], Callable[[_Bound], None]] = {
-    layers.Conv2d: _conv2d_backward,
-    layers.Linear: _linear_backward,
-    layers.MaxPool2d: _max_pool2d_backward,
-    layers.AvgPool2d: _avg_pool2d_backward,
-    layers.GlobalAvgPool: _global_avg_pool_backward,
-    layers.BatchNorm2d: _batch_norm2d_backward,
-    layers.ReLU: _relu_backward,
-    layers.ReLU6: _activation_backward,
-    layers.Sigmoid: _activation_backward,
-    layers.SiLU: _activation_backward,
-    layers.HardSigmoid: _activation_backward,
-    layers.HardSwish: _activation_backward,
-    layers.Scale: _scale_backward,
-    layers.Concat: _concat_backward,
-    layers.Softmax: _softmax_backward,
-    layers.Dropout: _dropout_backward,
-}
+"""How each kind of layer is computed; the order is that of `LAYERS`."""

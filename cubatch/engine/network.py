@@ -17,30 +17,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
-from cubatch.engine import backend, functional, layers, loss_scale, mixed, storage, weights
+from cubatch.engine import backend, batch, functional, layers, loss_scale, mixed, storage, weights
 from cubatch.engine.arena import Arena
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations
+from cubatch.engine.place import Place
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, is_out_of_memory
 from cubatch.hardware import room
 from cubatch.hardware.facts import Device
 from cubatch.memory import fit
+from cubatch.memory.operations import Op
 from cubatch.memory.plan import Plan
 from cubatch.memory.plan import plan as lay_out
-from cubatch.memory.schedule import Op
 from cubatch.network.graph import Spec, as_network
 from cubatch.workload import Workload
-
-_RANDOM_BLOCK = 2**16
-_SHIFT = 7919
 
 
 class Model:
@@ -125,7 +124,7 @@ class Model:
             )
         self.plan: Plan | None = None
         self._team: Team | None = None
-        self._places: list[list[layers.Place]] = []
+        self._places: list[list[Place]] = []
         self._programs: list[list[list[Callable[[], object]]]] = []
         self._gradients: list[Any] = []
         self._losses: list[Any] = []
@@ -221,7 +220,7 @@ class Model:
         for _ in range(plan.copies):
             shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
             places = [
-                layers.Place(
+                Place(
                     operations=self._operations,
                     arena=Arena(plan, shard.stop - shard.start, self._xp),
                     parameters=parameters,
@@ -237,19 +236,20 @@ class Model:
                 for rank, shard in enumerate(shards)
             ]
             if self.library == "cubatch":  # variants are tried while they are bound, on what a step would find there
+                block = batch.random_block(batch.RANDOM_BLOCK, self.seed, self._kind, self._xp)
                 for place in places:
-                    place.arena.fill(self._random_block(_RANDOM_BLOCK))
+                    place.arena.fill(block)
             self._places.append(places)
             self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
 
-    def _bind(self, op: Op, place: layers.Place) -> Callable[[], object]:
+    def _bind(self, op: Op, place: Place) -> Callable[[], object]:
         if op.kind == "loss":
             return self._bind_loss(op, place)
         if op.kind == "update" and op.workspace is not None:
             return functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
         return layers.bind(op, place, training=self.mode == "training")
 
-    def _bind_loss(self, op: Op, place: layers.Place) -> Callable[[], object]:
+    def _bind_loss(self, op: Op, place: Place) -> Callable[[], object]:
         arena = place.arena
         labels = arena[op.reads["labels"]]
         shape = (*labels.shape, -1)
@@ -330,51 +330,16 @@ class Model:
             InvalidArgument: If shapes or labels do not fit the prepared batch.
         """
         plan, _ = self._prepared()
-        wanted = (plan.batch_size, *self.network.input_shape)
-        if tuple(x.shape) != wanted:
-            raise InvalidArgument("x", tuple(x.shape), f"of shape {wanted}")
-        h, w, classes = self.network.output_shape
-        if labels is not None:
-            if math.prod(labels.shape) != plan.batch_size * h * w or len(labels) != plan.batch_size:
-                raise InvalidArgument("labels", tuple(labels.shape), f"of shape {(plan.batch_size, h, w)}")
-            least, most = int(labels.min()), int(labels.max())
-            if least < 0 or most >= classes:
-                raise InvalidArgument("labels", (least, most), f"class numbers from 0 to {classes - 1}")
-        for places in self._places:
-            for place in places:
-                shard = slice(place.begin, place.begin + place.arena.samples)
-                for number in plan.schedule.given:
-                    target = place.arena[number]
-                    name = plan.schedule.buffers[number].name
-                    if name == "input":
-                        target[...] = self._xp.asarray(storage.encoded(x[shard], self._kind))
-                    elif name == "labels" and labels is not None:
-                        target[...] = self._xp.asarray(labels[shard]).reshape(target.shape)
+        batch.check(plan, x, labels)
+        for place in itertools.chain(*self._places):
+            batch.fill(plan, place, x, labels, self._kind, self._xp)
 
     def load_random(self) -> None:
         """Fill the batch with normal random numbers, and labels or the output's gradient likewise."""
         plan, _ = self._prepared()
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
-        block = self._random_block(min(_RANDOM_BLOCK, plan.batch_size * needed))
-        random = np.random.default_rng(self.seed)
-        # Every shard begins elsewhere in the block, or all would hold the same samples.
-        for count, place in enumerate(place for places in self._places for place in places):
-            for number in sorted(plan.schedule.given):
-                target = place.arena[number].reshape(-1)
-                if plan.schedule.buffers[number].name == "labels":
-                    drawn = random.integers(0, self.network.output_shape[2], size=target.size, dtype=np.int32)
-                    target[...] = self._xp.asarray(drawn)
-                    continue
-                start, begin = 0, count * _SHIFT % block.size
-                while start < target.size:
-                    piece = block[begin : begin + target.size - start]
-                    target[start : start + piece.size] = piece
-                    start, begin = start + piece.size, 0
-
-    def _random_block(self, count: int) -> Any:
-        """Draw normal random numbers, as they are stored."""
-        drawn = np.random.default_rng(self.seed).standard_normal(count, dtype=np.float32)
-        return self._xp.asarray(storage.encoded(drawn, self._kind))
+        block = batch.random_block(min(batch.RANDOM_BLOCK, plan.batch_size * needed), self.seed, self._kind, self._xp)
+        batch.fill_randomly(plan, list(itertools.chain(*self._places)), block, self.seed, self._xp)
 
     def step(self) -> None:
         """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
@@ -408,7 +373,4 @@ class Model:
         return self._gathered(number).reshape(plan.batch_size, *self.network.input_shape)
 
     def _gathered(self, number: int) -> np.ndarray[Any, Any]:
-        """Copy a buffer of the last step to the host, all shards."""
-        parts = [backend.to_host(place.arena[number]) for place in self._places[self._turn - 1]]
-        gathered: np.ndarray[Any, Any] = storage.decoded(np.concatenate(parts))
-        return gathered
+        return batch.gathered(self._places[self._turn - 1], number)

@@ -14,7 +14,6 @@ from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Attention, Conv2d
 from cubatch.network.passes import Gemm, Pass
 
 TILE = (128, 128)
@@ -53,6 +52,7 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
         int: Blocks; 0 for a pass without a matrix product.
 
     Example:
+        >>> from cubatch.network.layers import Conv2d
         >>> num_blocks(Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 97)
         49
     """
@@ -77,6 +77,7 @@ def winograd_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int,
         InvalidArgument: If the algorithm does not compute that.
 
     Example:
+        >>> from cubatch.network.layers import Conv2d
         >>> winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 10)
         72
     """
@@ -101,6 +102,7 @@ def fused_winograd_blocks(
         InvalidArgument: If the algorithm does not compute that, or there is no such block.
 
     Example:
+        >>> from cubatch.network.layers import Conv2d
         >>> fused_winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 1)
         24
     """
@@ -137,6 +139,7 @@ def crest_batch_size(n: int = 1, *, blocks: Blocks, num_sms: int, blocks_per_sm:
         Go boards of 19 x 19 with 128 channels on a V100, as by the published rule, and with the tile 256 x 128:
 
         >>> from functools import partial
+        >>> from cubatch.network.layers import Conv2d
         >>> go = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
         >>> [crest_batch_size(n, blocks=partial(num_blocks, go, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
         [28, 56, 85, 113]
@@ -162,7 +165,7 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
     """Give the products of a pass that are launched as one grid."""
     found = layer.gemms(pass_, batch_size)
-    return (max(found, key=lambda gemm: gemm.flops),) if isinstance(layer, Attention) else found
+    return (max(found, key=lambda gemm: gemm.flops),) if layer.products_in_turn else found
 
 
 def tiles(extent: int, tile: int) -> int:
@@ -172,10 +175,8 @@ def tiles(extent: int, tile: int) -> int:
 
 def _outputs(layer: Layer, pass_: Pass) -> tuple[int, int, int]:
     """Give rows, columns and filters of what is computed; the gradient of an input is a convolution too."""
-    plain = isinstance(layer, Conv2d) and (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (
-        3, 3, (1, 1), (1, 1), 1,
-    )  # fmt: skip
-    if not plain or pass_ is Pass.WGRAD:
+    shape = layer.convolution
+    if shape is None or not shape.is_plain_3x3 or pass_ is Pass.WGRAD:
         wanted = "the forward pass or input gradient of a convolution 3x3 of stride 1, without dilation and groups"
         raise InvalidArgument("layer, pass_", f"{layer}, {pass_.value}", wanted)
     return layer.output_shape if pass_ is Pass.FPROP else layer.input_shape

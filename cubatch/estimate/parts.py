@@ -9,7 +9,6 @@ import attrs
 from cubatch.estimate import ours
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Attention, Conv2d
 from cubatch.network.passes import Pass
 
 Z90 = 1.6448536269514722
@@ -95,10 +94,11 @@ MOVED = (
 
 def never_seen(layer: Layer, notes: list[str]) -> float | None:
     """Give the standard deviation of a kind that no measurement is of, and note it; None for others."""
-    if isinstance(layer, Conv2d) and (layer.groups > 1 or layer.dilation != (1, 1)):
+    shape = layer.convolution
+    if shape is not None and (shape.groups > 1 or (shape.vertical.step, shape.horizontal.step) != (1, 1)):
         notes.append("Grouped, depthwise and dilated convolutions were never seen by the model: their times are rough.")
         return NEVER_SEEN_SD
-    if isinstance(layer, Attention):
+    if layer.products_in_turn:
         notes.append("Attention was never seen by the model: it is the sum of its matrix products.")
         return NEVER_SEEN_SD
     return None

@@ -10,7 +10,7 @@ SmLimits holds what one SM of an architecture can hold, which is the same for ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -26,10 +26,43 @@ BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloa
 _positive = validators.optional(validators.gt(0))
 
 
-@attrs.frozen(kw_only=True)
+class FrozenMapping(Mapping[str, Any]):
+    """
+    A mapping that cannot be changed, so that a record that has one can be a key of a cache.
+
+    Example:
+        >>> FrozenMapping({"float32": 1e12}), FrozenMapping({"float32": 1e12}) == {"float32": 1e12}
+        ({'float32': 1000000000000.0}, True)
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = tuple(items.items())
+
+    def __getitem__(self, key: str) -> Any:
+        for name, value in self._items:
+            if name == key:
+                return value
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items))  # equal mappings may differ in order
+
+    def __repr__(self) -> str:
+        return repr(dict(self._items))
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
 class Device:
     """
-    What one GPU or CPU can do.
+    What one GPU or CPU can do; hashable, so that what follows from it can be kept by it.
 
     Attributes:
         name: The vendor's name, as the driver or the catalogue gives it.
@@ -59,7 +92,7 @@ class Device:
     architecture: str = ""
     compute_capability: tuple[int, int] | None = None
     num_sms: int | None = field(default=None, validator=_positive)
-    peak_flops_per_second: Mapping[str, float] = field(factory=dict)
+    peak_flops_per_second: Mapping[str, float] = field(factory=dict, converter=FrozenMapping)
     peak_bytes_per_second: float | None = field(default=None, validator=_positive)
     memory_bytes: int | None = field(default=None, validator=_positive)
     l2_bytes: int | None = field(default=None, validator=_positive)
@@ -70,7 +103,7 @@ class Device:
     mig: str | None = None
     index: int = 0
     threads: int | None = field(default=None, validator=_positive)
-    caches: Mapping[str, int] = field(factory=dict)
+    caches: Mapping[str, int] = field(factory=dict, converter=FrozenMapping)
     live: bool = False
     source: str = ""
 
@@ -86,6 +119,7 @@ class Device:
         """Give the facts as a plain mapping, for JSON."""
         facts = attrs.asdict(self)
         facts["compute_capability"] = list(self.compute_capability) if self.compute_capability else None
+        facts["peak_flops_per_second"], facts["caches"] = dict(self.peak_flops_per_second), dict(self.caches)
         return facts
 
 

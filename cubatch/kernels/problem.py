@@ -11,11 +11,8 @@ from cubatch.kernels.tensor_map import can_gather
 from cubatch.kernels.workspace import depthwise
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Conv2d, Linear
-from cubatch.network.passes import Pass
-from cubatch.network.windows import ConvShape, conv_shape
-
-_PRODUCTS = {Pass.FPROP: "gemm_nt", Pass.DGRAD: "gemm_nn", Pass.WGRAD: "gemm_tn"}
+from cubatch.network.passes import Pass, product_extents
+from cubatch.network.windows import ConvShape
 
 
 @lru_cache(maxsize=1 << 14, typed=True)  # NumPy's integers equal ours and are no JSON
@@ -30,28 +27,21 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
         dtype: Storage of the elements, or "tf32".
 
     Example:
+        >>> from cubatch.network.layers import Linear
         >>> problem_of(Linear(c=512, k=10), Pass.FPROP, 32, "float32")
         Problem(operation='gemm_nt', dtype='float32', m=32, n=10, k=512, groups=1, phases=1, vector=4)
     """
-    if isinstance(layer, Conv2d):
-        shape = conv_shape_of(layer)
+    if (shape := layer.convolution) is not None:
         if depthwise.supports(shape):
             return None
-        vector = widest_vector(dtype, shape.c // layer.groups, shape.k // layer.groups)
-        return conv2d_problem(f"conv2d_{pass_.value}", shape, batch_size, dtype, vector)
-    if isinstance(layer, Linear):
-        (product,) = layer.gemms(pass_, batch_size)
-        (k, c), operation = layer.parameter_shapes["w"], _PRODUCTS[pass_]
-        # Gradients read rows of k too.
-        vector = widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
-        return Problem(operation, dtype, product.m, product.n, product.k, vector=vector)
-    return None
-
-
-def conv_shape_of(layer: Conv2d) -> ConvShape:
-    """Window geometry of a convolution whose input extents are known."""
-    filters = layer.parameter_shapes["w"]
-    return conv_shape(layer.input_shape, filters, layer.stride, layer.pad, layer.dilation, layer.groups)
+        vector = widest_vector(dtype, shape.c // shape.groups, shape.k // shape.groups)
+        return conv2d_problem(pass_, shape, batch_size, dtype, vector)
+    if layer.products_in_turn or not (found := layer.gemms(pass_, batch_size)):
+        return None
+    (product,), channels = found, layer.product_channels
+    # Gradients read rows of k too.
+    vector = widest_vector(dtype, *channels.values() if pass_ is not Pass.FPROP else (channels["c"],))
+    return Problem(f"gemm_{pass_.layout}", dtype, product.m, product.n, product.k, vector=vector)
 
 
 _NARROWEST = 4
@@ -80,12 +70,12 @@ def widest_vector(dtype: str, *extents: int) -> int:
     return next(vector for vector in vectors(dtype) if all(extent % vector == 0 for extent in extents))
 
 
-def conv2d_problem(operation: str, shape: ConvShape, samples: int, dtype: str, vector: int) -> Problem:
+def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vector: int) -> Problem:
     """
     Describe one pass of a convolution as a matrix product.
 
     Args:
-        operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
+        pass_: Which pass.
         shape: The convolution.
         samples: Samples it is handed.
         dtype: Storage of the elements.
@@ -94,27 +84,23 @@ def conv2d_problem(operation: str, shape: ConvShape, samples: int, dtype: str, v
     Example:
         >>> from cubatch.network.windows import conv_shape
         >>> shape = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0,) * 4, (1, 1), 1)
-        >>> conv2d_problem("conv2d_wgrad", shape, 2, "float32", 4)
+        >>> conv2d_problem(Pass.WGRAD, shape, 2, "float32", 4)
         Problem(operation='gemm_tn', dtype='float32', m=32, n=64, k=98, groups=1, phases=1, vector=4)
     """
     v, h, groups = shape.vertical, shape.horizontal, shape.groups
     c, k = shape.c // groups, shape.k // groups
-    pixels = samples * shape.pixels
-    phases = 1
-    if operation == "conv2d_fprop":
-        m, n, deep = pixels, k, shape.taps * c
-    elif operation == "conv2d_wgrad":
-        m, n, deep = k, shape.taps * c, pixels
-    else:
-        phases = v.stride * h.stride
-        m, n = samples * -(-v.size // v.stride) * -(-h.size // h.stride), c
-        deep = -(-shape.taps * k // phases)
+    # Phases of a strided input gradient are one launch, whose grid is that of the largest.
+    phases = v.stride * h.stride if pass_ is Pass.DGRAD else 1
+    inputs = -(-v.size // v.stride) * -(-h.size // h.stride)
+    m, n, depth = product_extents(
+        pass_, outputs=samples * shape.pixels, inputs=samples * inputs, c=c, k=k, taps=shape.taps
+    )
+    depth = -(-depth // phases)
     if v.is_identity and h.is_identity and groups == 1:
-        operation = {"conv2d_fprop": "gemm_nt", "conv2d_dgrad": "gemm_nn", "conv2d_wgrad": "gemm_tn"}[operation]
-        return Problem(operation, dtype, m, n, deep, vector=vector)
-    tap_channels = c if operation == "conv2d_wgrad" else 0
+        return Problem(f"gemm_{pass_.layout}", dtype, m, n, depth, vector=vector)
+    operation, tap_channels = f"conv2d_{pass_.value}", c if pass_ is Pass.WGRAD else 0
     copies = can_gather(operation, shape, samples)
-    return Problem(operation, dtype, m, n, deep, groups, phases, vector, copies, tap_channels)
+    return Problem(operation, dtype, m, n, depth, groups, phases, vector, copies, tap_channels)
 
 
 @attrs.frozen

@@ -13,8 +13,11 @@ import functools
 import math
 from collections.abc import Callable
 
+import attrs
+
 from cubatch.errors import InvalidArgument
-from cubatch.hardware.facts import BYTES_PER_ELEMENT, HALF_RATE, Device
+from cubatch.hardware.arithmetic import lanes
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import variant as variants
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.variant import Kernel, Tile
@@ -105,15 +108,15 @@ def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel]
         >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # the share of the rate of 80 x 64 lanes
         ('256x128x8', 0.91)
     """
-    return _ranked(problem, device.num_sms, device.compute_capability, _peak_rate(problem, device), str(device))
+    return _ranked(problem, device)
 
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
     """List the variants that can run a problem on a device, in no order; else as `ranked`."""
-    return _fitting(
-        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem),
-        device.num_sms, device.compute_capability, str(device),
-    )  # fmt: skip
+    demands = _Demands(
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem)
+    )
+    return _fitting(demands, device)
 
 
 def can_run(problem: Problem, found: Kernel) -> bool:
@@ -136,31 +139,40 @@ def _is_convolution(problem: Problem) -> bool:
     return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
 
 
+@attrs.frozen
+class _Demands:
+    """What variants must be able to do, which is the same for problems of many sizes."""
+
+    operation: str
+    dtype: str
+    vector: int
+    family_without: str
+    is_convolution: bool
+
+
 @functools.lru_cache(maxsize=4096)
-def _fitting(
-    operation: str, dtype: str, vector: int, without: str, is_convolution: bool, num_sms: int | None,  # noqa: FBT001
-    capability: tuple[int, int] | None, name: str,
-) -> tuple[Kernel, ...]:  # fmt: skip
-    if num_sms is None or capability is None:
-        raise InvalidArgument("device", name, "a GPU whose num_sms and compute_capability are known")
+def _fitting(demands: _Demands, device: Device) -> tuple[Kernel, ...]:
+    operation, dtype, capability = demands.operation, demands.dtype, device.compute_capability
+    if device.num_sms is None or capability is None:
+        raise InvalidArgument("device", str(device), "a GPU whose num_sms and compute_capability are known")
     arch = 10 * capability[0] + capability[1]
     stored = (dtype, "float32") if dtype == "tf32" else (dtype,)
     known = (found for name in stored for found in variants.variants(operation, name, arch))
     tiled = [found for found in known if found.tile is not None]
     allowed = [
         variant for variant in tiled
-        if vector % variant.vector == 0 and variant.family != without
-        and (is_convolution or variant.entry == variant.operation)
+        if demands.vector % variant.vector == 0 and variant.family != demands.family_without
+        and (demands.is_convolution or variant.entry == variant.operation)
     ]  # fmt: skip
     # Narrow copies are for rows that no wide ones take.
     widest = max((variant.vector for variant in allowed if variant.family == "mma"), default=0)
     found = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
-    if not found and not is_convolution:
+    if not found and not demands.is_convolution:
         wanted = "one below 2^31 elements, as its rows, where columns or depth are no whole vectors"
         raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
     if not found:
         wanted = f"one that a tiled kernel of {operation} in {dtype} is compiled for"
-        raise InvalidArgument("device", f"{name} (sm_{arch})", wanted)
+        raise InvalidArgument("device", f"{device} (sm_{arch})", wanted)
     return found
 
 
@@ -174,22 +186,12 @@ def _peak_rate(problem: Problem, device: Device) -> float:
     rates = device.peak_flops_per_second
     if problem.dtype not in rates or "float32" not in rates:
         return math.inf
-    return max(1, round(_lanes(device.compute_capability) * rates[problem.dtype] / rates["float32"]))
-
-
-def _lanes(capability: tuple[int, int] | None) -> int:
-    return 64 if capability in HALF_RATE else 128
+    return max(1, round(lanes(device) * rates[problem.dtype] / rates["float32"]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _ranked(
-    problem: Problem, num_sms: int | None, capability: tuple[int, int] | None, peak_rate: float, name: str
-) -> tuple[tuple[float, int, Kernel], ...]:
-    found = _fitting(
-        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem), num_sms,
-        capability, name,
-    )  # fmt: skip
-    costs = [(*_split(problem, variant, num_sms or 1, capability, peak_rate), variant) for variant in found]
+def _ranked(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
+    costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
     return tuple(sorted(costs, key=lambda item: item[0]))
 
 
@@ -232,7 +234,7 @@ def slices(problem: Problem, found: Kernel, device: Device) -> int:
         >>> slices(wgrad, variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4), v100) > 1
         True
     """
-    return _best_split(problem, found, device.num_sms or 1, device.compute_capability, _peak_rate(problem, device))[1]
+    return _best_split(problem, found, device)[1]
 
 
 def least_steps(found: Kernel) -> int:
@@ -284,18 +286,14 @@ def _tile(found: Kernel) -> Tile:
 
 
 @functools.lru_cache(maxsize=16384)
-def _best_split(
-    problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, peak_rate: float
-) -> tuple[float, int]:
-    return _split(problem, found, num_sms, capability, peak_rate)
+def _best_split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
+    return _split(problem, found, device)
 
 
-def _split(
-    problem: Problem, found: Kernel, num_sms: int, capability: tuple[int, int] | None, peak_rate: float
-) -> tuple[float, int]:
+def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
     """Give the cost in clocks, and the number of slices that it is the least for."""
-    tile, outputs, grid = _tile(found), _outputs(problem), blocks(problem, found)
-    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(found, tile, capability, peak_rate)
+    tile, outputs, grid, num_sms = _tile(found), _outputs(problem), blocks(problem, found), device.num_sms or 1
+    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(problem, found, device)
 
     first = 0.0  # a launch as that of the slices' sums
     if transposed := transposed_bytes(problem, found):
@@ -320,18 +318,19 @@ def _split(
     return min((cost(count), count) for count in sorted(candidates))
 
 
-def _step_clocks(found: Kernel, tile: Tile, capability: tuple[int, int] | None, peak_rate: float) -> float:
+def _step_clocks(problem: Problem, found: Kernel, device: Device) -> float:
     """Give the clocks of a main-loop step of one block that has an SM for itself."""
+    tile = _tile(found)
     if tile.cluster is not None:
         return _hopper_step_clocks(found, tile, tile.cluster)
     if tile.warp_m is not None and tile.warp_n is not None:
-        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, capability, peak_rate)
+        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, device, _peak_rate(problem, device))
     efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
     if found.vector == 1:
         efficiency *= _SCALAR_EFFICIENCY
     if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
         efficiency *= _RING_GAIN
-    return tile.k * tile.m * tile.n / _lanes(capability) / efficiency
+    return tile.k * tile.m * tile.n / lanes(device) / efficiency
 
 
 def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
@@ -342,9 +341,7 @@ def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
     return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
 
 
-def _tensor_step_clocks(
-    found: Kernel, tile: Tile, read_by_warp: int, capability: tuple[int, int] | None, peak_rate: float
-) -> float:
+def _tensor_step_clocks(found: Kernel, tile: Tile, read_by_warp: int, device: Device, peak_rate: float) -> float:
     """
     Give the clocks of the pipe that takes longest: tensor cores, shared memory or L2.
 
@@ -352,9 +349,10 @@ def _tensor_step_clocks(
         found: A kernel of kernels/mma.
         tile: Its tile.
         read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
-        capability: Of the device; tensor cores of one that is not in the table are as those of the last before it.
+        device: Tensor cores of one that is not in the table are as those of the last before it.
         peak_rate: Of the device, as `_peak_rate` gives it.
     """
+    capability = device.compute_capability
     rates = [rate for known, rate in _TENSOR_RATES.items() if capability is not None and known <= capability]
     rate = min((rates or list(_TENSOR_RATES.values()))[-1][found.dtype == "tf32"], peak_rate)
     row = tile.k * BYTES_PER_ELEMENT[found.dtype]

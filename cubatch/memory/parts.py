@@ -11,7 +11,6 @@ from cubatch.checks import check_batch_size
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.plan import bytes_alive, plan, schedule_of
 from cubatch.network.graph import INPUT, Spec
-from cubatch.network.layers import Flatten
 from cubatch.network.models import SpecLike
 from cubatch.report.tables import footprint as table
 from cubatch.workload import Workload
@@ -157,6 +156,6 @@ def textbook_elements(spec: Spec, mode: str) -> int:
     outputs = sum(
         math.prod(node.layer.output_shape)
         for node in network.nodes
-        if not (node.layer.elementwise or isinstance(node.layer, Flatten))
+        if not (node.layer.elementwise or node.layer.aliases_input)
     )
     return math.prod(network.input_shape) + outputs * (2 if mode == "training" else 1)

@@ -16,7 +16,8 @@ import attrs
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory import workspace
-from cubatch.memory.schedule import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule, schedule
+from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
+from cubatch.memory.schedule import schedule
 from cubatch.memory.workspace import im2col_workspace_bytes
 from cubatch.network.graph import Spec
 from cubatch.workload import Workload

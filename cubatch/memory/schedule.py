@@ -15,111 +15,15 @@ would have read need not be kept.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import attrs
 
+from cubatch.memory.operations import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
 from cubatch.network.layer import Layer, check_mode
-from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
-
-PARTS = ("activations", "activation_gradients", "workspace")
-FLOAT32_BYTES = 4
-LABEL_BYTES = 4
-LOSS_SCALE_BYTES = {"float16": 16}
-"""State of the loss's scale, four float32 words, for the dtypes whose gradients need one in training."""
-
-
-@attrs.frozen
-class Buffer:
-    """
-    A piece of memory that holds one value during a part of the step.
-
-    Attributes:
-        name: Layer and value: "conv1.y", "conv1.y gradient".
-        part: One of PARTS.
-        node: The layer it belongs to.
-        shape: Extents per sample, or in whole for one that does not grow with the batch.
-        itemsize: Bytes per element; 0 is the dtype's, 4 grows with it beyond float32.
-        batched: Whether it holds `shape` for every sample.
-    """
-
-    name: str
-    part: str
-    node: str
-    shape: tuple[int, ...]
-    itemsize: int = 0
-    batched: bool = True
-
-    @property
-    def elements(self) -> int:
-        """Elements per sample, or in whole for one that does not grow with the batch."""
-        return math.prod(self.shape)
-
-
-@attrs.frozen
-class Op:
-    """
-    One operation of a step.
-
-    Attributes:
-        kind: "forward", "loss", "backward", "accumulate" (the first read is added to the write) or "update".
-        node: The layer, or None for loss and update.
-        reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in
-            both means in place.
-        workspace: Number of the scratch buffer, alive during this operation only.
-        replay: A forward operation done again in the backward pass, to save memory.
-        relu: The result is clamped at zero while it is at hand: a ReLU layer that needs no operation of its own.
-    """
-
-    kind: str
-    node: Node | None
-    reads: dict[str, int]
-    writes: dict[str, int]
-    workspace: int | None = None
-    replay: bool = False
-    relu: bool = False
-
-
-@attrs.frozen
-class Schedule:
-    """
-    The operations of one step in order.
-
-    Attributes:
-        network: What is run.
-        mode: "inference" or "training".
-        ops: The operations.
-        buffers: What they read and write, by number.
-        given: Buffers filled before the step and kept through it: the batch, its labels.
-        results: Buffers kept to the end of the step: the output.
-        outputs: Buffer number of each layer's output after the forward pass.
-        single: A layer on its own: its output gradient is given and the gradient of its input computed.
-    """
-
-    network: Network
-    mode: str
-    ops: tuple[Op, ...]
-    buffers: tuple[Buffer, ...]
-    given: frozenset[int]
-    results: frozenset[int]
-    outputs: dict[str, int]
-    single: bool
-
-    @functools.cached_property
-    def lifetimes(self) -> list[tuple[int, int]]:
-        """First and last operation of every buffer, both included."""
-        spans = [[len(self.ops), -1] for _ in self.buffers]
-        for time, op in enumerate(self.ops):
-            used = [*op.reads.values(), *op.writes.values(), *([] if op.workspace is None else [op.workspace])]
-            for number in used:
-                spans[number] = [min(spans[number][0], time), max(spans[number][1], time)]
-        end = max(len(self.ops) - 1, 0)
-        for number in self.given | self.results:
-            spans[number] = [0 if number in self.given else min(spans[number][0], end), end]
-        return [(first, last) for first, last in spans]
+from cubatch.network.layers import MaxPool2d, ReLU
 
 
 def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) -> Schedule:
@@ -155,6 +59,19 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) ->
     return writer.finish(values)
 
 
+# The one peephole: two kinds by name, since what they do together is a fact of neither.
+
+
+def _is_relu(layer: Layer) -> bool:
+    # What a layer that `can_clamp` does instead is this function and no other elementwise one.
+    return isinstance(layer, ReLU)
+
+
+def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:
+    # The largest of clamped values is the clamped largest; a max pool's argmax then masks the gradient too.
+    return _is_relu(node.layer) and len(readers) == 1 and isinstance(readers[0].layer, MaxPool2d)
+
+
 class _Writer:
     """Writes operations in order while it keeps track of who still needs which buffer."""
 
@@ -177,12 +94,7 @@ class _Writer:
         for node in network.nodes:
             for name in node.inputs:
                 named.setdefault(name, []).append(node)
-        self.pooled = {
-            node.name
-            for node in network.nodes
-            if isinstance(node.layer, ReLU)
-            and [type(reader.layer) for reader in named.get(node.name, [])] == [MaxPool2d]
-        }
+        self.pooled = {node.name for node in network.nodes if _is_pooled_relu(node, named.get(node.name, []))}
         self.origin = {INPUT: INPUT}
         for node in network.nodes:
             alias = self.is_alias(node)
@@ -197,8 +109,8 @@ class _Writer:
 
     def is_alias(self, node: Node) -> bool:
         """Whether the output is the input's memory under another name."""
-        idle = isinstance(node.layer, Dropout) and not self.training
-        return isinstance(node.layer, Flatten) or node.name in self.pooled or idle
+        idle = node.layer.idle_in_inference and not self.training
+        return node.layer.aliases_input or node.name in self.pooled or idle
 
     def buffer(self, buffer: Buffer) -> int:
         """Note a new buffer and return its number."""
@@ -220,7 +132,7 @@ class _Writer:
     ) -> None:
         """Add an operation, with scratch memory of its own."""
         workspace = self.scratch(kind, node)
-        relu = isinstance(node.layer, MaxPool2d) and node.inputs[0] in self.pooled
+        relu = node.inputs[0] in self.pooled
         self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu))
 
     # --- forward -----------------------------------------------------------------------------
@@ -228,14 +140,13 @@ class _Writer:
     def overwritten(self, node: Node) -> str | None:
         """Name of the input that the node may write its output over, or None."""
         layer = node.layer
-        in_place = layer.elementwise or isinstance(layer, Add) or (isinstance(layer, BatchNorm2d) and not self.training)
-        if not in_place or (self.training and "x" in layer.saves):
+        if not layer.in_place or (self.training and "x" in layer.backward_reads):
             return None
         for name in node.inputs:
             origin = self.origin[name]
             if origin == INPUT or origin in self.kept or self.readers[origin] != [node]:
                 continue
-            if not (self.training and "y" in self.nodes[origin].layer.saves):
+            if not (self.training and "y" in self.nodes[origin].layer.backward_reads):
                 return name
         return None
 
@@ -247,7 +158,7 @@ class _Writer:
             return
         reads = {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
         target = self.overwritten(node)
-        if target is not None and isinstance(layer, ReLU) and self.clamp(values[target]):
+        if target is not None and _is_relu(layer) and self.clamp(values[target]):
             values[node.name] = values[target]
             return
         name = f"{node.name}.y" + (" again" if replay else "")
@@ -258,7 +169,7 @@ class _Writer:
                 role: self.buffer(Buffer(f"{node.name}.{role}", "activations", node.name, (count,), itemsize))
                 for role, (count, itemsize) in layer.saved_elements().items()
             }
-            if isinstance(layer, BatchNorm2d):  # mean and inverse deviation of the batch
+            if layer.has_statistics:
                 name, shape = f"{node.name}.statistics", (2, layer.input_shape[2])
                 fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
                 saved["statistics"] = self.buffer(fixed)
@@ -272,7 +183,7 @@ class _Writer:
         """Let the operation that wrote a buffer clamp it too, if it is one that can."""
         time = self.produced.get(number)
         node = None if time is None else self.ops[time].node
-        if time is None or node is None or not isinstance(node.layer, Conv2d | Linear | BatchNorm2d):
+        if time is None or node is None or not node.layer.can_clamp:
             return False
         self.ops[time] = attrs.evolve(self.ops[time], relu=True)
         return True
@@ -357,7 +268,7 @@ class _Writer:
         if dy is None or not (wanted or node.layer.parameters):
             return
         layer = node.layer
-        if self.is_alias(node) or isinstance(layer, Add):
+        if self.is_alias(node) or layer.passes_gradient:
             for position, (_, name) in enumerate(wanted, start=1):
                 if position == len(wanted):  # held until then: an earlier reader must not add into it
                     self.holders[dy].discard(node.name)
@@ -367,9 +278,9 @@ class _Writer:
                     self.receive(name, dy)
             return
         reads = {"dy": dy} | self.saved.get(node.name, {})
-        if "x" in layer.saves:
+        if "x" in layer.backward_reads:
             reads |= {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
-        if "y" in layer.saves:
+        if "y" in layer.backward_reads:
             reads["y"] = values[node.name]
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}

@@ -1,37 +1,28 @@
-"""Scratch memory of every operation of a step, on the engine's own code and on the hand-written kernels."""
+"""
+Scratch memory of every operation of a step, on the engine's own code and on the hand-written kernels.
+
+`TABLE` has a row for every kind of layer: what it needs on either.  A kind without a row cannot be planned.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
+
+import attrs
 
 from cubatch.hardware.facts import Device
-from cubatch.kernels.problem import conv_shape_of
 from cubatch.kernels.workspace import depthwise, misc, products
 from cubatch.memory import blocks
 from cubatch.memory.blocks import Curve, Flat, Need, Norm, Pool, Products, Scores
-from cubatch.memory.schedule import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
+from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
+from cubatch.network import layers
 from cubatch.network.layer import Layer, extents
-from cubatch.network.layers import (
-    Add,
-    AvgPool2d,
-    BatchNorm2d,
-    Concat,
-    Conv2d,
-    Dropout,
-    GlobalAvgPool,
-    HardSigmoid,
-    HardSwish,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    ReLU6,
-    Scale,
-    Sigmoid,
-    SiLU,
-    Softmax,
-)
-from cubatch.network.windows import conv_shape, pool_axes
+
+CPU_TILE_BYTES = 768 * 2**10
+GPU_TILE_BYTES = 256 * 2**20
 
 
 def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device: Device) -> int:
@@ -49,8 +40,7 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
         InvalidArgument: If the device's SMs or compute capability are not known.
     """
     if op.node is not None:
-        size = device.compute_capability, device.num_sms, str(device)
-        return _layer_bytes(extents(op.node.layer), op.kind, samples, dtype, size)
+        return _layer_bytes(extents(op.node.layer), op.kind, samples, dtype, device)
     if op.kind == "update":
         is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own is not stepped
         return misc.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0
@@ -59,47 +49,14 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
 
 
 @lru_cache(maxsize=1 << 16)
-def _layer_bytes(
-    layer: Layer, kind: str, samples: int, dtype: str, size: tuple[tuple[int, int] | None, int | None, str]
-) -> int:
+def _layer_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
     """Size it for a layer; networks repeat layers, and plans for many batch sizes ask for the same."""
-    device = Device(compute_capability=size[0], num_sms=size[1], name=size[2])
-    forward = kind == "forward"
-    h, w, c = layer.input_shapes[0]
-    rows = samples * h * w
-    if isinstance(layer, Conv2d):
-        return _conv2d_bytes(layer, samples, dtype, device, forward=forward)
-    if isinstance(layer, Linear):
-        k = layer.parameter_shapes["w"][0]
-        parts = (
-            (products.linear_workspace,)
-            if forward
-            else (products.linear_wgrad_workspace, products.linear_dgrad_workspace)
-        )
-        return max(part(rows, c, k, dtype, device) for part in parts)
-    if isinstance(layer, BatchNorm2d):
-        part = misc.batch_norm_workspace if forward else misc.batch_norm_backward_workspace
-        return part(rows, c, dtype, device)
-    return 0
-
-
-def _conv2d_bytes(layer: Conv2d, samples: int, dtype: str, device: Device, *, forward: bool) -> int:
-    shape = conv_shape_of(layer)
-    if depthwise.supports(shape):
-        return 0 if forward else depthwise.depthwise_wgrad_workspace(shape, samples, dtype, device)
-    parts = (
-        (products.conv2d_workspace,) if forward else (products.conv2d_wgrad_workspace, products.conv2d_dgrad_workspace)
-    )
-    return max(part(shape, samples, dtype, device) for part in parts)
-
-
-CPU_TILE_BYTES = 768 * 2**10
-GPU_TILE_BYTES = 256 * 2**20
+    return TABLE[type(layer)].ours(layer, kind, samples, dtype, device)
 
 
 def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, device: Device) -> int:
     """
-    Size the scratch memory of one operation: by the rule of `scratch`, which the engine follows too.
+    Size the scratch memory of one operation: by the rule of `blocks`, which the engine follows too.
 
     The target is three quarters of a megabyte on a CPU, which stays in the L2 of a core, and 256 MiB on a GPU.
 
@@ -121,33 +78,140 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
 
 
 @lru_cache(maxsize=4096)
-def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:  # noqa: C901, PLR0911 - by kind
+def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:
     """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
-    is_forward = kind == "forward"
-    h, w, c = layer.input_shapes[0]
-    outputs = math.prod(layer.output_shape)
-    if isinstance(layer, Conv2d):
-        filters = layer.parameter_shapes["w"]
-        shape = conv_shape((h, w, c), filters, layer.stride, layer.pad, layer.dilation, layer.groups)
-        if is_forward:
-            return tuple(blocks.conv2d_forward(shape, itemsize)), 1
-        return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize)), 1
-    if isinstance(layer, MaxPool2d | AvgPool2d):
-        axes = pool_axes((h, w), (layer.r, layer.s), layer.stride, layer.pad, ceil_mode=layer.ceil)
-        return (Pool(itemsize=itemsize, rows=axes[0].out, vertical=axes[0], horizontal=axes[1], channels=c),), 1
-    if isinstance(layer, BatchNorm2d):
-        return (Norm(itemsize=itemsize, channels=c),), h * w
-    if isinstance(layer, Softmax):
-        return (Scores(itemsize=itemsize, classes=c),), h * w
-    if isinstance(layer, ReLU | Dropout):  # a flag, or a random number
-        return (Flat(itemsize=FLOAT32_BYTES),), outputs
-    if isinstance(layer, ReLU6 | Sigmoid | SiLU | HardSigmoid | HardSwish):
-        return (Curve(itemsize=itemsize),), outputs
-    if isinstance(layer, Scale):
-        return ((), 0) if is_forward else ((Products(itemsize=itemsize, rows=h * w, channels=c),), 1)
-    if isinstance(layer, Linear):  # its output turned around
-        return ((Flat(itemsize=itemsize),), outputs) if is_forward else ((), 0)
-    if isinstance(layer, Add | Concat | GlobalAvgPool):
-        return (), 0
-    # What the engine has no code for yet: room for its inputs and outputs in float32.
-    return (Flat(itemsize=2 * FLOAT32_BYTES),), outputs + sum(math.prod(shape) for shape in layer.input_shapes)
+    return TABLE[type(layer)].im2col(layer, kind, itemsize)
+
+
+Scratch = tuple[tuple[Need, ...], int]
+"""What an operation needs, part after part, and how many items of the needs' kind are in a sample."""
+
+
+@attrs.frozen
+class Row:
+    """
+    What a kind of layer needs.
+
+    Attributes:
+        im2col: On the engine's own code, from the layer, "forward" or "backward", and the bytes of an element.
+        ours: Bytes on the hand-written kernels, from the layer, "forward" or "backward", samples, dtype and device.
+    """
+
+    im2col: Callable[[Any, str, int], Scratch]
+    ours: Callable[[Any, str, int, str, Device], int]
+
+
+# Needs of the engine's own code: arguments as of `Row.im2col`.
+
+
+def _no_scratch(_layer: Layer, _kind: str, _itemsize: int) -> Scratch:
+    return (), 0
+
+
+def _inputs_and_outputs(layer: Layer, _kind: str, _itemsize: int) -> Scratch:
+    elements = math.prod(layer.output_shape) + sum(math.prod(shape) for shape in layer.input_shapes)
+    return (Flat(itemsize=2 * FLOAT32_BYTES),), elements
+
+
+def _convolution(layer: layers.Conv2d, kind: str, itemsize: int) -> Scratch:
+    shape = layer.convolution
+    if kind == "forward":
+        return tuple(blocks.conv2d_forward(shape, itemsize)), 1
+    return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize)), 1
+
+
+def _turned_output(layer: layers.Linear, kind: str, itemsize: int) -> Scratch:
+    return ((Flat(itemsize=itemsize),), math.prod(layer.output_shape)) if kind == "forward" else ((), 0)
+
+
+def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int) -> Scratch:
+    vertical, horizontal = layer.window
+    channels = layer.input_shape[2]
+    need = Pool(itemsize=itemsize, rows=vertical.out, vertical=vertical, horizontal=horizontal, channels=channels)
+    return (need,), 1
+
+
+def _norm(layer: layers.BatchNorm2d, _kind: str, itemsize: int) -> Scratch:
+    h, w, c = layer.input_shape
+    return (Norm(itemsize=itemsize, channels=c),), h * w
+
+
+def _scores(layer: layers.Softmax, _kind: str, itemsize: int) -> Scratch:
+    h, w, c = layer.input_shape
+    return (Scores(itemsize=itemsize, classes=c),), h * w
+
+
+def _flag_or_draw(layer: layers.ReLU | layers.Dropout, _kind: str, _itemsize: int) -> Scratch:
+    return (Flat(itemsize=FLOAT32_BYTES),), math.prod(layer.output_shape)
+
+
+def _curve(layer: Layer, _kind: str, itemsize: int) -> Scratch:
+    return (Curve(itemsize=itemsize),), math.prod(layer.output_shape)
+
+
+def _sums_of_products(layer: layers.Scale, kind: str, itemsize: int) -> Scratch:
+    h, w, c = layer.input_shape
+    return ((), 0) if kind == "forward" else ((Products(itemsize=itemsize, rows=h * w, channels=c),), 1)
+
+
+# Bytes of the hand-written kernels: arguments as of `Row.ours`.
+
+
+def _no_bytes(_layer: Layer, _kind: str, _samples: int, _dtype: str, _device: Device) -> int:
+    return 0
+
+
+def _convolution_bytes(layer: layers.Conv2d, kind: str, samples: int, dtype: str, device: Device) -> int:
+    shape, forward = layer.convolution, kind == "forward"
+    if depthwise.supports(shape):
+        return 0 if forward else depthwise.depthwise_wgrad_workspace(shape, samples, dtype, device)
+    gradients = (products.conv2d_wgrad_workspace, products.conv2d_dgrad_workspace)
+    return max(part(shape, samples, dtype, device) for part in ((products.conv2d_workspace,) if forward else gradients))
+
+
+def _linear_bytes(layer: layers.Linear, kind: str, samples: int, dtype: str, device: Device) -> int:
+    h, w, c = layer.input_shape
+    gradients = (products.linear_wgrad_workspace, products.linear_dgrad_workspace)
+    parts = (products.linear_workspace,) if kind == "forward" else gradients
+    return max(part(samples * h * w, c, layer.k, dtype, device) for part in parts)
+
+
+def _norm_bytes(layer: layers.BatchNorm2d, kind: str, samples: int, dtype: str, device: Device) -> int:
+    h, w, c = layer.input_shape
+    part = misc.batch_norm_workspace if kind == "forward" else misc.batch_norm_backward_workspace
+    return part(samples * h * w, c, dtype, device)
+
+
+NOTHING = Row(_no_scratch, _no_bytes)
+NOT_WRITTEN = Row(_inputs_and_outputs, _no_bytes)
+"""
+Of a kind that the engine has no code for, so that a plan of it can be shown though not run: what its inputs and
+outputs take in float32, on kernels nothing.
+"""
+
+TABLE: dict[type[Layer], Row] = {
+    layers.Conv2d: Row(_convolution, _convolution_bytes),
+    layers.Linear: Row(_turned_output, _linear_bytes),
+    layers.MaxPool2d: Row(_pool, _no_bytes),
+    layers.AvgPool2d: Row(_pool, _no_bytes),
+    layers.GlobalAvgPool: NOTHING,
+    layers.BatchNorm2d: Row(_norm, _norm_bytes),
+    layers.LayerNorm: NOT_WRITTEN,
+    layers.ReLU: Row(_flag_or_draw, _no_bytes),
+    layers.ReLU6: Row(_curve, _no_bytes),
+    layers.HardSwish: Row(_curve, _no_bytes),
+    layers.HardSigmoid: Row(_curve, _no_bytes),
+    layers.Sigmoid: Row(_curve, _no_bytes),
+    layers.SiLU: Row(_curve, _no_bytes),
+    layers.GELU: NOT_WRITTEN,
+    layers.Softmax: Row(_scores, _no_bytes),
+    layers.Dropout: Row(_flag_or_draw, _no_bytes),
+    layers.Flatten: NOTHING,
+    layers.Add: NOTHING,
+    layers.Scale: Row(_sums_of_products, _no_bytes),
+    layers.Concat: NOTHING,
+    layers.Tokens: NOT_WRITTEN,
+    layers.ClassToken: NOT_WRITTEN,
+    layers.Attention: NOT_WRITTEN,
+}
+"""What each kind of layer needs; the order is that of `LAYERS`."""

@@ -19,7 +19,7 @@ from attrs import field
 from cubatch.errors import InvalidSpec, UnknownName
 from cubatch.network.extents import MAX_EXTENT, Extents, check_integer, whole
 from cubatch.network.layer import Layer, check_mode
-from cubatch.network.layers import LAYERS, Dropout
+from cubatch.network.layers import LAYERS
 from cubatch.network.passes import Pass
 
 INPUT = "input"
@@ -240,7 +240,7 @@ def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
 
     In training a layer without parameters has no wgrad, and a layer of a network that reads nothing
     trained has no dgrad: nobody needs the gradient of the network's input.  A single layer does all
-    its passes.  Dropout does nothing in inference.
+    its passes.  Some layers, such as dropout, do nothing in inference.
 
     Args:
         spec: A layer or network.
@@ -260,7 +260,7 @@ def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     """
     network, alone = as_network(spec), isinstance(spec, Layer)
     if check_mode(mode) == "inference":
-        return [(node, Pass.FPROP) for node in network.nodes if not isinstance(node.layer, Dropout)]
+        return [(node, Pass.FPROP) for node in network.nodes if not node.layer.idle_in_inference]
     found = []
     for node in network.nodes:
         found.append((node, Pass.FPROP))

@@ -20,6 +20,7 @@ from attrs import field
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, check_extent, check_inputs, check_name, optional_whole, strings
 from cubatch.network.passes import Gemm, Pass
+from cubatch.network.windows import ConvShape
 
 
 @attrs.frozen(kw_only=True)
@@ -35,10 +36,26 @@ class Layer:
 
     type: ClassVar[str] = ""
     arity: ClassVar[tuple[int, int]] = (1, 1)
+
+    # Facts of a kind: whoever needs to know one of a layer asks its record, not which kind it is.
     # What the backward pass reads besides the gradient: the input "x", the output "y", both, or nothing.
-    saves: ClassVar[frozenset[str]] = frozenset()
-    # Elementwise: may write its output over its input.
+    backward_reads: ClassVar[frozenset[str]] = frozenset()
+    # Each output is made of the input at its place alone: its gradient may be written over the one it is made of.
     elementwise: ClassVar[bool] = False
+    # May write its output over an input.
+    in_place: ClassVar[bool] = False
+    # Its output is its input's memory under another shape.
+    aliases_input: ClassVar[bool] = False
+    # Does nothing in inference.
+    idle_in_inference: ClassVar[bool] = False
+    # The gradient of each input is the gradient of its output, as it is.
+    passes_gradient: ClassVar[bool] = False
+    # Can clamp its output at zero while it is at hand, which a ReLU then need not do.
+    can_clamp: ClassVar[bool] = False
+    # Keeps mean and inverse deviation of each channel of the batch from forward to backward.
+    has_statistics: ClassVar[bool] = False
+    # Its matrix products need each other's results, so they are launches of their own.
+    products_in_turn: ClassVar[bool] = False
 
     name: str | None = field(default=None, validator=check_name)
     inputs: tuple[str, ...] | None = field(default=None, converter=strings, validator=check_inputs)
@@ -112,6 +129,16 @@ class Layer:
         """Number of trainable parameters."""
         return sum(math.prod(shape) for shape in self.parameter_shapes.values())
 
+    @property
+    def convolution(self) -> ConvShape | None:
+        """Geometry of the windows whose values are the factors of its products; None where none are gathered."""
+        return None
+
+    @property
+    def product_channels(self) -> dict[str, int]:
+        """Channels of one group that are extents of its products, by field: what Tensor Cores take in multiples."""
+        return {}
+
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:  # noqa: ARG002
         """Matrix products that a kernel computes for one pass of a batch; none for a layer that only moves bytes."""
         return ()
@@ -140,7 +167,7 @@ class Layer:
         if pass_ is Pass.WGRAD:
             return x + y + self.parameters if self.parameters else 0
         # Products need what they saved for wgrad only; all others need it here: relu its y, a norm its x.
-        saved = self.saves if pass_ is Pass.DGRAD and not self.gemms(Pass.FPROP, 1) else frozenset()
+        saved = self.backward_reads if pass_ is Pass.DGRAD and not self.gemms(Pass.FPROP, 1) else frozenset()
         return x + y + self.parameters + (x if "x" in saved else 0) + (y if "y" in saved else 0)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -166,6 +193,12 @@ class Layer:
 def extents(layer: Layer) -> Layer:
     """The layer without its name and place: equal for layers that do equal work."""
     return attrs.evolve(layer, name=None, inputs=None)
+
+
+def without_bias(layer: Layer) -> Layer:
+    """The layer without a bias, where it has one."""
+    without: dict[str, Any] = {"bias": False}
+    return attrs.evolve(layer, **without) if getattr(layer, "bias", False) else layer
 
 
 def plain(value: tuple[int, ...]) -> object:

@@ -1,8 +1,14 @@
-"""The three passes of a layer, and the matrix products that they are."""
+"""
+The three passes of a layer, and the matrix products that they are.
+
+The only mapping between a pass and the extents of its product: `product_extents` of a convolution or linear
+layer, and `linear_of` back.
+"""
 
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import attrs
 
@@ -13,6 +19,14 @@ class Pass(enum.Enum):
     FPROP = "fprop"
     DGRAD = "dgrad"
     WGRAD = "wgrad"
+
+    @property
+    def layout(self) -> str:
+        """Which factors of its product are turned, as the field writes it: "nt", "nn" or "tn"."""
+        return _LAYOUTS[self]
+
+
+_LAYOUTS = {Pass.FPROP: "nt", Pass.DGRAD: "nn", Pass.WGRAD: "tn"}
 
 
 @attrs.frozen
@@ -28,3 +42,41 @@ class Gemm:
     def flops(self) -> int:
         """FLOP of the whole product, a multiply-add counted as two."""
         return 2 * self.m * self.n * self.k * self.count
+
+
+def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, taps: Any = 1) -> tuple[Any, Any, Any]:
+    """
+    Give the extents (m, n, k) of the product that a pass of a convolution is.
+
+    A linear layer is a convolution of one tap with as many outputs as inputs.  Any extent may be an
+    array with one entry a case.
+
+    Args:
+        pass_: Which pass.
+        outputs: Output pixels of the batch, n p q.
+        inputs: Input pixels of the batch, n h w.
+        c: Input channels of a group.
+        k: Output channels of a group.
+        taps: Filter taps, r s; of a strided input gradient those that one phase of its pixels sees.
+
+    Example:
+        >>> [product_extents(pass_, outputs=100, inputs=400, c=3, k=64, taps=9) for pass_ in Pass]
+        [(100, 64, 27), (400, 3, 576), (64, 27, 100)]
+    """
+    return {
+        Pass.FPROP: (outputs, k, taps * c),
+        Pass.DGRAD: (inputs, c, taps * k),
+        Pass.WGRAD: (k, taps * c, outputs),
+    }[pass_]
+
+
+def linear_of(pass_: Pass, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """
+    Give rows, input and output features of the linear layer one pass of which is the product (m, k) x (k, n).
+
+    Example:
+        >>> rows, c, features = linear_of(Pass.WGRAD, 64, 27, 100)
+        >>> product_extents(Pass.WGRAD, outputs=rows, inputs=rows, c=c, k=features)
+        (64, 27, 100)
+    """
+    return {Pass.FPROP: (m, k, n), Pass.DGRAD: (m, n, k), Pass.WGRAD: (k, n, m)}[pass_]

@@ -2,7 +2,7 @@
 The only index arithmetic of convolution and pooling: which input a tap of a window reads.
 
 Along one axis, output position o and tap t read the source at `o * stride + t * step + offset`;
-what lies outside the source reads as zero.  Pure numbers: the memory plan and the engine share it.
+what lies outside the source reads as zero.  Pure numbers: layers, the memory plan and the engine share it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 from typing import NamedTuple
 
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, InvalidSpec
 
 Pair = tuple[int, int]
 Pad = tuple[int, int, int, int]
@@ -102,9 +102,36 @@ class ConvShape(NamedTuple):
         return self.k * self.taps * (self.c // self.groups)
 
     @property
+    def is_plain_3x3(self) -> bool:
+        """Whether it is a 3x3 filter of stride 1, without dilation and groups: what Winograd's algorithms compute."""
+        axes = (self.vertical, self.horizontal)
+        return self.groups == 1 and all((axis.taps, axis.stride, axis.step) == (3, 1, 1) for axis in axes)
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether each output channel sees just the input channel of its own index."""
         return self.groups == self.c == self.k
+
+
+def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
+    """Raise InvalidSpec, in the words of a layer's record, for a filter larger than the padded input."""
+    for name, taps, spread, extent, letter, pads in (
+        ("r", rs[0], dilation[0], hw[0], "h", pad[:2]),
+        ("s", rs[1], dilation[1], hw[1], "w", pad[2:]),
+    ):
+        if _room(extent, taps, spread, pads) < 0:
+            padded = extent + sum(pads)
+            raise InvalidSpec(
+                name,
+                taps,
+                f"at most {(padded - 1) // spread + 1}, for the filter to fit the padded input "
+                f"({letter}={extent} + pad {sum(pads)}, dilation {spread})",
+            )
+
+
+def _room(size: int, taps: int, step: int, pads: Pair) -> int:
+    """Positions that a window can be moved on over the padded source; negative where it does not fit in."""
+    return size + sum(pads) - ((taps - 1) * step + 1)
 
 
 def _axis(size: int, taps: int, stride: int, step: int, pads: Pair, *, ceil: bool, name: str) -> Axis:
@@ -112,7 +139,7 @@ def _axis(size: int, taps: int, stride: int, step: int, pads: Pair, *, ceil: boo
         raise InvalidArgument(name, (taps, stride, step), "filter, stride and dilation of at least 1 each")
     if min(pads) < 0:
         raise InvalidArgument("pad", pads, "at least 0 on every side")
-    room = size + sum(pads) - ((taps - 1) * step + 1)
+    room = _room(size, taps, step, pads)
     if room < 0:
         raise InvalidArgument(
             name,
@@ -223,10 +250,34 @@ def phases(shape: ConvShape) -> tuple[Phase, ...]:
     )
 
 
+def working_phases(shape: ConvShape) -> list[tuple[int, int]]:
+    """
+    Count the input pixels and the taps of each phase that works, however large the stride.
+
+    Example:
+        >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1), 1)
+        >>> working_phases(shape)
+        [(3, 2), (2, 1)]
+    """
+    rows, columns = (
+        [(len(range(first, axis.size, axis.stride)), len(seen)) for first, seen in sorted(_taps_by_phase(axis).items())]
+        for axis in (shape.vertical, shape.horizontal)
+    )
+    return [(high * wide, r * s) for high, r in rows for wide, s in columns if high and wide]
+
+
+def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
+    """Taps that reach each phase, by its first source position; all positions of a phase see the same taps."""
+    found: dict[int, list[int]] = {}
+    for tap in range(axis.taps):
+        found.setdefault((axis.offset + tap * axis.step) % axis.stride, []).append(tap)
+    return found
+
+
 def _phases_along(axis: Axis) -> list[tuple[Axis, slice]]:
-    found = []
+    found, taps = [], _taps_by_phase(axis)
     for first in range(axis.stride):
-        seen = [tap for tap in range(axis.taps) if (first - axis.offset - tap * axis.step) % axis.stride == 0]
+        seen = taps.get(first, [])
         common = math.gcd(axis.stride, axis.step)
         offset = (first - axis.offset - seen[-1] * axis.step) // axis.stride if seen else 0
         out = -(-max(0, axis.size - first) // axis.stride)

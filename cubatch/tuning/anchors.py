@@ -20,7 +20,6 @@ from cubatch.estimate.parts import Z90
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import as_network
-from cubatch.network.layers import Conv2d
 from cubatch.network.models import resolve
 from cubatch.tuning.results import Measurement, TuningResult
 from cubatch.workload import Workload
@@ -103,7 +102,7 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
         library="cubatch" if result.library == "cubatch" else "vendor",
         recompute=bool(result.recompute),
     )
-    if result.library == "im2col" and any(isinstance(node.layer, Conv2d) for node in as_network(spec).nodes):
+    if result.library == "im2col" and any(node.layer.convolution for node in as_network(spec).nodes):
         remedy = 'It gathers operands in memory, which no library does; tune with library="cubatch".'
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(work.device, work.dtype, work.library):

@@ -16,7 +16,6 @@ from cubatch.network import graph
 from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.graph import Node, Spec, as_network
 from cubatch.network.layer import Layer, extents
-from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
 from cubatch.workload import Workload
 
@@ -42,7 +41,7 @@ def _levels(end: int) -> Iterator[int]:
 
 def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     """Coulom's sizes for the three distinct convolutions with most FLOP."""
-    convolutions = [node.layer for node in as_network(spec).nodes if isinstance(node.layer, Conv2d)]
+    convolutions = [node.layer for node in as_network(spec).nodes if node.layer.convolution]
     distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
     found = []
     for layer in distinct:

@@ -16,7 +16,6 @@ from cubatch.measure.records import Candidate
 from cubatch.network import graph, models
 from cubatch.network.graph import Node
 from cubatch.network.layer import Layer, extents
-from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.models import SpecLike
 from cubatch.network.passes import Pass
 from cubatch.tuning.ladder import candidates
@@ -86,10 +85,6 @@ def explain(
 
 def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
     """Channels (of one group) that are no multiple of what Tensor Cores take, rounded up to one that is."""
-    if multiple is None or not isinstance(layer, Conv2d | Linear):
+    if multiple is None:
         return {}
-    groups = layer.groups if isinstance(layer, Conv2d) else 1
-    channels = {"c": layer.input_shape[2] // groups, "k": layer.k // groups}
-    if channels["c"] == 1 and groups > 1:
-        return {}  # depthwise: no matrix product worth the name, and no Tensor Cores
-    return {name: -(-size // multiple) * multiple for name, size in channels.items() if size % multiple}
+    return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}

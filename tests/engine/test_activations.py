@@ -77,7 +77,7 @@ def test_activations_stay_within_the_rounding_of_their_formulas(case):
 def test_gradients_of_activations_stay_within_the_rounding_of_their_formulas(case):
     """From what the layer's record says is kept; slopes are sums of at most (1 + |x|)(1 + s) in magnitude."""
     x, dy, kind, u = case["x"], case["dy"], case["kind"], UNIT_ROUNDOFF[case["dtype"]]
-    kept = x if LAYERS[kind].saves == {"x"} else functional.activation(x, kind=kind)
+    kept = x if LAYERS[kind].backward_reads == {"x"} else functional.activation(x, kind=kind)
     dx = _call(case, functional.activation_backward, dy, kept)
     want = reference.activation_backward(dy, x, kind=kind)
     terms = {"relu6": 0, "hard_sigmoid": 1 / 6}.get(kind, 2 * (1 + abs(x)))
@@ -118,7 +118,7 @@ def test_a_prepared_activation_repeats_the_call():
     x, dy, y, dx = np.empty((4, 50))
     workspace = np.empty(blocks.Curve(itemsize=8).num_bytes(20, 1), np.uint8)
     for kind in KINDS:
-        kept = x if LAYERS[kind].saves == {"x"} else y
+        kept = x if LAYERS[kind].backward_reads == {"x"} else y
         there = backend.prepare(functional.activation, x, kind=kind, out=y, workspace=workspace)
         back = backend.prepare(functional.activation_backward, dy, kept, kind=kind, out=dx, workspace=workspace)
         for _ in range(2):

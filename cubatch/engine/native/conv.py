@@ -25,6 +25,7 @@ from cubatch.engine.native.reductions import column_sums
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.problem import Problem, conv2d_problem
 from cubatch.kernels.workspace.depthwise import supports
+from cubatch.network.passes import Pass
 from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
 
 _NO_PAD = (0, 0, 0, 0)
@@ -79,7 +80,7 @@ def conv2d(
 def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> Problem:
     """Describe a forward pass, as `context.choose` and `statistics_tiles` take it."""
     vector = vector_of(context, (shape.c // shape.groups,), x, w)
-    return conv2d_problem("conv2d_fprop", shape, len(x), product_dtype(context, x), vector)
+    return conv2d_problem(Pass.FPROP, shape, len(x), product_dtype(context, x), vector)
 
 
 def conv2d_dgrad(
@@ -119,7 +120,7 @@ def conv2d_dgrad(
     check(dy.dtype, w.shape, w=w)
     check(dy.dtype, x_shape, out=dx)
     vector = vector_of(context, (shape.c // groups, shape.k // groups), dy, w)
-    problem = conv2d_problem("conv2d_dgrad", shape, len(dy), product_dtype(context, dy), vector)
+    problem = conv2d_problem(Pass.DGRAD, shape, len(dy), product_dtype(context, dy), vector)
     v, h = shape.vertical, shape.horizontal
     first = (-(-v.size // v.stride), -(-h.size // h.stride))
     conv = geometry(shape, first, (v.size // v.stride, h.size // h.stride))
@@ -165,7 +166,7 @@ def conv2d_wgrad(
     check(x.dtype, dw.shape, dw=dw)
     check(x.dtype, (shape.k,), db=db)
     vector = vector_of(context, (shape.c // groups, shape.k // groups), x, dy)
-    problem = conv2d_problem("conv2d_wgrad", shape, len(x), product_dtype(context, x), vector)
+    problem = conv2d_problem(Pass.WGRAD, shape, len(x), product_dtype(context, x), vector)
     launch(
         context, problem, dy, x, None, dw, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
         conv=_forward(shape), batch=len(x), workspace=workspace,

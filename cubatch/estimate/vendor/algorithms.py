@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.estimate.blocks import FUSED_FILTERS, FUSED_PIXELS, WINOGRAD_OUTPUTS
-from cubatch.network.passes import Pass
+from cubatch.network.passes import Pass, product_extents
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -93,12 +93,16 @@ class Work:
         e = {name: np.broadcast_to(np.asarray(value, float), len(pass_)) for name, value in extents.items()}
         channels, filters, taps = e["c"] / e["groups"], e["k"] / e["groups"], e["r"] * e["s"]
         outputs, inputs = e["n"] * e["p"] * e["q"], e["n"] * e["h"] * e["w"]
-        chosen = [pass_ == FPROP, pass_ == DGRAD]
+        # Of a strided input gradient no phases are told apart: m, columns and depth are those of stride 1.
+        extents_of = [
+            product_extents(one, outputs=outputs, inputs=inputs, c=channels, k=filters, taps=taps) for one in PASSES
+        ]
+        m, columns, depth = (np.choose(pass_, of) for of in zip(*extents_of, strict=True))
         return cls(
             pass_=pass_,
-            m=np.select(chosen, [outputs, inputs], filters),
-            columns=np.select(chosen, [filters, channels], channels * taps),
-            depth=np.select(chosen, [channels * taps, filters * taps], outputs),
+            m=m,
+            columns=columns,
+            depth=depth,
             convolution=(e["h"] * e["w"] * e["r"] * e["s"]) > 1,
             **e,
         )

@@ -15,8 +15,7 @@ from cubatch.hardware import catalogue
 from cubatch.hardware.arithmetic import has_tensor_cores, lanes, peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Conv2d
-from cubatch.network.passes import Gemm, Pass
+from cubatch.network.passes import Gemm, Pass, linear_of
 
 _OTHER_DTYPE_SD = 0.25
 _STORED_CONVOLUTION_SD = 0.8  # of DeepBench's float16 storage on a P100, whose products are as sure as in float32
@@ -100,10 +99,9 @@ def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
     """Name the model that answers for a pass; None for one that only moves bytes."""
     if not layer.gemms(pass_, 1):
         return None
-    if not isinstance(layer, Conv2d):
+    if (shape := layer.convolution) is None:
         return _GEMM
-    plain = (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (3, 3, (1, 1), (1, 1), 1)
-    return _NEUSIGHT if plain and pass_ is Pass.FPROP and not tensor else _CONV
+    return _NEUSIGHT if shape.is_plain_3x3 and pass_ is Pass.FPROP and not tensor else _CONV
 
 
 def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[str]) -> float:
@@ -113,7 +111,7 @@ def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[
         return never or model.sd
     if not has_tensor_cores(device, dtype):
         notes.append(f"{dtype} without Tensor Cores is computed in float32, with half the bytes.")
-        return _STORED_CONVOLUTION_SD if isinstance(layer, Conv2d) else model.sd
+        return _STORED_CONVOLUTION_SD if layer.convolution else model.sd
     if dtype != "float16":
         notes.append(
             f"No measurement in {dtype} was published to us: the times are those of float16 at {dtype}'s rate."
@@ -136,9 +134,13 @@ def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> t
     owners = []
     for layer, pass_ in work:
         begun = len(rows)
-        if isinstance(layer, Conv2d):
-            (h, w, c), (p, q, k) = layer.input_shape, layer.output_shape
-            extents = (h, w, c, k, layer.r, layer.s, p, q, *layer.stride, max(layer.dilation), layer.groups)
+        if (shape := layer.convolution) is not None:
+            v, u = shape.vertical, shape.horizontal
+            dilation = max(v.step, u.step)
+            extents = (
+                v.size, u.size, shape.c, shape.k, v.taps, u.taps, v.out, u.out, v.stride, u.stride, dilation,
+                shape.groups,
+            )  # fmt: skip
             rows += [(n, *extents) for n in sizes]
             kinds += [PASSES.index(pass_)] * len(sizes)
             products = 1
@@ -158,13 +160,8 @@ def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> t
 
 def _as_linear(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
     """Give a product the extents of the linear layer (a group for each of several) of which it is that pass."""
-    m, n, k = gemm.m, gemm.n * gemm.count, gemm.k * gemm.count
-    batch, c, filters = {
-        Pass.FPROP: (m, k, n),
-        Pass.DGRAD: (m, n, k),
-        Pass.WGRAD: (gemm.k, n, gemm.m * gemm.count),
-    }[pass_]
-    return (batch, 1, 1, c, filters, 1, 1, 1, 1, 1, 1, 1, gemm.count)
+    batch, c, filters = linear_of(pass_, gemm.m, gemm.n, gemm.k)
+    return (batch, 1, 1, c * gemm.count, filters * gemm.count, 1, 1, 1, 1, 1, 1, 1, gemm.count)
 
 
 def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:

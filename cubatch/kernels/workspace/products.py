@@ -10,6 +10,7 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels.problem import Problem, conv2d_problem, vectors
 from cubatch.kernels.ranking import fitting, most_partial_bytes, transposed_bytes
 from cubatch.kernels.workspace.misc import column_sums_workspace
+from cubatch.network.passes import Pass, product_extents
 from cubatch.network.windows import ConvShape
 
 
@@ -43,24 +44,24 @@ def conv2d_workspace(shape: ConvShape, samples: int, dtype: str, device: Device)
         >>> conv2d_workspace(shape, 1, "float32", Device(name="V100", compute_capability=(7, 0), num_sms=80)) > 0
         True
     """
-    return _conv2d_workspace("conv2d_fprop", shape, samples, dtype, device)
+    return _conv2d_workspace(Pass.FPROP, shape, samples, dtype, device)
 
 
 def conv2d_dgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
     """Count the bytes for the gradient by a convolution's input."""
-    return _conv2d_workspace("conv2d_dgrad", shape, samples, dtype, device)
+    return _conv2d_workspace(Pass.DGRAD, shape, samples, dtype, device)
 
 
 def conv2d_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
     """Count the bytes for the gradients by a convolution's filter and bias, one after the other."""
     return max(
-        _conv2d_workspace("conv2d_wgrad", shape, samples, dtype, device),
+        _conv2d_workspace(Pass.WGRAD, shape, samples, dtype, device),
         column_sums_workspace(samples * shape.pixels, shape.k, dtype, device),
     )
 
 
-def _conv2d_workspace(operation: str, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    problems = (conv2d_problem(operation, shape, samples, dtype, vector) for vector in vectors(dtype))
+def _conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
+    problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
     return max(product_workspace(problem, device) for problem in problems)
 
 
@@ -72,21 +73,22 @@ def linear_workspace(rows: int, c: int, k: int, dtype: str, device: Device) -> i
         >>> linear_workspace(1, 4096, 1000, "float32", Device(name="V100", compute_capability=(7, 0), num_sms=80)) > 0
         True
     """
-    return _gemm_workspace("gemm_nt", rows, k, c, dtype, device)
+    return _linear_workspace(Pass.FPROP, rows, c, k, dtype, device)
 
 
 def linear_dgrad_workspace(rows: int, c: int, k: int, dtype: str, device: Device) -> int:
     """Count the bytes for the gradient by a linear layer's input."""
-    return _gemm_workspace("gemm_nn", rows, c, k, dtype, device)
+    return _linear_workspace(Pass.DGRAD, rows, c, k, dtype, device)
 
 
 def linear_wgrad_workspace(rows: int, c: int, k: int, dtype: str, device: Device) -> int:
     """Count the bytes for the gradients by a linear layer's filter and bias, one after the other."""
     return max(
-        _gemm_workspace("gemm_tn", k, c, rows, dtype, device), column_sums_workspace(rows, k, dtype, device)
+        _linear_workspace(Pass.WGRAD, rows, c, k, dtype, device), column_sums_workspace(rows, k, dtype, device)
     )  # fmt: skip
 
 
-def _gemm_workspace(operation: str, m: int, n: int, k: int, dtype: str, device: Device) -> int:
-    problems = (Problem(operation, dtype, m, n, k, vector=vector) for vector in vectors(dtype))
+def _linear_workspace(pass_: Pass, rows: int, c: int, k: int, dtype: str, device: Device) -> int:
+    extents = product_extents(pass_, outputs=rows, inputs=rows, c=c, k=k)
+    problems = (Problem(f"gemm_{pass_.layout}", dtype, *extents, vector=vector) for vector in vectors(dtype))
     return max(product_workspace(problem, device) for problem in problems)

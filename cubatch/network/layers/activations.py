@@ -17,6 +17,7 @@ class _Activation(Layer):
     """An elementwise function."""
 
     elementwise: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +25,7 @@ class ReLU(_Activation):
     """max(x, 0)."""
 
     type: ClassVar[str] = "relu"
-    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +33,7 @@ class ReLU6(_Activation):
     """min(max(x, 0), 6)."""
 
     type: ClassVar[str] = "relu6"
-    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +41,7 @@ class Sigmoid(_Activation):
     """1 / (1 + exp(-x)), whose slope is y (1 - y)."""
 
     type: ClassVar[str] = "sigmoid"
-    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +49,7 @@ class HardSigmoid(_Activation):
     """min(max(x + 3, 0), 6) / 6, the gate of MobileNetV3 (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
 
     type: ClassVar[str] = "hard_sigmoid"
-    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +57,7 @@ class HardSwish(_Activation):
     """Input times its hard sigmoid (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
 
     type: ClassVar[str] = "hard_swish"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +65,7 @@ class SiLU(_Activation):
     """Input times its sigmoid (Elfwing et al., 2017, arXiv:1702.03118)."""
 
     type: ClassVar[str] = "silu"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +73,7 @@ class GELU(_Activation):
     """Input times the normal distribution function of it."""
 
     type: ClassVar[str] = "gelu"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +81,7 @@ class Softmax(Layer):
     """exp(x) over its sum along the channels; a network for training ends in logits, without it."""
 
     type: ClassVar[str] = "softmax"
-    saves: ClassVar[frozenset[str]] = frozenset({"y"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
 @attrs.frozen(kw_only=True)
@@ -93,6 +94,7 @@ class Dropout(_Activation):
     """
 
     type: ClassVar[str] = "dropout"
+    idle_in_inference: ClassVar[bool] = True
     p: float = field(default=0.5)
 
     @p.validator

@@ -20,6 +20,7 @@ class Flatten(Layer):
     """(h, w, c) -> (1, 1, h w c): the same memory under another shape."""
 
     type: ClassVar[str] = "flatten"
+    aliases_input: ClassVar[bool] = True
 
     @property
     def output_shape(self) -> Extents:
@@ -41,6 +42,8 @@ class Add(Layer):
     """
 
     type: ClassVar[str] = "add"
+    in_place: ClassVar[bool] = True
+    passes_gradient: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (2, 1024)
     count: int = field(default=2, converter=whole, validator=at_least(2))
 
@@ -109,7 +112,7 @@ class Scale(Layer):
 
     type: ClassVar[str] = "scale"
     arity: ClassVar[tuple[int, int]] = (2, 2)
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     @property
     def input_shapes(self) -> tuple[Extents, ...]:

@@ -22,7 +22,10 @@ class BatchNorm2d(Layer):
     """
 
     type: ClassVar[str] = "batch_norm2d"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    in_place: ClassVar[bool] = True
+    can_clamp: ClassVar[bool] = True
+    has_statistics: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     eps: float = field(default=1e-5, validator=check_fraction)
     momentum: float = field(default=0.1, validator=check_fraction)
@@ -45,7 +48,7 @@ class LayerNorm(Layer):
     """Normalisation over the channels of each position, with a trained scale and shift."""
 
     type: ClassVar[str] = "layer_norm"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     eps: float = field(default=1e-6, validator=check_fraction)
 

@@ -11,7 +11,7 @@ from attrs import field
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import PAIR, QUAD, Extents, at_least, check_flag, pair, quad, whole
 from cubatch.network.layer import Layer, plain
-from cubatch.network.layers.window import check_window, window_extents
+from cubatch.network.windows import Axis, check_window, pool_axes
 
 
 @attrs.frozen(kw_only=True)
@@ -30,15 +30,21 @@ class _Pool(Layer):
     def check(self) -> None:
         """Check that the window fits, and holds at least one real pixel wherever it stands."""
         h, w, _ = self.input_shape
-        check_window(self.r, self.s, self.pad, (1, 1), h, w)
+        check_window((h, w), (self.r, self.s), self.pad)
         if max(self.pad[:2]) >= self.r or max(self.pad[2:]) >= self.s:
             raise InvalidSpec("pad", plain(self.pad), f"smaller than the window ({self.r} x {self.s})")
 
     @property
+    def window(self) -> tuple[Axis, Axis]:
+        """Geometry of the window over the input: vertical and horizontal."""
+        h, w, _ = self.input_shape
+        return pool_axes((h, w), (self.r, self.s), self.stride, self.pad, ceil_mode=self.ceil)
+
+    @property
     def output_shape(self) -> Extents:
         """(p, q, c)."""
-        p, q = window_extents(self.input_shape, self.r, self.s, self.stride, self.pad, (1, 1), ceil=self.ceil)
-        return p, q, self.input_shape[2]
+        vertical, horizontal = self.window
+        return vertical.out, horizontal.out, self.input_shape[2]
 
 
 # The tap that won is kept in one byte, which also needs values for "none".

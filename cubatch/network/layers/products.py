@@ -6,7 +6,6 @@ Convolution extents follow the field: input h, w, c; filter r, s; output p, q, k
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import ClassVar
 
 import attrs
@@ -15,8 +14,8 @@ from attrs import field
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import PAIR, QUAD, Extents, at_least, check_flag, pair, quad, whole
 from cubatch.network.layer import Layer
-from cubatch.network.layers.window import check_window, window_extents
-from cubatch.network.passes import Gemm, Pass
+from cubatch.network.passes import Gemm, Pass, product_extents
+from cubatch.network.windows import ConvShape, check_window, conv_shape, working_phases
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +43,8 @@ class Conv2d(Layer):
     """
 
     type: ClassVar[str] = "conv2d"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    can_clamp: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     k: int = field(converter=whole, validator=at_least(1))
     r: int = field(converter=whole, validator=at_least(1))
@@ -61,19 +61,31 @@ class Conv2d(Layer):
         for name, channels in (("c", c), ("k", self.k)):
             if channels % self.groups:
                 raise InvalidSpec("groups", self.groups, f"a divisor of {name}={channels}")
-        check_window(self.r, self.s, self.pad, self.dilation, h, w)
+        check_window((h, w), (self.r, self.s), self.pad, self.dilation)
+
+    @property
+    def convolution(self) -> ConvShape:
+        """Geometry of the filter over the input."""
+        filters = (self.k, self.r, self.s, self.input_shape[2] // self.groups)
+        return conv_shape(self.input_shape, filters, self.stride, self.pad, self.dilation, self.groups)
 
     @property
     def output_shape(self) -> Extents:
         """(p, q, k)."""
-        p, q = window_extents(self.input_shape, self.r, self.s, self.stride, self.pad, self.dilation, ceil=False)
-        return p, q, self.k
+        window = self.convolution
+        return window.vertical.out, window.horizontal.out, self.k
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Filter (k, r, s, c / groups) and bias (k,)."""
         shapes: dict[str, tuple[int, ...]] = {"w": (self.k, self.r, self.s, self.input_shape[2] // self.groups)}
         return shapes | {"b": (self.k,)} if self.bias else shapes
+
+    @property
+    def product_channels(self) -> dict[str, int]:
+        """Those of a group; none where each filter sees one channel: that is no product worth the name."""
+        channels = {"c": self.input_shape[2] // self.groups, "k": self.k // self.groups}
+        return {} if channels["c"] == 1 and self.groups > 1 else channels
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """
@@ -83,35 +95,20 @@ class Conv2d(Layer):
         phase of input pixels, so that no tap is wasted on the stride; wgrad: k x (r s c) over (n p q).  Those
         of dgrad include taps that come from beyond the output's border: a kernel multiplies them by zero.
         """
-        h, w, c = self.input_shape
-        p, q, k = self.output_shape
-        taps, pixels = self.r * self.s, batch_size * p * q
-        c, k = c // self.groups, k // self.groups
-        if pass_ is Pass.FPROP:
-            return (Gemm(pixels, k, taps * c, self.groups),)
-        if pass_ is Pass.WGRAD:
-            return (Gemm(k, taps * c, pixels, self.groups),)
-        (step_h, step_w), (spread_h, spread_w) = self.stride, self.dilation
+        window = self.convolution
+        c, k = window.c // self.groups, window.k // self.groups
+        parts = working_phases(window) if pass_ is Pass.DGRAD else [(window.pixels, window.taps)]
         return tuple(
-            Gemm(batch_size * rows * columns, c, taps_h * taps_w * k, self.groups)
-            for rows, taps_h in _phases(h, step_h, self.pad[0], self.r, spread_h)
-            for columns, taps_w in _phases(w, step_w, self.pad[2], self.s, spread_w)
+            Gemm(
+                *product_extents(pass_, outputs=batch_size * pixels, inputs=batch_size * pixels, c=c, k=k, taps=taps),
+                self.groups,
+            )
+            for pixels, taps in parts
         )
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:  # noqa: ARG002
         """Each pass pairs every output with every tap of its filter, once: all have the FLOP of fprop."""
         return super().pass_flops(Pass.FPROP, batch_size)
-
-
-def _phases(extent: int, step: int, pad: int, taps: int, spread: int) -> list[tuple[int, int]]:
-    """
-    Divide one axis of the input by which taps reach a pixel: (pixels, taps) of each phase that any reaches.
-
-    A pixel is reached by a tap if pixel + pad - tap * spread is a multiple of the step: all pixels
-    of one remainder are reached by the same taps.
-    """
-    phases = Counter((tap * spread - pad) % step for tap in range(taps))
-    return [(len(range(phase, extent, step)), count) for phase, count in sorted(phases.items()) if phase < extent]
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +126,8 @@ class Linear(Layer):
     """
 
     type: ClassVar[str] = "linear"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    can_clamp: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     k: int = field(converter=whole, validator=at_least(1))
     bias: bool = field(default=True, validator=check_flag)
@@ -153,13 +151,13 @@ class Linear(Layer):
         shapes: dict[str, tuple[int, ...]] = {"w": (self.k, self.input_shape[2])}
         return shapes | {"b": (self.k,)} if self.bias else shapes
 
+    @property
+    def product_channels(self) -> dict[str, int]:
+        """Input and output features."""
+        return {"c": self.input_shape[2], "k": self.k}
+
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """Give the product of one pass: (n h w) x k over c and its two gradients."""
         h, w, c = self.input_shape
         rows = batch_size * h * w
-        extents = {
-            Pass.FPROP: (rows, self.k, c),
-            Pass.DGRAD: (rows, c, self.k),
-            Pass.WGRAD: (self.k, c, rows),
-        }
-        return (Gemm(*extents[pass_]),)
+        return (Gemm(*product_extents(pass_, outputs=rows, inputs=rows, c=c, k=self.k)),)

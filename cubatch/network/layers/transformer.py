@@ -59,7 +59,8 @@ class Attention(Layer):
     """
 
     type: ClassVar[str] = "attention"
-    saves: ClassVar[frozenset[str]] = frozenset({"x"})
+    products_in_turn: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     heads: int = field(converter=whole, validator=at_least(1))
     bias: bool = field(default=True, validator=check_flag)

@@ -166,7 +166,6 @@ def test_lanes_are_those_of_the_code(name, table):
     """For Kepler, where nothing runs, the code has 128 of 192."""
     capability, lanes = tuple(table["compute_capability"]), table["float32_lanes"]
     assert lanes == (192 if capability == KEPLER else arithmetic.lanes(gpu(table)))
-    assert arithmetic.lanes(gpu(table)) == ranking._lanes(capability)
     assert (lanes == 64) == (capability in facts.HALF_RATE)
 
 

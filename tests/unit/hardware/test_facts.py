@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 
+import attrs
 import pytest
 
 from cubatch.errors import UnknownName
@@ -96,3 +101,44 @@ def test_a_device_names_itself_by_its_number_only_where_it_is_here():
     assert str(Device(name="NVIDIA H200")) == "NVIDIA H200"
     assert Device(name="NVIDIA H200", compute_capability=(9, 0)).arch == "sm_90"
     assert Device(name="AMD EPYC", kind="cpu").arch is None
+
+
+def rated(**rates):
+    return Device(name="card", compute_capability=(8, 0), peak_flops_per_second=rates, caches={"L2": 3, "L3": 4})
+
+
+def test_equal_devices_are_one_key():
+    """What follows from a device is kept by it: equal facts, in whatever order, are the same key; others are not."""
+    one, same = rated(float32=1.5e12, float16=2e12), rated(float16=2e12, float32=1.5e12)
+    assert one == same
+    assert {one: "kept"}[same] == "kept"
+    others = [rated(float32=1.5e12), rated(float32=2e12, float16=1.5e12), attrs.evolve(one, caches={})]
+    assert not {one}.intersection(others)
+
+
+def test_a_key_keeps_its_place_when_it_goes_to_another_process():
+    """Hashes of text differ between processes; one that came along would not be found again."""
+    one = rated(float32=1.5e12)
+    hash(one)
+    script = "import pickle, sys; d = pickle.load(sys.stdin.buffer); print(hash(d) == hash(attrs.evolve(d)))"
+    asked = [sys.executable, "-c", f"import attrs; {script}"]
+    environ = {**os.environ, "PYTHONHASHSEED": "7"}
+    told = subprocess.run(asked, input=pickle.dumps(one), capture_output=True, check=True, env=environ)
+    assert told.stdout.split() == [b"True"]
+
+
+def test_facts_of_a_device_cannot_be_changed_and_read_as_what_was_given():
+    """Neither by the mapping that they came from nor by the one that is held; repr and JSON are those of a dict."""
+    given = {"float32": 1.5e12}
+    device = Device(name="card", peak_flops_per_second=given)
+    given["float32"] = 3.0
+    assert device.peak_flops_per_second == {"float32": 1.5e12}
+    with pytest.raises(TypeError):
+        device.peak_flops_per_second["float32"] = 3.0
+    assert "peak_flops_per_second={'float32': 1500000000000.0}" in repr(device)
+    assert "caches={}" in repr(device)
+    facts = json.loads(json.dumps(device.to_mapping()))
+    assert (facts["peak_flops_per_second"], facts["caches"]) == ({"float32": 1.5e12}, {})
+    assert device.peak_flops_per_second.get("float16") is None
+    assert list(device.peak_flops_per_second) == ["float32"]
+    assert len(device.peak_flops_per_second) == 1

@@ -21,6 +21,7 @@ from cubatch.kernels import variant as variants
 from cubatch.kernels.problem import Problem, conv2d_problem
 from cubatch.kernels.ranking import ranked, tiles
 from cubatch.kernels.workspace.products import conv2d_dgrad_workspace, product_workspace
+from cubatch.network.passes import Pass
 from cubatch.network.windows import conv_shape
 
 TITAN_X = Device(name="Titan X", compute_capability=(5, 2), num_sms=24)
@@ -215,11 +216,11 @@ def test_a_convolution_that_moves_nothing_is_a_plain_product():
     plain = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     strided = conv_shape((7, 7, 64), (32, 1, 1, 64), (2, 2), (0, 0, 0, 0), (1, 1), 1)
     grouped = conv_shape((7, 7, 64), (32, 1, 1, 32), (1, 1), (0, 0, 0, 0), (1, 1), 2)
-    assert conv2d_problem("conv2d_fprop", plain, 2, "float32", 4) == Problem("gemm_nt", "float32", 98, 32, 64, vector=4)
-    assert conv2d_problem("conv2d_dgrad", strided, 2, "float32", 4) == Problem(
+    assert conv2d_problem(Pass.FPROP, plain, 2, "float32", 4) == Problem("gemm_nt", "float32", 98, 32, 64, vector=4)
+    assert conv2d_problem(Pass.DGRAD, strided, 2, "float32", 4) == Problem(
         "conv2d_dgrad", "float32", 32, 64, 8, phases=4, vector=4
     )
-    assert conv2d_problem("conv2d_wgrad", grouped, 2, "float32", 4) == Problem(
+    assert conv2d_problem(Pass.WGRAD, grouped, 2, "float32", 4) == Problem(
         "conv2d_wgrad", "float32", 16, 32, 98, groups=2, vector=4, tensor_copies=False, tap_channels=32
     )
 
@@ -228,7 +229,7 @@ def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_al
     """The plan knows extents and no addresses, so it takes the larger of both."""
     shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     needs = [
-        product_workspace(conv2d_problem("conv2d_dgrad", shape, 1, "float32", vector), H200) for vector in (1, 4)
+        product_workspace(conv2d_problem(Pass.DGRAD, shape, 1, "float32", vector), H200) for vector in (1, 4)
     ]  # fmt: skip
     assert conv2d_dgrad_workspace(shape, 1, "float32", H200) == max(needs) > 0
 
@@ -239,7 +240,7 @@ def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_al
 def test_the_tensor_cores_of_hopper_are_fed_by_tensor_copies_where_those_fill_their_boxes(channels, groups, family):
     """A plain convolution goes to kernels/hopper; groups and few channels leave it to kernels/mma."""
     shape = conv_shape((28, 28, channels), (256, 3, 3, channels // groups), (1, 1), (1,) * 4, (1, 1), groups)
-    problem = conv2d_problem("conv2d_fprop", shape, 64, "float16", 8)
+    problem = conv2d_problem(Pass.FPROP, shape, 64, "float16", 8)
     found = ranked(problem, H200)
     assert found[0].family == family
     assert ("hopper" in {variants.family for variants in found}) == (family == "hopper")
@@ -248,7 +249,7 @@ def test_the_tensor_cores_of_hopper_are_fed_by_tensor_copies_where_those_fill_th
 def first_stage(operation, c, k, taps, samples, dtype):
     """Give the problem of a layer of ResNet-50's first stage, 56x56."""
     shape = conv_shape((56, 56, c), (k, taps, taps, c), (1, 1), (taps // 2,) * 4, (1, 1), 1)
-    return conv2d_problem(operation, shape, samples, dtype, 4 if dtype == "tf32" else 8)
+    return conv2d_problem(Pass(operation.removeprefix("conv2d_")), shape, samples, dtype, 4 if dtype == "tf32" else 8)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "tf32"])
@@ -274,7 +275,7 @@ def test_shared_memory_bounds_narrow_tiles_less_where_they_are_swapped(tile, sha
     """Percent of wgmma's rate where the L2 keeps up, as kernels/configs.toml says them."""
     monkeypatch.setattr(ranking, "_HOPPER_L2_BYTES_PER_CLOCK", float("inf"))
     found = variants.find("conv2d_fprop", "float16", family="hopper", tile=tile)
-    clocks = ranking._step_clocks(found, found.tile, (9, 0), math.inf)
+    clocks = ranking._step_clocks(first_stage("conv2d_fprop", 64, 64, 3, 32, "float16"), found, H200)
     assert int(100 * found.tile.m * found.tile.n * found.tile.k / 2048 / clocks) == share
 
 
@@ -318,7 +319,7 @@ def test_an_idle_block_of_a_cluster_counts():
 def test_a_box_of_a_tensor_map_holds_channels_of_one_tap():
     """72 channels take two boxes of 64 for each of 9 taps, 1152 columns on Hopper; 648 where taps share a tile."""
     problem = conv2d_problem(
-        "conv2d_wgrad", conv_shape((14, 14, 72), (64, 3, 3, 72), (1, 1), (1,) * 4, (1, 1), 1), 2, "float16", 8
+        Pass.WGRAD, conv_shape((14, 14, 72), (64, 3, 3, 72), (1, 1), (1,) * 4, (1, 1), 1), 2, "float16", 8
     )
     hopper = variants.find("conv2d_wgrad", "float16", family="hopper", tile="128x128x64")
     mma = variants.find("conv2d_wgrad", "float16", family="mma", tile="128x128x32", vector=8)

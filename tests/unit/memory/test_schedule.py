@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cubatch.memory.schedule import Schedule, schedule
+from cubatch.memory.operations import Schedule
+from cubatch.memory.schedule import schedule
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Add, BatchNorm2d, Concat, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU, Sigmoid

@@ -286,7 +286,7 @@ def test_saved_elements_are_counted_by_hand(layer: Layer, saved: dict[str, tuple
 )
 def test_activations_keep_their_input_only_where_they_must(kept: str, kinds: list[type[Layer]]) -> None:
     """The slope of what never falls follows from its output, which the next layer keeps anyway; others dip below 0."""
-    assert {kind.type: kind.saves for kind in kinds} == {kind.type: {kept} for kind in kinds}
+    assert {kind.type: kind.backward_reads for kind in kinds} == {kind.type: {kept} for kind in kinds}
 
 
 def test_token_layers_turn_pixels_to_rows_and_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.network.windows import Axis, conv_shape, phases
+from cubatch.network.windows import Axis, conv_shape, phases, working_phases
 
 AXES = st.builds(
     Axis,
@@ -62,3 +62,16 @@ def test_phases_pair_every_input_with_every_tap_that_reads_it(size, taps, stride
                     got.append((phase.top + index * stride, r, p))
     assert len(got) == len(set(got))
     assert set(got) == want
+
+
+@given(
+    hw=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    rs=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    step=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+def test_the_phases_that_work_are_counted_as_they_are_cut(hw, rs, stride, step):
+    """What a layer's products are is what the engine computes: pixels and taps of each phase that has both."""
+    shape = conv_shape((*hw, 1), (1, *rs, 1), stride, (9, 9, 9, 9), step, 1)
+    cut = [(phase.vertical.out * phase.horizontal.out, phase.taps) for phase in phases(shape) if phase.works]
+    assert working_phases(shape) == cut

@@ -1,0 +1,101 @@
+"""The batch of a step: copied or drawn into every shard's buffers before it, gathered from them after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine import backend, storage
+from cubatch.engine.place import Place
+from cubatch.errors import InvalidArgument
+from cubatch.memory.plan import Plan
+
+RANDOM_BLOCK = 2**16
+"""Random numbers that are drawn at most; larger buffers repeat them."""
+
+_SHIFT = 7919
+
+
+def check(plan: Plan, x: Any, labels: Any) -> None:
+    """
+    Check that a batch fits what was prepared.
+
+    Raises:
+        InvalidArgument: If shapes or labels do not.
+    """
+    network = plan.schedule.network
+    wanted = (plan.batch_size, *network.input_shape)
+    if tuple(x.shape) != wanted:
+        raise InvalidArgument("x", tuple(x.shape), f"of shape {wanted}")
+    h, w, classes = network.output_shape
+    if labels is not None:
+        if math.prod(labels.shape) != plan.batch_size * h * w or len(labels) != plan.batch_size:
+            raise InvalidArgument("labels", tuple(labels.shape), f"of shape {(plan.batch_size, h, w)}")
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= classes:
+            raise InvalidArgument("labels", (least, most), f"class numbers from 0 to {classes - 1}")
+
+
+def fill(plan: Plan, place: Place, x: Any, labels: Any, kind: np.dtype[Any], xp: Any) -> None:
+    """
+    Copy a shard of a batch in.
+
+    Args:
+        plan: What was prepared.
+        place: The shard's.
+        x: The whole batch.
+        labels: Of the whole batch, or None.
+        kind: What activations are stored as.
+        xp: The array module.
+    """
+    shard = slice(place.begin, place.begin + place.arena.samples)
+    for number in plan.schedule.given:
+        target = place.arena[number]
+        name = plan.schedule.buffers[number].name
+        if name == "input":
+            target[...] = xp.asarray(storage.encoded(x[shard], kind))
+        elif name == "labels" and labels is not None:
+            target[...] = xp.asarray(labels[shard]).reshape(target.shape)
+
+
+def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp: Any) -> None:
+    """
+    Fill what is given to a step with random numbers.
+
+    Args:
+        plan: What was prepared.
+        places: Of all shards.
+        block: Numbers of `random_block`.
+        seed: Draws the labels.
+        xp: The array module.
+    """
+    random = np.random.default_rng(seed)
+    # Every shard begins elsewhere in the block, or all would hold the same samples.
+    for count, place in enumerate(places):
+        for number in sorted(plan.schedule.given):
+            target = place.arena[number].reshape(-1)
+            if plan.schedule.buffers[number].name == "labels":
+                classes = plan.schedule.network.output_shape[2]
+                target[...] = xp.asarray(random.integers(0, classes, size=target.size, dtype=np.int32))
+                continue
+            start, begin = 0, count * _SHIFT % block.size
+            while start < target.size:
+                piece = block[begin : begin + target.size - start]
+                target[start : start + piece.size] = piece
+                start, begin = start + piece.size, 0
+
+
+def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:
+    """Draw normal random numbers, as they are stored."""
+    drawn = np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
+    return xp.asarray(storage.encoded(drawn, kind))
+
+
+def gathered(places: Sequence[Place], number: int) -> np.ndarray[Any, Any]:
+    """Copy a buffer to the host from all shards."""
+    parts = [backend.to_host(place.arena[number]) for place in places]
+    together: np.ndarray[Any, Any] = storage.decoded(np.concatenate(parts))
+    return together

@@ -1,0 +1,81 @@
+"""Where an operation of the schedule works, and with which arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.engine.arena import Arena
+from cubatch.engine.team import Team
+from cubatch.memory.operations import Op
+
+
+@attrs.frozen(eq=False)
+class Place:
+    """
+    Where one member of a team works: its shard of the batch, its gradients, the shared parameters.
+
+    Attributes:
+        operations: The functions that compute: `functional`, or their twins on hand-written kernels.
+        arena: The shard's buffers.
+        parameters: By layer and name; shared by all members.
+        gradients: By layer and name; this member's own.
+        states: Running statistics by layer and name; shared, written by the first member.
+        team, rank: The members, and which of them this is.
+        batch_size: Samples of the whole batch.
+        begin: First sample of the shard in the batch.
+        clock: Number of steps done, in a list of one; draws the dropout masks.
+        seed: Where those draws start.
+    """
+
+    operations: Any
+    arena: Arena
+    parameters: Mapping[str, Mapping[str, Any]]
+    gradients: Mapping[str, Mapping[str, Any]]
+    states: Mapping[str, Mapping[str, Any]]
+    team: Team
+    rank: int
+    batch_size: int
+    begin: int
+    clock: list[int]
+    seed: int
+
+
+@attrs.frozen(eq=False)
+class Bound:
+    """An operation with its arrays."""
+
+    op: Op
+    layer: Any
+    reads: dict[str, Any]
+    writes: dict[str, Any]
+    workspace: Any
+    place: Place
+    training: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the layer."""
+        return self.op.node.name if self.op.node else ""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Parameters of the layer by name."""
+        return self.place.parameters.get(self.name, {})
+
+    @property
+    def gradients(self) -> Mapping[str, Any]:
+        """Where the gradients of its parameters go, by name."""
+        return self.place.gradients.get(self.name, {})
+
+    def x_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the shard's input."""
+        return (self.place.arena.samples, *self.layer.input_shape)
+
+    @property
+    def positions(self) -> int:
+        """Values per channel in the whole batch."""
+        h, w, _ = self.layer.input_shape
+        return int(self.place.batch_size * h * w)
