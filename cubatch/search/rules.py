@@ -10,7 +10,8 @@ When none does, the answer is known, or the budget holds no more.
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
     zoom              the visit that promises most for its seconds: a size not seen yet, or all contenders once more
     gaps              what lies unseen between sizes that are far apart, one of them near the best: a cliff, a peak
-    memory            where memory ends, while the curve rises there
+    memory            where memory ends, or sizes begin to fail otherwise, while the curve rises there
+    latency_limit_at_last   the same as latency_limit, where a visit is dear
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
     leftover          a size that may be much better, where what is left of the budget holds it
@@ -43,6 +44,7 @@ SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
 VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.15  # visits, of what is left, behind the fastest
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
+AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
@@ -59,7 +61,20 @@ def next_visits(view: View) -> list[int]:
     """
     if not view.read:
         return first(view)
-    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts, leftover)
+    rules = (
+        asked,
+        below,
+        scouts,
+        latency_limit,
+        lowest_latency,
+        zoom,
+        gaps,
+        memory,
+        latency_limit_at_last,
+        believed,
+        doubts,
+        leftover,
+    )
     return next((found for rule in rules if (found := rule(view))), [])
 
 
@@ -109,7 +124,7 @@ def scouts(view: View) -> list[int]:
         rates = {n: n / view.model[n] for n in open_sizes}
     listed = race.scouts(open_sizes, rates)
     for n in listed:
-        if n in view.read or any(size < n for size in view.of.failed):
+        if n in view.read or any(max(view.read) < size < n for size in view.walls):
             continue
         if view.goal.objective == "latency":
             hopeless = view.steps[view.place(max(view.read))] > FAR_LATENCY * view.read[view.answer].seconds
@@ -123,7 +138,16 @@ def scouts(view: View) -> list[int]:
 
 
 def latency_limit(view: View) -> list[int]:
-    """Name a size between the largest that keeps the latency limit and the smallest that does not."""
+    """Name a size between the largest that keeps the latency limit and the smallest that does not, if cheap."""
+    return _at_latency_limit(view, GAP_SHARE)
+
+
+def latency_limit_at_last(view: View) -> list[int]:
+    """Name such a size however dear it is: nothing else is left to do."""
+    return _at_latency_limit(view, 1.0)
+
+
+def _at_latency_limit(view: View, share: float) -> list[int]:
     limit = view.goal.latency_limit
     if limit is None or view.answer is None or view.goal.objective == "latency":
         return []
@@ -134,7 +158,7 @@ def latency_limit(view: View) -> list[int]:
         last = view.read[high].seconds
     else:  # by what is believed, until one is read
         beyond = [n for n in view.sizes if n > low and n not in view.of.closed and view.steps[view.place(n)] > limit]
-        if not beyond or not view.affordable(beyond[0], GAP_SHARE):
+        if not beyond or not view.affordable(beyond[0], share):
             return []
         high, last = beyond[0], float(view.steps[view.place(beyond[0])])
         if bisection.is_met(low, high) or not any(low < n < high for n in view.sizes):
@@ -143,28 +167,36 @@ def latency_limit(view: View) -> list[int]:
 
 
 def memory(view: View) -> list[int]:
-    """Name a size between the largest that ran and the smallest that did not fit."""
+    """Name a size between the largest that ran and the smallest that ran out of memory or failed otherwise."""
     able = [n for n in view.read if view.is_able(n)]
     if not able or view.goal.objective == "latency":
         return []
     low = max(able)
-    high = min((n for n in view.of.failed if n > low), default=None)
+    ends = [n for n in view.walls if n > low] or [n for n in view.of.failed if n > low]
+    high = min(ends, default=None)
     if high is None or any(low < n < high for n in view.read):  # what ran and breaks a limit ends the sizes earlier
         return []
     return _in_gap(view, low, high, None)
 
 
 def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
-    """Narrow the gap of a limit, while the curve rises there and the budget holds a visit."""
+    """
+    Narrow the gap of a limit, while the curve rises there and the budget holds a visit.
+
+    Where it rises by less than the tolerance, the end of what may be the answer is worth only what is cheap.
+    """
     inside = [n for n in view.sizes if low < n < high]
-    if not inside or view.gain(inside[-1]) < KNOWN * view.tolerance:
+    if not inside:
         return []
+    rise = view.gain(inside[-1])
+    is_at_limit = view.answer is not None and low < AT_LIMIT * view.answer
+    share = 1.0 if rise >= KNOWN * view.tolerance else LIMIT_SHARE if rise > 0 and is_at_limit else 0.0
     wanted = bisection.between(low, high, guess, view.of.multiple)
     if wanted is None:
         return []
     like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
     size = wanted if view.of.extends and wanted not in view.of.closed else like
-    return [size] if size not in view.of.closed and view.affordable(like) else []
+    return [size] if size not in view.of.closed and view.affordable(like, share) else []
 
 
 def lowest_latency(view: View) -> list[int]:

@@ -88,8 +88,11 @@ def _slower_than_lowest(view: View, n: int) -> str | None:
 
 
 def _above_failed(view: View, n: int) -> str | None:
-    failed = [size for size in view.of.failed if max(view.read) < size < n]
-    return f"batch size {min(failed)}, which is smaller, ran out of memory" if failed else None
+    failed = [size for size in view.walls if max(view.read) < size < n]
+    if not failed:
+        return None
+    how = "failed" if min(failed) in view.of.broken else "ran out of memory"
+    return f"batch size {min(failed)}, which is smaller, {how}"
 
 
 def _above_limit(view: View, n: int) -> str | None:

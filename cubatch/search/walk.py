@@ -39,6 +39,7 @@ __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 
 _log = logging.getLogger(__name__)
 
+_FAILED = ("out_of_memory", "error", "timeout")
 _SURELY = 0.9  # quantile of what may still be gained, that progress shows
 
 
@@ -271,7 +272,8 @@ class _Run:
                 model=self.model,
                 records={n: record for n, record in self.records.items() if n not in refused},
                 closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
-                failed={n for n, outcome in self.outcomes.items() if outcome.status == "out_of_memory"},
+                failed={n for n, outcome in self.outcomes.items() if outcome.status in _FAILED},
+                broken={n: o.status for n, o in self.outcomes.items() if o.status in ("error", "timeout")},
                 visit_seconds=seconds,
                 left=left,
                 budget=self.budget.seconds,

@@ -45,6 +45,7 @@ def sentences(
     tied_with: Sequence[int],
     decided_by: str | None,
     rounds: Mapping[int, Mapping[int, float]],
+    edge: tuple[int, str] | None = None,
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
     could_gain: Mapping[int, float] | None = None,
@@ -60,6 +61,7 @@ def sentences(
         tied_with: Sizes that paired rounds cannot tell from the fastest.
         decided_by: One of results.DECIDED_BY; None where `choose.answer` leaves that open.
         rounds: Seconds by batch size and round, of the timings that count.
+        edge: Where the next limit or failure above the largest that ran lies, and which it is, where one is known.
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
         could_gain: Share of the best that a size which was not tried might gain, where that is known.
@@ -71,7 +73,7 @@ def sentences(
         why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
     return [
         *why,
-        _limit(answer, fastest, measurements, goal, decided_by, tied_with),
+        _limit(answer, fastest, measurements, goal, decided_by, tied_with, edge),
         *_floor(measurements),
         *_powers_of_two(answer, measurements, rounds),
         *_noisy(fastest),
@@ -166,26 +168,29 @@ def _limit(
     goal: Goal,
     decided_by: str | None,
     tied_with: Sequence[int],
+    edge: tuple[int, str] | None,
 ) -> str:
-    n, limit = answer.batch_size, format_seconds(goal.latency_limit or 0.0)
+    n = answer.batch_size
     larger = [m for m in measurements if m.batch_size > n]
     top = max((m.batch_size for m in larger if m.status in TIMED and m.latency_seconds is not None), default=n)
-    looked = max((m.batch_size for m in larger if m.status in TIMED), default=n)
+    looked = [m.batch_size for m in larger if m.status in TIMED and (edge is None or m.batch_size <= max(top, edge[0]))]
+    reach = max(looked, default=n)
     beyond = [m for m in larger if m.batch_size > top]
     failed = [m for m in beyond if m.status in {"error", "timeout"}]
     refused = [m for m in beyond if m.status in {"out_of_memory", "over_limit"}]
     if decided_by is None:
         if any(m.status == "interrupted" for m in larger):
             return f"The interruption decided: larger sizes than {n} were not measured to their end."
+        if edge is not None and edge[1] == "failure":
+            return f"No limit decided but a failure: {_at_edge(top, edge[0], measurements, goal)}."
         if refused:
-            edge = refused[0].batch_size
-            gap = f"no size between {top}, which ran, and {edge}, which did not, gave a timing"
+            gap = f"no size between {top}, which ran, and {refused[0].batch_size}, which did not, gave a timing"
             return f"Nothing tells what decided: {gap}."
         return f"Nothing larger than {top} gave a timing ({count_statuses(failed, goal)})."
     num_untried = sum(m.status == "not_run" for m in larger)
     untried = "1 larger size was" if num_untried == 1 else f"{num_untried} larger sizes were"
-    ruled_out = f" and by these readings up to {looked}" if looked > top else ""
-    span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {looked} by the readings of smaller ones"
+    ruled_out = f" and by these readings up to {reach}" if reach > top else ""
+    span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {reach} by the readings of smaller ones"
     last_tie = max(tied_with, default=n)
     if goal.objective == "latency":
         flat = f", as far as paired rounds tell: {last_tie} is tied" if last_tie > n else ""
@@ -197,18 +202,41 @@ def _limit(
         spread = _spread(fastest) or 0.0
         doubt = f", as far as timings that spread by ± {format_percent(spread)} tell" if spread > NOISY_SHARE else ""
         plateau = f"Larger batches, {span}, gain no more than {_tolerance(goal)}: a plateau{doubt}."
-    listed = f"The list of batch sizes decided: nothing larger than {max(n, looked)} is in it"
+    more = "with more memory a larger batch might be better"
+    listed = f"The list of batch sizes decided: nothing larger than {max(n, reach)} is in it"
     if refused:
         listed = f"The list of batch sizes decided: it holds nothing between {top} and {refused[0].batch_size}"
     return {
         "peak": peak,
         "plateau": plateau,
-        "memory": f"Memory decided: nothing larger than {top} fits; with more memory a larger batch might be better.",
-        "latency_limit": f"The latency limit decided: the next larger size takes longer than {limit}.",
-        "max_batch_size": f"max_batch_size decided: nothing larger than {looked} was allowed, which might be better.",
+        "memory": f"Memory decided: {_memory_edge(top, edge, measurements, goal)}; {more}.",
+        "latency_limit": f"The latency limit decided: {_latency_edge(top, edge, measurements, goal)}.",
+        "max_batch_size": f"max_batch_size decided: nothing larger than {reach} was allowed, which might be better.",
         "batch_sizes": f"{listed}, which might be better.",
         "budget": f"The budget decided: {untried} not tried, since it held no visit to them, and might be better.",
     }[decided_by]
+
+
+def _memory_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence[Measurement], goal: Goal) -> str:
+    found = next((m for m in measurements if edge is not None and m.batch_size == edge[0]), None)
+    if found is None or found.status != "out_of_memory":  # planned, not met
+        return f"nothing larger than {top} fits"
+    return _at_edge(top, found.batch_size, measurements, goal)
+
+
+def _latency_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence[Measurement], goal: Goal) -> str:
+    found = next((m for m in measurements if edge is not None and m.batch_size == edge[0]), None)
+    if found is None or found.latency_seconds is None:
+        return f"the next larger size takes longer than {format_seconds(goal.latency_limit or 0.0)}"
+    return f"the largest that keeps it is {top}; {breaks_latency_limit(found, goal)}"
+
+
+def _at_edge(top: int, n: int, measurements: Sequence[Measurement], goal: Goal) -> str:
+    """Say which is the largest that ran, and how the next larger one failed."""
+    found = next(m for m in measurements if m.batch_size == n)
+    how = {"out_of_memory": "runs out of memory", "timeout": "hangs"}.get(found.status, "fails")
+    why = "" if found.status == "out_of_memory" else _first_reason([found], goal)
+    return f"the largest that ran is {top}; {n} {how}{why}"
 
 
 def _floor(measurements: Sequence[Measurement]) -> list[str]:

@@ -434,10 +434,29 @@ def test_larger_sizes_that_failed_are_named() -> None:
     """Where everything larger raised an error or hung, memory is not blamed for it."""
     for more in ({"largest_batch_size": 1000}, {"largest_batch_size": 1000, "asked": True}, {}):
         result = answer_of({**steady((8, 1.0)), 16: [], 32: []}, {16: "error", 32: "timeout"}, **more)
-        said = [reason for reason in result.reasons if reason.startswith("Nothing larger than 8 gave a timing")]
+        said = [reason for reason in result.reasons if reason.startswith("No limit decided but a failure: ")]
         assert len(said) == 1
-        assert "error: 16" in said[0]
-        assert "timeout: 32" in said[0]
+        assert "the largest that ran is 8; 16 fails" in said[0]
+        assert result.decided_by is None
+
+
+def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
+    """48 ran, 64 fails, and 96 to 512 are dropped for that: no readings judged them, and nothing is a plateau."""
+    timings = {**steady((48, 1.0)), 64: [], 96: [], 512: []}
+    for status, decided_by in (("error", None), ("timeout", None), ("out_of_memory", None)):
+        result = answer_of(timings, {64: status, 96: "dropped", 512: "dropped"})
+        assert result.decided_by == decided_by
+        assert not any("judged up to 512" in reason for reason in result.reasons)
+
+
+def test_the_size_that_met_a_limit_is_named() -> None:
+    """300 ran and 306 did not: both are in the sentence, and so is what 36 takes beside the latency limit."""
+    result = answer_of({**steady((300, 1.0)), 306: []}, {306: "out_of_memory"})
+    assert result.decided_by == "memory"
+    assert any("the largest that ran is 300; 306 runs out of memory" in reason for reason in result.reasons)
+    slow = decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
+    assert slow.decided_by == "latency_limit"
+    assert any("the largest that keeps it is 35; 36 already takes 1.20 s" in reason for reason in slow.reasons)
 
 
 def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
