@@ -7,6 +7,7 @@ When none does, the answer is known, or the budget holds no more.
     below             the smallest size, where all that were read break the latency limit
     scouts            a few widely spaced sizes, as long as they promise something
     latency_limit     where a step takes as long as it may, while the curve rises there
+    unsettled         what took longer than larger sizes do; by the objective latency before it is compared
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
     zoom              the visit that promises most for its seconds: a size not seen yet, or all contenders once more
     gaps              what lies unseen between sizes that are far apart, one of them near the best: a cliff, a peak
@@ -14,6 +15,7 @@ When none does, the answer is known, or the budget holds no more.
     latency_limit_at_last   the same as latency_limit, where a visit is dear
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
+    certain           the answer and its ties, until each has readings enough for an interval
     leftover          a size that may be much better, where what is left of the budget holds it
 """
 
@@ -27,6 +29,7 @@ import numpy as np
 from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 from numpy.typing import NDArray
 
+from cubatch.measure.budget import FEWEST_READINGS
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.search import bisection, race
 from cubatch.search.belief import Array, believe
@@ -43,11 +46,17 @@ PATIENCE = 9  # visits that may find nothing better: what is believed of teeth i
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
 VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.15  # visits, of what is left, behind the fastest
+CERTAIN_SHARE, TIES_SHARE, UNSETTLED_SHARE = (
+    0.2,
+    0.01,
+    0.02,
+)  # of what is left: for the answer's own readings, and for others'
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
 AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
+HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
 DOUBTFUL = 0.03  # a size that its neighbours say is faster by less was not read at a bad time
 LAST = 0.05  # log of what the largest size read may be behind by its neighbours: all that lies beyond is judged by it
 READINGS = 5  # that a visit is thought to take, when it is judged what it would tell
@@ -66,6 +75,7 @@ def next_visits(view: View) -> list[int]:
         below,
         scouts,
         latency_limit,
+        unsettled,
         lowest_latency,
         zoom,
         gaps,
@@ -73,6 +83,7 @@ def next_visits(view: View) -> list[int]:
         latency_limit_at_last,
         believed,
         doubts,
+        certain,
         leftover,
     )
     return next((found for rule in rules if (found := rule(view))), [])
@@ -269,6 +280,58 @@ def believed(view: View) -> list[int]:
     return _shuffled(view, [n for n in near if view.affordable(n, share)])
 
 
+def unsettled(view: View) -> list[int]:
+    """
+    Name a size that was read at a bad time, since a larger one takes less: as if it had not been read.
+
+    By the objective latency also the answer itself, where all that is known of it are its very first steps.
+    """
+    is_latency = view.goal.objective == "latency"
+    share = CERTAIN_SHARE if is_latency else UNSETTLED_SHARE
+    found = [n for n in sorted(view.suspects) if n not in view.of.closed and view.affordable(n, share)]
+    if not found and is_latency and view.answer is not None and view.read[view.answer].visits == 1:
+        found = [n for n in [view.answer] if n not in view.of.closed and _is_dear_to_settle(view, n)]
+    return found[:1]
+
+
+def _is_dear_to_settle(view: View, n: int) -> bool:
+    """Whether a size was read once or twice only, since its steps are dear, and the budget holds some more."""
+    return len(view.read[n].counting) < FEWEST_READINGS and readings_wanted(view, n) > 0
+
+
+def certain(view: View) -> list[int]:
+    """Name the answer, the fastest and what ties with them, while they lack readings for an interval."""
+    if view.answer is None or view.fastest is None:
+        return []
+    return _shuffled(view, [n for n in _ties(view) if n not in view.of.closed and readings_wanted(view, n)])
+
+
+def readings_wanted(view: View, n: int) -> int:
+    """
+    Say how many readings a size that may be the answer still wants, where they cost a small share of what is left.
+
+    The answer and the fastest are worth a larger share than their ties.
+    """
+    if n not in view.read or n not in _ties(view):
+        return 0
+    record = view.read[n]
+    few = max(0, MIN_ROUNDS - len(record.counting), int(record.visits < VISITS_TO_BELIEVE))
+    if record.visits >= MOST_VISITS_OF_LATENCY or not few:
+        return 0
+    share = CERTAIN_SHARE if n == view.answer else TIES_SHARE
+    cost = float(view.visit_seconds[view.place(n)]) + (few - 1) * record.seconds
+    return few if cost <= share * view.of.left else 0
+
+
+def _ties(view: View) -> list[int]:
+    """Give the answer, the fastest, and the sizes between which readings do not choose."""
+    if view.answer is None or view.fastest is None:
+        return []
+    best = view.read[view.fastest].cost or math.inf
+    near = [n for n, one in view.read.items() if view.is_able(n) and (one.cost or math.inf) <= view.goal.allowed(best)]
+    return list(dict.fromkeys([view.answer, view.fastest, *near]))[:MOST_CONTENDERS]
+
+
 def _is_hardly_read(view: View, n: int, record: Record) -> bool:
     """Whether a size was visited less often than it takes to believe it, or to give the answer an interval."""
     wanted = MIN_ROUNDS if n in (view.answer, view.fastest) else 1
@@ -277,24 +340,26 @@ def _is_hardly_read(view: View, n: int, record: Record) -> bool:
 
 
 def doubts(view: View) -> list[int]:
-    """Name the sizes that were visited once, at a bad time by what their neighbours say, and may be the answer."""
-    if view.answer is None or view.goal.objective == "latency":
+    """Name a size that its neighbours say was read at a bad time, and that may be the answer."""
+    if view.answer is None:
         return []
-    found = []
-    for n, record in view.read.items():
-        if record.visits > 1 or n == view.answer or not view.is_able(n) or n in view.of.closed:
-            continue
-        others = [seen for seen in view.seen if seen.batch_size != n]
-        if not others or not view.affordable(n):
-            continue
-        alone = believe(others, [n], view.model)
-        read = record.cost or math.inf
-        expected = math.exp(alone.mean[0]) / n
-        behind = math.log(expected) + view.field.value[view.field.answer]
-        last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
-        if expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0):
-            found.append(n)
-    return found[:1]
+    sizes = [n for n in view.read if n != view.answer and view.is_able(n) and n not in view.of.closed]
+    return [n for n in sizes if view.affordable(n) and _is_doubtful(view, n)][:1]
+
+
+def _is_doubtful(view: View, n: int) -> bool:
+    """Whether a size was visited once, and its neighbours say that it is the answer, or far better."""
+    record, others = view.read[n], [seen for seen in view.seen if seen.batch_size != n]
+    is_latency = view.goal.objective == "latency"
+    if record.visits > 1 or not others or (is_latency and not record.is_fresh):
+        return False
+    expected = math.exp(believe(others, [n], view.model).mean[0]) / (1 if is_latency else n)
+    read = record.cost or math.inf
+    behind = math.log(expected) + view.field.value[view.field.answer]
+    if expected * (1 + HALTED) < read and behind < HALTED_BEHIND and view.affordable(n, HALTED_SHARE):
+        return True
+    last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
+    return not is_latency and expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0)
 
 
 def leftover(view: View) -> list[int]:

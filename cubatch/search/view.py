@@ -17,7 +17,7 @@ from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
 from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
-from cubatch.search.history import Noise, Record, noise_of, seen_of
+from cubatch.search.history import Noise, Record, noise_of, seen_of, suspect
 
 LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
 UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
@@ -86,6 +86,11 @@ class View:
     def noise(self) -> Noise:
         """How far readings scatter."""
         return noise_of(self.read.values())
+
+    @functools.cached_property
+    def suspects(self) -> set[int]:
+        """Sizes that were read at a bad time, as larger ones took less: nothing is ruled out by that."""
+        return suspect(self.read)
 
     @functools.cached_property
     def seen(self) -> list[Seen]:

@@ -305,6 +305,8 @@ class _Run:
                 first_round=number * PER_VISIT,
                 likely=self.likely_seconds(n),
                 keep=functools.partial(self.keep, record),
+                settled=self.likely_seconds(n) if n in self.view.suspects else None,
+                at_least=rules.readings_wanted(self.view, n),
             )
         except OutOfBudget:
             pass  # what became of the size is said at the end
