@@ -72,11 +72,15 @@ def _of_unread(view: View, n: int, spent: str) -> Verdict:
             return Verdict("dropped", reason, {"limit": "latency"} if rule is _above_limit else {})
     average, most = _gain(view, n)
     if (view.goal.objective == "latency" or average >= KNOWN * view.tolerance) and not view.affordable(n):
-        need = format_seconds(float(view.visit_seconds[view.place(n)]))
-        reason = f"a visit would take about {need}, {format_seconds(view.of.left)} of the budget are left"
-        return Verdict("not_run", reason, {"limit": "budget", "could_gain": round(most, 3)})
+        need, left = float(view.visit_seconds[view.place(n)]), view.of.left
+        reason = f"a visit would take about {format_seconds(need)}, {format_seconds(left)} of the budget are left"
+        facts = {"limit": "budget", "could_gain": round(most, 3), "needed_seconds": need, "left_seconds": left}
+        return Verdict("not_run", reason, facts)
     if most <= 0:
         return Verdict("dropped", f"by its neighbours' readings it is slower than batch size {view.answer}")
+    if most > 1:  # a bound that bounds nothing
+        reason = f"by its neighbours' readings it is not expected to be better than batch size {view.answer}"
+        return Verdict("dropped", reason)
     reason = f"by its neighbours' readings it is at most {format_percent(most)} better than batch size {view.answer}"
     return Verdict("dropped", reason)
 

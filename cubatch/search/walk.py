@@ -49,7 +49,8 @@ class Event:
     One thing that happened, for whoever shows progress.
 
     Attributes:
-        kind: "round" (a sweep begins), "timing" (taken), "outcome" (a candidate is done), "end".
+        kind: "resume" (kept timings are gone on with), "round" (a sweep begins), "timing" (taken), "outcome" (a
+            candidate is done), "end".
         round: Of a timing, its round; else that with which the present sweep began.
         batch_size: Which candidate; None for "round" and "end".
         done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
@@ -57,8 +58,8 @@ class Event:
         message: What happened, for a person.
         best_batch_size: What the answer would be by the visits before this one, or before its sweep; None in the first.
         best_rate: Samples per second of it.
-        could_gain: By what share the answer may still get better, at most in nine of ten cases; None where that
-            is not known.
+        could_gain: By what share the answer may still get better, at most in nine of ten cases: the least that was
+            said so far. None where that is not known, or more than all that there is.
     """
 
     kind: str
@@ -178,7 +179,7 @@ class _Run:
         self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
-        self.fruitless, self.best_cost = 0, math.inf
+        self.fruitless, self.best_cost, self.could_gain = 0, math.inf, math.inf
         self.view = self.look()
 
     # --- the walk ---
@@ -191,6 +192,7 @@ class _Run:
                     reason = f"planned above the memory limit, so it was {tried}"
                     self.end(n, "over_limit", reason, limit="memory")
             if self.open:
+                self.tell_resume()
                 self.walk()
             self.tell("end", None, "measuring is done")
         except (KeyboardInterrupt, SystemExit):
@@ -385,13 +387,33 @@ class _Run:
         self.book.outcome(self.outcomes[n])
         self.tell("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
 
+    def tell_resume(self) -> None:
+        """Say that kept timings are gone on with; of the best so far the first visit tells."""
+        count, spent = sum(len(record.timings) for record in self.records.values()), self.budget.spent()
+        if count and self.progress is not None:
+            known = f"{count} timing{'s' * (count > 1)}"
+            spent_text = f"{format_seconds(spent)} of {format_seconds(self.budget.seconds)} are spent"
+            self.progress(
+                Event(
+                    kind="resume",
+                    round=self.sweep * PER_VISIT,
+                    batch_size=None,
+                    done=min(spent, self.budget.seconds),
+                    total=self.budget.seconds,
+                    seconds_left=self.budget.left(),
+                    message=f"going on with {known}; {spent_text}",
+                )
+            )
+
     def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         if self.progress is None:
             return
         view = self.view
         best = view.read.get(view.answer or 0)
         with self.one_thread():
-            could_gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))])) if best else None
+            if best:
+                gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))]))
+                self.could_gain = min(self.could_gain, gain)
         self.progress(
             Event(
                 kind=kind,
@@ -403,7 +425,7 @@ class _Run:
                 message=message,
                 best_batch_size=view.answer,
                 best_rate=best.batch_size / best.seconds if best else None,
-                could_gain=could_gain,
+                could_gain=self.could_gain if best and self.could_gain <= 1 else None,
             )
         )
 

@@ -167,7 +167,12 @@ def answer(
             edge=decision.edge,
             rounds=seconds,
             throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
-            l2=header.get("l2"),
+            l2=header.get("l2") if header["device"].get("kind") != "cpu" else None,
+            needed={
+                n: (o.facts["needed_seconds"], o.facts["left_seconds"])
+                for n, o in outcomes.items()
+                if "needed_seconds" in o.facts
+            },
             could_gain={n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None},
         )
     elif not partial:

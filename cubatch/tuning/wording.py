@@ -49,6 +49,7 @@ def sentences(
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
     could_gain: Mapping[int, float] | None = None,
+    needed: Mapping[int, tuple[float, float]] | None = None,
 ) -> list[str]:
     """
     Say in words why the answer is the answer.
@@ -65,6 +66,7 @@ def sentences(
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
         could_gain: Share of the best that a size which was not tried might gain, where that is known.
+        needed: Seconds that a visit to a size that was not tried would have taken, and seconds that were left.
     """
     timed = [m for m in measurements if m.status in TIMED and m.latency_seconds is not None]
     if len(timed) == 1 and len(measurements) > 1:
@@ -73,10 +75,10 @@ def sentences(
         why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
     return [
         *why,
-        _limit(answer, fastest, measurements, goal, decided_by, tied_with, edge),
+        _limit(answer, fastest, measurements, goal, decided_by, tied_with, edge, needed or {}),
         *_floor(measurements),
         *_powers_of_two(answer, measurements, rounds),
-        *_noisy(fastest),
+        *_noisy(fastest, decided_by),
         *_few(measurements, decided_by),
         *_throttled(measurements, throttled_only),
         *_cold_or_warm(l2),
@@ -169,6 +171,7 @@ def _limit(
     decided_by: str | None,
     tied_with: Sequence[int],
     edge: tuple[int, str] | None,
+    needed: Mapping[int, tuple[float, float]],
 ) -> str:
     n = answer.batch_size
     larger = [m for m in measurements if m.batch_size > n]
@@ -199,6 +202,11 @@ def _limit(
     else:
         where = f"Beyond {last_tie}, the largest tie," if last_tie > n else "Beyond it"
         peak = f"{where} the {_QUALITY[goal.objective]} falls again (measured up to {top}): the optimum lies inside."
+        if n == min(m.batch_size for m in measurements):
+            peak = (
+                f"{where} the {_QUALITY[goal.objective]} falls (measured up to {top}), and nothing is smaller than {n}"
+            )
+            peak += "." if n == 1 else " in what was looked at."
         spread = _spread(fastest) or 0.0
         doubt = f", as far as timings that spread by ± {format_percent(spread)} tell" if spread > NOISY_SHARE else ""
         plateau = f"Larger batches, {span}, gain no more than {_tolerance(goal)}: a plateau{doubt}."
@@ -213,8 +221,21 @@ def _limit(
         "latency_limit": f"The latency limit decided: {_latency_edge(top, edge, measurements, goal)}.",
         "max_batch_size": f"max_batch_size decided: nothing larger than {reach} was allowed, which might be better.",
         "batch_sizes": f"{listed}, which might be better.",
-        "budget": f"The budget decided: {untried} not tried, since it held no visit to them, and might be better.",
+        "budget": f"The budget decided: {untried} not tried, {_too_dear(larger, needed)}, and might be better.",
     }[decided_by]
+
+
+def _too_dear(larger: Sequence[Measurement], needed: Mapping[int, tuple[float, float]]) -> str:
+    """Say what a visit to the smallest size that was not tried would have taken, and what was left."""
+    first = next((m.batch_size for m in larger if m.status == "not_run" and m.batch_size in needed), None)
+    if first is None:
+        return "since it held no visit to them"
+    need, left = needed[first]
+    if need <= left:
+        held = f"{format_seconds(left)} were left, too little for a guess that far from what was read"
+    else:
+        held = f"{format_seconds(left)} were left"
+    return f"since a visit to {first} would take about {format_seconds(need)} and {held}"
 
 
 def _memory_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence[Measurement], goal: Goal) -> str:
@@ -296,15 +317,14 @@ def _spread(measurement: Measurement) -> float | None:
     return (interval[1] - interval[0]) / (2 * rate) if interval and rate else None
 
 
-def _noisy(fastest: Measurement) -> list[str]:
+def _noisy(fastest: Measurement, decided_by: str | None) -> list[str]:
     """Warn of a machine on which the best size is not known well enough to compare others with it."""
     spread = _spread(fastest)
     if spread is None or spread <= NOISY_SHARE:
         return []
     text = f"The timings spread widely (± {format_percent(spread)} at the fastest size), as on a machine busy with"
-    return [
-        f"{text} something else: other sizes may be as good. Measure again on a quiet one, or with a larger budget."
-    ]
+    more = ", or with a larger budget" if decided_by == "budget" else ""
+    return [f"{text} something else: other sizes may be as good. Measure again on a quiet one{more}."]
 
 
 def _few(measurements: Sequence[Measurement], decided_by: str | None) -> list[str]:
@@ -335,7 +355,7 @@ def _absent(measurements: Sequence[Measurement], goal: Goal, could_gain: Mapping
     untried = [m for m in measurements if m.status == "not_run"]
     text = count_statuses([m for m in measurements if m.status != "not_run"], goal)
     gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
-    gained = "" if gain is None else f", with up to {float(f'{100 * gain:.2g}'):g} % to gain"
+    gained = "" if gain is None or gain > 1 else f", with up to {float(f'{100 * gain:.2g}'):g} % to gain"
     return [
         *([f"Not tried, for lack of time{gained}: {_sizes(untried)}. A larger budget tries them."] if untried else []),
         *([f"No answer could come from: {text}."] if text else []),

@@ -38,7 +38,6 @@ _WHY = {
     "plateau": "larger batches gain no more than that",
     "memory": "no much larger batch fits in memory, though with more of it one might be better",
     "latency_limit": "larger batches take longer than the latency limit allows",
-    "max_batch_size": "much larger batches were ruled out by max_batch_size",
     "batch_sizes": "only the sizes asked for were looked at",
     "budget": "the budget did not hold a visit to every size, so a larger one may find better",
 }
@@ -148,7 +147,7 @@ def answer(result: Mapping[str, Any]) -> str:
     by_size = {int(m["batch_size"]): m for m in result.get("measurements") or ()}
     chosen = by_size.get(result.get("batch_size") or 0)
     if chosen is None:
-        return "There is no answer yet: too little was measured."
+        return _so_far(result, by_size)
     size, device = int(chosen["batch_size"]), (result.get("device") or {}).get("name")
     facts = [
         f"{format_count(rate)} samples/s" if (rate := _rate(chosen, result)) is not None else "",
@@ -168,6 +167,18 @@ def answer(result: Mapping[str, Any]) -> str:
         return f"{first} No other size was asked for."
     why = _why(result, size)
     return f"{first} {_standing(result, by_size, size)}{f', and {why}' if why else ''}."
+
+
+def _so_far(result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]]) -> str:
+    """Name the best of what was measured before an interruption; there is no answer yet."""
+    objective = result.get("objective") or "throughput"
+    values = {n: v[0] for n, m in by_size.items() if m.get("latency_seconds") and (v := value_of(m, objective))}
+    if not values:
+        return "There is no answer yet: too little was measured."
+    best = (min if objective == "latency" else max)(values, key=lambda n: values[n])
+    timings = len(by_size[best].get("timings_seconds") or ())
+    known = f"{format_objective(values[best], objective)}, {_count(timings)}"
+    return f"Interrupted; best so far: {best} ({known}). There is no answer yet: run it again to go on."
 
 
 def _standing(result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]], size: int) -> str:
@@ -228,7 +239,18 @@ def _why(result: Mapping[str, Any], size: int) -> str | None:
     noise = _half_width(next((m for m in result.get("measurements") or () if m["batch_size"] == size), {}))
     if decided_by == "plateau" and noise is not None and noise > NOISY_SHARE and not is_predicted(result):
         return f"larger batches gain no more than that, as far as a noise of ± {format_percent(noise)} lets it be seen"
+    if decided_by == "max_batch_size":
+        return _at_most(result, size)
     return _WHY.get(decided_by)
+
+
+def _at_most(result: Mapping[str, Any], size: int) -> str:
+    """Say how far max_batch_size let sizes be looked at, and which of those were judged without a reading."""
+    top = max([size, *_measured(result)])
+    allowed = (result.get("limits") or {}).get("max_batch_size")
+    if allowed is None or allowed <= top or is_predicted(result):
+        return "max_batch_size allows no larger one" if size == top else f"max_batch_size allows none above {top}"
+    return f"what lies above {top}, up to the {allowed} that max_batch_size allows, was judged by smaller sizes"
 
 
 def html(result: Mapping[str, Any]) -> str:
@@ -318,7 +340,8 @@ def _folded(measurements: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str
     ruled_out = [m for m in measurements if m.get("status") == "dropped" and m.get("latency_seconds") is None]
     untried = [m for m in measurements if m.get("status") == "not_run"]
     untried = untried if len(untried) > _MANY else []
-    gone = {int(m["batch_size"]) for m in (*ruled_out, *untried)}
+    unreached = [m for m in measurements if m.get("status") == "interrupted" and m.get("latency_seconds") is None]
+    gone = {int(m["batch_size"]) for m in (*ruled_out, *untried, *unreached)}
     lines, ruled_out, beyond = [], *_parted(ruled_out, measurements)
     for end, those in beyond:
         how = _ENDS.get(str(end.get("status")), "failed")
@@ -328,6 +351,8 @@ def _folded(measurements: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str
         lines.append(f"{_num_sizes(ruled_out)} cannot be the answer: {_listed(ruled_out)}, by {whose}.")
     if untried:
         lines.append(f"{_num_sizes(untried)} not tried, for lack of time: {_listed(untried)}.")
+    if unreached:
+        lines.append(f"{_num_sizes(unreached)} not reached before the interruption: {_listed(unreached)}.")
     return [m for m in measurements if int(m["batch_size"]) not in gone], lines
 
 

@@ -378,7 +378,8 @@ def test_a_partial_result_has_a_table_and_no_answer():
     text = result_table.table(result)
 
     assert "There is no answer yet" in text
-    assert "interrupted" in row_of(text, 64)
+    assert "Interrupted; best so far: 32 (2 000 samples/s, " in text
+    assert "1 size not reached before the interruption: 64." in text
     assert "→" not in text
     assert "There is no answer yet" in result_table.html(result)
 
@@ -455,3 +456,21 @@ def test_the_page_escapes_every_text_that_comes_from_outside():
     assert "script" not in {tag for tag, _ in page.tags}
     assert all(not re.search(r"^on|^alert", name) for _, attrs in page.tags for name in attrs)
     assert page.text.count(bad) >= 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "allowed", "said"),
+    [
+        ((64, 128), 128, "max_batch_size allows none above 128"),
+        ((32, 64), 64, "max_batch_size allows no larger one"),
+        ((32, 64), 512, "what lies above 64, up to the 512 that max_batch_size allows, was judged by smaller sizes"),
+    ],
+)
+def test_max_batch_size_is_said_to_rule_out_only_what_it_rules_out(sizes, allowed, said):
+    """The answer may be the limit itself, or far below it where larger sizes were never run."""
+    low, high = sizes
+    result = tuned(batch_size=64, fastest_batch_size=64, tied_with=[], decided_by="max_batch_size",
+                   limits={"max_batch_size": allowed}, largest_measured=high,
+                   measurements=[measurement(low, low / 1000), measurement(high, high / 1001)])  # fmt: skip
+    assert said in result_table.answer(result)
+    assert "much larger batches" not in result_table.answer(result)

@@ -6,10 +6,11 @@ import attrs
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing, counting
+from cubatch.measure.records import PER_VISIT, UNSETTLED, Measured, Timing, counting
 from cubatch.search import rules
 from cubatch.search.history import suspect
 from cubatch.search.verdicts import verdicts
+from cubatch.search.walk import Event
 from tests.fakes import Behaviour, FakeDevice, affine
 from tests.unit.search.test_walk import seek, share_of_best, statuses
 from tests.unit.situations import record, view
@@ -125,3 +126,23 @@ def test_a_size_at_half_speed_is_visited_again_where_it_is_near_the_best() -> No
     cheap = {"visit_seconds": lambda n, step: 0.1}
     assert rules.doubts(view(read | {256: halted[256]}, ladder=[], **cheap)) == [256]
     assert rules.doubts(view(read | {8: halted[8]}, ladder=[], **cheap)) == []
+
+
+def test_what_may_be_gained_never_rises_and_is_never_more_than_all() -> None:
+    """A bound that goes up from line to line is none, and 63993 % says nothing."""
+    events: list[Event] = []
+    seek(FakeDevice(affine(0.02, 1e-3), noise=0.02, outliers=0.1), 512, progress=events.append)
+    gains = [event.could_gain for event in events if event.could_gain is not None]
+    assert gains == sorted(gains, reverse=True)
+    assert 0 < gains[0] <= 1
+
+
+def test_a_resumed_run_says_that_it_goes_on() -> None:
+    """With how many timings, and what is spent; a new run says nothing of the kind."""
+    timings = tuple(Timing(batch_size=8, round=number, seconds=0.02) for number in range(3))
+    for kept, said in ((Measured(), []), (Measured(timings=timings, seconds_spent=12.8), ["resume"])):
+        events: list[Event] = []
+        seek(FakeDevice(affine(0.02, 1e-3)), 64, budget=30.0, kept=kept, progress=events.append)
+        assert [event.kind for event in events if event.kind == "resume"] == said
+    assert events[0].message == "going on with 3 timings; 12.8 s of 30.0 s are spent"
+    assert events[0].best_batch_size is None

@@ -791,3 +791,48 @@ def test_a_remedy_is_given_for_each_limit_that_was_broken_and_no_other() -> None
         decide({1: ERROR, 4096: PLANNED}, goal)
     assert caught.value.remedy.endswith("batch_sizes. Raise memory_limit.")
     assert "could be measured" in str(caught.value)
+
+
+def test_the_budget_decided_with_what_a_visit_would_have_taken() -> None:
+    """24 would have taken 34 s where 3.5 s were left, or 25 s of 50 s by a guess; a gain above 100 % is no bound."""
+
+    def said(needed: float, left: float) -> list[str]:
+        facts = {"limit": "budget", "could_gain": 2.3, "needed_seconds": needed, "left_seconds": left}
+        measured = Measured(
+            timings=tuple(timing for n in (8, 16) for timing in rounds(n, [1.0] * 6)),
+            outcomes=(Outcome(8, "ok"), Outcome(16, "ok"), Outcome(24, "not_run", "", facts)),
+        )
+        return answers.answer([Candidate(n) for n in (8, 16, 24)], measured, goal=Goal(), setting={}).reasons
+
+    short, guess = said(34.1, 3.5), said(25.0, 50.0)
+    assert any("since a visit to 24 would take about 34.1 s and 3.50 s were left, " in reason for reason in short)
+    assert any("50.0 s were left, too little for a guess that far" in reason for reason in guess)
+    assert not any("to gain" in reason for reason in short)
+
+
+def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
+    """Where the search ended by itself, measuring longer changes nothing."""
+    noisy = [1.0, 1.6, 1.0, 1.6, 1.0, 1.6, 1.0]
+    result = answer_of({8: noisy, 16: noisy})
+    assert result.decided_by != "budget"
+    text = " ".join(result.reasons)
+    assert "Measure again on a quiet one." in text
+    assert "larger budget" not in text
+
+
+@pytest.mark.parametrize(("kind", "said"), [("cpu", False), ("cuda", True)])
+def test_nothing_is_said_of_the_l2_cache_on_a_cpu(kind: str, *, said: bool) -> None:
+    """A callable there may be no work of a GPU at all."""
+    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=(Outcome(8, "ok"),))
+    setting = {"l2": "warm", "device": {"kind": kind}}
+    result = answers.answer([Candidate(8)], measured, goal=Goal(), setting=setting)
+    assert any("L2 cache" in reason for reason in result.reasons) is said
+
+
+def test_an_answer_at_the_edge_has_no_optimum_inside() -> None:
+    """Of 1, 2 and 4 the smallest is the best: nothing lies on its other side."""
+    result = answer_of(steady((1, 1.0), (2, 2.5), (4, 6.0)))
+    assert result.decided_by == "peak"
+    text = " ".join(result.reasons)
+    assert "the throughput falls (measured up to 4), and nothing is smaller than 1." in text
+    assert "inside" not in text
