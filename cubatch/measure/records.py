@@ -108,6 +108,11 @@ class Measured:
 PER_VISIT = 16
 """Round numbers of a visit: a visit of round r takes its readings in rounds r, r + 1, ... below the next multiple."""
 
+UNSETTLED = 0.5
+"""First timings of a visit that take so much longer than all after them came before the size had settled."""
+
+FEWEST_SETTLED = 2  # one that is faster than all before it proves nothing
+
 DISTURBED = 0.1
 """A visit whose median is so much above that of the best visit to its size was disturbed."""
 
@@ -117,7 +122,8 @@ def counting(timings: Sequence[Timing]) -> tuple[Timing, ...]:
     Give the timings of one size that count: those of a full clock and of visits that nothing disturbed.
 
     Throttled ones count where there are no others.  A visit that took clearly longer than another one to the same
-    size met another process, a cold cache or a compiler; what is compared is what sizes do undisturbed.
+    size met another process, a cold cache or a compiler, and so did the first timings of a visit that took far longer
+    than all after them, two at least; what is compared is what sizes do undisturbed.
 
     Example:
         >>> seconds = [0.7, 0.7, 0.024, 0.025]
@@ -126,12 +132,27 @@ def counting(timings: Sequence[Timing]) -> tuple[Timing, ...]:
         [0.024, 0.025]
     """
     clear = [timing for timing in timings if not timing.throttled] or list(timings)
-    visits: dict[int, list[float]] = {}
+    visits: dict[int, list[Timing]] = {}
     for timing in clear:
-        visits.setdefault(timing.round // PER_VISIT, []).append(timing.seconds)
-    medians = {visit: statistics.median(seconds) for visit, seconds in visits.items()}
+        visits.setdefault(timing.round // PER_VISIT, []).append(timing)
+    settled = {visit: _settled(those) for visit, those in visits.items()}
+    medians = {visit: statistics.median(timing.seconds for timing in those) for visit, those in settled.items()}
     most = min(medians.values(), default=0.0) * (1 + DISTURBED)
-    return tuple(timing for timing in clear if medians[timing.round // PER_VISIT] <= most)
+    used = {id(timing) for visit, those in settled.items() if medians[visit] <= most for timing in those}
+    return tuple(timing for timing in clear if id(timing) in used)
+
+
+def _settled(visit: Sequence[Timing]) -> Sequence[Timing]:
+    """Leave out the first timings of a visit, where all of them took far longer than any that came after."""
+    ordered = sorted(visit, key=lambda timing: timing.round)
+    longest = 0.0  # of those that come after
+    for place in range(len(ordered) - 1, 0, -1):
+        longest = max(longest, ordered[place].seconds)
+        if len(ordered) - place < FEWEST_SETTLED:
+            continue
+        if min(timing.seconds for timing in ordered[:place]) > longest * (1 + UNSETTLED):
+            return ordered[place:]
+    return ordered
 
 
 class Keeper(Protocol):

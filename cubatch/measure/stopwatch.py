@@ -15,7 +15,7 @@ import attrs
 
 from cubatch.errors import DeviceFailed, TimedOut
 from cubatch.measure.budget import Budget, readings_for, repeats_for
-from cubatch.measure.records import Timing
+from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing
 from cubatch.measure.runner import Reading, Runner
 from cubatch.measure.stopping import median
 
@@ -28,6 +28,7 @@ MIN_ENERGY_SPAN_SECONDS = 0.5
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
 # A size is warm when a step is no faster than the one before by more than this share: noise of one step.
 AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
+MOST_OF_VISIT = PER_VISIT - 2  # readings: rounds of their own are kept free
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
 THROTTLED_CLOCK = 0.75  # of the highest clock seen, as in NVBench
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
@@ -86,7 +87,16 @@ class Stopwatch:
         self._rests, self._rested = 0, 0.0
         self._highest_clock = max(clocks_mhz, default=0.0)
 
-    def visit(self, batch_size: int, *, first_round: int, likely: float | None, keep: Callable[[Timing], None]) -> None:
+    def visit(
+        self,
+        batch_size: int,
+        *,
+        first_round: int,
+        likely: float | None,
+        keep: Callable[[Timing], None],
+        settled: float | None = None,
+        at_least: int = 0,
+    ) -> None:
         """
         Visit a size and take readings.
 
@@ -98,6 +108,9 @@ class Stopwatch:
             first_round: Written into the first reading; the others take the numbers after it.
             likely: Seconds of a step by what is known, to tell a hang from a long step; None where nothing is.
             keep: Called with each reading as it is taken.
+            settled: Seconds of a step by other sizes, where those read of this one are doubted: while steps take far
+                longer, more of them are made before the first reading, as long as they take a small share of the rest.
+            at_least: How many readings to take, budget allowing; more, where they are cheap.
 
         Raises:
             OutOfBudget: If the budget does not hold the first step.
@@ -111,13 +124,14 @@ class Stopwatch:
         prepared = now()
         spent.prepare_seconds += prepared - began
         last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
+        last, repeats = self._settle_to(settled, last, repeats)
         asked = now()
         spent.warmup_seconds += asked - prepared
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
         spent.query_seconds += now() - asked
         step = last.seconds
         count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
-        taken = 0
+        count, taken = max(count, at_least), 0
         if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
             timing = self._timing(batch_size, first_round, last, repeats, memory)
             keep(timing)
@@ -131,7 +145,22 @@ class Stopwatch:
             timing = self._timing(batch_size, first_round + taken, reading, repeats, memory)
             keep(timing)
             self.rest(timing)
-            step, taken = min(step, reading.seconds), taken + 1
+            taken += 1
+            if reading.seconds * (1 + UNSETTLED) < step:  # only now it has settled: those before do not count
+                more = readings_for(reading.seconds, self.span_seconds, overhead_seconds=0.0, left=self.budget.left())
+                count = min(MOST_OF_VISIT, taken + max(more, at_least))
+            step = min(step, reading.seconds)
+
+    def _settle_to(self, settled: float | None, last: Reading, repeats: int) -> tuple[Reading, int]:
+        """Step on while steps take far longer than other sizes let expect, for a small share of what is left."""
+        most, made = SETTLE_SHARE * self.budget.left(), 0
+        while settled is not None and last.seconds > (1 + UNSETTLED) * settled and made < MOST_WARMUPS:
+            repeats = repeats_for(last.seconds, self.span_seconds)
+            most -= repeats * last.seconds
+            if most < 0:
+                break
+            last, made = self._read(repeats, last.seconds), made + 1
+        return last, repeats
 
     def _settle(self, steps: list[Reading], repeats: int, expected: float | None) -> tuple[Reading, int]:
         """

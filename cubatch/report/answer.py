@@ -28,7 +28,6 @@ _WHY = {
     "plateau": "larger batches gain no more than that",
     "memory": "no much larger batch fits in memory, though with more of it one might be better",
     "latency_limit": "larger batches take longer than the latency limit allows",
-    "max_batch_size": "much larger batches were ruled out by max_batch_size",
     "batch_sizes": "only the sizes asked for were looked at",
     "budget": "the budget did not hold a visit to every size, so a larger one may find better",
 }
@@ -50,7 +49,7 @@ def answer(result: Mapping[str, Any]) -> str:
     by_size = {int(m["batch_size"]): m for m in measurements_of(result)}
     chosen = by_size.get(result.get("batch_size") or 0)
     if chosen is None:
-        return "There is no answer yet: too little was measured."
+        return _so_far(result, by_size)
     size, device = int(chosen["batch_size"]), (result.get("device") or {}).get("name")
     facts = [
         f"{format_count(rate)} samples/s" if (rate := rate_of(chosen, result)) is not None else "",
@@ -80,6 +79,18 @@ def points(result: Mapping[str, Any]) -> list[str]:
         ran = f"; the largest that ran is {measured}" if measured else ""
         points.append(f"The largest batch size that fits, by the plan, is {largest}{ran}.")
     return points
+
+
+def _so_far(result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]]) -> str:
+    """Name the best of what was measured before an interruption; there is no answer yet."""
+    objective = result.get("objective") or "throughput"
+    values = {n: v[0] for n, m in by_size.items() if m.get("latency_seconds") and (v := value_of(m, objective))}
+    if not values:
+        return "There is no answer yet: too little was measured."
+    best = (min if objective == "latency" else max)(values, key=lambda n: values[n])
+    timings = len(by_size[best].get("timings_seconds") or ())
+    known = f"{format_objective(values[best], objective)}, {_count(timings)}"
+    return f"Interrupted; best so far: {best} ({known}). There is no answer yet: run it again to go on."
 
 
 def _standing(result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]], size: int) -> str:
@@ -140,7 +151,18 @@ def _why(result: Mapping[str, Any], size: int) -> str | None:
     noise = half_width(next((m for m in measurements_of(result) if m["batch_size"] == size), {}))
     if decided_by == "plateau" and noise is not None and noise > NOISY_SHARE and not is_predicted(result):
         return f"larger batches gain no more than that, as far as a noise of ± {format_percent(noise)} lets it be seen"
+    if decided_by == "max_batch_size":
+        return _at_most(result, size)
     return _WHY.get(decided_by)
+
+
+def _at_most(result: Mapping[str, Any], size: int) -> str:
+    """Say how far max_batch_size let sizes be looked at, and which of those were judged without a reading."""
+    top = max([size, *measured(result)])
+    allowed = (result.get("limits") or {}).get("max_batch_size")
+    if allowed is None or allowed <= top or is_predicted(result):
+        return "max_batch_size allows no larger one" if size == top else f"max_batch_size allows none above {top}"
+    return f"what lies above {top}, up to the {allowed} that max_batch_size allows, was judged by smaller sizes"
 
 
 def _span(sizes: Sequence[int], by_size: Mapping[int, Mapping[str, Any]]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Timing, counting
+from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing, counting
 from cubatch.measure.stopping import median
 from cubatch.search.belief import Seen
 
@@ -25,6 +25,8 @@ _LEAST_SD = 0.001  # finer than this nothing repeats itself
 _TO_SD = 1.4826  # median distance from the median to the standard deviation, of normal noise
 _MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
 SUSPECT = 0.1  # a size that takes so much longer than a larger one did was read at a bad time
+SUPERLINEAR = 2.0  # first steps that take so much longer a sample than those of a smaller size are doubted
+FIRST_STEPS, FIRST_VISITS = 8, 3  # of a size: slow ones say nothing of those to come
 
 
 @attrs.define(eq=False)
@@ -55,6 +57,11 @@ class Record:
     def visits(self) -> int:
         """How often it was visited, undisturbed or not."""
         return len({timing.round // PER_VISIT for timing in self.timings})
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether all that was read are its first steps, which may load, compile or fill caches."""
+        return self.visits <= FIRST_VISITS and sum(timing.repeats for timing in self.timings) <= FIRST_STEPS
 
     @property
     def is_mute(self) -> bool:
@@ -157,6 +164,9 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
     """
     Name the sizes whose only visit came at a bad time: a larger size took clearly less.
 
+    So did more visits than one, where they hold but the first steps of a size and those took far longer; or far longer
+    than in proportion to a smaller size.
+
     Example:
         >>> def read(n, seconds): return Record(n, Goal(), [Timing(batch_size=n, round=0, seconds=seconds)])
         >>> suspect({1: read(1, 0.7), 8: read(8, 0.06), 64: read(64, 0.3)})
@@ -167,7 +177,15 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
     for n in sorted(records, reverse=True):
         record = records[n]
         if record.timings:
-            if record.visits == 1 and record.seconds > least * (1 + SUSPECT):
+            share = SUSPECT if record.visits == 1 else UNSETTLED if record.is_fresh else math.inf
+            if record.seconds > least * (1 + share):
                 found.add(n)
             least = min(least, record.least_seconds)
+    per_sample = math.inf  # of the smaller sizes, the least
+    for n, record in sorted(records.items()):
+        if record.timings:
+            cost = record.least_seconds / n
+            if record.is_fresh and cost > SUPERLINEAR * per_sample:
+                found.add(n)
+            per_sample = min(per_sample, cost)
     return found

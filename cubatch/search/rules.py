@@ -7,12 +7,15 @@ When none does, the answer is known, or the budget holds no more.
     below             the smallest size, where all that were read break the latency limit
     scouts            a few widely spaced sizes, as long as they promise something
     latency_limit     where a step takes as long as it may, while the curve rises there
+    unsettled         what took longer than larger sizes do; by the objective latency before it is compared
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
     zoom              the visit that promises most for its seconds: a size not seen yet, or all contenders once more
     gaps              what lies unseen between sizes that are far apart, one of them near the best: a cliff, a peak
-    memory            where memory ends, while the curve rises there
+    memory            where memory ends, or sizes begin to fail otherwise, while the curve rises there
+    latency_limit_at_last   the same as latency_limit, where a visit is dear
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
+    certain           the answer and its ties, until each has readings enough for an interval
     leftover          a size that may be much better, where what is left of the budget holds it
 """
 
@@ -26,6 +29,7 @@ import numpy as np
 from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 from numpy.typing import NDArray
 
+from cubatch.measure.budget import FEWEST_READINGS
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.search import bisection, race
 from cubatch.search.belief import Array, believe
@@ -42,10 +46,17 @@ PATIENCE = 9  # visits that may find nothing better: what is believed of teeth i
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
 VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.15  # visits, of what is left, behind the fastest
+CERTAIN_SHARE, TIES_SHARE, UNSETTLED_SHARE = (
+    0.2,
+    0.01,
+    0.02,
+)  # of what is left: for the answer's own readings, and for others'
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
+AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
+HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
 DOUBTFUL = 0.03  # a size that its neighbours say is faster by less was not read at a bad time
 LAST = 0.05  # log of what the largest size read may be behind by its neighbours: all that lies beyond is judged by it
 READINGS = 5  # that a visit is thought to take, when it is judged what it would tell
@@ -59,7 +70,22 @@ def next_visits(view: View) -> list[int]:
     """
     if not view.read:
         return first(view)
-    rules = (asked, below, scouts, latency_limit, lowest_latency, zoom, gaps, memory, believed, doubts, leftover)
+    rules = (
+        asked,
+        below,
+        scouts,
+        latency_limit,
+        unsettled,
+        lowest_latency,
+        zoom,
+        gaps,
+        memory,
+        latency_limit_at_last,
+        believed,
+        doubts,
+        certain,
+        leftover,
+    )
     return next((found for rule in rules if (found := rule(view))), [])
 
 
@@ -109,7 +135,7 @@ def scouts(view: View) -> list[int]:
         rates = {n: n / view.model[n] for n in open_sizes}
     listed = race.scouts(open_sizes, rates)
     for n in listed:
-        if n in view.read or any(size < n for size in view.of.failed):
+        if n in view.read or any(max(view.read) < size < n for size in view.walls):
             continue
         if view.goal.objective == "latency":
             hopeless = view.steps[view.place(max(view.read))] > FAR_LATENCY * view.read[view.answer].seconds
@@ -123,7 +149,16 @@ def scouts(view: View) -> list[int]:
 
 
 def latency_limit(view: View) -> list[int]:
-    """Name a size between the largest that keeps the latency limit and the smallest that does not."""
+    """Name a size between the largest that keeps the latency limit and the smallest that does not, if cheap."""
+    return _at_latency_limit(view, GAP_SHARE)
+
+
+def latency_limit_at_last(view: View) -> list[int]:
+    """Name such a size however dear it is: nothing else is left to do."""
+    return _at_latency_limit(view, 1.0)
+
+
+def _at_latency_limit(view: View, share: float) -> list[int]:
     limit = view.goal.latency_limit
     if limit is None or view.answer is None or view.goal.objective == "latency":
         return []
@@ -134,7 +169,7 @@ def latency_limit(view: View) -> list[int]:
         last = view.read[high].seconds
     else:  # by what is believed, until one is read
         beyond = [n for n in view.sizes if n > low and n not in view.of.closed and view.steps[view.place(n)] > limit]
-        if not beyond or not view.affordable(beyond[0], GAP_SHARE):
+        if not beyond or not view.affordable(beyond[0], share):
             return []
         high, last = beyond[0], float(view.steps[view.place(beyond[0])])
         if bisection.is_met(low, high) or not any(low < n < high for n in view.sizes):
@@ -143,28 +178,36 @@ def latency_limit(view: View) -> list[int]:
 
 
 def memory(view: View) -> list[int]:
-    """Name a size between the largest that ran and the smallest that did not fit."""
+    """Name a size between the largest that ran and the smallest that ran out of memory or failed otherwise."""
     able = [n for n in view.read if view.is_able(n)]
     if not able or view.goal.objective == "latency":
         return []
     low = max(able)
-    high = min((n for n in view.of.failed if n > low), default=None)
+    ends = [n for n in view.walls if n > low] or [n for n in view.of.failed if n > low]
+    high = min(ends, default=None)
     if high is None or any(low < n < high for n in view.read):  # what ran and breaks a limit ends the sizes earlier
         return []
     return _in_gap(view, low, high, None)
 
 
 def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
-    """Narrow the gap of a limit, while the curve rises there and the budget holds a visit."""
+    """
+    Narrow the gap of a limit, while the curve rises there and the budget holds a visit.
+
+    Where it rises by less than the tolerance, the end of what may be the answer is worth only what is cheap.
+    """
     inside = [n for n in view.sizes if low < n < high]
-    if not inside or view.gain(inside[-1]) < KNOWN * view.tolerance:
+    if not inside:
         return []
+    rise = view.gain(inside[-1])
+    is_at_limit = view.answer is not None and low < AT_LIMIT * view.answer
+    share = 1.0 if rise >= KNOWN * view.tolerance else LIMIT_SHARE if rise > 0 and is_at_limit else 0.0
     wanted = bisection.between(low, high, guess, view.of.multiple)
     if wanted is None:
         return []
     like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
     size = wanted if view.of.extends and wanted not in view.of.closed else like
-    return [size] if size not in view.of.closed and view.affordable(like) else []
+    return [size] if size not in view.of.closed and view.affordable(like, share) else []
 
 
 def lowest_latency(view: View) -> list[int]:
@@ -237,6 +280,58 @@ def believed(view: View) -> list[int]:
     return _shuffled(view, [n for n in near if view.affordable(n, share)])
 
 
+def unsettled(view: View) -> list[int]:
+    """
+    Name a size that was read at a bad time, since a larger one takes less: as if it had not been read.
+
+    By the objective latency also the answer itself, where all that is known of it are its very first steps.
+    """
+    is_latency = view.goal.objective == "latency"
+    share = CERTAIN_SHARE if is_latency else UNSETTLED_SHARE
+    found = [n for n in sorted(view.suspects) if n not in view.of.closed and view.affordable(n, share)]
+    if not found and is_latency and view.answer is not None and view.read[view.answer].visits == 1:
+        found = [n for n in [view.answer] if n not in view.of.closed and _is_dear_to_settle(view, n)]
+    return found[:1]
+
+
+def _is_dear_to_settle(view: View, n: int) -> bool:
+    """Whether a size was read once or twice only, since its steps are dear, and the budget holds some more."""
+    return len(view.read[n].counting) < FEWEST_READINGS and readings_wanted(view, n) > 0
+
+
+def certain(view: View) -> list[int]:
+    """Name the answer, the fastest and what ties with them, while they lack readings for an interval."""
+    if view.answer is None or view.fastest is None:
+        return []
+    return _shuffled(view, [n for n in _ties(view) if n not in view.of.closed and readings_wanted(view, n)])
+
+
+def readings_wanted(view: View, n: int) -> int:
+    """
+    Say how many readings a size that may be the answer still wants, where they cost a small share of what is left.
+
+    The answer and the fastest are worth a larger share than their ties.
+    """
+    if n not in view.read or n not in _ties(view):
+        return 0
+    record = view.read[n]
+    few = max(0, MIN_ROUNDS - len(record.counting), int(record.visits < VISITS_TO_BELIEVE))
+    if record.visits >= MOST_VISITS_OF_LATENCY or not few:
+        return 0
+    share = CERTAIN_SHARE if n == view.answer else TIES_SHARE
+    cost = float(view.visit_seconds[view.place(n)]) + (few - 1) * record.seconds
+    return few if cost <= share * view.of.left else 0
+
+
+def _ties(view: View) -> list[int]:
+    """Give the answer, the fastest, and the sizes between which readings do not choose."""
+    if view.answer is None or view.fastest is None:
+        return []
+    best = view.read[view.fastest].cost or math.inf
+    near = [n for n, one in view.read.items() if view.is_able(n) and (one.cost or math.inf) <= view.goal.allowed(best)]
+    return list(dict.fromkeys([view.answer, view.fastest, *near]))[:MOST_CONTENDERS]
+
+
 def _is_hardly_read(view: View, n: int, record: Record) -> bool:
     """Whether a size was visited less often than it takes to believe it, or to give the answer an interval."""
     wanted = MIN_ROUNDS if n in (view.answer, view.fastest) else 1
@@ -245,24 +340,26 @@ def _is_hardly_read(view: View, n: int, record: Record) -> bool:
 
 
 def doubts(view: View) -> list[int]:
-    """Name the sizes that were visited once, at a bad time by what their neighbours say, and may be the answer."""
-    if view.answer is None or view.goal.objective == "latency":
+    """Name a size that its neighbours say was read at a bad time, and that may be the answer."""
+    if view.answer is None:
         return []
-    found = []
-    for n, record in view.read.items():
-        if record.visits > 1 or n == view.answer or not view.is_able(n) or n in view.of.closed:
-            continue
-        others = [seen for seen in view.seen if seen.batch_size != n]
-        if not others or not view.affordable(n):
-            continue
-        alone = believe(others, [n], view.model)
-        read = record.cost or math.inf
-        expected = math.exp(alone.mean[0]) / n
-        behind = math.log(expected) + view.field.value[view.field.answer]
-        last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
-        if expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0):
-            found.append(n)
-    return found[:1]
+    sizes = [n for n in view.read if n != view.answer and view.is_able(n) and n not in view.of.closed]
+    return [n for n in sizes if view.affordable(n) and _is_doubtful(view, n)][:1]
+
+
+def _is_doubtful(view: View, n: int) -> bool:
+    """Whether a size was visited once, and its neighbours say that it is the answer, or far better."""
+    record, others = view.read[n], [seen for seen in view.seen if seen.batch_size != n]
+    is_latency = view.goal.objective == "latency"
+    if record.visits > 1 or not others or (is_latency and not record.is_fresh):
+        return False
+    expected = math.exp(believe(others, [n], view.model).mean[0]) / (1 if is_latency else n)
+    read = record.cost or math.inf
+    behind = math.log(expected) + view.field.value[view.field.answer]
+    if expected * (1 + HALTED) < read and behind < HALTED_BEHIND and view.affordable(n, HALTED_SHARE):
+        return True
+    last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
+    return not is_latency and expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0)
 
 
 def leftover(view: View) -> list[int]:

@@ -55,6 +55,8 @@ def _of_read(view: View, n: int) -> Verdict:
     own, leading = record.cost or math.inf, best.cost or 0.0
     count = len(record.counting)
     readings = f"{count} reading{'s' * (count > 1)}"
+    if n in view.suspects and (view.goal.objective == "latency" or _gain(view, n)[1] > 0):
+        return Verdict("ok", f"{readings}, at a bad time: larger sizes took less; nothing is ruled out by them")
     sd = math.sqrt(view.noise.variance(count, record.visits) + view.noise.variance(len(best.counting), best.visits))
     if math.log(own / leading) - SURE * sd > view.tolerance:  # so that it is not the answer either
         by = format_percent(1 - leading / own)
@@ -70,11 +72,15 @@ def _of_unread(view: View, n: int, spent: str) -> Verdict:
             return Verdict("dropped", reason, {"limit": "latency"} if rule is _above_limit else {})
     average, most = _gain(view, n)
     if (view.goal.objective == "latency" or average >= KNOWN * view.tolerance) and not view.affordable(n):
-        need = format_seconds(float(view.visit_seconds[view.place(n)]))
-        reason = f"a visit would take about {need}, {format_seconds(view.of.left)} of the budget are left"
-        return Verdict("not_run", reason, {"limit": "budget", "could_gain": round(most, 3)})
+        need, left = float(view.visit_seconds[view.place(n)]), view.of.left
+        reason = f"a visit would take about {format_seconds(need)}, {format_seconds(left)} of the budget are left"
+        facts = {"limit": "budget", "could_gain": round(most, 3), "needed_seconds": need, "left_seconds": left}
+        return Verdict("not_run", reason, facts)
     if most <= 0:
         return Verdict("dropped", f"by its neighbours' readings it is slower than batch size {view.answer}")
+    if most > 1:  # a bound that bounds nothing
+        reason = f"by its neighbours' readings it is not expected to be better than batch size {view.answer}"
+        return Verdict("dropped", reason)
     reason = f"by its neighbours' readings it is at most {format_percent(most)} better than batch size {view.answer}"
     return Verdict("dropped", reason)
 
@@ -88,8 +94,11 @@ def _slower_than_lowest(view: View, n: int) -> str | None:
 
 
 def _above_failed(view: View, n: int) -> str | None:
-    failed = [size for size in view.of.failed if max(view.read) < size < n]
-    return f"batch size {min(failed)}, which is smaller, ran out of memory" if failed else None
+    failed = [size for size in view.walls if max(view.read) < size < n]
+    if not failed:
+        return None
+    how = "failed" if min(failed) in view.of.broken else "ran out of memory"
+    return f"batch size {min(failed)}, which is smaller, {how}"
 
 
 def _above_limit(view: View, n: int) -> str | None:

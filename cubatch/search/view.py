@@ -17,12 +17,13 @@ from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
 from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
-from cubatch.search.history import Noise, Record, noise_of, seen_of
+from cubatch.search.history import Noise, Record, noise_of, seen_of, suspect
 
 LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
 UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
 SURE = 1.645  # standard deviations: 90 % two-sided
-RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though one that is so much smaller ran out of memory
+RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though one that is so much smaller failed
+RUNS_BEYOND_ERROR = 0.5  # the same of one that failed otherwise: an error may be of that size alone
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +37,8 @@ class Situation:
         model: What a model of time says of a step, by size; None where it says nothing of any.
         records: What was read, by size; also of sizes beside the ladder.
         closed: Sizes that are not visited any more.
-        failed: Those of them that ran out of memory.
+        failed: Those of them that ran out of memory, or failed otherwise and never ran: larger sizes mostly do too.
+        broken: Those of `failed` that ended otherwise than by memory: "error" or "timeout".
         visit_seconds: What a visit to a size takes, given seconds of a step.
         left, budget: Seconds.
         fruitless: Visits since the best one found became clearly better.
@@ -54,6 +56,7 @@ class Situation:
     visit_seconds: Callable[[int, float], float]
     left: float
     budget: float
+    broken: Mapping[int, str] = attrs.field(factory=dict)
     fruitless: int = 0
     extends: bool
     multiple: int = 1
@@ -83,6 +86,11 @@ class View:
     def noise(self) -> Noise:
         """How far readings scatter."""
         return noise_of(self.read.values())
+
+    @functools.cached_property
+    def suspects(self) -> set[int]:
+        """Sizes that were read at a bad time, as larger ones took less: nothing is ruled out by that."""
+        return suspect(self.read)
 
     @functools.cached_property
     def seen(self) -> list[Seen]:
@@ -140,12 +148,25 @@ class View:
         in_reach = (self.visit_seconds <= self.within_reach) | np.isin(self.sizes, list(self.read))
         return np.where(in_reach, runs, 0.0)
 
+    @functools.cached_property
+    def walls(self) -> set[int]:
+        """
+        Failed sizes above which the others are expected to fail too.
+
+        One error above all that ran may be of that size alone; two are not.
+        """
+        top = max((n for n in self.read if n not in self.of.failed), default=0)
+        errors = [n for n in self.of.failed if n > top and self.of.broken.get(n) == "error"]
+        return set(self.of.failed) - (set(errors) if len(errors) == 1 else set())
+
     def _runs(self, n: int, top: int) -> float:
         """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""
         if n in self.read or n < top:
             return 1.0
         probability, last = 1.0, top
-        for size in sorted(size for size in self.of.failed if size > top):
+        if any(top < size < n for size in self.of.failed if size not in self.walls):
+            probability = RUNS_BEYOND_ERROR
+        for size in sorted(size for size in self.walls if size > top):
             if size > n:
                 return (size - n) / (size - top) if last == top else 0.0
             if size > TRIES_ON * last or last == top:  # what bisection tried in between says nothing new

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import attrs
-import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from cubatch.errors import CubatchError, EnergyNotAvailable, OutOfMemory, TimedOut, WorkerDied, is_out_of_memory
@@ -31,6 +30,7 @@ from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef, RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.search import rules, verdicts
+from cubatch.search.events import Event, Teller
 from cubatch.search.history import Record
 from cubatch.search.view import Situation, View
 from cubatch.units import format_seconds
@@ -39,37 +39,7 @@ __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 
 _log = logging.getLogger(__name__)
 
-_SURELY = 0.9  # quantile of what may still be gained, that progress shows
-
-
-@attrs.frozen(kw_only=True)
-class Event:
-    """
-    One thing that happened, for whoever shows progress.
-
-    Attributes:
-        kind: "round" (a sweep begins), "timing" (taken), "outcome" (a candidate is done), "end".
-        round: Of a timing, its round; else that with which the present sweep began.
-        batch_size: Which candidate; None for "round" and "end".
-        done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
-        seconds_left: Of the budget.
-        message: What happened, for a person.
-        best_batch_size: What the answer would be by the visits before this one, or before its sweep; None in the first.
-        best_rate: Samples per second of it.
-        could_gain: By what share the answer may still get better, at most in nine of ten cases; None where that
-            is not known.
-    """
-
-    kind: str
-    round: int
-    batch_size: int | None
-    done: float
-    total: float
-    seconds_left: float
-    message: str
-    best_batch_size: int | None = None
-    best_rate: float | None = None
-    could_gain: float | None = None
+_FAILED = ("out_of_memory", "error", "timeout")
 
 
 def measure(
@@ -160,10 +130,11 @@ class _Run:
         extend: Callable[[int], Candidate] | None,
         multiple: int,
     ) -> None:
-        self.factory, self.goal, self.seed, self.progress = factory, goal, seed, progress
+        self.factory, self.goal, self.seed = factory, goal, seed
         self.extend, self.multiple = extend, multiple
         self.book = Recorder(kept, keep)
         self.budget = Budget(budget, kept.seconds_spent)
+        self.teller = Teller(progress, self.budget)
         self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
         self.clocks_mhz = [timing.sm_clock_mhz for timing in kept.timings if timing.sm_clock_mhz]
         self.stopwatch: Stopwatch | None = None
@@ -190,6 +161,7 @@ class _Run:
                     reason = f"planned above the memory limit, so it was {tried}"
                     self.end(n, "over_limit", reason, limit="memory")
             if self.open:
+                self.teller.tell_resume([timing for r in self.records.values() for timing in r.timings], self.sweep)
                 self.walk()
             self.tell("end", None, "measuring is done")
         except (KeyboardInterrupt, SystemExit):
@@ -271,7 +243,8 @@ class _Run:
                 model=self.model,
                 records={n: record for n, record in self.records.items() if n not in refused},
                 closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
-                failed={n for n, outcome in self.outcomes.items() if outcome.status == "out_of_memory"},
+                failed={n for n, outcome in self.outcomes.items() if outcome.status in _FAILED},
+                broken={n: o.status for n, o in self.outcomes.items() if o.status in ("error", "timeout")},
                 visit_seconds=seconds,
                 left=left,
                 budget=self.budget.seconds,
@@ -303,6 +276,8 @@ class _Run:
                 first_round=number * PER_VISIT,
                 likely=self.likely_seconds(n),
                 keep=functools.partial(self.keep, record),
+                settled=self.likely_seconds(n) if n in self.view.suspects else None,
+                at_least=rules.readings_wanted(self.view, n),
             )
         except OutOfBudget:
             pass  # what became of the size is said at the end
@@ -382,26 +357,8 @@ class _Run:
         self.tell("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
 
     def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
-        if self.progress is None:
-            return
-        view = self.view
-        best = view.read.get(view.answer or 0)
         with self.one_thread():
-            could_gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))])) if best else None
-        self.progress(
-            Event(
-                kind=kind,
-                round=self.sweep * PER_VISIT if number is None else number,
-                batch_size=n,
-                done=min(self.budget.spent(), self.budget.seconds),
-                total=self.budget.seconds,
-                seconds_left=self.budget.left(),
-                message=message,
-                best_batch_size=view.answer,
-                best_rate=best.batch_size / best.seconds if best else None,
-                could_gain=could_gain,
-            )
-        )
+            self.teller.tell(kind, n, message, self.sweep * PER_VISIT if number is None else number, self.view)
 
 
 def measure_in_worker(

@@ -7,6 +7,7 @@ repeat it with a pocket calculator.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -31,7 +32,8 @@ _REMEDIES = {
 _NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
 SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
 NEAR_SHARE = 0.02  # how near to what failed the largest that ran must lie, or 1, for its limit to have been met
-_REFUSED = ("out_of_memory", "over_limit")
+_REFUSED, _FAILED = ("out_of_memory", "over_limit"), ("error", "timeout")
+FAILURE = "failure"  # that ends the sizes, beside the limits: no code of `decided_by`
 
 
 def answer(
@@ -77,7 +79,9 @@ def answer(
         max_batch_size  the sizes looked at reach the end of the ladder, and nothing larger was allowed
         None            nothing of this holds: the sizes above the largest that ran ended in errors or timeouts, or lie
                         in a gap below the one that failed, neither tried nor ruled out.  No limit was met, so none
-                        is named; the reasons say what is not known
+                        is named; the reasons say which size failed with what, and what is not known
+
+    Sizes above one that failed are never looked at, whatever the readings below say of them.
 
     By latency, a rise of the larger sizes is the rule: where any was looked at, it is "peak" if the answer itself has
     the lowest latency, "plateau" if it is larger than the one that has.
@@ -138,7 +142,7 @@ def answer(
         by_size = {m.batch_size: m for m in measurements}
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
-        limit = _Decision(
+        decision = _Decision(
             chosen=chosen,
             fastest=fastest,
             ties=ties,
@@ -149,7 +153,8 @@ def answer(
             largest_batch_size=largest_batch_size,
             max_batch_size=header["limits"]["max_batch_size"],
             asked=asked,
-        ).decided_by()
+        )
+        limit = decision.decided_by()
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
         facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": limit}
         reasons = wording.sentences(
@@ -159,9 +164,15 @@ def answer(
             goal=goal,
             tied_with=ties,
             decided_by=limit,
+            edge=decision.edge,
             rounds=seconds,
             throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
-            l2=header.get("l2"),
+            l2=header.get("l2") if header["device"].get("kind") != "cpu" else None,
+            needed={
+                n: (o.facts["needed_seconds"], o.facts["left_seconds"])
+                for n, o in outcomes.items()
+                if "needed_seconds" in o.facts
+            },
             could_gain={n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None},
         )
     elif not partial:
@@ -258,7 +269,7 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
     return {number: cost for number, cost in costs.items() if cost is not None}
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class _Decision:
     """What became of the sizes larger than the answer, and so what kept it from being one of them."""
 
@@ -277,23 +288,35 @@ class _Decision:
         """Go through the rules of `answer` in their order."""
         larger = [m for n, m in sorted(self.by_size.items()) if n > self.chosen]
         statuses = {m.status for m in larger}
+        top, edge, timed = self.top, self.edge, self._timed
         looked = [m.batch_size for m in larger if m.status in wording.TIMED]
-        timed = [n for n in looked if wording.value_of(self.by_size[n], self.goal.objective) is not None]
-        top, reach = max(timed, default=self.chosen), max(looked, default=self.chosen)
-        edge = self._edge(top)
+        reach = max((n for n in looked if edge is None or n <= max(top, edge[0])), default=self.chosen)
         if looked and self.goal.objective == "latency":
             found: str | None = "peak" if self.chosen == self.fastest else "plateau"
         elif statuses & {"interrupted", "not_run"}:
             found = None if "interrupted" in statuses else "budget"
         elif top < SPAN * self.chosen and edge is not None and _is_near(top, edge[0]):
-            found = edge[1]
+            found = None if edge[1] == FAILURE else edge[1]
         elif reach >= SPAN * self.chosen or (reach > self.chosen and self._is_ruled_out_below(edge, top)):
             found = self._shape(timed)
+        elif edge is not None and edge[1] == FAILURE:
+            found = None
         elif self.asked and (edge is not None or reach == max(self.by_size)):
             found = "batch_sizes"
         else:
             found = "max_batch_size" if edge is None and _is_near(reach, max(self.by_size)) else None
         return found
+
+    @functools.cached_property
+    def _timed(self) -> list[int]:
+        """Sizes above the answer with readings of the objective, within every limit."""
+        larger = [m for n, m in sorted(self.by_size.items()) if n > self.chosen and m.status in wording.TIMED]
+        return [m.batch_size for m in larger if wording.value_of(m, self.goal.objective) is not None]
+
+    @property
+    def top(self) -> int:
+        """The largest that ran."""
+        return max(self._timed, default=self.chosen)
 
     def _is_ruled_out_below(self, edge: tuple[int, str] | None, top: int) -> bool:
         """Say whether all between the largest that ran and the next limit is dropped: there the curve did not rise."""
@@ -302,12 +325,21 @@ class _Decision:
         between = [m for n, m in self.by_size.items() if top < n <= edge[0] and m.status not in _REFUSED]
         return all(m.status == "dropped" for m in between)
 
-    def _edge(self, top: int) -> tuple[int, str] | None:
-        """Give where the next limit above the largest that ran lies, and which it is; None where none is known."""
+    @functools.cached_property
+    def edge(self) -> tuple[int, str] | None:
+        """The next limit or failure above the largest that ran: where, and which; None where none is known."""
+        limit = self._limit_above
+        failure = min((n for n, m in self.by_size.items() if n > self.top and m.status in _FAILED), default=None)
+        if failure is None or (limit is not None and (limit[0] < failure or _is_near(self.top, limit[0]))):
+            return limit
+        return failure, FAILURE
+
+    @property
+    def _limit_above(self) -> tuple[int, str] | None:
         for n in sorted(self.by_size):
             status = self.by_size[n].status
             is_slow = n in self.outcomes and self.outcomes[n].facts.get("limit") == "latency"
-            if n <= top or not (status in _REFUSED or is_slow):
+            if n <= self.top or not (status in _REFUSED or is_slow):
                 continue
             if is_slow:
                 return n, "latency_limit"

@@ -45,9 +45,11 @@ def sentences(
     tied_with: Sequence[int],
     decided_by: str | None,
     rounds: Mapping[int, Mapping[int, float]],
+    edge: tuple[int, str] | None = None,
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
     could_gain: Mapping[int, float] | None = None,
+    needed: Mapping[int, tuple[float, float]] | None = None,
 ) -> list[str]:
     """
     Say in words why the answer is the answer.
@@ -60,9 +62,11 @@ def sentences(
         tied_with: Sizes that paired rounds cannot tell from the fastest.
         decided_by: One of results.DECIDED_BY; None where `choose.answer` leaves that open.
         rounds: Seconds by batch size and round, of the timings that count.
+        edge: Where the next limit or failure above the largest that ran lies, and which it is, where one is known.
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
         could_gain: Share of the best that a size which was not tried might gain, where that is known.
+        needed: Seconds that a visit to a size that was not tried would have taken, and seconds that were left.
     """
     timed = [m for m in measurements if m.status in TIMED and m.latency_seconds is not None]
     if len(timed) == 1 and len(measurements) > 1:
@@ -71,10 +75,10 @@ def sentences(
         why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
     return [
         *why,
-        _limit(answer, fastest, measurements, goal, decided_by, tied_with),
+        _limit(answer, fastest, measurements, goal, decided_by, tied_with, edge, needed or {}),
         *_floor(measurements),
         *_powers_of_two(answer, measurements, rounds),
-        *_noisy(fastest),
+        *_noisy(fastest, decided_by),
         *_few(measurements, decided_by),
         *_throttled(measurements, throttled_only),
         *_cold_or_warm(l2),
@@ -166,26 +170,30 @@ def _limit(
     goal: Goal,
     decided_by: str | None,
     tied_with: Sequence[int],
+    edge: tuple[int, str] | None,
+    needed: Mapping[int, tuple[float, float]],
 ) -> str:
-    n, limit = answer.batch_size, format_seconds(goal.latency_limit or 0.0)
+    n = answer.batch_size
     larger = [m for m in measurements if m.batch_size > n]
     top = max((m.batch_size for m in larger if m.status in TIMED and m.latency_seconds is not None), default=n)
-    looked = max((m.batch_size for m in larger if m.status in TIMED), default=n)
+    looked = [m.batch_size for m in larger if m.status in TIMED and (edge is None or m.batch_size <= max(top, edge[0]))]
+    reach = max(looked, default=n)
     beyond = [m for m in larger if m.batch_size > top]
     failed = [m for m in beyond if m.status in {"error", "timeout"}]
     refused = [m for m in beyond if m.status in {"out_of_memory", "over_limit"}]
     if decided_by is None:
         if any(m.status == "interrupted" for m in larger):
             return f"The interruption decided: larger sizes than {n} were not measured to their end."
+        if edge is not None and edge[1] == "failure":
+            return f"No limit decided but a failure: {_at_edge(top, edge[0], measurements, goal)}."
         if refused:
-            edge = refused[0].batch_size
-            gap = f"no size between {top}, which ran, and {edge}, which did not, gave a timing"
+            gap = f"no size between {top}, which ran, and {refused[0].batch_size}, which did not, gave a timing"
             return f"Nothing tells what decided: {gap}."
         return f"Nothing larger than {top} gave a timing ({count_statuses(failed, goal)})."
     num_untried = sum(m.status == "not_run" for m in larger)
     untried = "1 larger size was" if num_untried == 1 else f"{num_untried} larger sizes were"
-    ruled_out = f" and by these readings up to {looked}" if looked > top else ""
-    span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {looked} by the readings of smaller ones"
+    ruled_out = f" and by these readings up to {reach}" if reach > top else ""
+    span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {reach} by the readings of smaller ones"
     last_tie = max(tied_with, default=n)
     if goal.objective == "latency":
         flat = f", as far as paired rounds tell: {last_tie} is tied" if last_tie > n else ""
@@ -194,21 +202,62 @@ def _limit(
     else:
         where = f"Beyond {last_tie}, the largest tie," if last_tie > n else "Beyond it"
         peak = f"{where} the {_QUALITY[goal.objective]} falls again (measured up to {top}): the optimum lies inside."
+        if n == min(m.batch_size for m in measurements):
+            peak = (
+                f"{where} the {_QUALITY[goal.objective]} falls (measured up to {top}), and nothing is smaller than {n}"
+            )
+            peak += "." if n == 1 else " in what was looked at."
         spread = _spread(fastest) or 0.0
         doubt = f", as far as timings that spread by ± {format_percent(spread)} tell" if spread > NOISY_SHARE else ""
         plateau = f"Larger batches, {span}, gain no more than {_tolerance(goal)}: a plateau{doubt}."
-    listed = f"The list of batch sizes decided: nothing larger than {max(n, looked)} is in it"
+    more = "with more memory a larger batch might be better"
+    listed = f"The list of batch sizes decided: nothing larger than {max(n, reach)} is in it"
     if refused:
         listed = f"The list of batch sizes decided: it holds nothing between {top} and {refused[0].batch_size}"
     return {
         "peak": peak,
         "plateau": plateau,
-        "memory": f"Memory decided: nothing larger than {top} fits; with more memory a larger batch might be better.",
-        "latency_limit": f"The latency limit decided: the next larger size takes longer than {limit}.",
-        "max_batch_size": f"max_batch_size decided: nothing larger than {looked} was allowed, which might be better.",
+        "memory": f"Memory decided: {_memory_edge(top, edge, measurements, goal)}; {more}.",
+        "latency_limit": f"The latency limit decided: {_latency_edge(top, edge, measurements, goal)}.",
+        "max_batch_size": f"max_batch_size decided: nothing larger than {reach} was allowed, which might be better.",
         "batch_sizes": f"{listed}, which might be better.",
-        "budget": f"The budget decided: {untried} not tried, since it held no visit to them, and might be better.",
+        "budget": f"The budget decided: {untried} not tried, {_too_dear(larger, needed)}, and might be better.",
     }[decided_by]
+
+
+def _too_dear(larger: Sequence[Measurement], needed: Mapping[int, tuple[float, float]]) -> str:
+    """Say what a visit to the smallest size that was not tried would have taken, and what was left."""
+    first = next((m.batch_size for m in larger if m.status == "not_run" and m.batch_size in needed), None)
+    if first is None:
+        return "since it held no visit to them"
+    need, left = needed[first]
+    if need <= left:
+        held = f"{format_seconds(left)} were left, too little for a guess that far from what was read"
+    else:
+        held = f"{format_seconds(left)} were left"
+    return f"since a visit to {first} would take about {format_seconds(need)} and {held}"
+
+
+def _memory_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence[Measurement], goal: Goal) -> str:
+    found = next((m for m in measurements if edge is not None and m.batch_size == edge[0]), None)
+    if found is None or found.status != "out_of_memory":  # planned, not met
+        return f"nothing larger than {top} fits"
+    return _at_edge(top, found.batch_size, measurements, goal)
+
+
+def _latency_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence[Measurement], goal: Goal) -> str:
+    found = next((m for m in measurements if edge is not None and m.batch_size == edge[0]), None)
+    if found is None or found.latency_seconds is None:
+        return f"the next larger size takes longer than {format_seconds(goal.latency_limit or 0.0)}"
+    return f"the largest that keeps it is {top}; {breaks_latency_limit(found, goal)}"
+
+
+def _at_edge(top: int, n: int, measurements: Sequence[Measurement], goal: Goal) -> str:
+    """Say which is the largest that ran, and how the next larger one failed."""
+    found = next(m for m in measurements if m.batch_size == n)
+    how = {"out_of_memory": "runs out of memory", "timeout": "hangs"}.get(found.status, "fails")
+    why = "" if found.status == "out_of_memory" else _first_reason([found], goal)
+    return f"the largest that ran is {top}; {n} {how}{why}"
 
 
 def _floor(measurements: Sequence[Measurement]) -> list[str]:
@@ -268,15 +317,14 @@ def _spread(measurement: Measurement) -> float | None:
     return (interval[1] - interval[0]) / (2 * rate) if interval and rate else None
 
 
-def _noisy(fastest: Measurement) -> list[str]:
+def _noisy(fastest: Measurement, decided_by: str | None) -> list[str]:
     """Warn of a machine on which the best size is not known well enough to compare others with it."""
     spread = _spread(fastest)
     if spread is None or spread <= NOISY_SHARE:
         return []
     text = f"The timings spread widely (± {format_percent(spread)} at the fastest size), as on a machine busy with"
-    return [
-        f"{text} something else: other sizes may be as good. Measure again on a quiet one, or with a larger budget."
-    ]
+    more = ", or with a larger budget" if decided_by == "budget" else ""
+    return [f"{text} something else: other sizes may be as good. Measure again on a quiet one{more}."]
 
 
 def _few(measurements: Sequence[Measurement], decided_by: str | None) -> list[str]:
@@ -307,7 +355,7 @@ def _absent(measurements: Sequence[Measurement], goal: Goal, could_gain: Mapping
     untried = [m for m in measurements if m.status == "not_run"]
     text = count_statuses([m for m in measurements if m.status != "not_run"], goal)
     gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
-    gained = "" if gain is None else f", with up to {float(f'{100 * gain:.2g}'):g} % to gain"
+    gained = "" if gain is None or gain > 1 else f", with up to {float(f'{100 * gain:.2g}'):g} % to gain"
     return [
         *([f"Not tried, for lack of time{gained}: {_sizes(untried)}. A larger budget tries them."] if untried else []),
         *([f"No answer could come from: {text}."] if text else []),

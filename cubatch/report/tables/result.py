@@ -31,6 +31,7 @@ DISPENSABLE = ("roofline", "memory plan", "memory real", "±")  # on a narrow li
 _NOISE = "~"
 _MAX_LISTED = 12  # batch sizes in a line
 _MANY = 3  # sizes not tried, above which they share a line
+_ENDS = {"out_of_memory": "ran out of memory", "error": "failed", "timeout": "did not come back"}
 
 
 def tuning_grid(result: Mapping[str, Any]) -> Grid:
@@ -133,14 +134,33 @@ def parted(result: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str
     ruled_out = [m for m in measurements if m.get("status") == "dropped" and m.get("latency_seconds") is None]
     untried = [m for m in measurements if m.get("status") == "not_run"]
     untried = untried if len(untried) > _MANY else []
-    gone = {int(m["batch_size"]) for m in (*ruled_out, *untried)}
-    lines = []
+    unreached = [m for m in measurements if m.get("status") == "interrupted" and m.get("latency_seconds") is None]
+    gone = {int(m["batch_size"]) for m in (*ruled_out, *untried, *unreached)}
+    lines, ruled_out, beyond = [], *_above_failed(ruled_out, measurements)
+    for end, those in beyond:
+        how = _ENDS.get(str(end.get("status")), "failed")
+        lines.append(f"{_num_sizes(those)} not tried: {listed(those)}, above {end['batch_size']}, which {how}.")
     if ruled_out:
         whose = "its neighbours' readings" if len(ruled_out) == 1 else "their neighbours' readings"
         lines.append(f"{_num_sizes(ruled_out)} cannot be the answer: {listed(ruled_out)}, by {whose}.")
     if untried:
         lines.append(f"{_num_sizes(untried)} not tried, for lack of time: {listed(untried)}.")
+    if unreached:
+        lines.append(f"{_num_sizes(unreached)} not reached before the interruption: {listed(unreached)}.")
     return [m for m in measurements if int(m["batch_size"]) not in gone], lines
+
+
+def _above_failed(
+    ruled_out: Sequence[Mapping[str, Any]], measurements: Sequence[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any]], list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]]:
+    """Part what readings ruled out from what lies above a size that failed, above all that ran, with that size."""
+    top = max((int(m["batch_size"]) for m in measurements if m.get("latency_seconds") is not None), default=0)
+    ends = [m for m in measurements if m.get("status") in _ENDS and int(m["batch_size"]) > top]
+    if not ends:
+        return list(ruled_out), []
+    end = min(ends, key=lambda m: int(m["batch_size"]))
+    above = [m for m in ruled_out if int(m["batch_size"]) > int(end["batch_size"])]
+    return [m for m in ruled_out if m not in above], [(end, above)] if above else []
 
 
 def _num_sizes(measurements: Sequence[Mapping[str, Any]]) -> str:

@@ -156,10 +156,28 @@ def test_a_partial_result_has_a_table_and_no_answer():
     result = tuned(batch_size=None, fastest_batch_size=None, tied_with=[], decided_by=None, largest_measured=32,
                    measurements=[measurement(32, 0.016), measurement(64, status="interrupted")])  # fmt: skip
     grid = tuning_grid(result)
-    assert grid.notes[0].startswith("There is no answer yet")
-    assert row_of(grid, 64)["status"] == "interrupted"
+    assert "Interrupted; best so far: 32 (2 000 samples/s, " in grid.text()
+    assert "1 size not reached before the interruption: 64." in grid.text()
     assert {row[""] for row in rows_of(grid)} == {""}
     assert (grid.marked, legend(result)) == (frozenset(), [])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "allowed", "said"),
+    [
+        ((64, 128), 128, "max_batch_size allows none above 128"),
+        ((32, 64), 64, "max_batch_size allows no larger one"),
+        ((32, 64), 512, "what lies above 64, up to the 512 that max_batch_size allows, was judged by smaller sizes"),
+    ],
+)
+def test_max_batch_size_is_said_to_rule_out_only_what_it_rules_out(sizes, allowed, said):
+    """The answer may be the limit itself, or far below it where larger sizes were never run."""
+    low, high = sizes
+    result = tuned(batch_size=64, fastest_batch_size=64, tied_with=[], decided_by="max_batch_size",
+                   limits={"max_batch_size": allowed}, largest_measured=high,
+                   measurements=[measurement(low, low / 1000), measurement(high, high / 1001)])  # fmt: skip
+    assert said in words.answer(result)
+    assert "much larger batches" not in words.answer(result)
 
 
 def test_an_empty_result_can_be_shown():

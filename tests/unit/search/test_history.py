@@ -136,7 +136,7 @@ def test_a_bad_time_is_a_tenth_longer_than_the_shortest_of_any_larger_size(secon
     found = suspect(
         {
             4: record(4, [[seconds] * 3]),
-            8: record(8, [[3.0] * 3] * 2),
+            8: record(8, [[3.0] * 5] * 2),
             16: record(16, [[1.0, 1.04, 1.05]]),
             32: Record(32, Goal()),
         }

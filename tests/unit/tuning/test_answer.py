@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured, Outcome, Timing
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing, counting
 from cubatch.tuning import answer as answers
 from cubatch.tuning.results import TuningResult
 
@@ -63,7 +63,7 @@ def test_the_answer_is_the_contracts_sentence(
             answer_of(seconds, statuses, goal)
         return
     result = answer_of(seconds, statuses, goal)
-    medians = {n: statistics.median(seconds[n]) for n in ok}
+    medians = {n: statistics.median(timing.seconds for timing in counting(rounds(n, seconds[n]))) for n in ok}
     rates = {n: n / medians[n] for n in ok}
     expected = None
     for n in ok:
@@ -434,10 +434,29 @@ def test_larger_sizes_that_failed_are_named() -> None:
     """Where everything larger raised an error or hung, memory is not blamed for it."""
     for more in ({"largest_batch_size": 1000}, {"largest_batch_size": 1000, "asked": True}, {}):
         result = answer_of({**steady((8, 1.0)), 16: [], 32: []}, {16: "error", 32: "timeout"}, **more)
-        said = [reason for reason in result.reasons if reason.startswith("Nothing larger than 8 gave a timing")]
+        said = [reason for reason in result.reasons if reason.startswith("No limit decided but a failure: ")]
         assert len(said) == 1
-        assert "error: 16" in said[0]
-        assert "timeout: 32" in said[0]
+        assert "the largest that ran is 8; 16 fails" in said[0]
+        assert result.decided_by is None
+
+
+def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
+    """48 ran, 64 fails, and 96 to 512 are dropped for that: no readings judged them, and nothing is a plateau."""
+    timings = {**steady((48, 1.0)), 64: [], 96: [], 512: []}
+    for status, decided_by in (("error", None), ("timeout", None), ("out_of_memory", None)):
+        result = answer_of(timings, {64: status, 96: "dropped", 512: "dropped"})
+        assert result.decided_by == decided_by
+        assert not any("judged up to 512" in reason for reason in result.reasons)
+
+
+def test_the_size_that_met_a_limit_is_named() -> None:
+    """300 ran and 306 did not: both are in the sentence, and so is what 36 takes beside the latency limit."""
+    result = answer_of({**steady((300, 1.0)), 306: []}, {306: "out_of_memory"})
+    assert result.decided_by == "memory"
+    assert any("the largest that ran is 300; 306 runs out of memory" in reason for reason in result.reasons)
+    slow = decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
+    assert slow.decided_by == "latency_limit"
+    assert any("the largest that keeps it is 35; 36 already takes 1.20 s" in reason for reason in slow.reasons)
 
 
 def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
@@ -772,3 +791,48 @@ def test_a_remedy_is_given_for_each_limit_that_was_broken_and_no_other() -> None
         decide({1: ERROR, 4096: PLANNED}, goal)
     assert caught.value.remedy.endswith("batch_sizes. Raise memory_limit.")
     assert "could be measured" in str(caught.value)
+
+
+def test_the_budget_decided_with_what_a_visit_would_have_taken() -> None:
+    """24 would have taken 34 s where 3.5 s were left, or 25 s of 50 s by a guess; a gain above 100 % is no bound."""
+
+    def said(needed: float, left: float) -> list[str]:
+        facts = {"limit": "budget", "could_gain": 2.3, "needed_seconds": needed, "left_seconds": left}
+        measured = Measured(
+            timings=tuple(timing for n in (8, 16) for timing in rounds(n, [1.0] * 6)),
+            outcomes=(Outcome(8, "ok"), Outcome(16, "ok"), Outcome(24, "not_run", "", facts)),
+        )
+        return answers.answer([Candidate(n) for n in (8, 16, 24)], measured, goal=Goal(), setting={}).reasons
+
+    short, guess = said(34.1, 3.5), said(25.0, 50.0)
+    assert any("since a visit to 24 would take about 34.1 s and 3.50 s were left, " in reason for reason in short)
+    assert any("50.0 s were left, too little for a guess that far" in reason for reason in guess)
+    assert not any("to gain" in reason for reason in short)
+
+
+def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
+    """Where the search ended by itself, measuring longer changes nothing."""
+    noisy = [1.0, 1.6, 1.0, 1.6, 1.0, 1.6, 1.0]
+    result = answer_of({8: noisy, 16: noisy})
+    assert result.decided_by != "budget"
+    text = " ".join(result.reasons)
+    assert "Measure again on a quiet one." in text
+    assert "larger budget" not in text
+
+
+@pytest.mark.parametrize(("kind", "said"), [("cpu", False), ("cuda", True)])
+def test_nothing_is_said_of_the_l2_cache_on_a_cpu(kind: str, *, said: bool) -> None:
+    """A callable there may be no work of a GPU at all."""
+    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=(Outcome(8, "ok"),))
+    setting = {"l2": "warm", "device": {"kind": kind}}
+    result = answers.answer([Candidate(8)], measured, goal=Goal(), setting=setting)
+    assert any("L2 cache" in reason for reason in result.reasons) is said
+
+
+def test_an_answer_at_the_edge_has_no_optimum_inside() -> None:
+    """Of 1, 2 and 4 the smallest is the best: nothing lies on its other side."""
+    result = answer_of(steady((1, 1.0), (2, 2.5), (4, 6.0)))
+    assert result.decided_by == "peak"
+    text = " ".join(result.reasons)
+    assert "the throughput falls (measured up to 4), and nothing is smaller than 1." in text
+    assert "inside" not in text
