@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import backend, functional, reference
+from cubatch.engine import backend, functional
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks
 from cubatch.network.layers import LAYERS
+from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 
 KINDS = ["relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish"]

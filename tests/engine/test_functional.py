@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import backend, functional, reference
+from cubatch.engine import backend, functional
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks
 from cubatch.network.windows import conv_shape, pool_axes
+from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 
 U = UNIT_ROUNDOFF["float32"]

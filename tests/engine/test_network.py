@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import reference
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedLayer
 from cubatch.hardware import probe
@@ -39,6 +38,7 @@ from cubatch.network.layers import (
     SiLU,
     Softmax,
 )
+from tests import reference
 
 HERE = probe.device("cpu")
 

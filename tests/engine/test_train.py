@@ -19,6 +19,7 @@ from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import GELU, Flatten, Linear
+from tests.engine import rounded
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 HERE = probe.device("cpu")
@@ -58,8 +59,10 @@ def test_other_optimizers_learn_too(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bits_learn_too(dtype):
+def test_16_bits_learn_too(monkeypatch, dtype):
     """As float32 does above; `benchmarks.mixed_precision` holds the accuracies of a network against each other."""
+    operations = rounded.operations()
+    monkeypatch.setattr("cubatch.engine.train.Model", functools.partial(Model, operations=operations))
     result = train(
         softmax_regression, data=SAMPLE, batch_size=20, device=HERE, dtype=dtype, epochs=5, optimizer="sgd"
     )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import reference
+from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within
 from tests.kernels.cases import (
     SMALLEST,
