@@ -18,6 +18,7 @@ from cubatch.memory import blocks as scratch_blocks
 from cubatch.network.windows import conv_shape, pool_axes
 from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.thorough import examples
 
 U = UNIT_ROUNDOFF["float32"]
 
@@ -68,7 +69,7 @@ def _workspace(case, needs):
 
 
 @given(convolutions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_conv2d_stays_within_the_rounding_of_its_dot_products(case):
     """Each output is one dot product of length r*s*c and a bias, in whatever order it is summed."""
     random, x, w = _arrays(case)
@@ -83,7 +84,7 @@ def test_conv2d_stays_within_the_rounding_of_its_dot_products(case):
 
 
 @given(convolutions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_conv2d_dgrad_stays_within_the_rounding_of_its_dot_products(case):
     """An input is read by at most r*s taps of k / groups filters, so its gradient sums that many products."""
     random, x, w = _arrays(case)
@@ -105,7 +106,7 @@ def test_conv2d_dgrad_stays_within_the_rounding_of_its_dot_products(case):
 
 
 @given(convolutions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_conv2d_wgrad_stays_within_the_rounding_of_its_dot_products(case):
     """A filter tap meets every output pixel of the batch once; so does the bias."""
     random, x, w = _arrays(case)
@@ -227,7 +228,7 @@ def _pool_workspace(case):
 
 
 @given(poolings())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_max_pool2d_takes_the_first_of_the_largest(case):
     """Small whole numbers tie often, so the rule for ties is tested with the values."""
     x = np.random.default_rng(case["seed"]).integers(-2, 3, case["x"]).astype(np.float64)
@@ -239,7 +240,7 @@ def test_max_pool2d_takes_the_first_of_the_largest(case):
 
 
 @given(poolings())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_max_pool2d_with_relu_is_relu_then_max_pool2d(case):
     """Values agree exactly, and so do gradients, since neither passes any where nothing is positive."""
     random = np.random.default_rng(case["seed"])
@@ -256,7 +257,7 @@ def test_max_pool2d_with_relu_is_relu_then_max_pool2d(case):
 
 
 @given(poolings())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_max_pool2d_backward_gives_each_gradient_to_its_winner(case):
     """Every dy arrives once, at the tap the reference names; overlapping windows add up."""
     random = np.random.default_rng(case["seed"])
@@ -282,7 +283,7 @@ def test_max_pool2d_backward_gives_each_gradient_to_its_winner(case):
 
 
 @given(poolings(), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_avg_pool2d_divides_by_what_it_counts(case, include):
     """A mean of m numbers is a sum of m and at most two divisions; the gradient spreads it evenly."""
     random = np.random.default_rng(case["seed"])

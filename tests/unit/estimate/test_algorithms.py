@@ -25,6 +25,7 @@ from cubatch.estimate.vendor.algorithms import (
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
+from tests.thorough import examples
 
 COSTS = ("128x128", "128x64", "128x32", "64x64", "32x32", "direct", "fused", "winograd 64x64", "winograd 32x128", "fft")
 
@@ -75,7 +76,7 @@ def convolutions(draw, *, filters=(1, 2, 3, 5, 7), strides=(1, 2, 3), groups=(1,
     )  # fmt: skip
 
 
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=examples(40))
 # Every other one has what Winograd's algorithms ask for, but for its dilation.
 LAYERS = convolutions() | convolutions(filters=(3, 5), strides=(1,), groups=(1,))
 CASES = st.lists(st.tuples(LAYERS, st.sampled_from(list(Pass)), st.integers(1, 300)), min_size=1, max_size=8)

@@ -22,6 +22,7 @@ from cubatch.memory.rules import rules_of_thumb
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Concat, Conv2d, Flatten, Linear, MaxPool2d, ReLU
+from tests.thorough import examples
 
 ONE = Device(name="one thread", kind="cpu", threads=1)
 TWO = Device(name="two threads", kind="cpu", threads=2)
@@ -185,7 +186,7 @@ def totals(spec, number, mode, recompute):
     recompute=st.booleans(),
     share=st.floats(0, 1),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_largest_batch_is_the_largest(spec, number, mode, recompute, share):
     """It fits, and none of the next sizes does, by trying them one by one."""
     planned = totals(spec, number, mode, recompute)

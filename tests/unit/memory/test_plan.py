@@ -33,6 +33,7 @@ from cubatch.network.layers import (
     Sigmoid,
     Softmax,
 )
+from tests.thorough import examples
 
 V100 = probe.resolve("v100-sxm2-16gb", live=False)
 OPTIONS = {"mode": "training", "dtype": "float32", "optimizer": "sgd", "recompute": False}
@@ -77,7 +78,7 @@ def networks(draw):
     recompute=st.booleans(),
     device=st.sampled_from([cpu(1), cpu(3), V100]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_two_buffers_alive_together_overlap(network, n, mode, recompute, device):
     """Any two buffers whose lifetimes meet lie apart, all lie inside the arena, on whole units of alignment."""
     whole = plan(network, batch_size=n, device=device, **OPTIONS | {"mode": mode, "recompute": recompute})
@@ -97,7 +98,7 @@ def test_no_two_buffers_alive_together_overlap(network, n, mode, recompute, devi
 
 
 @given(network=networks(), n=st.integers(1, 40), threads=st.integers(1, 4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_every_buffer_holds_its_share_of_the_batch(network, n, threads):
     """The shards cover the batch, and each buffer has room for its elements of the largest shard."""
     whole = plan(network, batch_size=n, device=cpu(threads), **OPTIONS)
@@ -130,7 +131,7 @@ def test_placement_is_near_the_bytes_alive(name):
     pad=st.tuples(*[st.integers(0, 4)] * 4),
     n=st.integers(1, 3),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_convolution_runs_in_the_scratch_memory_it_is_given(h, w, groups, width, rs, stride, dilation, pad, n):
     """The plan and the engine follow one rule, so that no shape is left without room for a row of its output."""
     try:

@@ -22,6 +22,7 @@ from cubatch.network.layer import Layer
 from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
 from cubatch.tuning.crests import coulom, crests, slowest
+from tests.thorough import examples
 
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 V100_SMS = 80
@@ -158,7 +159,7 @@ def crests_by_hand(blocks: Callable[[int], int], num_sms: int, limit: int) -> di
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     h=st.integers(1, 40), c=st.integers(1, 300), k=st.integers(1, 600), stride=st.integers(1, 2),
     num_sms=st.integers(1, 132), limit=st.integers(1, 400), pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]),

@@ -29,6 +29,7 @@ from cubatch.network.passes import Pass
 from cubatch.tuning import anchors, forecast_wording, ladder
 from cubatch.tuning.forecast import predict
 from cubatch.tuning.results import TuningResult
+from tests.thorough import examples
 from tests.unit.tuned import measurement, tuned
 
 V100 = catalogue.find("v100-sxm2-16gb")
@@ -84,7 +85,7 @@ def test_by_latency_it_is_the_largest_size_within_tolerance_of_the_lowest(plante
     assert (found.batch_size, found.fastest_batch_size, found.decided_by) == (16, 8, "plateau")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(values=st.lists(st.floats(1.0, 2.0), min_size=5, max_size=5), tolerance=st.floats(0.0, 0.5))
 def test_the_answer_can_be_repeated_with_a_pocket_calculator(values, tolerance):
     """From the very figures that the forecast shows, for any curve."""

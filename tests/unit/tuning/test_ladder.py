@@ -23,6 +23,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
 from cubatch.tuning import explain, ladder
+from tests.thorough import examples
 
 V100 = "v100-sxm2-16gb"
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
@@ -356,7 +357,7 @@ def networks(draw: st.DrawFn) -> Network:
     return Network(input_shape=(extent, extent, draw(channels)), layers=layers)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     net=networks(),
     device=st.sampled_from([V100, "a100-sxm4-80gb", "titan-x-pascal", "h200-sxm", "cpu"]),

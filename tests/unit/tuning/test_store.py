@@ -29,6 +29,7 @@ from cubatch.measure.kernel_choice import Winners, forget, path_beside
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import store, store_tables
 from cubatch.tuning.store import open_run
+from tests.thorough import examples
 
 ROOT = Path(cubatch.__file__).parents[1]
 ASKED = {"spec": {"name": "mlp"}, "mode": "training", "seed": 0}
@@ -84,7 +85,7 @@ outcomes = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(timings, max_size=8, unique_by=lambda timing: (timing.batch_size, timing.round)),
     st.lists(outcomes, max_size=4, unique_by=lambda outcome: outcome.batch_size),
