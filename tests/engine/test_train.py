@@ -28,6 +28,7 @@ small = functools.partial(train, models.build("mnist-cnn"), data=SAMPLE, batch_s
 softmax_regression = Network(input_shape=(28, 28, 1), layers=[Flatten(), Linear(name="scores", k=10)])
 
 
+@pytest.mark.case("numpy-mnist")
 def test_it_learns_to_read_digits():
     """
     case: numpy-mnist. 800 images, eight epochs: at least 85 % of 200 others are read right, and the loss falls.

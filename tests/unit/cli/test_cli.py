@@ -330,6 +330,7 @@ def test_help_loads_nothing_heavy():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.case("mlp-memory")
 def test_memory_shows_the_textbook_numbers_of_the_mlp(run):
     """1410 elements per sample forward, 1820 with gradients, 465 920 at batch 256: the figures of the question."""
     code, out, _ = run("memory", "mlp", "--batch-size", "256", "--device", "cpu", "--memory", "12GiB")

@@ -111,6 +111,7 @@ def test_a_fused_block_has_one_of_the_known_shapes():
 # --- the general rule ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("coulom-rule")
 def test_the_published_rule_is_the_tile_of_128_by_128():
     """V100, boards of 19 x 19, 128 channels: 28, 56, 85, 113."""
     found = [crest_batch_size(n, blocks=partial(num_blocks, GO, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
@@ -184,6 +185,7 @@ def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h,
     assert crest == 0 or busiest_sm_blocks(blocks(crest), num_sms) <= n
 
 
+@pytest.mark.case("coulom-rule")
 def test_the_law_alone_gives_the_cliffs_of_a_chess_network():
     """
     Published throughput falls exactly where the busiest SM gets one more block, from 96 to 97 and 192 to 193.

@@ -198,6 +198,7 @@ def test_a_small_layer_has_twice_the_l2_in_buffers(copies_of):
     )
 
 
+@pytest.mark.case("memory-rules")
 def test_parameters_gradients_and_optimizer_state_are_counted_by_hand():
     """
     Copies of P parameters, each rounded up to 256 bytes, with m threads.

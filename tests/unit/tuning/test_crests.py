@@ -92,6 +92,7 @@ def test_without_convolutions_there_are_no_coulom_sizes() -> None:
 # --- on the SMs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("coulom-rule")
 def test_blocks_of_the_published_cliff() -> None:
     """On the 48 SMs of a 2080 Super, 96 boards of 8 x 8 are a wave of the vendor's tiles, and 97 begin a second."""
     conv, gpu = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), catalogue.find("rtx-2080-super")

@@ -70,6 +70,7 @@ def ask(**options: Any):
 # --- the rule ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("titan-x-test-batch")
 def test_the_answer_is_the_smallest_size_within_tolerance_of_the_best(planted):
     """198.5 of 200 samples/s is within 1 %, 150 is not; with no tolerance the best itself."""
     planted(SAW)
