@@ -1,4 +1,4 @@
-"""A world of NumPy kernels, and a command that runs in it."""
+"""A world of NumPy kernels."""
 
 from __future__ import annotations
 
