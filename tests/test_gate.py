@@ -175,6 +175,13 @@ def test_a_sample_is_other_kernels_with_each_commit():
     assert len(set.union(*drawn)) > 0.98 * len(names)
 
 
+@pytest.mark.parametrize(("answer", "status"), [(True, 0), (False, 3)])
+def test_no_failure_looks_like_a_closed_gate(answer, status, monkeypatch):
+    """Python ends with 1 where anything fails, a shell with more than 100."""
+    monkeypatch.setattr(gate, "is_open", lambda stage: answer)
+    assert gate.main(["is-open", "kernels"]) == status
+
+
 def test_the_command_explains_itself(capsys):
     """A stage that does not exist is no reason to skip one that does."""
     assert gate.main(["is-open", "kernel"]) == 2
