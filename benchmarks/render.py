@@ -130,8 +130,9 @@ def mixed_precision(result: dict[str, Any]) -> str:
             [row["dtype"], f"{last['loss']:.4f}", f"{100 * last['test_accuracy']:.2f} %", f"{100 * away:+.2f} %"]
         )
     run = result["rows"][0]
+    place = "our kernels" if result.get("library") == "cubatch" else "on NumPy"
     caption = (
-        f"{_machine(result)}, on NumPy: {run['model']}, {len(run['epochs'])} epochs on {result['images']} images, "
+        f"{_machine(result)}, {place}: {run['model']}, {len(run['epochs'])} epochs on {result['images']} images, "
         f"batch {run['batch_size']}, {run['optimizer']}, learning rate {run['learning_rate']}, seed {run['seed']}; "
         f"the goal is at most {100 * result['goal']:.1f} % from float32."
     )

@@ -1,9 +1,24 @@
-"""How every test runs: no example is timed, and in CI all draw the same examples."""
+"""How every test runs: no example is timed, in CI all draw the same ones, and what is thorough runs when asked for."""
 
 import os
 
 from hypothesis import settings
 
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+from tests.thorough import THOROUGH, examples
+
+settings.register_profile("local", deadline=None, max_examples=examples(100))
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure(config):
+    """Make the mark known by which a case runs only where all is tried."""
+    config.addinivalue_line("markers", "thorough: adds little to its test's other cases; CUBATCH_THOROUGH=1 runs it")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is thorough."""
+    left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

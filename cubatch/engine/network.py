@@ -24,14 +24,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from cubatch.engine import backend, batch, functional, layers, loss_scale, mixed, storage, weights
+from cubatch.engine import backend, batch, functional, layers, loss_scale, storage, weights
 from cubatch.engine.arena import Arena
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.operations import operations
+from cubatch.engine.native.operations import operations as on_kernels
 from cubatch.engine.place import Place
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
-from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, is_out_of_memory
+from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedDtype, is_out_of_memory
 from cubatch.hardware import room
 from cubatch.hardware.facts import Device
 from cubatch.memory import fit
@@ -57,9 +57,12 @@ class Model:
         seed: Draws the initial parameters, random data and dropout masks.
         share: Another model of the same network, whose parameters are used instead of new ones.
         context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
+        operations: Takes the place of the array library's calls, which have no arithmetic for 16 bits; spelt as
+            `functional`.
 
     Raises:
         UnsupportedLayer: If the engine has no code for one of the layers.
+        UnsupportedDtype: If the dtype has 16 bits, and nothing was given that computes with them.
         InvalidArgument: If the other model is of another network or dtype.
 
     Example:
@@ -87,6 +90,7 @@ class Model:
         seed: int = 0,
         share: Model | None = None,
         context: Context | None = None,
+        operations: Any = None,
     ) -> None:
         self.spec, self.network, self.device = spec, as_network(spec), device
         self._usual_device: int | None = None
@@ -101,7 +105,11 @@ class Model:
         )  # fmt: skip
         self._kind = np.dtype(storage.element_type(dtype, self.library))
         is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize
-        self._operations = operations(context) if context else mixed.operations() if is_narrow else functional
+        if is_narrow and not (context or operations):
+            raise UnsupportedDtype(
+                dtype, 'library="im2col"', ("float32",), "Our kernels take it: hand in their context."
+            )
+        self._operations = on_kernels(context) if context else operations or functional
         self._on_gpu = self._xp is not np
         if self._on_gpu:  # everything below is allocated and launched on the current device
             self._usual_device = int(self._xp.cuda.Device().id)

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import backend, functional, reference
+from cubatch.engine import backend, functional
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks
 from cubatch.network.layers import LAYERS
+from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.thorough import examples
 
 KINDS = ["relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish"]
 ROUNDINGS = 16
@@ -61,7 +63,7 @@ def _call(case, function, first, *others):
 
 
 @given(curves())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_activations_stay_within_the_rounding_of_their_formulas(case):
     """No formula cancels but x + 3, whose terms are the bound for the hard curves."""
     x, kind, u = case["x"], case["kind"], UNIT_ROUNDOFF[case["dtype"]]
@@ -73,7 +75,7 @@ def test_activations_stay_within_the_rounding_of_their_formulas(case):
 
 
 @given(curves())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_gradients_of_activations_stay_within_the_rounding_of_their_formulas(case):
     """From what the layer's record says is kept; slopes are sums of at most (1 + |x|)(1 + s) in magnitude."""
     x, dy, kind, u = case["x"], case["dy"], case["kind"], UNIT_ROUNDOFF[case["dtype"]]
@@ -158,7 +160,7 @@ def scalings(draw):
 
 
 @given(scalings())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_scale_rounds_one_product(case):
     """Each output is one product."""
     _, x, s = case["arrays"]
@@ -170,7 +172,7 @@ def test_scale_rounds_one_product(case):
 
 
 @given(scalings())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_scale_backward_stays_within_the_rounding_of_its_sums(case):
     """A factor's gradient sums h * w products, in whatever order; an input's is one product, also over dy."""
     dy, x, s = case["arrays"]

@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cubatch.engine import functional, loss_scale, mixed, optim, storage
+from cubatch.engine import functional, loss_scale, optim, storage
 from cubatch.engine.network import Model
-from cubatch.errors import MissingDependency
+from cubatch.errors import MissingDependency, UnsupportedDtype
 from cubatch.hardware import probe
 from cubatch.memory.plan import ALIGNMENT
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, HardSwish, Linear, MaxPool2d, ReLU
+from tests.engine import rounded
 
 HERE = probe.device("cpu")
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -51,7 +52,12 @@ def cpu(threads):
 
 def model_of(dtype, spec=NETWORK, **options):
     """A model in training on data of its own, with a batch of six."""
-    options = {"mode": "training", "device": cpu(2), "learning_rate": 0.05} | options
+    options = {
+        "mode": "training",
+        "device": cpu(2),
+        "learning_rate": 0.05,
+        "operations": rounded.operations(),
+    } | options
     model = Model(spec, dtype=dtype, **options)
     model.prepare(6)
     model.load_random()
@@ -106,11 +112,11 @@ def test_sums_are_float32_and_rounded_once(dtype):
     """4096 ones and as many products of 1/64: in 16 bits alone the sum would stop growing; stored it is exact."""
     kind = KINDS[dtype]
     x, w, y = np.ones((1, 8192), kind), np.full((1, 8192), 1 / 64, kind), np.empty((1, 1), kind)
-    mixed.operations().linear(x, w, np.array([0.5], kind), out=y)
+    rounded.operations().linear(x, w, np.array([0.5], kind), out=y)
     assert float(y[0, 0]) == float(np.float32(128.5).astype(kind))
     x[0, 1:] = 0
     w[0, 0], bias = 1, np.array([2.0**-9], kind)
-    mixed.operations().linear(x, w, bias, out=y)
+    rounded.operations().linear(x, w, bias, out=y)
     assert y[0, 0] == np.float32(1 + 2.0**-9).astype(kind)
 
 
@@ -123,7 +129,7 @@ def test_operations_are_those_of_functional_on_what_is_stored(dtype, data):
     x, w, b = (random.uniform(-2, 2, shape).astype(kind) for shape in ((2, 5, 4, 3), (6, 3, 3, 3), (6,)))
     wide = [array.astype(np.float32) for array in (x, w, b)]
     y, before = np.empty((2, 3, 2, 6), kind), x.copy()
-    narrow = mixed.operations()
+    narrow = rounded.operations()
     narrow.conv2d(x, w, b, relu=True, out=y)
     np.testing.assert_array_equal(y, functional.conv2d(*wide, relu=True).astype(kind))
     np.testing.assert_array_equal(x, before)
@@ -142,14 +148,14 @@ def test_operations_are_those_of_functional_on_what_is_stored(dtype, data):
 
 def test_every_result_of_functional_is_known_by_its_keyword():
     """A result under another name would be computed in a copy and lost."""
-    known = mixed.RESULTS | {"loss", "mask", "argmax", "mean", "inv_std", "running_mean", "running_var"}
+    known = rounded.RESULTS | {"loss", "mask", "argmax", "mean", "inv_std", "running_mean", "running_var"}
     inputs = {"x", "w", "b", "y", "s", "dy", "gamma", "beta", "logits", "labels", "branches", "mask", "argmax", "saved"}
     options = {
         "stride", "pad", "dilation", "groups", "relu", "workspace", "x_shape", "r", "s", "ceil_mode", "channels",
         "count_include_pad", "kind", "eps", "momentum", "count", "reduce", "p", "seed", "scale",
     }  # fmt: skip
     for name in functional.__all__:
-        if name not in mixed._KNOW_STORAGE:
+        if name not in rounded._KNOW_STORAGE:
             parameters = set(inspect.signature(getattr(functional, name)).parameters)
             assert parameters <= known | inputs | options, name
 
@@ -216,7 +222,8 @@ def test_scaling_saves_gradients_that_float16_would_lose():
     network = Network(input_shape=(1, 1, 4), layers=[Linear(name="last", k=4, bias=False)])
     moved = {}
     for scale in (1.0, 2.0**16):
-        with Model(network, device=cpu(1), mode="training", dtype="float16", learning_rate=1.0) as model:
+        options = {"mode": "training", "dtype": "float16", "learning_rate": 1.0, "operations": rounded.operations()}
+        with Model(network, device=cpu(1), **options) as model:
             model.prepare(1)
             model._stepper.master[...] = (20 * np.eye(4, dtype=np.float32)).ravel()
             model._flat[...] = model._stepper.master
@@ -241,6 +248,12 @@ def test_the_loss_itself_is_not_scaled():
         assert found[0] == found[1]
 
 
+def test_16_bits_without_operations_that_compute_with_them_are_refused():
+    """NumPy would sum in 16 bits, and nobody would notice."""
+    with pytest.raises(UnsupportedDtype, match="float16"):
+        Model(NETWORK, device=cpu(1), dtype="float16")
+
+
 # --- memory and data -----------------------------------------------------------------------------------------
 
 
@@ -255,9 +268,8 @@ def test_what_is_held_is_what_is_planned(dtype, optimizer, mode, name):
     optimiser keeps, the scale.
     """
     shape = (64, 64, 3) if name == "resnet18" else None
-    with Model(
-        models.build(name, input_shape=shape), device=cpu(2), mode=mode, optimizer=optimizer, dtype=dtype
-    ) as model:
+    options = {"mode": mode, "optimizer": optimizer, "dtype": dtype, "operations": rounded.operations()}
+    with Model(models.build(name, input_shape=shape), device=cpu(2), **options) as model:
         model.prepare(4)
         assert 0 <= model.plan.total - model.held_bytes < 6 * ALIGNMENT
         model.close()
@@ -267,7 +279,8 @@ def test_what_is_held_is_what_is_planned(dtype, optimizer, mode, name):
 @NARROW
 def test_outputs_and_gradients_come_as_float32(dtype):
     """A user of the output has NumPy's own types to work with, and the values that were stored."""
-    with model_of(dtype) as model, Model(NETWORK, device=HERE, dtype=dtype, share=model) as tested:
+    options = {"dtype": dtype, "operations": rounded.operations()}
+    with model_of(dtype) as model, Model(NETWORK, device=HERE, share=model, **options) as tested:
         model.step()
         assert model.gradients["conv"]["w"].dtype == np.float32
         tested.prepare(3)
@@ -277,7 +290,7 @@ def test_outputs_and_gradients_come_as_float32(dtype):
         assert output.dtype == np.float32
         np.testing.assert_array_equal(output, output.astype(KINDS[dtype]).astype(np.float32))
         assert np.abs(output).max() > 0
-    with Model(Conv2d(h=4, w=4, c=2, k=3, r=1, s=1), device=cpu(1), mode="training", dtype=dtype) as layer:
+    with Model(Conv2d(h=4, w=4, c=2, k=3, r=1, s=1), device=cpu(1), mode="training", **options) as layer:
         layer.prepare(2)
         layer.load_random()
         layer.step()

@@ -12,6 +12,7 @@ from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Flatten, HardSwish, Linear, MaxPool2d, ReLU
+from tests.engine import rounded
 
 HERE = probe.device("cpu")
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -116,7 +117,7 @@ def model_of(dtype, optimizer, threads, *, normalised):
     device = attrs.evolve(HERE, threads=threads)
     model = Model(
         network(normalised=normalised), device=device, mode="training", dtype=dtype, optimizer=optimizer,
-        learning_rate=RATE,
+        learning_rate=RATE, operations=rounded.operations(),
     )  # fmt: skip
     model.prepare(BATCH)
     by_hand = ByHand(model, threads, optimizer)

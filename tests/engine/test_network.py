@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import reference
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedLayer
 from cubatch.hardware import probe
@@ -39,6 +38,7 @@ from cubatch.network.layers import (
     SiLU,
     Softmax,
 )
+from tests import reference
 
 HERE = probe.device("cpu")
 
@@ -147,6 +147,7 @@ def trained(network, n, *, steps=1, device=HERE, **options):
 # --- memory --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("watch")
 @pytest.mark.parametrize(
     ("name", "shape", "n", "options"),
     [
@@ -184,6 +185,7 @@ def test_the_peak_of_a_whole_step_is_the_plan(name, shape, n, options):
     assert 0.999 * planned <= held <= planned  # only the plan's rounding up is not held
 
 
+@pytest.mark.case("allow-growth")
 def test_memory_is_given_back_and_taken_anew():
     """Releasing a batch gives its memory back; the next batch size takes its own plan, not the larger one."""
     network = models.build("mnist-cnn")
@@ -197,6 +199,7 @@ def test_memory_is_given_back_and_taken_anew():
         assert model.held_bytes == parameters
 
 
+@pytest.mark.case("oom-shape")
 def test_out_of_memory_names_all_that_matters():
     """case: oom-shape. The error says layer, tensor, shape, batch axis, bytes asked and free, and what fits."""
     n = 2**31 - 1  # more than the address space of any machine holds

@@ -19,6 +19,7 @@ from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import GELU, Flatten, Linear
+from tests.engine import rounded
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 HERE = probe.device("cpu")
@@ -27,6 +28,7 @@ small = functools.partial(train, models.build("mnist-cnn"), data=SAMPLE, batch_s
 softmax_regression = Network(input_shape=(28, 28, 1), layers=[Flatten(), Linear(name="scores", k=10)])
 
 
+@pytest.mark.case("numpy-mnist")
 def test_it_learns_to_read_digits():
     """
     case: numpy-mnist. 800 images, eight epochs: at least 85 % of 200 others are read right, and the loss falls.
@@ -58,8 +60,10 @@ def test_other_optimizers_learn_too(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bits_learn_too(dtype):
+def test_16_bits_learn_too(monkeypatch, dtype):
     """As float32 does above; `benchmarks.mixed_precision` holds the accuracies of a network against each other."""
+    operations = rounded.operations()
+    monkeypatch.setattr("cubatch.engine.train.Model", functools.partial(Model, operations=operations))
     result = train(
         softmax_regression, data=SAMPLE, batch_size=20, device=HERE, dtype=dtype, epochs=5, optimizer="sgd"
     )  # fmt: skip

@@ -28,6 +28,7 @@ from cubatch.network.layers import (
     Sigmoid,
     SiLU,
 )
+from tests.engine import rounded
 
 
 def a_gpu():
@@ -136,6 +137,8 @@ def test_other_dtypes_train_as_on_the_cpu(dtype, unit):
     x, labels = random.standard_normal((6, *NETWORK.input_shape)), random.integers(0, 5, size=6, dtype=np.int32)
     options = {"mode": "training", "optimizer": "momentum", "learning_rate": 0.05, "seed": 1}
     on_cpu = {"device": attrs.evolve(probe.device("cpu"), threads=1), "dtype": "float32" if dtype == "tf32" else dtype}
+    if dtype in {"float16", "bfloat16"}:
+        on_cpu["operations"] = rounded.operations()
     losses = []
     for place in ({"device": GPU, "dtype": dtype, "context": our_kernels(dtype)}, on_cpu):
         with Model(NETWORK, **place, **options) as model:

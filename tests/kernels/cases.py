@@ -2,7 +2,7 @@
 What the tests of all kernels share: problems to draw, storage of 16 bits, references and bounds.
 
 References are float64 and go tap by tap, one NumPy product each; they are checked against the loops of
-cubatch.engine.reference, which are too slow for more than one tile.  A bound has two parts: gamma for sums in
+tests.reference, which are too slow for more than one tile.  A bound has two parts: gamma for sums in
 float32 of inputs that are what the kernel was given, and half a unit in the last place of what is stored.
 """
 

@@ -17,6 +17,7 @@ from cubatch.hardware import catalogue, probe
 from cubatch.hardware.facts import Device
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
+from tests.gate import is_drawn
 
 CPUSIM_DEVICES = {52: "titan-x-maxwell", 70: "v100-sxm2-16gb", 75: "t4", 80: "a100-sxm4-40gb"}
 BUILD = os.environ.get("CUBATCH_CPUSIM", "plain")
@@ -133,8 +134,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "heavy: adds nothing to the smaller tests of its kernels under a sanitizer")
 
 
-def pytest_collection_modifyitems(items):
-    """Skip what a sanitizer would take minutes for."""
+def pytest_collection_modifyitems(config, items):
+    """Skip what a sanitizer would take minutes for; of a sample, leave out what is not drawn."""
+    if commit := os.environ.get("CUBATCH_SAMPLE"):
+        left_out = [item for item in items if not is_drawn(item.nodeid, commit)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if BUILD != "plain" and item.get_closest_marker("heavy"):
             item.add_marker(pytest.mark.skip(reason="heavy, and nothing new to a sanitizer"))

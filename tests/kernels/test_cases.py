@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import reference
+from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within
 from tests.kernels.cases import (
     SMALLEST,
@@ -20,10 +20,11 @@ from tests.kernels.cases import (
     encoded,
     reserved,
 )
+from tests.thorough import examples
 
 
 @given(convolutions(most_extent=6, most_channels=4) | convolutions(most_extent=5, most_channels=4, depthwise=True))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_references_are_those_of_the_loops(conv):
     """All three passes agree with one multiply-add at a time, on integers, whose sums are exact."""
     random = np.random.default_rng(0)

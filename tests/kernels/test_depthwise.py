@@ -21,8 +21,9 @@ from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
 from tests.kernels.cases import Conv
 from tests.kernels.placing import place, room
+from tests.thorough import examples
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=examples(40), deadline=None)
 H200 = Device(name="H200", num_sms=132, compute_capability=(9, 0))
 
 

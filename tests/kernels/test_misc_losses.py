@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import backend, reference
+from cubatch.engine import backend
 from cubatch.engine.native import losses
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
+from tests import reference
 from tests.checks import assert_within, gamma
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room

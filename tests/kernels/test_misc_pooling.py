@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import functional, reference
+from cubatch.engine import functional
 from cubatch.engine.native import pooling
 from cubatch.errors import InvalidArgument
+from tests import reference
 from tests.checks import assert_within
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room

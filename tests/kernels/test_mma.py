@@ -23,6 +23,7 @@ from cubatch.kernels import ranking, variant
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, conftest, epilogues
+from tests.thorough import examples
 
 # Which tile an operation is tested with, by architecture and type: each tile shape, and each operation of each type.
 OPERATIONS = ("gemm_nt", "gemm_nn", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
@@ -192,7 +193,7 @@ def test_products_of_narrow_rows_stay_within_the_rounding_of_their_sums(launcher
 
 
 @given(CONVOLUTIONS, st.integers(0, 2), st.sampled_from(list(CHECKS)), SEEDS)
-@settings(max_examples=32, deadline=None)
+@settings(max_examples=examples(32), deadline=None)
 def test_convolutions_stay_within_the_rounding_of_their_sums(launcher, shape, number, direction, seed):
     """All passes: any stride, one-sided pad, dilation and groups; phases without a tap too."""
     dtype = dtypes(launcher)[number % len(dtypes(launcher))]

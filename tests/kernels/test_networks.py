@@ -15,6 +15,7 @@ from cubatch.hardware import probe
 from cubatch.network import layers, models
 from cubatch.network.graph import Network
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.engine import rounded
 from tests.kernels.cases import SMALLEST, bound, decoded, encoded
 
 pytestmark = pytest.mark.heavy
@@ -113,7 +114,10 @@ def models_of(launcher, network, dtype, **options):
     """The NumPy engine's model and ours, prepared, with the same parameters and data."""
     options = {"mode": "training", "seed": 3} | options
     is_tf32 = dtype == "tf32"
-    expected = Model(network, device=one_thread(), dtype="float32" if is_tf32 else dtype, **options)
+    operations = rounded.operations() if dtype in {"float16", "bfloat16"} else None
+    expected = Model(
+        network, device=one_thread(), dtype="float32" if is_tf32 else dtype, operations=operations, **options
+    )  # fmt: skip
     context = launcher.context(tf32=is_tf32)
     tested = Model(network, device=launcher.device, dtype=dtype, context=context, **options)
     for model in (expected, tested):

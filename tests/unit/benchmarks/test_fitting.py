@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 
@@ -14,45 +13,22 @@ import pytest
 from benchmarks import fit_predictor
 from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows, find_device, load
-from cubatch.estimate.vendor.algorithms import algorithms, seconds
+from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, load
 from cubatch.estimate.vendor.fitted import Fitted
 from cubatch.hardware import catalogue
 from cubatch.network.layers import Conv2d
-from cubatch.network.passes import Pass
-from tests.unit.benchmarks.test_published import CONV_ROW, GEMM_ROW, write
-from tests.unit.estimate.test_algorithms import work_of
-
-V100, P100 = "v100-pcie-16gb", "p100-pcie-16gb"
-FACTORS = {V100: (1.25, 0.8), P100: (0.8, 1.25)}
-ONES = dict.fromkeys(FACTORS, (1.0, 1.0))
-LAYERS = [
-    Conv2d(h=h, w=h, c=c, k=k, r=r, s=r, pad=r // 2)
-    for (h, c), k, r in itertools.product([(56, 64), (28, 128), (14, 256), (7, 512)], [32, 256], [1, 3])
-]
-
-
-def rows_of(*, source=NEUSIGHT, layers=LAYERS, batches=(4, 32, 128), factors=FACTORS, constants=START, **columns):
-    """Measurements without error: every layer, batch and GPU, at the time that the constants and factors give."""
-    cases = [(layer, n, slug) for layer in layers for n in batches for slug in factors]
-    rows = Rows(
-        source=source,
-        work=work_of(*((layer, Pass.FPROP, n) for layer, n, _ in cases)),
-        devices={slug: find_device("Tesla K40") if slug == "k40" else catalogue.find(slug) for slug in factors},
-        gpu=np.array([slug for _, _, slug in cases]),
-        seconds=np.ones(len(cases)),
-        overhead=np.zeros(len(cases)),
-        shape=np.array([f"{layer.h}_{layer.c}_{layer.k}_{layer.r}" for layer, _, _ in cases]),
-        extra={name: np.full(len(cases), value) for name, value in columns.items()},
-    )
-    places = rows.places(factors)
-    times = seconds(rows.work, places, constants, algorithms(rows.work, places.num_sms))
-    return attrs.evolve(rows, seconds=times.min(axis=0))
-
-
-def model_of(scales=None, **changes):
-    """A model of the constants that the rows are made with."""
-    return attrs.evolve(Fitted(NEUSIGHT, dict(START), ONES if scales is None else scales, None, 0.0, 0.0), **changes)
+from tests.unit.benchmarks.building import (
+    CONV_ROW,
+    FACTORS,
+    GEMM_ROW,
+    LAYERS,
+    ONES,
+    P100,
+    V100,
+    model_of,
+    rows_of,
+    write,
+)
 
 
 @pytest.fixture

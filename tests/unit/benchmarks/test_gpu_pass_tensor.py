@@ -24,7 +24,7 @@ from cubatch.network import layers as kinds
 from cubatch.network import models
 from cubatch.network.passes import Pass
 from tests.unit.bench_fakes import World, enter
-from tests.unit.benchmarks.test_gpu_pass import FACTS, conv_case, entry, item_of, ran, result_of
+from tests.unit.benchmarks.passes import FACTS, conv_case, entry, item_of, ran, result_of
 
 H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import attrs
 import numpy as np
 import pytest
@@ -16,7 +14,8 @@ from cubatch.hardware import catalogue
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
 from tests.checks import assert_within
-from tests.unit.estimate.test_algorithms import work_of
+from tests.unit.benchmarks.building import CONV_ROW, GEMM_ROW, write
+from tests.unit.estimate.building import work_of
 
 NEUSIGHT_ROW = {
     "gpu": "Tesla V100-PCIE-32GB", "batch": 38, "c_in": 893, "c_out": 326, "kernel": 3, "in_hw": 5, "stride": 1,
@@ -24,34 +23,22 @@ NEUSIGHT_ROW = {
     "grid_z": 36, "block_x": 64, "blocks_per_sm_reported": 8.1, "main_kernel_truncated": "volta_sgemm_64x64_nn",
     "cudnn": 8902, "source": "", "position": 0.0,
 }  # fmt: skip
+
+
 JUSTUS_ROW = {
     "gpu": "Tesla V100", "mode": "fwd", "batch": 49, "in_hw": 9, "kernel": 2, "c_in": 224, "c_out": 507, "stride": 3,
     "padding": "SAME", "activation": "sigmoid", "bias": 1, "out_hw": 3, "gflop_fwd": 2.1, "time_ms_median": 1.6895,
     "time_ms_min": 1.6825, "time_ms_max": 1.7, "fwd_tflops": 1.294, "source": "",
 }  # fmt: skip
-CONV_ROW = {
-    "gpu": "Titan X (Pascal)", "suite": "train", "op": "conv", "precision": "fp32", "application": "", "w": 700,
-    "h": 161, "c": 1, "n": 4, "k": 32, "r_filter_h": 5, "s_filter_w": 20, "pad_h": 0, "pad_w": 0, "stride_h": 2,
-    "stride_w": 3, "out_h": 79, "out_w": 227, "fwd_ms": 0.132, "bwd_inputs_ms": 0.21, "bwd_params_ms": 0.28,
-    "cuda": 8, "cudnn": 5,
-}  # fmt: skip
-GEMM_ROW = {
-    "gpu": "Titan X (Pascal)", "suite": "train", "op": "gemm", "precision": "fp32", "application": "", "m": 1760,
-    "n": 16, "k": 2048, "a_t": "N", "b_t": "N", "time_ms": 0.05, "tflops_published": 1.98, "cuda": 8, "cudnn": 5,
-}  # fmt: skip
+
+
 FILES = {
     NEUSIGHT: "neusight_conv_test.csv", JUSTUS: "justus_conv_test.csv", CONV: "deepbench_conv.csv",
     GEMM: "deepbench_gemm.csv",
 }  # fmt: skip
+
+
 ROWS = {NEUSIGHT: NEUSIGHT_ROW, JUSTUS: JUSTUS_ROW, CONV: CONV_ROW, GEMM: GEMM_ROW}
-
-
-def write(path, base, *changes):
-    """A CSV file of a base row with changes, one row each."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(base), extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows({**base, **change} for change in changes)
 
 
 def read(folder, source, *changes):
@@ -75,6 +62,8 @@ def test_a_folder_without_files_gives_nothing(tmp_path, source):
 # --- neusight ------------------------------------------------------------------------------------------------
 
 FLOORS = {"Tesla V100-PCIE-32GB": (0.072, 0.162, 0.106), "Tesla P4": (0.067, 0.373, 0.375)}
+
+
 SHAKE = 0.004  # milliseconds that a small layer takes beyond the harness, evenly
 
 

@@ -119,6 +119,7 @@ def test_ultralytics_lowers_its_answer_below_a_failure() -> None:
     assert finders.ultralytics(runner, task()) == 8
 
 
+@pytest.mark.case("heuristic-finder")
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [

@@ -23,8 +23,7 @@ from cubatch.hardware import catalogue
 from cubatch.network import models
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
-from tests.unit.benchmarks.test_fitting import LAYERS, model_of, rows_of
-from tests.unit.benchmarks.test_published import GEMM_ROW, write
+from tests.unit.benchmarks.building import GEMM_ROW, LAYERS, model_of, rows_of, write
 
 V100, P100, XP, TI = "v100-pcie-16gb", "p100-pcie-16gb", "titan-xp", "gtx-1080-ti"
 TWO = {V100: (1.0, 1.0), P100: (1.0, 1.0)}

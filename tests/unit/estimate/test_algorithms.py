@@ -14,10 +14,8 @@ from cubatch.estimate.blocks import FUSED_PIXELS, fused_winograd_blocks, num_blo
 from cubatch.estimate.vendor.algorithms import (
     FAMILIES,
     PASSES,
-    SLICED,
     TILES,
     WINOGRAD_TILES,
-    Places,
     Work,
     algorithms,
     seconds,
@@ -25,60 +23,10 @@ from cubatch.estimate.vendor.algorithms import (
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
+from tests.thorough import examples
+from tests.unit.estimate.building import CASES, constants_of, convolutions, places_of, work_of
 
-COSTS = ("128x128", "128x64", "128x32", "64x64", "32x32", "direct", "fused", "winograd 64x64", "winograd 32x128", "fft")
-
-
-def work_of(*cases):
-    """A table with a row for each (convolution or linear layer, pass, batch size)."""
-    rows = []
-    for layer, _, n in cases:
-        (h, w, c), (p, q, k) = layer.input_shape, layer.output_shape
-        conv = isinstance(layer, Conv2d)
-        window = (layer.r, layer.s, *layer.stride, max(layer.dilation), layer.groups) if conv else (1,) * 6
-        rows.append((n, h, w, c, k, p, q, *window))
-    names = ("n", "h", "w", "c", "k", "p", "q", "r", "s", "stride_h", "stride_w", "dilation", "groups")
-    columns = dict(zip(names, np.array(rows, float).T, strict=True))
-    return Work.of(np.array([PASSES.index(pass_) for _, pass_, _ in cases]), **columns)
-
-
-def places_of(size, **changes):
-    """Every case on a GPU of 48 SMs with 64 lanes at 1.8 GHz, 500 GB/s and 4 MiB of L2."""
-    facts = {
-        "peak": 48 * 64 * 2 * 1.8e9, "bandwidth": 500e9, "num_sms": 48, "l2_bytes": 2**22, "lanes": 64,
-        "element_bytes": 4, "compute": 1, "memory": 1,
-    }  # fmt: skip
-    names = {name: np.full(size, changes.pop(name, "")) for name in ("gpu", "kin")}
-    return Places(**names, **{name: np.full(size, float(value)) for name, value in (facts | changes).items()})
-
-
-def constants_of(**changes):
-    """Constants of a model without launches, bytes and waiting: all time is whole waves of arithmetic."""
-    found = {"dgrad": 1.0, "wgrad": 1.0, "wgrad winograd": 1.0, "scattered": 0.0, "partial": 0.0, "alone": 0.0}
-    found |= {f"cost {name}": 1.0 for name in COSTS}
-    for family in (*FAMILIES, *SLICED.values()):
-        found |= {f"{name} {family}": 0.0 for name in ("launch", "extra", "x", "y", "w")} | {f"tail {family}": 1.0}
-    return found | {name.replace("_", " "): float(value) for name, value in changes.items()}
-
-
-@st.composite
-def convolutions(draw, *, filters=(1, 2, 3, 5, 7), strides=(1, 2, 3), groups=(1, 1, 2, 4)):
-    """Convolutions of every kind that a library is asked for."""
-    parts, r = draw(st.sampled_from(groups)), draw(st.sampled_from(filters))
-    spread = draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 3), (2, 1)]))
-    reach = [(r - 1) * distance + 1 for distance in spread]
-    return Conv2d(
-        h=draw(st.integers(reach[0], 40)), w=draw(st.integers(reach[1], 40)), c=parts * draw(st.integers(1, 60)),
-        k=parts * draw(st.integers(1, 80)), r=r, s=r, pad=draw(st.integers(0, r // 2)),
-        stride=(draw(st.sampled_from(strides)), draw(st.sampled_from(strides))), dilation=spread, groups=parts,
-        bias=False,
-    )  # fmt: skip
-
-
-FEW = settings(max_examples=40)
-# Every other one has what Winograd's algorithms ask for, but for its dilation.
-LAYERS = convolutions() | convolutions(filters=(3, 5), strides=(1,), groups=(1,))
-CASES = st.lists(st.tuples(LAYERS, st.sampled_from(list(Pass)), st.integers(1, 300)), min_size=1, max_size=8)
+FEW = settings(max_examples=examples(40))
 
 
 def by_name(found):
@@ -307,6 +255,8 @@ def test_every_case_can_be_computed_by_something(cases, transforms):
 # --- time ----------------------------------------------------------------------------------------------------
 
 CHESS = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
+
+
 # A rounding for each operation of `seconds` and of the test.
 ROUNDING = gamma(60, 2.0**-53)
 

@@ -15,6 +15,7 @@ from cubatch.estimate.blocks import FUSED_PIXELS, crest_batch_size, fused_winogr
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
 from cubatch.network.passes import Pass
+from tests.thorough import examples
 
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 TILES = st.sampled_from([(256, 128), (256, 64), (128, 128), (128, 64), (128, 32), (64, 64)])
@@ -110,6 +111,7 @@ def test_a_fused_block_has_one_of_the_known_shapes():
 # --- the general rule ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("coulom-rule")
 def test_the_published_rule_is_the_tile_of_128_by_128():
     """V100, boards of 19 x 19, 128 channels: 28, 56, 85, 113."""
     found = [crest_batch_size(n, blocks=partial(num_blocks, GO, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
@@ -132,7 +134,7 @@ def test_the_published_formula_is_exact_where_channels_are_whole_tiles(n, h, wid
         assert published - math.ceil(128 / (h * h)) <= general <= published
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     n=st.integers(1, 9), b=st.integers(1, 3), num_sms=st.integers(1, 150), h=st.integers(1, 60), c=st.integers(1, 300),
     k=st.integers(1, 600), stride=st.integers(1, 2), slices=st.integers(1, 4), tile=TILES,
@@ -165,7 +167,7 @@ def test_winograds_rule_is_its_closed_form(n, num_sms, h, k, tile):
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     n=st.integers(1, 4), num_sms=st.integers(1, 60), h=st.integers(1, 20), c=st.integers(1, 70), k=st.integers(1, 70),
     pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES, turn=st.integers(0, 2),
@@ -183,6 +185,7 @@ def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h,
     assert crest == 0 or busiest_sm_blocks(blocks(crest), num_sms) <= n
 
 
+@pytest.mark.case("coulom-rule")
 def test_the_law_alone_gives_the_cliffs_of_a_chess_network():
     """
     Published throughput falls exactly where the busiest SM gets one more block, from 96 to 97 and 192 to 193.

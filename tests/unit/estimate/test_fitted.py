@@ -14,22 +14,12 @@ from cubatch.hardware.facts import Device
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
-from tests.unit.estimate.test_algorithms import constants_of, places_of, work_of
+from tests.unit.estimate.building import constants_of, places_of, stump, work_of
 
 CHESS = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
+
+
 DOUBLE = 2.0**-53
-
-
-def stump(feature, threshold, below, above):
-    """A tree of one question, trusted everywhere."""
-    return Trees(
-        features=(feature,),
-        depths=np.array([1], np.int16),
-        feature=np.array([0, -1, -1], np.int16),
-        number=np.array([threshold, below, above], np.float32),
-        low=np.array([-np.inf], np.float32),
-        high=np.array([np.inf], np.float32),
-    )
 
 
 def model_of(*, trees=None, scales=None, **changes):

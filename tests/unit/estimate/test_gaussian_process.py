@@ -16,8 +16,8 @@ from cubatch.estimate.vendor.fitted import Fitted
 from cubatch.estimate.vendor.gaussian_process import FEATURES, GaussianProcess, near, table
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
-from tests.unit.benchmarks.test_fitting import model_of, rows_of
-from tests.unit.estimate.test_algorithms import constants_of, places_of, work_of
+from tests.unit.benchmarks.building import model_of, rows_of
+from tests.unit.estimate.building import constants_of, places_of, work_of
 
 CHESS = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
 V100, T4, P100 = ("v100-pcie-32gb", "Volta"), ("t4", "Volta"), ("p100-pcie-16gb", "P100")

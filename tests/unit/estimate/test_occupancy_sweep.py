@@ -25,6 +25,7 @@ from cubatch.kernels.resources import Figures, Needs, Recorded
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
+from tests.thorough import examples
 from tests.unit import kernel_tree
 
 CAPABILITIES = st.sampled_from(list(SM_LIMITS))
@@ -47,7 +48,7 @@ def held(capability, **numbers):
 # --- threads, registers, shared memory -----------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     capability=CAPABILITIES, quantity=st.sampled_from(occupancy_sweep.QUANTITIES), threads=st.integers(1, 1024),
     registers=st.integers(0, 255), shared=st.integers(0, 70_000), data=st.data(),
@@ -72,7 +73,7 @@ def test_a_sweep_is_what_every_value_says(capability, quantity, threads, registe
         )  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     capability=CAPABILITIES, quantity=st.sampled_from(["threads", "registers"]), threads=st.integers(1, 1024),
     registers=st.integers(0, 255), shared=st.integers(0, 49_152),

@@ -21,13 +21,14 @@ from cubatch.hardware.facts import DTYPES
 from cubatch.kernels.resources import Recorded
 from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
 from cubatch.network.passes import Pass
+from tests.thorough import examples
 
 V100 = catalogue.find("v100-sxm2-16gb")
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 GPUS = [catalogue.find(name) for name in ("titan-x-maxwell", "p100-sxm2-16gb", "v100-sxm2-16gb", "h200-sxm")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     device=st.sampled_from(GPUS),
     pass_=st.sampled_from(list(Pass)),

@@ -14,7 +14,7 @@ from cubatch.estimate.vendor.trees import SHOWN, Trees, features, logarithmic
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
-from tests.unit.estimate.test_algorithms import CASES, constants_of, places_of, work_of
+from tests.unit.estimate.building import CASES, constants_of, places_of, work_of
 
 INFINITE = np.inf
 HALF = 2.0**-24  # unit roundoff of float32, in which leaves are kept

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import waves
 
+pytestmark = pytest.mark.case("titan-x-test-batch")
+
 SMALL = st.integers(1, 60)
 
 # What NVIDIA's cuda_occupancy.h (CUDA 13.0) answered, compiled on a host with the limits of each architecture and one

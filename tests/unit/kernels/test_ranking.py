@@ -23,6 +23,7 @@ from cubatch.kernels.ranking import ranked, tiles
 from cubatch.kernels.workspace.products import conv2d_dgrad_workspace, product_workspace
 from cubatch.network.passes import Pass
 from cubatch.network.windows import conv_shape
+from tests.thorough import examples
 
 TITAN_X = Device(name="Titan X", compute_capability=(5, 2), num_sms=24)
 V100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
@@ -31,7 +32,7 @@ T4 = Device(name="T4", compute_capability=(7, 5), num_sms=40)
 A100 = Device(name="A100", compute_capability=(8, 0), num_sms=108)
 DEVICES = st.sampled_from([TITAN_X, V100, T4, A100, H200])
 OPERATIONS = ("gemm_nn", "gemm_nt", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=examples(60), deadline=None)
 
 
 @st.composite

@@ -120,6 +120,7 @@ def test_close_closes_the_runner_and_leaves_nothing(tmp_path):
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.case("allow-growth")
 @pytest.mark.parametrize("habit", ["kill", "crash", "exit", "hang", "mistake"])
 @pytest.mark.parametrize("at", ["prepare", "step"])
 def test_no_way_to_die_leaks_a_process_a_zombie_or_a_pipe(habit, at, monkeypatch):

@@ -24,6 +24,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Concat, Conv2d, Flatten, Linear, MaxPool2d, ReLU
 from cubatch.report.tables import footprint as tables
 from tests.building import workload
+from tests.thorough import examples
 
 ONE = Device(name="one thread", kind="cpu", threads=1)
 TWO = Device(name="two threads", kind="cpu", threads=2)
@@ -50,6 +51,7 @@ BRANCHED = Network(
 # --- case: mlp-memory ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("mlp-memory")
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_the_textbook_counts_of_the_mlp(device):
     """case: mlp-memory. 1410 elements forward, 1820 with gradients, 465 920 at batch 256, on any device."""
@@ -60,6 +62,7 @@ def test_the_textbook_counts_of_the_mlp(device):
     assert training.elements_per_sample * 256 == 465_920
 
 
+@pytest.mark.case("mlp-memory")
 def test_the_buffers_of_the_mlp_are_the_textbooks():
     """Forward 1410 and backward 410 float32 values a sample, and the labels: nothing is kept twice."""
     training = footprint("mlp", batch_size=256, mode="training", optimizer="momentum", device=ONE)
@@ -120,6 +123,7 @@ def test_more_of_anything_takes_more():
     assert by_optimizer[2] - by_optimizer[0] == pytest.approx(2 * 4 * parameters, abs=512)
 
 
+@pytest.mark.case("memory-rules")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_halves_activations_and_keeps_master_weights(dtype):
     """case: memory-rules. Training in 16 bits holds 2 + 2 bytes a parameter, and 4 more for the master weights."""
@@ -184,6 +188,7 @@ def totals(spec, number, mode, recompute):
     return [plan(work, n).total for n in range(1, 121)]
 
 
+@pytest.mark.case("titan-x-test-batch")
 @given(
     spec=st.sampled_from([BRANCHED, models.build("mnist-cnn"), Linear(c=40, k=70), models.build("lenet5")]),
     number=st.sampled_from(range(len(DEVICES))),
@@ -191,7 +196,7 @@ def totals(spec, number, mode, recompute):
     recompute=st.booleans(),
     share=st.floats(0, 1),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_largest_batch_is_the_largest(spec, number, mode, recompute, share):
     """It fits, and none of the next sizes does, by trying them one by one."""
     planned = totals(spec, number, mode, recompute)
@@ -312,6 +317,8 @@ def test_unknown_models_are_refused_with_near_names():
 # --- rules of thumb ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("max-batch-formula")
+@pytest.mark.case("memory-rules")
 def test_the_rules_of_thumb_by_hand():
     """case: max-batch-formula, memory-rules. Each rule's number from the mlp's 131 410 parameters."""
     rules = {rule.name: rule for rule in rules_of_thumb("mlp", batch_size=256, memory="12GiB", device=ONE)}

@@ -33,6 +33,8 @@ from cubatch.network.layers import (
     Softmax,
 )
 from tests.building import workload
+from tests.engine import rounded
+from tests.thorough import examples
 
 V100 = probe.resolve("v100-sxm2-16gb", live=False)
 
@@ -84,7 +86,7 @@ def networks(draw):
     recompute=st.booleans(),
     device=st.sampled_from([cpu(1), cpu(3), V100]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_two_buffers_alive_together_overlap(network, n, mode, recompute, device):
     """Any two buffers whose lifetimes meet lie apart, all lie inside the arena, on whole units of alignment."""
     whole = plan(network, batch_size=n, device=device, **OPTIONS | {"mode": mode, "recompute": recompute})
@@ -104,7 +106,7 @@ def test_no_two_buffers_alive_together_overlap(network, n, mode, recompute, devi
 
 
 @given(network=networks(), n=st.integers(1, 40), threads=st.integers(1, 4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_every_buffer_holds_its_share_of_the_batch(network, n, threads):
     """The shards cover the batch, and each buffer has room for its elements of the largest shard."""
     whole = plan(network, batch_size=n, device=cpu(threads), **OPTIONS)
@@ -137,7 +139,7 @@ def test_placement_is_near_the_bytes_alive(name):
     pad=st.tuples(*[st.integers(0, 4)] * 4),
     n=st.integers(1, 3),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_convolution_runs_in_the_scratch_memory_it_is_given(h, w, groups, width, rs, stride, dilation, pad, n):
     """The plan and the engine follow one rule, so that no shape is left without room for a row of its output."""
     try:
@@ -174,7 +176,8 @@ def test_any_convolution_runs_in_the_scratch_memory_it_is_given(h, w, groups, wi
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float16", 2)])
 def test_layers_of_extreme_extents_run_in_their_plan(layer, mode, dtype, itemsize):
     """One element, or more than a tile holds: the scratch memory that the plan gives is enough, also in 16 bits."""
-    with Model(layer, device=cpu(2), mode=mode, dtype=dtype) as model:
+    operations = None if dtype == "float32" else rounded.operations()
+    with Model(layer, device=cpu(2), mode=mode, dtype=dtype, operations=operations) as model:
         model.prepare(3)
         model.load_random()
         model.step()
@@ -204,6 +207,7 @@ def test_a_small_layer_has_twice_the_l2_in_buffers(copies_of):
     )
 
 
+@pytest.mark.case("memory-rules")
 def test_parameters_gradients_and_optimizer_state_are_counted_by_hand():
     """
     Copies of P parameters, each rounded up to 256 bytes, with m threads.

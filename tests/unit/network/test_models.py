@@ -15,6 +15,8 @@ from cubatch.network import models
 from cubatch.network.layers import Conv2d, Softmax
 from cubatch.network.specfile import from_mapping
 
+pytestmark = pytest.mark.case("mobilenet-v100")
+
 # Parameters and giga multiply-adds as torchvision prints them with its weights (num_params and _ops of the
 # IMAGENET1K_V1 entries in torchvision/models/*.py, v0.15 on); deit-tiny from timm's model card
 # (huggingface.co/timm/deit_tiny_patch16_224.fb_in1k: 1.3 GMACs) and its parameters from the ONNX export of the same

@@ -42,6 +42,7 @@ def answer_of(
     return answers.answer(ladder, measured, goal=goal or Goal(), setting={}, **more)
 
 
+@pytest.mark.case("titan-x-test-batch")
 @given(
     seconds=st.dictionaries(st.integers(1, 4096), st.lists(SECONDS, min_size=1, max_size=6), min_size=1, max_size=8),
     tolerance=st.sampled_from((0.0, 0.01, 0.1, 0.5)),
@@ -305,6 +306,7 @@ def test_an_interruption_is_not_called_a_limit(after: str) -> None:
     assert result.table()
 
 
+@pytest.mark.case("small-batch-floor")
 def test_the_reasons_name_the_answer_the_fastest_and_the_limit() -> None:
     """A person reads why 32 and not 64 without looking at the table."""
     result = answer_of({1: [1.0] * 5, 16: [1.0] * 5, 32: [1.0] * 5, 33: [1.2] * 5, 64: [1.99] * 5}, notes=["a note"])
@@ -318,6 +320,7 @@ def test_the_reasons_name_the_answer_the_fastest_and_the_limit() -> None:
     )
 
 
+@pytest.mark.case("power-of-two")
 def test_powers_of_two_are_called_tied_when_they_are() -> None:
     """64 and 63 cost the same per sample within a noise of either sign."""
     sign = np.array([1, -1, 1, -1, 1, -1])

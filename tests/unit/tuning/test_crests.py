@@ -23,6 +23,7 @@ from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
 from cubatch.tuning.crests import coulom, crests, slowest
 from tests.building import workload
+from tests.thorough import examples
 
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 V100_SMS = 80
@@ -92,6 +93,7 @@ def test_without_convolutions_there_are_no_coulom_sizes() -> None:
 # --- on the SMs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("coulom-rule")
 def test_blocks_of_the_published_cliff() -> None:
     """On the 48 SMs of a 2080 Super, 96 boards of 8 x 8 are a wave of the vendor's tiles, and 97 begin a second."""
     conv, gpu = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), catalogue.find("rtx-2080-super")
@@ -159,7 +161,7 @@ def crests_by_hand(blocks: Callable[[int], int], num_sms: int, limit: int) -> di
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     h=st.integers(1, 40), c=st.integers(1, 300), k=st.integers(1, 600), stride=st.integers(1, 2),
     num_sms=st.integers(1, 132), limit=st.integers(1, 400), pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]),

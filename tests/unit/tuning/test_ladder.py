@@ -24,6 +24,7 @@ from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
 from cubatch.tuning import explain, ladder
 from tests.building import workload
+from tests.thorough import examples
 
 V100 = "v100-sxm2-16gb"
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
@@ -47,6 +48,7 @@ def largest(spec: Any, limit: int | str, **options: Any) -> int:
 # --- the rules on a GPU --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("coulom-rule")
 def test_coulom_sizes_of_go_boards_on_a_v100() -> None:
     """The rule's published example is in the ladder, each size marked with its n."""
     found = ladder.candidates(GO, device=V100)
@@ -141,6 +143,7 @@ def test_max_batch_size_above_memory_is_no_candidate() -> None:
     assert not sizes(found, "max_batch_size")
 
 
+@pytest.mark.case("tensor-core-multiples")
 @pytest.mark.parametrize(
     ("device", "dtype", "multiple"),
     [
@@ -358,7 +361,8 @@ def networks(draw: st.DrawFn) -> Network:
     return Network(input_shape=(extent, extent, draw(channels)), layers=layers)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.case("hyperparameter")
+@settings(max_examples=examples(60), deadline=None)
 @given(
     net=networks(),
     device=st.sampled_from([V100, "a100-sxm4-80gb", "titan-x-pascal", "h200-sxm", "cpu"]),
@@ -416,6 +420,7 @@ def test_a_ladder_within_forty_is_not_cut() -> None:
 # --- explaining ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("coulom-rule")
 def test_explain_shows_the_arithmetic_of_the_crest() -> None:
     """28 boards are 79 blocks of 80 SMs; one more is 82, two on the busiest, and half the device idle."""
     rows = explain.explain(GO, [Candidate(28), Candidate(29)], device=V100, library="im2col")
@@ -453,6 +458,7 @@ def test_explain_without_candidates_asks_for_them() -> None:
     assert [row["batch_size"] for row in rows] == [c.batch_size for c in found]
 
 
+@pytest.mark.case("tensor-core-multiples")
 def test_explain_shows_channels_that_miss_the_tensor_cores() -> None:
     """Three input channels, or one, are padded to 8 in float16 and to 4 in tf32, and not at all in float32."""
     stem = Conv2d(h=32, w=32, c=3, k=20, r=3, s=3)

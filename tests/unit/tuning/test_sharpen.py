@@ -22,6 +22,7 @@ from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.sharpen import sharpen
 from cubatch.workload import Workload
 from tests.building import workload
+from tests.thorough import examples
 
 HERE, THERE = Device(name="here", slug="here"), Device(name="there", slug="there")
 MODEL_SD, SCALE_SD = 0.1, 0.2
@@ -140,7 +141,7 @@ def test_forty_sizes_of_one_network_are_not_forty_anchors():
     assert 1 < one < forty < one**1.1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     scale=st.floats(0.5, 2.0),
     mixtures=st.lists(st.sampled_from(MIXTURES), min_size=1, max_size=5, unique=True),

@@ -138,6 +138,7 @@ def test_what_a_step_should_take_stands_beside_what_it_took(monkeypatch, tmp_pat
         assert {m.batch_size: m.predicted_seconds for m in result.measurements} == expected
 
 
+@pytest.mark.case("watch")
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("spec", ["mlp", CONV], ids=["network", "layer"])
 def test_an_answer_follows_from_its_measurements(spec, mode):
@@ -160,6 +161,8 @@ def test_an_answer_follows_from_its_measurements(spec, mode):
     assert 0 < result.seconds_spent < 60
 
 
+@pytest.mark.case("titan-x-test-batch")
+@pytest.mark.case("generalisation-gap")
 def test_the_smallest_size_within_tolerance_is_the_answer(virtual):
     """1 ms and 10 us a sample: 50 000, 86 486 and 97 561 samples/s at 100, 640, 4000; within 12 % is the middle one."""
     rates = {n: n / (1e-3 + 1e-5 * n) for n in (100, 640, 4000)}
@@ -182,6 +185,7 @@ def test_candidates_come_from_the_plan_and_the_largest_ignores_max_batch_size(vi
     assert result.limits == {"max_batch_size": 10, "memory_bytes": limit, "latency_seconds": None}
 
 
+@pytest.mark.case("allow-growth")
 def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
     """4 MiB, or the same as a share of what is free: sizes planned above it are listed and never tried."""
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 2**30)
@@ -576,6 +580,7 @@ def test_any_script_in_any_folder_can_isolate(tmp_path, guard):
     assert done.stdout == "[4, 8]\n"  # once: the worker did not run the script again
 
 
+@pytest.mark.case("allow-growth")
 def test_a_worker_that_is_killed_is_out_of_memory_and_tuning_goes_on(monkeypatch):
     """The kernel takes the worker in the middle of a size: that size is out_of_memory, the others are measured."""
     monkeypatch.setattr(remote, "oom_kills", lambda: None)  # a kill by the kernel looks like this one

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cubatch.engine import reference
+from tests import reference
 
 
 def test_conv2d_of_a_worked_example():

@@ -3,7 +3,7 @@ The operations on 16-bit arrays as kernels compute them, spelt on `functional`: 
 
 Inputs are what their storage holds, arithmetic and sums are float32, and a result is rounded once, when it is
 stored.  That is done here, around every operation alike: its 16-bit arrays are copied to float32, and its results
-back.  The copies are no part of the memory plan, which is why nobody but the tests is offered this.
+back.  The copies are no part of the memory plan, which is why the package has no such thing.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional, optim
+from tests.thorough import examples
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -33,7 +34,7 @@ def _nhwc(tensor):
     nhw=st.tuples(st.integers(1, 3), st.integers(13, 17), st.integers(7, 12)),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_conv2d_and_gradients(groups, width, rs, stride, dilation, pad, nhw, seed):
     """Larger than the reference loops can go: several blocks, every option at once."""
     random = np.random.default_rng(seed)
@@ -63,7 +64,7 @@ def test_conv2d_and_gradients(groups, width, rs, stride, dilation, pad, nhw, see
     hw=st.tuples(st.integers(4, 9), st.integers(4, 9)),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_pooling_and_gradients(rs, stride, padded, ceil_mode, include, hw, seed):
     """PyTorch's rules for ceil mode, for counting the padding and for ties, which small numbers make common."""
     random = np.random.default_rng(seed)

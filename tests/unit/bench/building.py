@@ -1,0 +1,65 @@
+"""Cases that tests of the bench share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cubatch.bench import cases, check, target, training_calls
+from cubatch.network import layers
+from cubatch.network.passes import Pass
+from tests.unit import bench_fakes
+
+LAYERS = [
+    layers.Conv2d(h=9, w=7, c=6, k=10, r=3, s=2, stride=2, pad=[1, 0, 1, 1]),
+    layers.Conv2d(h=9, w=7, c=6, k=12, r=3, s=3, groups=3, pad=1),
+    layers.Conv2d(h=9, w=7, c=6, k=6, r=3, s=3, groups=6, pad=1, stride=2),
+    layers.Linear(c=13, k=7),
+    layers.MaxPool2d(h=7, w=6, c=5, r=3, s=3, stride=2, pad=1),
+    layers.Concat(h=4, w=5, c=7, channels=[3, 4]),
+    layers.Dropout(h=7, w=6, c=5, p=0.3),
+    layers.Softmax(h=2, w=3, c=11),
+    layers.AvgPool2d(h=7, w=6, c=5, r=3, s=3, stride=2, pad=1),
+    *(
+        kind(h=7, w=6, c=5)
+        for kind in (
+            layers.GlobalAvgPool, layers.BatchNorm2d, layers.Add, layers.Scale, layers.ReLU, layers.ReLU6,
+            layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish,
+        )
+    ),
+]  # fmt: skip
+
+
+EVERY = [
+    *(cases.of_layer(layer, pass_, 4) for layer in LAYERS for pass_ in Pass if cases.has_case(layer, pass_)),
+    *(cases.of_layer(layer, pass_, 4, with_bias=True) for layer in LAYERS[:4] for pass_ in (Pass.FPROP, Pass.WGRAD)),
+    *(training_calls.optimizer_step(name, 1000) for name in ("sgd", "momentum", "adam")),
+    training_calls.cross_entropy(37, 11),
+]
+
+
+GEMM = cases.gemm(70, 50, 30)
+
+
+def filled(case, seed=1):
+    """The arrays of a case, and an Expected of all its results."""
+    arrays = target.fill(np, case, seed)
+    return arrays, check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+
+
+class Paced:
+    """A clock for steps that return their own seconds through a list."""
+
+    def __init__(self):
+        self.clock, self.order, self.mhz = 0.0, [], None
+
+    def now(self):
+        return self.clock
+
+    def sleep(self, seconds):
+        self.clock += seconds
+
+    def time(self, step, repeats):
+        seconds = step()
+        self.clock += seconds * repeats
+        self.order.append((step.name, repeats))
+        return bench_fakes.Reading(seconds=seconds, sm_clock_mhz=self.mhz and self.mhz(len(self.order)))

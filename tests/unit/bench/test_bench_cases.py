@@ -1,0 +1,185 @@
+"""Cases of `cubatch bench`: shapes, traffic, arrays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch.bench import cases, check, measure, target, training_calls
+from cubatch.bench.contest import Contest
+from cubatch.engine import functional, pointwise
+from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware.facts import Device
+from cubatch.network import layers, models
+from cubatch.network.passes import Pass
+from tests.unit import bench_fakes
+from tests.unit.bench.building import EVERY, GEMM, LAYERS
+from tests.unit.bench_fakes import DEVICE
+
+# --- cases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "product"),
+    [
+        ("nt", lambda a: a["x"] @ a["w"].T),
+        ("nn", lambda a: a["dy"] @ a["w"]),
+        ("tn", lambda a: a["dy"].T @ a["x"]),
+    ],
+)
+def test_a_gemm_is_the_product_of_its_layout(layout, product):
+    """(m, k) x (k, n) with the operands stored as the letters say; a multiply-add is two FLOP."""
+    case = cases.gemm(5, 3, 7, layout=layout)
+    arrays = target.fill(np, case, 0)
+    case.call(functional, arrays)
+    result = arrays[case.results[0]]
+    assert result.shape == (5, 3)
+    assert case.flops == 2 * 5 * 3 * 7
+    np.testing.assert_allclose(result, product(arrays), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet-v3-large", "go-net"])
+def test_the_cases_of_a_network_hold_all_its_flops(name):
+    """Forward, each distinct layer times how often it occurs gives the network's own count."""
+    network = models.build(name)
+    found = cases.of_network(network, [Pass.FPROP], 2)
+    assert sum(case.multiplicity * case.flops for case in found) == 2 * network.flops()
+    assert len({case.name for case in found}) == len(found)
+
+
+def test_the_cases_of_a_training_step_hold_its_flops():
+    """All passes of a network with an unpadded convolution: rates are of what is counted, not of zeros multiplied."""
+    network = models.build("lenet5")
+    found = cases.of_network(network, list(Pass), 2, only_products=True)
+    assert sum(case.multiplicity * case.flops for case in found) == 2 * network.flops("training")
+
+
+def test_a_network_does_no_gradient_of_its_input():
+    """The first convolution has no dgrad; every layer with a filter has a wgrad."""
+    found = cases.of_network(models.build("mnist-cnn"), list(Pass), 4, only_products=True)
+    by_pass = {pass_: [name for case in found if case.pass_ is pass_ for name in case.layers] for pass_ in Pass}
+    assert len(by_pass[Pass.FPROP]) == len(by_pass[Pass.WGRAD]) == 4
+    assert set(by_pass[Pass.WGRAD]) - set(by_pass[Pass.DGRAD]) == {by_pass[Pass.FPROP][0]}
+
+
+def test_batch_norm_moves_its_input_again_for_its_statistics():
+    """Forward two reads and a write of n h w c; backward two reads of both, and a write."""
+    layer, elements = layers.BatchNorm2d(h=4, w=4, c=8), 3 * 4 * 4 * 8
+    forward, backward = (cases.of_layer(layer, pass_, 3) for pass_ in (Pass.FPROP, Pass.DGRAD))
+    parameters = layer.parameters
+    assert forward.moved_bytes == 4 * (3 * elements + parameters)
+    assert backward.moved_bytes == 4 * (5 * elements + parameters)
+
+
+def test_a_roofline_is_the_larger_of_arithmetic_and_bytes():
+    """A square product of 1000 is bound by arithmetic, one of k = 1 by its bytes; without rates nothing is said."""
+    large, flat = cases.gemm(1000, 1000, 1000), cases.gemm(1000, 1000, 1)
+    assert large.roofline_seconds(DEVICE) == pytest.approx(2e9 / 1e12)
+    assert flat.roofline_seconds(DEVICE) == pytest.approx(4 * (1000 + 1000 + 10**6) / 1e11)
+    assert (large.bound(DEVICE), flat.bound(DEVICE)) == ("compute", "memory")
+    assert large.roofline_seconds(Device(name="unknown")) is large.bound(Device(name="unknown")) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: cases.gemm(0, 1, 1), InvalidArgument, "m must be"),
+        (lambda: cases.gemm(1, 1, 1, layout="tt"), InvalidArgument, "nn, nt, tn"),
+        (lambda: cases.gemm(1, 1, 1, dtype="float64"), UnknownName, "float64"),
+        (lambda: cases.of_layer(LAYERS[0], Pass.FPROP, True), InvalidArgument, "batch_size"),
+        (lambda: cases.of_layer(layers.Flatten(h=1, w=1, c=1), Pass.FPROP, 1), InvalidArgument, "flatten"),
+        (lambda: training_calls.optimizer_step("lion", 3), UnknownName, "lion"),
+    ],
+)
+def test_a_case_that_makes_no_sense_says_so(make, error, named):
+    """Each error names what was wrong with it."""
+    with pytest.raises(error, match=named):
+        make()
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+def test_a_mapping_of_a_case_is_json(case):
+    """Also where options are tuples."""
+    assert json.loads(json.dumps(case.to_mapping(), allow_nan=False))["name"] == case.name
+
+
+# --- arrays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_arrays_hold_random_data_of_their_kind(dtype):
+    """Never zeros: signed data has mean 0 and mean square 1/3, positive lies in [0.5, 1.5], counts are whole."""
+    arrays = target.fill(np, cases.of_layer(layers.BatchNorm2d(h=16, w=16, c=32), Pass.FPROP, 4, dtype), 3)
+    x, gamma = check._values(arrays["x"]), check._values(arrays["gamma"])
+    assert abs(x.mean()) < 0.05
+    assert (x**2).mean() == pytest.approx(1 / 3, rel=0.05)
+    assert gamma.min() >= 0.5
+    assert gamma.max() <= 1.5
+    assert np.unique(x).size > 100
+    pool = target.fill(np, cases.of_layer(LAYERS[4], Pass.DGRAD, 4), 3)["argmax"]
+    assert set(np.unique(pool)) == set(range(10))
+
+
+@pytest.fixture
+def generators(monkeypatch):
+    """NumPy's generators behave as CuPy's; gives those that are made."""
+    made = []
+
+    def generator(_, seed):
+        made.append(bench_fakes.CupysGenerator(seed))
+        return made[-1]
+
+    monkeypatch.setattr(target.backend, "random_generator", generator)
+    return made
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+def test_no_array_is_one_constant_on_a_gpu(case, generators):
+    """Where CuPy is handed an array and no size it fills it with one number, which passes any permutation."""
+    for name, array in target.fill(np, case, 0).items():
+        assert array.size == 1 or np.unique(array).size > 1, name
+
+
+def test_dropout_draws_a_number_for_each_element_on_a_gpu(generators, monkeypatch):
+    """As above; a mask of one number keeps all or nothing."""
+    monkeypatch.setattr(pointwise, "random_generator", target.backend.random_generator)
+    _, mask = functional.dropout(np.ones(1000, np.float32), p=0.5, seed=0)
+    assert 400 < np.count_nonzero(mask) < 600
+
+
+def test_a_copy_is_timed_on_random_data(generators, world, monkeypatch):
+    """As is everything else: a GPU runs constants at clocks that real data never sees."""
+    copied = []
+    monkeypatch.setattr(np, "copyto", lambda _, source: copied.append(source))
+    measure.copy_bandwidth(world.place(attrs.evolve(DEVICE, memory_bytes=1 << 20)), Contest(world))
+    assert np.unique(copied[0]).size > 1000
+
+
+def test_the_sets_of_a_case_differ_and_come_from_one_generator(generators, world):
+    """A generator's states take a GPU longer to make than the data of a small case, and there are up to 128 sets."""
+    sets = list(itertools.islice(target.filled(np, GEMM, 0), 3))
+    assert len({array.tobytes() for arrays in sets for array in arrays.values()}) == 3 * len(GEMM.operands)
+    assert len(generators) == 1
+    measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    assert len(generators) == 2
+
+
+def test_buffers_rotate_over_twice_the_l2():
+    """As many sets as pass twice the L2, one where a set alone does, and never more than the cap."""
+    small = cases.gemm(64, 64, 64)
+    assert target.count_sets(small, 10 * small.num_bytes) == 20
+    assert target.count_sets(small, small.num_bytes // 2) == 1
+    assert target.count_sets(small, None) == 1
+    assert target.count_sets(small, 10**4 * small.num_bytes) == target.MAX_SETS
+
+
+def test_reserved_arrays_have_extents_and_take_no_memory():
+    """A hundred gigabytes of them are there at once on a machine of less."""
+    case = cases.of_layer(layers.Conv2d(h=224, w=224, c=64, k=64, r=3, s=3, pad=1), Pass.FPROP, 4096)
+    arrays = target.reserve(case)
+    assert case.num_bytes > 100e9
+    assert {name: array.shape for name, array in arrays.items()} == {n: o.shape for n, o in case.operands.items()}

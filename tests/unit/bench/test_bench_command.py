@@ -1,0 +1,243 @@
+"""What `cubatch bench` reports, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import attrs
+import pytest
+
+from cubatch.bench import cases, figure, measure, records, tables, target
+from cubatch.bench.contest import Contest
+from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory
+from cubatch.hardware import catalogue, probe
+from tests.unit.bench.building import GEMM
+from tests.unit.bench_fakes import DEVICE
+from tests.unit.commands import in_process
+
+# --- what is reported ----------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_json_with_every_timing(world):
+    """The raw timings, the launches and what identifies the case."""
+    result = measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    facts = json.loads(json.dumps(result.to_mapping(), allow_nan=False))
+    assert facts["case"]["flops"] == GEMM.flops
+    assert facts["entries"][0]["launches"][0]["grid"] == [30, 1, 1]
+    assert facts["entries"][0]["launches"][0]["busiest_sm_blocks"] == 3
+    assert [t["seconds"] for t in facts["entries"][0]["timings"]] == [1e-3] * 5
+
+
+def test_the_table_of_one_case_has_a_line_for_each_way(world):
+    """Ours and the vendor's, with blocks, fill, rate and ratio."""
+    world.seconds = {"vendor": 0.5e-3}
+    world.wrong = {"gemm_nt_b"}
+    result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", seconds=10.0)
+    text = tables.entries([result], title="bench").text()
+    assert "bench: gemm nt 70 x 50 x 30" in text
+    assert "0.50 (0.50 to 0.50)" in text
+    assert "wrong:" in text
+    assert "cost model" not in text
+    assert "numpy.matmul" in text
+    assert "100 %" in text  # 30 blocks on 10 SMs
+
+
+def test_the_table_of_a_network_weighs_each_case_by_how_often_it_occurs(world):
+    """Two cases of 1 ms, one of them three times: 4 ms on ours, 2 on the vendor's; the mean ratio is 0.5."""
+    world.seconds = {"vendor": 0.5e-3}
+    found = [attrs.evolve(cases.gemm(8, 8, 8), multiplicity=3), cases.gemm(16, 8, 8)]
+    results = [measure.measure(case, world.place(), Contest(world), seconds=10.0) for case in found]
+    text = tables.summary(results, title="net").text()
+    assert "Those that were timed take 4.00 ms on our kernels." in text
+    assert "4.00 ms on ours, 2.00 ms on the vendor's" in " ".join(text.split())
+    assert "geometric mean over 2 cases is 0.500" in " ".join(text.split())
+
+
+def test_geometric_means_are_those_of_the_ratios():
+    """2 and 1/2 are even."""
+    assert records.geometric_mean([2.0, 0.5]) == pytest.approx(1)
+    assert records.geometric_mean([]) is None
+
+
+def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
+    """And refused, with the reason, where nothing was."""
+    pytest.importorskip("matplotlib")
+    result = measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    figure.rates([result], tmp_path / "f.png", title="bench")
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InvalidArgument, match="times were taken"):
+        figure.rates([measure.plan(GEMM, DEVICE)], tmp_path / "g.png", title="bench")
+    assert math.isfinite(result.best.roofline_fraction)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command line in this process and give (exit code, stdout, stderr)."""
+    return in_process(monkeypatch, capfd, "bench")
+
+
+@pytest.fixture
+def on_a_gpu(world, monkeypatch):
+    """Let the commands find a GPU of this world."""
+    gpu = attrs.evolve(DEVICE, live=True, memory_bytes=1 << 24)
+    monkeypatch.setattr(probe, "resolve", lambda name, *, live=True: gpu)
+    monkeypatch.setattr(target, "on_gpu", world.place)
+    return world
+
+
+GEMM_OPTIONS = ("gemm", "--m", 70, "--n", 50, "--k", 30)
+
+
+@pytest.mark.usefixtures("world")
+def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
+    """Variants, blocks, fill and the roofline, in the model's order, and that it is no more; nothing from measuring."""
+    code, out, err = run(*GEMM_OPTIONS, "--dry-run", "--device", "v100-sxm2-16gb", "--variants", "all")
+    assert (code, err) == (0, "")
+    assert "planned for" in out
+    assert "V100" in out
+    assert out.count("fake 64x64x16") == 0
+    assert out.count("fake") == 2
+    assert "order of the cost model" in " ".join(out.split())
+    assert "ratio" not in out
+
+
+def test_layers_without_kernels_are_named(run):
+    """A transformer's attention is nothing that kernels compute: the table is of the rest, and says so."""
+    code, _, err = run("model", "deit-tiny", "--dry-run", "--device", "h200-sxm", "--pass", "fprop")
+
+    assert code == 0
+    assert "Left out" in err
+    assert "attention" in err
+
+
+def test_a_plot_of_nothing_that_was_timed_is_refused_at_once(run, tmp_path):
+    """Rates need timings: with --dry-run there are none, and nothing is planned first."""
+    code, out, err = run(*GEMM_OPTIONS, "--dry-run", "--device", "h200-sxm", "--plot", tmp_path / "rates.png")
+
+    assert (code, out) == (2, "")
+    assert "--dry-run" in err
+
+
+@pytest.mark.usefixtures("world")
+def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
+    """With how often each occurs, and the sum of the roofline."""
+    code, out, _ = run("model", "go-net", "--dry-run", "--device", "h200-sxm", "--pass", "all", "--batch-size", 8)
+    assert code == 0
+    assert "80  conv2d 19x19x128 to 128" in out
+    assert "79  conv2d 19x19x128 to 128" in out  # no gradient of the network's input
+    assert "All layers take" in out
+
+
+@pytest.mark.usefixtures("world")
+def test_fused_cases_are_listed_beside_the_plain_ones(run):
+    """Three passes, and the forward pass with bias and ReLU, without and with a residual."""
+    options = ("conv", "--h", 6, "--w", 5, "--c", 4, "--k", 3, "--dry-run", "--device", "h200-sxm")
+    plain, whole = (run(*options, *more)[1] for more in ((), ("--fused", "--dtype", "float16")))
+    assert "then relu" not in plain
+    assert plain.count("conv2d 6x5x4 to 3") == 3
+    assert whole.count("conv2d 6x5x4 to 3") == 5
+    assert "bias, n=32, fprop, float16, then relu" in whole
+    assert "bias, n=32, fprop, float16, then residual, relu" in whole
+
+
+@pytest.mark.parametrize(("device", "code"), [("v100-sxm2-16gb", 1), ("t4", 1), ("a100-sxm4-40gb", 0)])
+@pytest.mark.usefixtures("world")
+def test_tf32_is_refused_where_a_gpu_has_none(run, device, code):
+    """From sm_80 on it is there; before, the error says so."""
+    found, out, err = run(*GEMM_OPTIONS, "--dtype", "tf32", "--dry-run", "--device", device)
+    assert found == code
+    assert "gemm nt 70 x 50 x 30, tf32" in out if code == 0 else "compute capability 8.0" in err
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_measured_command_gives_table_json_and_figure(run, tmp_path):
+    """The JSON holds device, environment, the copy's bandwidth and every timing."""
+    pytest.importorskip("matplotlib")
+    files = tmp_path / "r.json", tmp_path / "f.svg"
+    code, out, err = run(*GEMM_OPTIONS, "--json", files[0], "--plot", files[1], "--seconds", 5)
+    assert code == 0
+    assert "ratio" in out
+    facts = json.loads(files[0].read_text())
+    assert (facts["schema"], facts["measured"]) == (1, True)
+    assert facts["device"]["name"] == "Test GPU"
+    assert "torch" in facts["environment"]
+    assert facts["copy_bytes_per_second"] == pytest.approx(2 * 2**21 / 1e-3)
+    assert len(facts["results"][0]["entries"][0]["timings"]) == 5
+    assert files[1].read_text().startswith("<?xml")
+    assert f"wrote {files[1]}" in err
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_json_on_stdout_is_all_of_stdout(run):
+    """Three passes of a convolution, each with a result."""
+    options = ("conv", "--h", 6, "--w", 5, "--c", 4, "--k", 3, "--pad", 1, "--batch-size", 2, "--no-rival")
+    code, out, err = run(*options, "--json", "-", "--seconds", 0.01)
+    assert (code, err) == (0, "")
+    passes = [result["case"]["pass"] for result in json.loads(out)["results"]]
+    assert passes == ["fprop", "dgrad", "wgrad"]
+
+
+@pytest.mark.parametrize("options", [(), ("--device", "cuda:3"), ("--device", "h200-sxm")])
+def test_without_a_gpu_the_error_says_so_and_what_works(run, options, monkeypatch):
+    """One message, no traceback, exit code 1."""
+
+    def refuse():
+        raise DeviceNotAvailable("cuda", "the CUDA driver is not installed")
+
+    monkeypatch.setattr("cubatch.hardware.driver.visible_gpus", refuse)
+    code, out, err = run(*GEMM_OPTIONS, *options)
+    assert (code, out) == (1, "")
+    assert "the CUDA driver is not installed" in err
+    assert "--dry-run --device NAME" in err
+
+
+def test_a_cpu_is_refused(run):
+    """There are no kernels for it."""
+    code, _, err = run(*GEMM_OPTIONS, "--device", "cpu")
+    assert code == 1
+    assert "--device must be a GPU" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gemm", "--m", 3), ("gemm", "--m", 0, "--n", 1, "--k", 1), ("conv", "--h", 3), ("model",), ("dream",),
+        (*GEMM_OPTIONS, "--layout", "tt"), (*GEMM_OPTIONS, "--dtype", "float64"), ("model", "resnet50", "--pass", "x"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_arguments_exit_with_two(run, arguments):
+    """A script can tell its own mistakes from failures."""
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_before_measuring(run, tmp_path):
+    """By its ending."""
+    code, _, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.txt")
+    assert code == 1
+    assert ".png" in err
+
+
+def test_what_the_memory_cannot_hold_is_refused_before_anything_is_reserved():
+    """Operands of 112 GiB on a GPU of 16 GiB: an error with both numbers, for planning as for timing."""
+    v100 = catalogue.find("v100-sxm2-16gb")
+    with pytest.raises(OutOfMemory) as caught:
+        measure.plan(cases.gemm(10**5, 10**5, 10**5), v100)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (3 * 4 * 10**10, v100.memory_bytes)
+
+
+def test_the_blocks_shown_are_those_of_the_main_kernel():
+    """A split product launches a sum of its slices after it, with a grid of its own, which is not what is asked."""
+    v100 = catalogue.find("v100-sxm2-16gb")
+    planned = measure.plan(cases.gemm(128, 128, 1 << 16), v100, compiled=False)
+    (entry,) = planned.entries
+    main = [launch for launch in entry.launches if launch.kernel == entry.name]
+    assert len(entry.launches) > len(main) == 1
+    shown = tables.entries([planned], title="t").text()
+    assert f" {math.prod(main[0].grid)} " in shown

@@ -1,0 +1,125 @@
+"""Rounds of `cubatch bench`: readings, warm-up, turns, when they end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cubatch.bench import contest
+from cubatch.bench.contest import Contest, Entrant
+from cubatch.measure.clocks import HEAD_START, MAX_QUEUED, KernelClock
+from tests.unit import bench_fakes
+from tests.unit.bench.building import Paced
+
+
+def clock_of(durations, host, occupied):
+    """A KernelClock whose events and host clock read as listed."""
+    event, elapsed = bench_fakes.events(durations)
+    host_times = iter(host)
+    return KernelClock(event, elapsed, occupied.append, None, lambda: next(host_times))
+
+
+def test_a_reading_that_waited_for_the_host_is_taken_again_behind_other_work():
+    """Enqueueing ten steps took 9 of 10 ms: the second reading begins with 1.5 times as long of something else."""
+    occupied, done = [], []
+    clock = clock_of([0.010, 0.002], [0.0, 0.009, 0.0, 0.009], occupied)
+    reading = clock.time(lambda: done.append(1), 10)
+    assert reading.seconds == pytest.approx(0.0002)
+    assert occupied == [pytest.approx(HEAD_START * 0.009)]
+    assert len(done) == 20
+
+
+def test_a_reading_of_long_kernels_is_taken_once():
+    """Enqueueing took a tenth of the time: nothing waited."""
+    occupied = []
+    assert clock_of([0.010], [0.0, 0.001], occupied).time(lambda: None, 10).seconds == pytest.approx(0.001)
+    assert occupied == []
+
+
+def test_no_more_is_queued_than_a_stream_holds():
+    """Of 2000 tiny steps an eighth is enqueued behind the other work, which is as much shorter."""
+    occupied, done = [], []
+    clock = clock_of([0.010, 0.0005], [0.0, 0.010, 0.0, 0.003], occupied)
+    reading = clock.time(lambda: done.append(1), 2000)
+    assert reading.seconds == pytest.approx(0.0005 / MAX_QUEUED)
+    assert len(done) == 2000 + MAX_QUEUED
+    assert occupied == [pytest.approx(HEAD_START * 0.010 * MAX_QUEUED / 2000)]
+
+
+class Step:
+    """A step of known length, with some noise."""
+
+    def __init__(self, name, seconds, noise=0.0, seed=0):
+        self.name, self.seconds, self.noise = name, seconds, noise
+        self.random = np.random.default_rng(seed)
+
+    def __call__(self):
+        return self.seconds * (1 + self.noise * self.random.uniform(-1, 1))
+
+
+def entrants(**seconds):
+    """Entrants by name and length; those named v... are the vendor's."""
+    return [Entrant(name, "vendor" if name[0] == "v" else "ours", Step(name, each)) for name, each in seconds.items()]
+
+
+def test_rounds_take_turns_and_end_when_all_is_known():
+    """Steps without noise are known after the five timings that a 90 % interval needs; each round has each once."""
+    clock, found = Paced(), entrants(a=0.001, b=0.0011, v=0.002)
+    Contest(clock).run(found, 100.0)
+    # b is a tenth slower than a: dropped after three rounds
+    assert [len(entrant.timings) for entrant in found] == [5, 3, 5]
+    assert [timing.round for timing in found[0].timings] == [0, 1, 2, 3, 4]
+    assert found[1].status == "dropped"
+    assert "a" in found[1].reason
+    rounds = [name for name, _ in clock.order][-13:]
+    assert sorted(rounds[:3]) == ["a", "b", "v"]
+
+
+def test_the_vendor_is_never_dropped_nor_drops_ours():
+    """Sides are compared, not thinned against each other."""
+    found = entrants(a=0.001, v=0.1)
+    Contest(Paced()).run(found, 100.0)
+    assert [entrant.status for entrant in found] == ["ok", "ok"]
+    assert [len(entrant.timings) for entrant in found] == [5, 5]
+
+
+def test_noise_takes_more_rounds_and_time_bounds_them():
+    """At 5 % noise five rounds do not do; with no time there is one."""
+    noisy = [Entrant("a", "ours", Step("a", 0.001, noise=0.05))]
+    Contest(Paced()).run(noisy, 100.0)
+    assert len(noisy[0].timings) > 5
+    hurried = entrants(a=0.001, v=0.001)
+    Contest(Paced()).run(hurried, 0.0)
+    assert [len(entrant.timings) for entrant in hurried] == [1, 1]
+
+
+def test_a_timing_spans_two_milliseconds():
+    """Steps of 2^-20 s are repeated 2098 times, one of a second once."""
+    clock, found = Paced(), entrants(a=2.0**-20, v=1.0)
+    Contest(clock).run(found, 0.0)
+    assert {entrant.name: entrant.timings[0].repeats for entrant in found} == {"a": 2098, "v": 1}
+
+
+def test_clocks_are_warmed_once():
+    """Half a second of work before the first timing of a process, none before the next contest's."""
+    clock = Paced()
+    contest_ = Contest(clock)
+    contest_.run(entrants(a=0.001), 0.0)
+    assert clock.now() > contest.WARM_SECONDS
+    before = clock.now()
+    contest_.run(entrants(a=0.001), 0.0)
+    assert clock.now() - before < 0.02
+
+
+def test_a_sunken_clock_is_flagged_and_its_timing_not_used():
+    """Half of the highest clock that was seen: the timing is kept and does not count."""
+    clock = Paced()
+    contest_ = Contest(clock)
+    contest_.run(entrants(a=0.001), 0.0)
+    start = len(clock.order)
+    clock.mhz = lambda number: 900.0 if number == start + 3 else 1800.0
+    contest_._highest_clock = 1800.0
+    found = entrants(a=0.001)
+    contest_.run(found, 100.0)
+    assert [timing.throttled for timing in found[0].timings] == [True, False, False, False, False, False]
+    assert len(found[0].used) == 5

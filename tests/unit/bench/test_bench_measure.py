@@ -1,0 +1,246 @@
+"""Measuring in `cubatch bench`, on NumPy kernels in the place of ours, and its rivals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import SimpleNamespace
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch.bench import cases, check, measure, rivals, target, training_calls
+from cubatch.bench.contest import Contest
+from cubatch.errors import DeviceFailed, UnsupportedLayer
+from cubatch.hardware import catalogue
+from cubatch.network import layers
+from cubatch.network.passes import Pass
+from tests.cpusim import building
+from tests.cpusim.simulator import Simulator
+from tests.unit.bench.building import GEMM, LAYERS, Paced, filled
+from tests.unit.bench_fakes import DEVICE, World
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+def test_ours_and_the_vendors_are_compared_in_the_same_rounds(world):
+    """Ours takes 1 ms, the vendor 0.9 ms: the ratio is 0.9, its interval too, where nothing varies."""
+    world.seconds = {"gemm_nt_a": 1e-3, "gemm_nt_b": 2e-3, "vendor": 0.9e-3}
+    result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", seconds=10.0)
+    a, b, vendor = result.entries
+    assert [entry.status for entry in result.entries] == ["ok", "dropped", "ok"]
+    assert result.best is a
+    assert result.vendor is vendor
+    assert vendor.name == "numpy.matmul"
+    assert a.ratio == pytest.approx(0.9)
+    assert a.ratio_interval == pytest.approx((0.9, 0.9))
+    assert b.ratio == pytest.approx(0.45)
+    assert a.flops_per_second == pytest.approx(2 * 70 * 50 * 30 / 1e-3)
+    assert a.roofline_fraction == pytest.approx(GEMM.roofline_seconds(DEVICE) / 1e-3)
+    assert a.worst_error <= 1
+    assert len(a.timings) == len(vendor.timings) == 5
+
+
+def test_a_wrong_kernel_is_reported_and_never_timed(world):
+    """Even where it would be the fastest."""
+    world.seconds, world.wrong = {"gemm_nt_a": 1e-6}, {"gemm_nt_a"}
+    result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", with_rival=False)
+    a, b = result.entries
+    assert (a.status, a.seconds, a.timings) == ("wrong", None, ())
+    assert "the rounding bound at out[" in a.reason
+    assert result.best is b
+    assert result.wrong == (a,)
+    assert world.launched.count("gemm_nt_a") == 1
+
+
+def test_a_variant_that_the_driver_refuses_does_not_end_the_others(world, monkeypatch):
+    """Its error is its result, as that of a variant that does not compile; what breaks the context ends them all."""
+    bind = World.bind
+
+    def refused(self, found, grid, arguments):
+        if found.name == "gemm_nt_a":
+            raise DeviceFailed.by_driver("launching gemm_nt_a", status)
+        return bind(self, found, grid, arguments)
+
+    monkeypatch.setattr(World, "bind", refused)
+    status = 701
+    timed = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", with_rival=False)
+    checked = measure.verify(GEMM, world.place())
+    for result in (timed, checked):
+        assert [entry.status for entry in result.entries] == ["error", "ok"]
+        assert "status 701" in result.entries[0].reason
+    status = 700
+    with pytest.raises(DeviceFailed, match="status 700"):
+        measure.verify(GEMM, world.place())
+
+
+def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(world):
+    """So that whoever watches a process knows which kernel ended it; what it refuses is the result of that variant."""
+    seen = []
+
+    @contextlib.contextmanager
+    def trying(found):
+        seen.append((found.name, len(world.launched)))
+        if found.name == "gemm_nt_b":
+            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process")
+        yield
+        seen.append((found.name, len(world.launched)))
+
+    result = measure.verify(GEMM, attrs.evolve(world.place(), trying=trying))
+    assert seen == [("gemm_nt_a", 0), ("gemm_nt_a", 1), ("gemm_nt_b", 1)]
+    assert [entry.status for entry in result.entries] == ["ok", "error"]
+    assert "an earlier process" in result.entries[1].reason
+
+
+def test_a_vendor_that_refuses_a_case_does_not_end_ours(world, monkeypatch):
+    """Its error is its result; ours is timed, without a ratio."""
+
+    def refuse(_):
+        raise RuntimeError("no algorithm")
+
+    monkeypatch.setattr(measure, "rival", lambda *_: rivals.Rival("library", refuse))
+    result = measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    ours, vendor = result.entries
+    assert (ours.status, ours.ratio) == ("ok", None)
+    assert (vendor.status, vendor.reason, vendor.seconds) == ("error", "no algorithm", None)
+    assert result.wrong == ()
+
+
+def test_only_what_is_asked_for_runs(world):
+    """The first of the ranking, and no vendor."""
+    result = measure.measure(GEMM, world.place(), Contest(world), with_rival=False)
+    assert [entry.name for entry in result.entries] == ["gemm_nt_a"]
+    assert set(world.launched) == {"gemm_nt_a"}
+    assert result.no_rival == "not asked for"
+
+
+def test_buffers_are_taken_in_turn(world):
+    """Sets that together pass twice the L2, each with data of its own."""
+    device = attrs.evolve(DEVICE, l2_bytes=GEMM.num_bytes * 2)
+    result = measure.measure(GEMM, world.place(device), Contest(world), with_rival=False)
+    assert (result.sets, result.l2) == (4, "cold")
+    counts = [world.data.count(which) for which in set(world.data)]
+    assert len(counts) == 4
+    assert max(counts) - min(counts) <= 1
+
+
+def test_buffers_that_the_cap_leaves_in_the_l2_are_called_warm(world):
+    """128 sets of a tiny product are less than a large L2."""
+    tiny = cases.gemm(2, 2, 2)
+    device = attrs.evolve(DEVICE, l2_bytes=1 << 20)
+    result = measure.measure(tiny, world.place(device), Contest(world), with_rival=False)
+    assert (result.sets, result.l2) == (target.MAX_SETS, "warm")
+
+
+def test_what_a_kernel_writes_over_is_put_back_for_the_next(world, monkeypatch):
+    """An optimiser changes its parameters: a second variant's check begins with those of the first."""
+    case = training_calls.optimizer_step("adam", 500)
+    way = measure.ways(case, DEVICE)[0]
+    monkeypatch.setattr(measure, "ways", lambda *_: [way, way])
+    result = measure.measure(case, world.place(), Contest(world), seconds=0.0)
+    assert [entry.status for entry in result.entries] == ["ok", "ok"]
+    assert result.no_rival == "compared with the bandwidth of a copy"
+
+
+def test_bandwidth_stands_against_the_copy_of_the_same_run(world):
+    """Batch norm that moves its bytes in 1 ms, where a copy moves twice as many."""
+    case = cases.of_layer(layers.BatchNorm2d(h=8, w=8, c=16), Pass.FPROP, 4)
+    copy = 2 * case.moved_bytes / 1e-3
+    result = measure.measure(case, world.place(), Contest(world), copy_bytes_per_second=copy)
+    assert result.best.bytes_per_second == pytest.approx(case.moved_bytes / 1e-3)
+    assert result.best.copy_fraction == pytest.approx(0.5)
+    assert result.best.flops_per_second is None
+
+
+def test_arrays_that_do_not_fit_are_a_status_and_no_crash(world, monkeypatch):
+    """CuPy's out of memory is a MemoryError."""
+
+    def refuse(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(measure, "filled", refuse)
+    result = measure.measure(GEMM, world.place(), Contest(world))
+    assert result.status == "out_of_memory"
+    assert result.best is not None
+    assert result.best.seconds is None
+
+
+def test_verify_compares_everything_and_times_nothing(world):
+    """Every way is checked on all results; the wrong one says where."""
+    world.wrong = {"gemm_nt_b"}
+    result = measure.verify(GEMM, world.place(), seed=3)
+    assert [entry.status for entry in result.entries] == ["ok", "wrong"]
+    assert world.readings == []
+
+
+def test_a_copy_counts_what_it_reads_and_writes(world):
+    """A copy of a mebibyte in a millisecond moves two."""
+    device = attrs.evolve(DEVICE, memory_bytes=8 << 20)
+    assert measure.copy_bandwidth(world.place(device), Contest(world)) == pytest.approx(2 * 2**20 / 1e-3)
+
+
+def test_an_operation_without_a_kernel_says_so(monkeypatch):
+    """Naming the case and what is missing."""
+    monkeypatch.setattr("cubatch.bench.implementations.operations", lambda _: SimpleNamespace())
+    with pytest.raises(UnsupportedLayer, match="there is no kernel for linear"):
+        measure.plan(GEMM, DEVICE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        cases.gemm(7, 5, 9),
+        cases.of_layer(layers.BatchNorm2d(h=3, w=5, c=6), Pass.FPROP, 2),
+        cases.of_layer(layers.Conv2d(h=7, w=6, c=5, k=5, r=3, s=3, pad=1, groups=5), Pass.DGRAD, 2, with_bias=True),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_kernels_themselves_are_planned_and_verified(case):
+    """Executed on the CPU from their own source: every variant that the plan names is right."""
+    if reason := building.reason_to_skip():
+        pytest.skip(reason)
+    device = catalogue.find("a100-sxm4-40gb")
+    here = target.Place(device, Simulator(80), np, Paced())
+    planned = measure.plan(case, device, variants="all", compiled=False)
+    result = measure.verify(case, here)
+    assert [entry.name for entry in result.entries] == [entry.name for entry in planned.entries]
+    assert {entry.status for entry in result.entries} == {"ok"}, result.wrong
+    assert all(launch.fill for entry in planned.entries for launch in entry.launches)
+
+
+# --- rivals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pass_", list(Pass))
+@pytest.mark.parametrize("layer", [layers.Linear(c=13, k=7), layers.Conv2d(h=5, w=4, c=6, k=8, r=1, s=1)], ids=str)
+def test_the_vendors_product_is_the_same_product(layer, pass_, monkeypatch):
+    """matmul on the very arrays gives what the layer's pass gives; a 1x1 convolution is one where there is no cuDNN."""
+    monkeypatch.setattr(rivals, "_torch", lambda: None)
+    case = cases.of_layer(layer, pass_, 3)
+    arrays, expected = filled(case)
+    check.poison(case, arrays)
+    rivals.rival(case, np).bind(arrays)()
+    assert expected.check(arrays).passed
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (cases.of_layer(LAYERS[0], Pass.FPROP, 2), "not installed"),
+        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "bfloat16"), "not installed"),
+        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "tf32"), "not installed"),
+        (training_calls.cross_entropy(3, 4), "copy"),
+    ],
+)
+def test_where_there_is_no_vendor_the_reason_is_given(case, reason, monkeypatch):
+    """No PyTorch, other arithmetic, or nothing that a library would be timed for."""
+    monkeypatch.setattr(rivals, "_torch", lambda: None)
+    assert reason in rivals.rival(case, np)
+
+
+def test_tf32_is_off_for_cupy(monkeypatch):
+    """Whatever the environment says."""
+    monkeypatch.setenv("CUPY_TF32", "1")
+    rivals.rival(GEMM, np)
+    assert os.environ["CUPY_TF32"] == "0"

@@ -1,0 +1,13 @@
+"""A world without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.bench_fakes import World, enter
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """A world of NumPy kernels in the place of ours."""
+    return enter(World(), monkeypatch)

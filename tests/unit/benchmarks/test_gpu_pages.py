@@ -1,0 +1,104 @@
+"""What is made of the results of a GPU pass."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import render
+from benchmarks.pages import gpu
+from cubatch.bench import cases, measure
+from cubatch.bench.contest import Contest
+from cubatch.network import layers as kinds
+from cubatch.network.passes import Pass
+from tests.unit.bench_fakes import DEVICE
+from tests.unit.benchmarks.passes import conv_case, entry, item_of, result_of
+
+SYNTHETIC = result_of(
+    gemm=(
+        [
+            item_of(cases.gemm(64, 64, 64), [entry(2e-3, ratio=0.5), entry(1e-3, side="vendor")]),
+            item_of(cases.gemm(32, 64, 64), [entry(1e-3, ratio=2.0), entry(2e-3, side="vendor")]),
+            item_of(cases.gemm(16, 64, 64), [entry(1e-9, status="wrong", ratio=99.0)]),
+        ],
+        3,
+    ),
+    layers=(
+        [
+            item_of(conv_case(1), [entry(1e-3, ratio=0.8, fill=0.3), entry(8e-4, side="vendor")]),
+            item_of(conv_case(3), [entry(1e-3, ratio=0.4), entry(4e-4, side="vendor")]),
+            item_of(conv_case(3, stride=2), [entry(1e-3, ratio=1.25), entry(1.25e-3, side="vendor")]),
+            item_of(conv_case(5, layers=("other/a",)), [entry(1e-3, ratio=5.0), entry(5e-3, side="vendor")]),
+        ],
+        0,
+    ),
+    misc=(
+        [
+            item_of(cases.of_layer(kinds.ReLU(h=8, w=8, c=4), Pass.FPROP, 2), [entry(1e-3, copy=0.9)], "memory"),
+            item_of(cases.of_layer(kinds.Add(h=8, w=8, c=4), Pass.FPROP, 2), [entry(1e-3, copy=0.7)], "memory"),
+        ],
+        0,
+    ),
+)
+
+
+def test_goals_are_judged_by_the_geometric_mean_and_the_least():
+    """Products of 0.5 and 2 are at 1, convolutions of 0.8 and 1.25 too (not 3x3, stride 1); misc goes by its worst."""
+    text = gpu.goals(SYNTHETIC)
+    assert "| matrix products, float32: geometric mean of the ratio to cuBLAS | 0.95 | 1.000 | 2 | yes |" in text
+    assert "| 1x1 and strided convolutions of resnet50, float32: ... to cuDNN | 1.00 | 1.000 | 2 | yes |" in text
+    assert "| other operations: least share of a copy's bandwidth | 0.85 | 0.700 | 2 | **no** |" in text
+    assert "depthwise" not in text
+
+
+def test_the_table_of_products_leaves_out_what_was_wrong():
+    """And the caption counts what was skipped."""
+    text = gpu.gemm(SYNTHETIC)
+    assert "gemm nt 64 x 64 x 64" in text
+    assert "0.50 (0.49 to 0.51)" in text
+    assert "16 x 64" not in text
+    assert "3 skipped for want of time" in text
+    assert "Imaginary GPU, 2000-01-01, commit 0000000" in text
+
+
+def test_convolutions_are_averaged_by_network_and_pass():
+    """1x1 and strided apart from 3x3 at stride 1."""
+    assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in gpu.convolutions(SYNTHETIC)
+
+
+def test_bandwidth_is_a_share_of_a_copy():
+    """For what only moves bytes."""
+    assert "| relu 8x8x4, n=2, fprop | 1.00 ms | 100 GB/s | 90.0 % |  |" in gpu.bandwidth(SYNTHETIC)
+
+
+def test_the_slow_are_listed_with_what_limits_them():
+    """Empty SMs, the vendor's other algorithm, bandwidth; what meets its goal is not there."""
+    text = gpu.slow(SYNTHETIC)
+    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(lines) == 4
+    assert "gemm nt 64 x 64 x 64" in lines[0]
+    assert "50.0 % of the peak rate" in lines[0]
+    assert "30.0 % of the SMs at work" in lines[1]
+    assert "the vendor may use Winograd" in lines[2]
+    assert "70.0 % of a copy's bandwidth" in lines[3]
+
+
+def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):
+    """Every kind has its marker; a page without markers stays as it is."""
+    (tmp_path / "pass.json").write_text(json.dumps(SYNTHETIC))
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    page = "".join(f"<!-- results: {kind} pass.json -->\nold\n<!-- end -->\n" for kind in gpu.KINDS)
+    written = render.rendered(page)
+    assert "old" not in written
+    assert written.count("Imaginary GPU") == len(gpu.KINDS)
+    assert render.rendered("no markers") == "no markers"
+
+
+def test_a_real_result_is_what_the_tables_read(world):
+    """The JSON that measuring gives has every key that they look up."""
+    result = measure.measure(cases.gemm(70, 50, 30), world.place(), Contest(world), seconds=10.0)
+    facts = {"name": "x", "status": "ok", "result": json.loads(json.dumps(result.to_mapping()))}
+    passed = result_of(gemm=([facts], 0))
+    assert "gemm nt 70 x 50 x 30" in gpu.gemm(passed)
+    assert "| gemm | float32 | fake | 1 |" in gpu.families(passed)
+    assert gpu.limit_of(gpu.rows_of(passed, "gemm")[0])
+    assert DEVICE.num_sms == 10

@@ -1,0 +1,138 @@
+"""The file that a GPU pass writes, stage by stage."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import attrs
+import numpy as np
+import pytest
+
+from benchmarks import gpu_pass, render
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import sweep
+from tests.unit.benchmarks.passes import FACTS, H200, stage_of
+
+
+def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0, facts=FACTS):
+    """Run stages whose results are given, on a clock that passes 10 s in each."""
+    now, limits = [0.0], []
+
+    def stand_in(_, run, save, __):
+        now[0] += 10
+        limits.append(run.limit_seconds)
+        run.items.extend(runs.get(run.name, ()))
+        save()
+        kept.append(json.loads(out.read_text()))
+
+    kept, out = [], tmp_path / "pass.json"
+    monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
+    monkeypatch.setattr(gpu_pass.time, "monotonic", lambda: now[0])
+    found = gpu_pass.run_all(stages, out, seconds=seconds, only="", facts=facts)
+    return found, out, limits, kept
+
+
+def test_the_file_is_whole_after_every_stage_and_holds_what_the_stages_gave(monkeypatch, tmp_path):
+    """The versions of libraries come from the stage of facts; nothing partial is left beside it."""
+    stages = [attrs.evolve(stage_of(), name=name) for name in ("facts", "gemm")]
+    libraries = {"name": "libraries", "status": "ok", "torch": "2", "cudnn": "9"}
+    found, out, _, kept = run_all(monkeypatch, tmp_path, stages, {"facts": [libraries]})
+    assert json.loads(out.read_text()) == found
+    assert found["schema"] == 1
+    assert found["device"] == {"name": "Test GPU"}
+    assert found["environment"] == {"cupy": "14", "torch": "2", "cudnn": "9"}
+    assert [run["name"] for run in found["stages"]] == ["facts", "gemm"]
+    assert [len(each["stages"]) for each in kept] == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["pass.json"]
+
+
+def test_the_file_says_what_it_is_of_though_no_stage_could_begin(monkeypatch, tmp_path):
+    """Driver, NVML and packages are asked without a context, and without a library that may not come up."""
+    for name in ("cupy", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it is an error
+    facts = gpu_items.device_facts(attrs.evolve(H200, uuid="GPU-0"))
+    found, *_ = run_all(monkeypatch, tmp_path, [], {}, facts=facts)
+    assert found["device"]["name"] == "NVIDIA H200"
+    assert found["environment"]["numpy"] == np.__version__
+    assert (found["environment"]["torch"], found["monitor"]) == (None, None)
+
+
+def test_the_file_names_the_commit_that_it_is_told(tmp_path):
+    """A machine with a GPU may have a copy of the tree and no repository."""
+    assert (
+        gpu_pass.run_all([], tmp_path / "pass.json", seconds=1.0, only="", commit="1234567", facts=FACTS)["commit"]
+        == "1234567"
+    )
+
+
+def test_time_that_a_stage_leaves_goes_to_the_later_ones(monkeypatch, tmp_path):
+    """Of 100 s the first of three equal shares is 33; it takes 10, so the next has half of 90, the last 80."""
+    stages = [attrs.evolve(stage_of(), name=name) for name in "abc"]
+    _, _, limits, _ = run_all(monkeypatch, tmp_path, stages, {})
+    assert limits == pytest.approx([100 / 3, 45, 80])
+
+
+def test_a_stage_without_time_does_not_begin(monkeypatch, tmp_path):
+    """And says so."""
+    stages = [attrs.evolve(stage_of(), name=name) for name in "abc"]
+    found, *_ = run_all(monkeypatch, tmp_path, stages, {}, seconds=15.0)
+    assert [run["status"] for run in found["stages"]] == ["ok", "ok", "timeout"]
+
+
+def test_sweeps_go_into_a_table_beside_the_file(monkeypatch, tmp_path):
+    """One line for each layer, pass and batch size."""
+    row = dict.fromkeys(sweep.COLUMNS) | {"batch": 3, "ours_ms": 0.5}
+    stages = [attrs.evolve(stage_of(), name="sweep")]
+    run_all(monkeypatch, tmp_path, stages, {"sweep": [{"name": "x", "status": "ok", "rows": [row, row]}]})
+    with (tmp_path / "pass.csv").open() as file:
+        read = list(csv.DictReader(file))
+    assert [line["batch"] for line in read] == ["3", "3"]
+    assert set(read[0]) == set(sweep.COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["--out", "nowhere/f.json"], ["--stage", "dreams", "--out", "f.json"], ["--dry-run", "--device", "titan"],
+        ["--dry-run", "--only", "("], ["--dry-run", "--seconds", "-5"],
+    ],
+)  # fmt: skip
+def test_wrong_arguments_exit_with_two(arguments, capsys):
+    """Before anything is run."""
+    with pytest.raises(SystemExit) as ended:
+        gpu_pass.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_the_readme_names_all_that_the_pass_imports():
+    """Where there is no package index, what it forgets is found out after the machine was started."""
+    script = """
+    import sys
+    before = set(sys.modules)
+    import benchmarks.gpu_pass, cubatch.measure.network_runner, cubatch.worker
+    import pynvml  # as cubatch.hardware.nvml does where there is a GPU
+    from importlib import metadata
+    known = metadata.packages_distributions()
+    print(*{name for module in set(sys.modules) - before for name in known.get(module, ())})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=render.ROOT, check=True, capture_output=True, text=True
+    )
+    said = (render.ROOT / "benchmarks/README.md").read_text().partition("## The GPU pass")[2].lower()
+    imported = set(done.stdout.split()) - {"cubatch"}
+    assert "platformdirs" in imported
+    assert [name for name in sorted(imported) if name not in said] == []
+
+
+def test_another_package_named_tests_does_not_hide_ours(tmp_path):
+    """Among hundreds of packages on a machine one may bring its own, and the twins are taken from ours."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").touch()
+    command = [sys.executable, "-c", "import benchmarks.gpu_pass"]
+    subprocess.run(command, cwd=render.ROOT, check=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})

@@ -1,0 +1,175 @@
+"""What a GPU pass would do: its dry run, its items and its sweeps."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import attrs
+import numpy as np
+import pytest
+
+from benchmarks import gpu_pass
+from benchmarks.gpu import cases as gpu_cases
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import plan, sweep
+from benchmarks.gpu import stages as gpu_stages
+from cubatch.bench import cases, measure
+from cubatch.bench.contest import Contest
+from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
+from cubatch.network import layers as kinds
+from cubatch.network.passes import Pass
+from tests.unit.benchmarks.passes import H200
+
+# --- what it would do ----------------------------------------------------------------------------------------------
+
+
+def test_stages_come_in_the_order_of_their_worth_and_fit_eight_minutes():
+    """The device first, correctness before speed; the shares are within the default time, which is under 480 s."""
+    names = [stage.name for stage in gpu_stages.STAGES]
+    assert names.index("facts") < names.index("correctness") < names.index("gemm") < names.index("sweep")
+    assert sum(stage.seconds for stage in gpu_stages.STAGES) <= gpu_pass.SECONDS + 20 < 480
+
+
+def test_a_dry_run_lists_what_would_run(capsys):
+    """With counts and guesses, and no problem where there is none."""
+    arguments = ["--dry-run", "--no-compile", "--stage", "gemm", "--stage", "sweep", "--only", "gemm|14x14x256"]
+    assert gpu_pass.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "Planned for NVIDIA H200" in out
+    assert "matrix products beside cuBLAS" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InvalidArgument("w", 1, "a filter"), "problem: gemm: gemm nt 1024 x 1024 x 1024: w must be a filter"),
+        (CompileError("k", "sm_90", (), "line 3"), "problem: gemm: gemm nt 1024 x 1024 x 1024: "),
+    ],
+)
+def test_a_dry_run_fails_with_what_cannot_be_planned(error, said, monkeypatch, capsys):
+    """So that CI sees it."""
+
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(measure, "plan", refuse)
+    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "gemm", "--only", "gemm nt 1024"]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_dry_run_fails_with_a_kernel_that_does_not_compile(monkeypatch, capsys):
+    """Whatever stage it is for."""
+    broken = gpu_items.units(90)[0]
+    monkeypatch.setattr(gpu_items, "compile_all", lambda *_: [(broken, "line 7: error")])
+    assert gpu_pass.main(["--dry-run", "--stage", "facts"]) == 1
+    assert f"problem: {broken.name}: line 7: error" in capsys.readouterr().out
+
+
+def test_a_dry_run_fails_with_a_case_that_does_not_fit(monkeypatch, capsys):
+    """The largest layers at batch 256 take more than a card of 4 GiB has."""
+    small = attrs.evolve(plan.room.memory_limit(H200), bytes=4 << 30)
+    monkeypatch.setattr(plan.room, "memory_limit", lambda _: small)
+    only = "224x224x64 to 64.*n=256, fprop"
+    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "layers", "--only", only]) == 1
+    assert "4.00 GiB are there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", gpu_stages.STAGES, ids=lambda stage: stage.name)
+def test_items_have_names_of_their_own_and_limits(stage):
+    """A process that begins behind an item must find the same list."""
+    items = stage.items(H200)
+    assert len({item.name for item in items}) == len(items) > 0
+    assert [item.name for item in items] == [item.name for item in stage.items(H200)]
+    assert all(item.seconds > 0 and item.limit_seconds > 0 for item in items)
+
+
+def test_odd_shapes_are_odd_and_always_the_same():
+    """Every storage type, extents that differ and leave residues, strides, dilation, one-sided pads, groups."""
+    found = gpu_cases.odd_shapes()
+    assert [case.name for case in found] == [case.name for case in gpu_cases.odd_shapes()]
+    assert {case.name for case in found} != {case.name for case in gpu_cases.odd_shapes(seed=1)}
+    convolutions = [case.layer for case in found if isinstance(case.layer, kinds.Conv2d)]
+    assert {3, 2, 1} <= {layer.stride[0] for layer in convolutions}
+    assert any(layer.dilation[0] == 2 for layer in convolutions)
+    assert any(1 < layer.groups < layer.c for layer in convolutions)
+    assert any(layer.h != layer.w and layer.pad[0] != layer.pad[1] for layer in convolutions)
+    assert {case.dtype for case in found} == {"float32", "float16", "bfloat16"}
+    assert max(case.num_bytes for case in found) < 16 * 2**20
+
+
+def test_an_uncovered_kernel_is_a_problem():
+    """A kernel that no case of the correctness stage runs is named."""
+    assert plan._unchecked(set(), H200)
+    every = {found.name for found in plan.variant.kernels()}
+    assert plan._unchecked(every, H200) == []
+    lost = next(name for name in sorted(every) if name.startswith("conv2d_fprop_implicit"))
+    assert plan._unchecked(every - {lost}, H200) == [f"no case runs {lost}"]
+
+
+# --- sweeps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("largest", [1, 2, 7, 256])
+def test_sweeps_go_from_coarse_to_fine(largest):
+    """Every size once; after any half of them the widest gap is at most twice the narrowest possible."""
+    order = list(sweep.coarse_to_fine(largest))
+    assert sorted(order) == list(range(1, largest + 1))
+    half = sorted(order[: max(1, largest // 2)])
+    assert max(b - a for a, b in zip([0, *half], [*half, largest + 1], strict=True)) <= 4 or largest < 4
+
+
+def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
+    """Its rows are ascending and tell what was run; the buffers of the largest batch are all there is."""
+    layer = kinds.Linear(c=6, k=4)
+    world.seconds = {"gemm_nt_a": 1e-3, "vendor": 2e-3}
+    found = sweep.sweep(
+        layer, Pass.FPROP, world.place(), Contest(world), until=time.monotonic() + 60, largest=9
+    )  # fmt: skip
+    rows = found["rows"]
+    assert [row["batch"] for row in rows] == list(range(1, 10))
+    assert found["missing"] == []
+    assert all(set(row) == set(sweep.COLUMNS) for row in rows)
+    assert rows[4] | {"ours_kernel": "gemm_nt_a", "ours_blocks": 30, "ours_busiest_sm_blocks": 3} == rows[4]
+    assert rows[4]["ours_ms"] == pytest.approx(1.0)
+    assert rows[4]["vendor_ms"] == pytest.approx(2.0)
+    assert rows[4]["gflop"] == pytest.approx(2 * 5 * 6 * 4 / 1e9)
+    assert (rows[4]["vendor"], rows[4]["gpu"], rows[4]["num_sms"]) == ("numpy.matmul", "Test GPU", 10)
+
+
+def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
+    """Nothing is made up for it."""
+    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.place(), Contest(world), until=0.0, largest=4)
+    assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
+
+
+def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
+    """The sizes that would have run on it are missing."""
+
+    def refuse_small(found):
+        nonlocal asked
+        asked += 1
+        if asked % 2:
+            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process")
+        return contextlib.nullcontext()
+
+    asked = 0
+    here = attrs.evolve(world.place(), trying=refuse_small)
+    found = sweep.sweep(
+        kinds.Linear(c=6, k=4), Pass.FPROP, here, Contest(world), until=time.monotonic() + 60, largest=4
+    )
+    assert ([row["batch"] for row in found["rows"]], found["missing"]) == ([2, 3], [1, 4])
+
+
+def test_parts_are_disjoint_along_the_batch_and_share_the_filter():
+    """Three samples at a time out of eight: two parts, each with its own samples."""
+    whole = cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 8)
+    arrays = {name: _numbered(operand.shape) for name, operand in whole.operands.items()}
+    parts = sweep._parts(cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 3), arrays)
+    assert [part["x"][0, 0] for part in parts] == [0, 6]
+    assert [part["x"].shape for part in parts] == [(3, 2), (3, 2)]
+    assert parts[0]["w"] is parts[1]["w"] is arrays["w"]
+
+
+def _numbered(shape):
+    return np.arange(np.prod(shape)).reshape(shape)

@@ -1,0 +1,408 @@
+"""`predict()`: what a forecast rests on, its record, and input that is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData, UnknownName, UnsupportedDtype
+from cubatch.estimate import expected, roofline
+from cubatch.estimate.blocks import fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.estimate.parts import PassPrediction, Scales, StepPrediction
+from cubatch.estimate.step import predict_step
+from cubatch.hardware import catalogue, room
+from cubatch.hardware.facts import Device
+from cubatch.memory import fit, parts
+from cubatch.network import graph, models
+from cubatch.network.graph import Network
+from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
+from cubatch.network.passes import Pass
+from cubatch.tuning import forecast_wording, ladder
+from cubatch.tuning.forecast import predict
+from cubatch.tuning.results import TuningResult
+from tests.unit.tuning.forecasts import GO, SAW, SCALE_SD, V100, ask
+
+# --- what it rests on ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["vendor", "cubatch"])
+def test_times_are_those_of_the_model(library):
+    """For the whole ladder at once, by the library that was asked for."""
+    found = predict("mnist-cnn", device=V100, mode="training", library=library)
+    step = predict_step(
+        models.build("mnist-cnn"), list(found.seconds), V100, mode="training", library=library, scales=Scales()
+    )
+    assert list(found.seconds.values()) == pytest.approx(list(step.seconds))
+    assert [c.predicted_seconds for c in found.candidates] == list(found.seconds.values())
+    assert set(step.notes) <= set(found.notes)
+
+
+def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
+    """The sizes that `candidates` gives for our kernels, the largest by `max_batch_size`, the plan's bytes and roof."""
+    options: dict[str, Any] = {"mode": "training", "dtype": "float16", "optimizer": "adam"}
+    found = predict("mnist-cnn", device=V100, library="cubatch", **options)
+    listed = ladder.candidates("mnist-cnn", device=V100, **options)
+    assert [(c.batch_size, c.reasons) for c in found.candidates] == [(c.batch_size, c.reasons) for c in listed]
+    assert found.largest_batch_size == fit.max_batch_size(
+        "mnist-cnn", room.memory_limit(V100).bytes, device=V100, **options
+    )
+    assert found.optimizer == "adam"
+    net = models.build("mnist-cnn")
+    for n in (1, found.largest_batch_size):
+        assert found.roofline_seconds[n] == roofline.roofline_seconds(net, n, V100, "training", "float16")
+        assert found.peak_bytes[n] == parts.footprint("mnist-cnn", batch_size=n, device=V100, **options).total
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_passes_of_the_answer_are_the_whole_step(dtype):
+    """Each with its share and the roof it lies under at the answer, the longest first."""
+    found = predict("mnist-cnn", device=V100, mode="training", library="cubatch", dtype=dtype)
+    assert sum(share.share for share in found.passes) == pytest.approx(1)
+    assert sum(share.seconds for share in found.passes) == pytest.approx(found.seconds[found.batch_size])
+    assert [share.seconds for share in found.passes] == sorted((s.seconds for s in found.passes), reverse=True)
+    nodes = {
+        (node.name, pass_.value): node for node, pass_ in graph.layer_passes(models.build("mnist-cnn"), "training")
+    }
+    assert {(share.layer, share.pass_) for share in found.passes} <= set(nodes)
+    for share in found.passes:
+        place = nodes[share.layer, share.pass_].layer, Pass(share.pass_), found.batch_size, V100, dtype
+        assert share.bound == roofline.bound(*place)
+
+
+def test_a_pass_without_time_is_no_pass_and_one_without_blocks_has_none(monkeypatch):
+    """What moves nothing is left out; what only moves has no grid."""
+
+    def step(spec, sizes, *_, **__):
+        times, none = np.ones(len(sizes)), np.zeros(len(sizes))
+        words = ("bytes",) * len(sizes)
+        passes = tuple(
+            PassPrediction("go", pass_, t, words, none) for pass_, t in zip(Pass, (times, none), strict=False)
+        )
+        return StepPrediction(tuple(sizes), times, times / 2, times * 2, passes, (), 0.2)
+
+    monkeypatch.setattr(expected, "predict_step", step)
+    (only,) = ask().passes
+    assert (only.pass_, only.share, only.blocks, only.algorithm) == (Pass.FPROP.value, 1.0, None, "bytes")
+    assert not any("busiest" in reason for reason in ask().reasons)
+
+
+@pytest.mark.parametrize(("library", "tiles_of"), [("vendor", "im2col"), ("cubatch", "cubatch")])
+def test_crests_are_those_of_the_librarys_tiles(library, tiles_of):
+    """The vendor's usual 128 x 128, or the tile of our kernel that is ranked first."""
+
+    def crests(found):
+        return {c.batch_size: r for c in found for r in c.reasons if r.startswith(("crest", "past"))}
+
+    found = predict(GO, device=V100, library=library, max_batch_size=256)
+    assert crests(found.candidates) == crests(ladder.candidates(GO, device=V100, library=tiles_of, max_batch_size=256))
+
+
+def test_the_wave_of_the_longest_product_is_worked_out(planted):
+    """28 boards are 79 blocks of 128 x 128: one each for 79 of 80 SMs; up to 28 that stays so, as in the rule."""
+    planted({28: 1.0})
+    found = ask(batch_sizes=[28])
+    assert any("in 79 blocks: 1 on the busiest of 80 SMs" in reason for reason in found.reasons)
+    assert any("98.8 % filled; beyond batch 28 it has more" in reason for reason in found.reasons)
+
+
+def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypatch):
+    """
+    Three lines of equal passes, the longest together first, and the share of all that is bound by arithmetic.
+
+    Of a step of 100 ms, two convolutions take 25 ms each, a third like them 14 ms, one of 1x1 30 ms and a ReLU 6 ms.
+    """
+    conv, names = Conv2d(k=128, r=3, s=3, pad=1), ("a", "b", "longer", "narrow", "relu")
+    layers = [attrs.evolve(conv, name="a"), attrs.evolve(conv, name="b"), attrs.evolve(conv, name="longer"),
+              Conv2d(k=128, r=1, s=1, name="narrow"), ReLU(name="relu")]  # fmt: skip
+    net = Network(input_shape=(19, 19, 128), layers=layers)
+
+    def step(spec, sizes, *_, **__):
+        whole = np.array([0.1 for _ in sizes])
+        kinds = [("128x128", 181.0)] * 3 + [("64x64", 362.0), ("bytes", 0.0)]
+        passes = tuple(
+            PassPrediction(name, Pass.FPROP, share * whole, (algorithm,) * len(sizes), np.full(len(sizes), blocks))
+            for name, share, (algorithm, blocks) in zip(names, (0.25, 0.25, 0.14, 0.3, 0.06), kinds, strict=True)
+        )
+        return StepPrediction(tuple(sizes), whole, whole / 2, whole * 2, passes, (), SCALE_SD)
+
+    monkeypatch.setattr(expected, "predict_step", step)
+    found = predict(net, device=V100, batch_sizes=[64])
+    bounds = {share.layer: share.bound for share in found.passes}
+    assert bounds == dict.fromkeys(names[:4], "compute") | {"relu": "memory"}
+    assert (
+        "Longest by prediction at batch 64: a and 1 like it (50.0 %, compute), narrow (30.0 %, compute), "
+        "longer (14.0 %, compute)."
+    ) in found.reasons
+    assert any(
+        reason.startswith("94.0 % of the predicted time goes to passes bound by arith") for reason in found.reasons
+    )
+
+
+def test_nothing_is_said_of_roofs_that_nobody_knows():
+    """Our kernels are counted in clocks, which need no rate: without one no product has a bound, though a ReLU has."""
+    found = predict("mlp", device=attrs.evolve(V100, peak_flops_per_second={}), library="cubatch", batch_sizes=[32])
+    assert {share.bound for share in found.passes} == {None, "memory"}
+    assert not any("bound by arithmetic" in reason for reason in found.reasons)
+
+
+def test_computing_again_costs_the_forward_passes_that_are_repeated():
+    """Of nine equal layers the fifth is kept: the four before it run forward twice, and memory shrinks."""
+    net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
+    options: dict[str, Any] = {"device": V100, "mode": "training", "batch_sizes": [4096], "library": "cubatch"}
+    plain, again = predict(net, **options), predict(net, recompute=True, **options)
+    more = again.seconds[4096] - plain.seconds[4096]
+    forward = [share.seconds for share in plain.passes if share.pass_ == Pass.FPROP.value]
+    assert len(forward) == 9
+    assert more == pytest.approx(4 * forward[0], rel=1e-9)
+    for side in (0, 1):
+        factor = plain.interval[4096][side] / plain.seconds[4096]
+        assert again.interval[4096][side] / again.seconds[4096] == pytest.approx(factor)
+    assert again.peak_bytes[4096] < plain.peak_bytes[4096]
+
+
+def test_layers_that_no_kernel_runs_are_predicted_too():
+    """Prediction works for every layer."""
+    for library in ("vendor", "cubatch"):
+        found = predict(Attention(h=14, w=14, c=192, heads=3), device=V100, batch_sizes=[8], library=library)
+        assert found.seconds[8] > 0
+
+
+def test_storage_without_tensor_cores_is_said():
+    """A Titan X (Pascal) stores float16 and computes in float32."""
+    found = predict("mlp", device="titan-x-pascal", dtype="float16", batch_sizes=[64])
+    assert sum("without Tensor Cores" in note or "no Tensor Cores" in note for note in found.notes) == 1
+
+
+@pytest.mark.parametrize("model", models.names())
+def test_no_algorithm_fails_the_sentence_of_its_wave(model):
+    """Of every pass, whichever is heaviest, by GPU, mode and dtype: Winograd's gradients of filters have no rule."""
+    net = models.build(model)
+    layers = {node.name: node.layer for node in net.nodes}
+    for slug, mode, dtype in itertools.product(
+        ("t4", "titan-x-pascal", "a100-sxm4-80gb"), ("inference", "training"), ("float32", "float16")
+    ):
+        for item in predict_step(net, [64], catalogue.find(slug), mode=mode, dtype=dtype).passes:
+            blocks = int(item.blocks[0])
+            grid = forecast_wording._grid(layers[item.layer], item.pass_, item.algorithms[0], 64, blocks)
+            assert grid is None or grid(64) == blocks
+
+
+def test_a_prediction_whose_heaviest_product_is_a_winograd_wgrad_has_its_sentences():
+    """ResNet-50 in training on a T4: the wave is said, and no crest of it."""
+    found = predict("resnet50", device="t4", mode="training", batch_sizes=[16, 64])
+    (wave,) = (reason for reason in found.reasons if "busiest of 40 SMs" in reason)
+    assert "wgrad is predicted to run as winograd 4x4" in wave
+    assert wave.endswith("filled.")
+
+
+NARROW = attrs.evolve(GO, k=80)  # three tiles of 32 columns, one of 128
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rule"),
+    [
+        ("128x32", partial(num_blocks, NARROW, Pass.FPROP, tile=(128, 32))),
+        ("conv2d_fprop_implicit_gemm_f32_simt_32x128x8_v4", partial(num_blocks, NARROW, Pass.FPROP, tile=(32, 128))),
+        ("winograd 4x4 32x128", partial(winograd_blocks, NARROW, Pass.FPROP, tile=(32, 128))),
+        ("winograd 2x2", partial(fused_winograd_blocks, NARROW, Pass.FPROP, pixels=(2, 8, 8))),
+    ],
+)
+def test_the_grid_of_what_runs_is_the_rule_of_its_tile(algorithm, rule):
+    """Rows and columns as the name has them, at the batch that was predicted and at any other."""
+    grid = forecast_wording._grid(NARROW, Pass.FPROP, algorithm, 28, rule(28))
+    assert grid is not None
+    assert [grid(n) for n in (1, 28, 29, 4096)] == [rule(n) for n in (1, 28, 29, 4096)]
+    assert forecast_wording._grid(NARROW, Pass.FPROP, algorithm, 28, rule(28) + 1) is None
+
+
+def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
+    """The filter's gradient of 128 x 1152 are 9 tiles of 128 x 128, whatever the batch."""
+
+    def step(spec, sizes, *_, **__):
+        times = np.ones(len(sizes))
+        one = PassPrediction("go", Pass.WGRAD, times, ("128x128",) * len(sizes), 9 * times)
+        return StepPrediction(tuple(sizes), times, times / 2, times * 2, (one,), (), SCALE_SD)
+
+    monkeypatch.setattr(expected, "predict_step", step)
+    (wave,) = (reason for reason in ask(mode="training").reasons if "busiest of 80 SMs" in reason)
+    assert wave == (
+        "go wgrad is predicted to run as 128x128 in 9 blocks: 1 on the busiest of 80 SMs, whose time is 11.2 % filled."
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "pass_", "algorithm"),
+    [
+        (GO, Pass.WGRAD, "winograd 4x4 128x128"),
+        (GO, Pass.WGRAD, "winograd 2x2"),
+        (Conv2d(h=19, w=19, c=128, k=128, r=5, s=5, pad=2), Pass.FPROP, "winograd 2x2 of 5x5 128x128"),
+    ],
+)
+def test_winograd_without_a_rule_of_blocks_has_no_crest(layer, pass_, algorithm):
+    """Its grid is not a function of the batch that the rule knows, so that nothing is said of it."""
+    assert forecast_wording._grid(layer, pass_, algorithm, 28, 100) is None
+
+
+# --- the record ----------------------------------------------------------------------------------------------
+
+
+def test_the_json_says_that_it_is_predicted_and_cannot_be_taken_for_a_measurement():
+    """It has the form of a tuning result, which does not read it."""
+    found = predict("mlp", device=V100, batch_sizes=[32, 10**9])
+    mapping = json.loads(found.to_json())
+    assert mapping == found.to_mapping()
+    assert (mapping["schema"], mapping["predicted"]) == (1, True)
+    assert [m["status"] for m in mapping["measurements"]] == ["predicted", "over_limit"]
+    first, second = mapping["measurements"]
+    assert [m["reasons"] for m in (first, second)] == [["asked for"], ["asked for"]]
+    assert first["predicted_seconds"] == first["latency_seconds"] == found.seconds[32]
+    assert (first["latency_interval"], first["throughput_interval"]) == (
+        list(found.interval[32]), list(found.throughput_interval[32])
+    )  # fmt: skip
+    assert first["samples_per_second"] == 32 / found.seconds[32]
+    assert first["roofline_fraction"] == roofline.roofline_seconds(models.build("mlp"), 32, V100) / found.seconds[32]
+    assert (first["stop_reason"], second["stop_reason"]) == ("", "planned above the memory limit")
+    assert mapping["device"] == {
+        "name": V100.name, "kind": "cuda", "slug": V100.slug, "compute_capability": [7, 0], "num_sms": 80,
+        "memory_bytes": V100.memory_bytes,
+    }  # fmt: skip
+    assert second["latency_seconds"] is None
+    assert [m["predicted_peak_bytes"] for m in mapping["measurements"]] == [found.peak_bytes[n] for n in (32, 10**9)]
+    one = found.passes[0]
+    assert mapping["passes"][0] == {
+        "layer": one.layer, "pass": one.pass_, "seconds": one.seconds, "share": one.share,
+        "algorithm": one.algorithm, "bound": one.bound, "blocks": one.blocks,
+    }  # fmt: skip
+    with pytest.raises(InvalidData):
+        TuningResult.from_json(found.to_json())
+
+
+def test_the_json_holds_names_as_they_are_and_no_figure_that_is_none():
+    """On one line or on many; what JSON cannot say is an error, not a file that no reader takes."""
+    found = attrs.evolve(predict("mlp", device=V100, batch_sizes=[32]), spec_name="größer")
+    assert "größer" in found.to_json()
+    assert "\n" not in found.to_json()
+    assert found.to_json(indent=2).splitlines()[1].startswith('  "schema"')
+    with pytest.raises(ValueError, match="JSON"):
+        attrs.evolve(found, seconds={32: math.inf}).to_json()
+
+
+def test_table_and_picture_say_predicted(tmp_path):
+    """In the title, and in each line with a figure."""
+    found = predict("mlp", device=V100, batch_sizes=[32, 64])
+    lines = found.table().splitlines()
+    assert lines[0].startswith("Predicted: mlp")
+    assert all("predicted" in line for line in lines if line.split()[:1] in (["32"], ["64"]))
+    found.plot(tmp_path / "curve.svg")
+    assert "redicted" in (tmp_path / "curve.svg").read_text()
+
+
+def test_the_record_is_frozen():
+    """What was predicted stays."""
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        predict("mlp", device=V100, batch_sizes=[32]).batch_size = 1  # type: ignore[misc]
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+
+def test_ten_to_the_ninth_samples_do_not_fit_and_that_is_said():
+    """Beside sizes that do they are marked; alone they are an error with the largest that fits."""
+    found = predict("mlp", device=V100, batch_sizes=[32, 10**9])
+    assert found.why_not(10**9) == "planned above the memory limit"
+    assert found.batch_size == 32
+    with pytest.raises(InvalidArgument, match=f"at most {found.largest_batch_size}"):
+        predict("mlp", device=V100, batch_sizes=[10**9])
+
+
+def test_an_unknown_gpu_lists_near_names():
+    """As everywhere."""
+    with pytest.raises(UnknownName) as caught:
+        ask(device="v100-sxm2-16")
+    assert "v100-sxm2-16gb" in caught.value.near
+
+
+@pytest.mark.parametrize("device", ["cpu", Device(name="cpu", kind="cpu")])
+def test_the_cpu_is_measured_not_predicted(device):
+    """The model knows GPUs only."""
+    with pytest.raises(InvalidArgument, match="knows GPUs only"):
+        ask(device=device)
+
+
+@pytest.mark.parametrize(
+    ("library", "lost", "named"),
+    [
+        ("vendor", {"num_sms": None, "peak_bytes_per_second": None}, "num_sms, peak_bytes_per_second"),
+        ("vendor", {"peak_flops_per_second": {}}, "peak_flops_per_second"),
+        ("cubatch", {"clock_hz": None}, "clock_hz"),
+        ("vendor", {"memory_bytes": None}, "memory is known"),
+    ],
+)
+def test_a_gpu_without_the_facts_has_them_named(library, lost, named):
+    """All of those that are missing, at once."""
+    with pytest.raises(InvalidArgument) as caught:
+        ask(device=attrs.evolve(V100, **lost), library=library)
+    assert named in str(caught.value)
+
+
+def test_a_dtype_that_the_gpu_lacks_is_refused():
+    """tf32 came with sm_80."""
+    with pytest.raises(UnsupportedDtype, match="tf32"):
+        ask(dtype="tf32")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"library": "cudnn"}, "library"),
+        ({"library": None}, "library"),
+        ({"objective": "energy"}, "objective"),
+        ({"objective": "speed"}, "objective"),
+        ({"tolerance": 1.0}, "tolerance"),
+        ({"tolerance": "1%"}, "tolerance"),
+        ({"tolerance": None}, "tolerance"),
+        ({"tolerance": math.nan}, "tolerance"),
+        ({"latency_limit": "1s"}, "latency_limit"),
+        ({"latency_limit": 0.0}, "latency_limit"),
+        ({"latency_limit": 1e-9}, "latency_limit"),
+        ({"batch_sizes": [0]}, "batch_sizes"),
+        ({"batch_sizes": []}, "batch_sizes"),
+        ({"batch_sizes": [2**31]}, "batch_sizes"),
+        ({"batch_sizes": "32"}, "batch_sizes"),
+        ({"batch_sizes": [64], "max_batch_size": 32}, "batch_sizes"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"memory_limit": "much"}, "memory_limit"),
+        ({"mode": "test"}, "mode"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"recompute": "yes"}, "recompute"),
+        ({"anchors": "one.json"}, "anchors"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(options, field):
+    """With what was given."""
+    with pytest.raises(InvalidArgument) as caught:
+        ask(**options)
+    assert caught.value.field == field
+
+
+def test_a_latency_limit_that_no_size_keeps_names_the_least_that_one_would(planted):
+    """The shortest step of all, which is that of 8 samples."""
+    planted(SAW)
+    with pytest.raises(InvalidArgument, match=r"at least 80\.0 ms, the shortest step predicted"):
+        ask(latency_limit=0.01)
+
+
+def test_what_does_not_fit_at_all_says_so():
+    """Not even one sample."""
+    with pytest.raises(DoesNotFit):
+        predict("vgg16", device=V100, memory_limit="1MiB")
+    with pytest.raises(DoesNotFit):
+        predict("mlp", device=attrs.evolve(V100, memory_bytes=2**20))  # less than its libraries take
