@@ -15,10 +15,9 @@ import attrs
 import numpy as np
 
 from cubatch.estimate.vendor.algorithms import Array, Mask, Places, Work
-from cubatch.estimate.vendor.fitted import kin_of
+from cubatch.estimate.vendor.fitted import kin_of, lanes
 from cubatch.estimate.vendor.passes import l2_of
 from cubatch.hardware import catalogue
-from cubatch.hardware.arithmetic import lanes
 from cubatch.hardware.facts import Device
 
 NEUSIGHT, JUSTUS, CONV, GEMM = "neusight", "justus", "deepbench conv", "deepbench gemm"

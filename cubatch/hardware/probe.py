@@ -12,12 +12,9 @@ import os
 import re
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument
-from cubatch.hardware import catalogue, driver, host, nvml
+from cubatch.hardware import architectures, catalogue, driver, host, nvml
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
-
-_TENSOR_CORES_SINCE = (7, 0)
-_TENSOR_CORES_UNSURE = (7, 5)
 
 _CUDA_NAME = re.compile(r"cuda(?::([0-9]+))?")
 
@@ -165,8 +162,8 @@ def _catalogued(found: VisibleGpu) -> Device | None:
 
 
 def _tensor_cores(compute_capability: tuple[int, int]) -> bool | None:
-    # sm_75 is the one architecture of both kinds: GTX 16xx boards have none.
-    return None if compute_capability == _TENSOR_CORES_UNSURE else compute_capability >= _TENSOR_CORES_SINCE
+    like = architectures.like(compute_capability)
+    return None if like.boards_without else bool(like.tensor_dtypes)
 
 
 def _power_limit(uuid: str) -> float | None:

@@ -12,8 +12,8 @@ import pytest
 
 import cubatch
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware import catalogue
-from cubatch.hardware.facts import DTYPES, SM_LIMITS
+from cubatch.hardware import architectures, catalogue
+from cubatch.hardware.facts import DTYPES
 
 TABLE = tomllib.loads((Path(cubatch.__file__).parent / "data/devices.toml").read_text(encoding="utf-8"))
 FIELDS = {
@@ -138,7 +138,7 @@ def test_a_row_has_known_fields_positive_numbers_and_a_source(slug):
     assert all(value > 0 for value in [*numbers.values(), *facts.get("peak_tflops", {}).values()])
     assert set(facts.get("peak_tflops", {})) <= set(DTYPES)
     assert "https://" in facts["source"]
-    assert tuple(facts["compute_capability"]) in SM_LIMITS
+    assert tuple(facts["compute_capability"]) in architectures.known()
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug)
 
 
