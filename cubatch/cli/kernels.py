@@ -95,7 +95,7 @@ def _known(archs: Sequence[str]) -> Sequence[str]:
     from cubatch.hardware import architectures
     from cubatch.kernels.variant import arch_number
 
-    known = [one.number for one in architectures.known().values()]
+    known = [one.number for one in architectures.known().values() if one.is_compiled_for]
     for arch in archs:
         if arch_number(arch) not in known:
             raise UnknownName("arch", arch, [f"sm_{number}" for number in known])

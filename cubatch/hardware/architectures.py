@@ -105,6 +105,11 @@ class Architecture:
         major, minor = self.compute_capability
         return 10 * major + minor
 
+    @property
+    def is_compiled_for(self) -> bool:
+        """Whether there is a compiler that kernels can be compiled for it with."""
+        return self.last_cuda is None or _release(self.last_cuda) >= _release(every().cuda)
+
 
 @attrs.frozen(kw_only=True)
 class Every:
@@ -117,6 +122,7 @@ class Every:
         register_unit: Registers are given to a warp in multiples of this.
         partitions_at_launch: A launch is checked as if every SM had so many, those of sm_60 (two) included.
         shared_bytes_without_opting_in: Shared memory of a block that need not be asked for.
+        cuda: Release of the compiler that comes with cubatch[kernels].
         source: Where the facts were printed.
     """
 
@@ -127,6 +133,7 @@ class Every:
     partitions_at_launch: int
     barriers_per_block: int
     shared_bytes_without_opting_in: int
+    cuda: str
     source: str
 
 
@@ -209,6 +216,10 @@ def surveyed() -> tuple[str, ...]:
         ('sm_52', 'sm_120')
     """
     return tuple(one.arch for one in known().values() if one.surveyed)
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 @cache

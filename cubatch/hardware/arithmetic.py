@@ -39,6 +39,8 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
     if library == "cubatch" and device.kind == "cpu":
         raise InvalidArgument("library", library, '"im2col" or "auto"', "The kernels of cubatch need an NVIDIA GPU.")
+    if library == "cubatch" and device.compute_capability is not None:
+        check_kernels(device)
     if library == "auto":
         known = device.num_sms is not None and device.compute_capability is not None
         library = "cubatch" if device.kind == "cuda" and known else "im2col"
@@ -49,6 +51,20 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         remedy = 'On a GPU, library="cubatch" takes it.'
         raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)
     return library
+
+
+def check_kernels(device: Device) -> None:
+    """
+    Refuse a GPU that no kernel is compiled for; those that are newer than the table may do.
+
+    Raises:
+        InvalidArgument: If it is too old.
+    """
+    if architectures.like(device.compute_capability or (99, 0)).is_compiled_for:
+        return
+    oldest = next(one.arch for one in architectures.known().values() if one.is_compiled_for)
+    remedy = f"No kernel is compiled for {device.arch}; predictions for the vendor's libraries need none."
+    raise InvalidArgument("device", str(device), f"a GPU of {oldest} or newer for the kernels of cubatch", remedy)
 
 
 def check_dtype(device: Device, dtype: str) -> None:

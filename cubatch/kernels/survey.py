@@ -12,6 +12,8 @@ import attrs
 
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import architectures
+from cubatch.hardware.arithmetic import check_kernels
+from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, occupancy
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
@@ -295,6 +297,7 @@ def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
     found = recorded_needs(kernel, arch, budget)
     if found is not None:
         return found
+    check_kernels(Device(name=arch, compute_capability=_capability(arch)))
     (row,) = survey([kernel], [arch], may_spill=budget.may_spill)
     if row.error is not None:
         raise row.error

@@ -203,7 +203,7 @@ def test_what_holds_for_every_architecture():
     """Of launches and of how registers are given out, by the CUDA Programming Guide and NVIDIA's header."""
     facts = Every(
         warp_threads=32, threads_per_block=1024, registers_per_thread=255, register_unit=256, partitions_at_launch=4,
-        barriers_per_block=16, shared_bytes_without_opting_in=48 * 1024, source=EVERY["source"],
+        barriers_per_block=16, shared_bytes_without_opting_in=48 * 1024, cuda="12.9", source=EVERY["source"],
     )  # fmt: skip
     assert architectures.every() == facts
 
@@ -345,6 +345,7 @@ def test_targets_are_those_of_the_compiler(name, table):
     assert compiler.options(variants_of("simt", "float32")[0], name)[0] == f"-arch={name}"
     last = "11.8" if number < 50 else "12.9" if number <= 72 else None
     assert table.get("last_cuda") == last
+    assert architectures.of(table["compute_capability"]).is_compiled_for == (number >= 50)
     assert table.get("instruction_bytes") == (16 if number >= 70 else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+import cubatch
 from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, UnknownName, UnsupportedDtype
 from cubatch.hardware import arithmetic, catalogue, driver, host, probe
 from cubatch.hardware import nvml as nvml_module
@@ -12,6 +13,9 @@ from cubatch.hardware import room as hardware_room
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml import Snapshot
+from cubatch.kernels import survey
+from cubatch.kernels.resources import recorded_figures
+from cubatch.kernels.variant import kernels
 
 GIB = 2**30
 V100 = VisibleGpu(
@@ -79,6 +83,26 @@ def memory(monkeypatch):
         monkeypatch.setattr(host, "cgroup_room_bytes", lambda: room)
 
     return put
+
+
+def test_a_gpu_that_is_too_old_for_kernels_is_planned_and_predicted_for():
+    """A K80 has occupancy and predictions of the vendor's libraries; what asks for kernels says what is missing."""
+    k80 = cubatch.device("k80")
+    found = cubatch.occupancy(
+        compute_capability=list(k80.compute_capability), threads_per_block=256, registers_per_thread=128
+    )
+    assert (found.blocks_per_sm, found.limiters) == (4, ("registers",))  # twice the registers of other SMs
+    assert cubatch.predict("lenet5", device=k80, batch_sizes=[8]).batch_size == 8
+    assert cubatch.footprint("lenet5", device=k80).total > 0
+    assert cubatch.candidates("lenet5", device=k80)[0].batch_size == 1
+    for call in (
+        lambda: cubatch.predict("lenet5", device="k80", library="cubatch"),
+        lambda: cubatch.footprint("lenet5", device="k80", library="cubatch"),
+        lambda: survey.needs(kernels()[0], "sm_37", recorded_figures()),
+    ):
+        with pytest.raises(InvalidArgument, match=r"sm_50 or newer.*No kernel is compiled for sm_37"):
+            call()
+    assert cubatch.predict("lenet5", device="jetson-agx-xavier-32gb", library="cubatch", batch_sizes=[8]).seconds
 
 
 def test_the_cpu_is_a_device(monkeypatch):
