@@ -10,16 +10,32 @@ What is the same for every GPU of an architecture is in `architectures`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import attrs
 from attrs import field, validators
 
+from cubatch.errors import InvalidArgument
+
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 _positive = validators.optional(validators.gt(0))
+
+
+def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
+    """Take a pair of whole numbers, as a list too: NumPy's and JSON's become Python's."""
+    if value is None:
+        return None
+    if (
+        isinstance(value, str | bytes)
+        or not isinstance(value, Sequence)
+        or [isinstance(part, Integral) for part in value] != [True] * 2
+    ):
+        raise InvalidArgument("compute_capability", value, "(major, minor), such as (8, 0)")
+    return int(value[0]), int(value[1])
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +48,7 @@ class Device:
         kind: "cuda" or "cpu".
         slug: The catalogue's name for it ("v100-sxm2-16gb"); empty for a device outside the catalogue.
         architecture: The vendor's name of the generation: "Volta".
-        compute_capability: (major, minor); None on a CPU.
+        compute_capability: (major, minor), as a list too; None on a CPU.
         num_sms: Streaming multiprocessors this process may use; None on a CPU or where unknown.
         peak_flops_per_second: FLOP per second by dtype at the boost clock, as `source` prints it.
             A dtype without an entry has no rate of its own that is known.
@@ -53,7 +69,7 @@ class Device:
     kind: str = field(default="cuda", validator=validators.in_(("cuda", "cpu")))
     slug: str = ""
     architecture: str = ""
-    compute_capability: tuple[int, int] | None = None
+    compute_capability: tuple[int, int] | None = field(default=None, converter=_capability)
     num_sms: int | None = field(default=None, validator=_positive)
     peak_flops_per_second: Mapping[str, float] = field(factory=dict)
     peak_bytes_per_second: float | None = field(default=None, validator=_positive)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+import cubatch
+from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.facts import Device
 
 
@@ -23,6 +26,26 @@ def test_a_device_is_a_cpu_or_a_gpu():
     """No third kind slips in by a typo."""
     with pytest.raises(ValueError, match="kind"):
         Device(name="made up", kind="gpu")
+
+
+@pytest.mark.parametrize("given", [[8, 0], (8, 0), np.array([8, 0]).tolist(), (np.int64(8), np.int32(0))])
+def test_a_compute_capability_may_be_a_list(given):
+    """As JSON and TOML have it; what is kept is a pair of Python's numbers, which occupancy takes too."""
+    device = Device(name="made up", compute_capability=given)
+    assert (device.compute_capability, device.arch) == ((8, 0), "sm_80")
+    assert [type(part) for part in device.compute_capability] == [int, int]
+    asked = {"threads_per_block": 256, "registers_per_thread": 64}
+    assert cubatch.occupancy(compute_capability=given, **asked).blocks_per_sm == 4
+
+
+@pytest.mark.parametrize("given", ["8.0", "80", 8.0, 80, (8,), [8, 0, 0], (8.0, 0), ("8", "0"), {8, 0}])
+def test_a_compute_capability_is_a_pair_of_whole_numbers(given):
+    """A text or a number has more than one reading: refused, with how it is written."""
+    with pytest.raises(InvalidArgument, match=r"compute_capability must be \(major, minor\), such as \(8, 0\)"):
+        Device(name="made up", compute_capability=given)
+    if given != (8.0, 0):
+        with pytest.raises(UnknownName, match="compute_capability"):
+            cubatch.occupancy(compute_capability=given, threads_per_block=256, registers_per_thread=64)
 
 
 def test_a_device_goes_into_json():
