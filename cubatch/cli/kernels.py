@@ -92,10 +92,10 @@ def _chosen(family: str | None, operation: str | None) -> Sequence[Kernel]:
 
 def _known(archs: Sequence[str]) -> Sequence[str]:
     from cubatch.errors import UnknownName
-    from cubatch.hardware.facts import SM_LIMITS
+    from cubatch.hardware import architectures
     from cubatch.kernels.variant import arch_number
 
-    known = [10 * major + minor for major, minor in SM_LIMITS]
+    known = [one.number for one in architectures.known().values() if one.is_compiled_for]
     for arch in archs:
         if arch_number(arch) not in known:
             raise UnknownName("arch", arch, [f"sm_{number}" for number in known])

@@ -60,7 +60,7 @@ def occupancy(
     from functools import partial
 
     from cubatch.estimate import batch_sweep, occupancy_sweep
-    from cubatch.hardware.facts import sm_limits
+    from cubatch.hardware import architectures
     from cubatch.report.plots import occupancy as occupancy_figure
     from cubatch.report.plots import style
     from cubatch.report.tables import occupancy as occupancy_table
@@ -87,7 +87,7 @@ def occupancy(
         num_sms = _known(gpu, gpu.num_sms, "number of SMs")
         spread = batch_sweep.spread
         answers = [evolve(one, spread=spread(blocks, num_sms, blocks_per_sm=one.held.blocks_per_sm)) for one in answers]
-    tables = [occupancy_table.answers(answers, gpu, sm_limits(capability), title=f"{subject} on {gpu}")]
+    tables = [occupancy_table.answers(answers, gpu, architectures.of(capability), title=f"{subject} on {gpu}")]
     swept: Sweep | BatchSweep | None = None
     if sweep == "batch-size" and at is not None and place is not None:
         what = f"{model}, {place[0].name}, {place[1].value}, on {gpu}"
@@ -99,7 +99,7 @@ def occupancy(
         swept = occupancy_sweep.sweep(needs, capability, sweep)
         tables.append(occupancy_table.sweep(swept))
         if plot is not None:
-            most = sm_limits(capability).warps_per_sm
+            most = architectures.of(capability).warps_per_sm
             occupancy_figure.staircase(swept, plot, title=f"Occupancy on {gpu}", subject=subject, warps=most)
     console.emit(tables, occupancy_table.mapping(gpu, answers, swept, place), json)
     if plot is not None:

@@ -11,14 +11,8 @@ from collections.abc import Iterable
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware.facts import sm_limits
-from cubatch.hardware.waves import (
-    MAX_REGISTERS_PER_THREAD,
-    MAX_THREADS_PER_BLOCK,
-    REGISTER_UNIT,
-    WARP_THREADS,
-    Occupancy,
-)
+from cubatch.hardware import architectures
+from cubatch.hardware.waves import Occupancy
 from cubatch.kernels.resources import Needs
 
 QUANTITIES = ("threads", "registers", "shared")
@@ -85,10 +79,11 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
         >>> found.at(96).blocks_per_sm, found.better, found.at(80).blocks_per_sm
         (2, 80, 3)
     """
-    sm = sm_limits(compute_capability)
+    sm, every = architectures.of(compute_capability), architectures.every()
+    of_thread = every.register_unit // every.warp_threads
     fields = {
-        "threads": ("threads", needs.threads, 1, WARP_THREADS, MAX_THREADS_PER_BLOCK),
-        "registers": ("registers", needs.registers, 0, REGISTER_UNIT // WARP_THREADS, MAX_REGISTERS_PER_THREAD),
+        "threads": ("threads", needs.threads, 1, every.warp_threads, every.threads_per_block),
+        "registers": ("registers", needs.registers, 0, of_thread, every.registers_per_thread),
         "shared": ("shared_bytes", needs.shared_bytes, 0, sm.shared_unit_bytes, sm.shared_bytes_per_sm),
     }
     if quantity not in fields:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from cubatch.errors import InvalidArgument, UnknownName, UnsupportedDtype
-from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES, HALF_RATE, Device
-
-
-def lanes(device: Device) -> int:
-    """Give the float32 lanes of an SM, by compute capability."""
-    return 64 if device.compute_capability in HALF_RATE else 128
-
+from cubatch.hardware import architectures
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES, Device
 
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
 
@@ -44,6 +39,8 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
     if library == "cubatch" and device.kind == "cpu":
         raise InvalidArgument("library", library, '"im2col" or "auto"', "The kernels of cubatch need an NVIDIA GPU.")
+    if library == "cubatch" and device.compute_capability is not None:
+        check_kernels(device)
     if library == "auto":
         known = device.num_sms is not None and device.compute_capability is not None
         library = "cubatch" if device.kind == "cuda" and known else "im2col"
@@ -56,7 +53,18 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
     return library
 
 
-_TF32_SINCE = (8, 0)
+def check_kernels(device: Device) -> None:
+    """
+    Refuse a GPU that no kernel is compiled for; those that are newer than the table may do.
+
+    Raises:
+        InvalidArgument: If it is too old.
+    """
+    if architectures.like(device.compute_capability or (99, 0)).is_compiled_for:
+        return
+    oldest = next(one.arch for one in architectures.known().values() if one.is_compiled_for)
+    remedy = f"No kernel is compiled for {device.arch}; predictions for the vendor's libraries need none."
+    raise InvalidArgument("device", str(device), f"a GPU of {oldest} or newer for the kernels of cubatch", remedy)
 
 
 def check_dtype(device: Device, dtype: str) -> None:
@@ -98,17 +106,16 @@ def supported_dtypes(device: Device) -> tuple[str, ...]:
     """
     if device.kind == "cpu":
         return ("float32",)
-    has_tf32 = device.compute_capability is not None and device.compute_capability >= _TF32_SINCE
+    capability = device.compute_capability
+    has_tf32 = capability is not None and "tf32" in architectures.like(capability).tensor_dtypes
     return tuple(dtype for dtype in DTYPES if dtype != "tf32" or has_tf32)
 
 
 def _dtype_remedy(device: Device) -> str:
     if device.kind == "cpu":
         return 'Use dtype="float32", or name the GPU that it is for as device.'
-    return 'tf32 needs compute capability 8.0 or higher; use dtype="float32" or "float16".'
-
-
-_BFLOAT16_SINCE = (8, 0)
+    major, minor = next(first for first, one in architectures.known().items() if "tf32" in one.tensor_dtypes)
+    return f'tf32 needs compute capability {major}.{minor} or higher; use dtype="float32" or "float16".'
 
 
 def peak_flops_per_second(device: Device, dtype: str) -> float | None:
@@ -152,6 +159,7 @@ def has_tensor_cores(device: Device, dtype: str) -> bool | None:
     """
     if dtype == "float32" or device.kind == "cpu":
         return False
-    if dtype != "float16" and device.compute_capability is not None and device.compute_capability < _BFLOAT16_SINCE:
+    capability = device.compute_capability
+    if capability is not None and dtype not in architectures.like(capability).tensor_dtypes:
         return False
     return device.tensor_cores

@@ -70,6 +70,19 @@ def find(name: str) -> Device:
     raise UnknownName("device", name, _suggestions())
 
 
+def sharing(name: str) -> tuple[Device, ...]:
+    """
+    List the devices that go by a name, one or several; none where nothing does.
+
+    Example:
+        >>> [found.slug for found in sharing("NVIDIA GeForce RTX 3060")]
+        ['rtx-3060-8gb', 'rtx-3060-12gb']
+    """
+    key = _key(name)
+    slugs = (_slugs()[key],) if key in _slugs() else _shared().get(key, ())
+    return tuple(_devices()[slug] for slug in slugs)
+
+
 @cache
 def _tables() -> dict[str, dict[str, Any]]:
     with _PATH.open("rb") as file:

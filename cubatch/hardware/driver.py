@@ -26,7 +26,8 @@ _LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
 _STUB_LIBRARY = 34
 _NO_DEVICE = 100
-_CLOCK_KHZ, _NUM_SMS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 38, 75, 76
+_CLOCK_KHZ, _NUM_SMS, _MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 36, 37, 38, 75, 76
+_TRANSFERS_PER_CLOCK = 2
 
 _REMEDY = 'Pass device="cpu" to run without it; plans and predictions take the name of any GPU.'
 
@@ -46,6 +47,7 @@ class VisibleGpu:
         memory_bytes: Memory of the GPU or slice.
         l2_bytes: L2 cache; None where the driver says 0.
         clock_hz: Highest SM clock; None where the driver says 0.
+        bytes_per_second: Of the memory's bus, twice its clock times its width; None where the driver says 0 of either.
     """
 
     index: int
@@ -57,6 +59,7 @@ class VisibleGpu:
     memory_bytes: int
     l2_bytes: int | None
     clock_hz: float | None
+    bytes_per_second: float | None = None
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
@@ -123,6 +126,8 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         memory_bytes=size.value,
         l2_bytes=attribute(_L2_BYTES) or None,
         clock_hz=attribute(_CLOCK_KHZ) * 1000.0 or None,
+        bytes_per_second=_TRANSFERS_PER_CLOCK * 1000.0 * attribute(_MEMORY_CLOCK_KHZ) * attribute(_MEMORY_BUS_BITS) / 8
+        or None,
     )
 
 

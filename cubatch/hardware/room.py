@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument
-from cubatch.hardware import host, nvml
-from cubatch.hardware.facts import SM_LIMITS, Device
+from cubatch.hardware import architectures, host, nvml
+from cubatch.hardware.facts import Device
 from cubatch.units import format_bytes, parse_bytes
 
 _CPU_SHARE = 0.8
@@ -117,6 +117,7 @@ def _free_bytes(device: Device) -> int | None:
 
 def _context_bytes(device: Device) -> int:
     """Estimate what the CUDA context and libraries of one process take from a GPU's memory."""
-    limits = SM_LIMITS.get(device.compute_capability or _ASSUMED_CAPABILITY, SM_LIMITS[_ASSUMED_CAPABILITY])
+    known = architectures.known()
+    limits = known.get(device.compute_capability or _ASSUMED_CAPABILITY, known[_ASSUMED_CAPABILITY])
     threads = (device.num_sms or _ASSUMED_SMS) * limits.threads_per_sm
     return threads * _CONTEXT_BYTES_PER_THREAD + _LIBRARY_BYTES

@@ -8,23 +8,15 @@ pass lasts as long as the SM with the most blocks, however many of them are resi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from cubatch.checks import check_whole
-from cubatch.hardware.facts import SmLimits, sm_limits
-
-WARP_THREADS = 32
-MAX_THREADS_PER_BLOCK = 1024
-MAX_REGISTERS_PER_THREAD = 255
-REGISTER_UNIT = 256
-"""Registers are given to a warp in multiples of this, on every architecture since Maxwell."""
-PARTITIONS_AT_LAUNCH = 4
-"""A launch is checked as if every SM had this many sub-partitions, those of sm_60 (two) included."""
-MAX_BARRIERS_PER_BLOCK = 16
+from cubatch.hardware import architectures
+from cubatch.hardware.architectures import Architecture
 
 _LIMITERS = ("warps", "registers", "shared_memory", "blocks", "barriers")
-_BARRIERS_COUNT_SINCE = (9, 0)
-_TWO_BARRIERS_A_BLOCK = frozenset({(9, 0), (10, 0)})  # the pool has so many for each block an SM may hold; others one
 
 
 @attrs.frozen
@@ -181,7 +173,7 @@ class Occupancy:
 
 def occupancy(
     *,
-    compute_capability: tuple[int, int],
+    compute_capability: Sequence[int],
     threads_per_block: int,
     registers_per_thread: int,
     shared_bytes_per_block: int = 0,
@@ -199,7 +191,7 @@ def occupancy(
     arithmetic does, that the blocks of a cluster must find room together.
 
     Args:
-        compute_capability: (major, minor) of the device, 5.0 to 12.1.
+        compute_capability: (major, minor) of the device, 3.7 to 12.1; a list will do.
         threads_per_block: 1 to 1024.
         registers_per_thread: As the compiler reports them, 0 to 255.
         shared_bytes_per_block: Static and dynamic together; above 48 KiB means that the kernel opted in.
@@ -224,33 +216,33 @@ def occupancy(
 
     The arithmetic is that of NVIDIA's cuda_occupancy.h (CUDA 13.5), with which a test compares it.
     """
-    sm = sm_limits(compute_capability)
-    threads = check_whole("threads_per_block", threads_per_block, most=MAX_THREADS_PER_BLOCK)
-    registers = check_whole("registers_per_thread", registers_per_thread, least=0, most=MAX_REGISTERS_PER_THREAD)
+    sm, every = architectures.of(compute_capability), architectures.every()
+    threads = check_whole("threads_per_block", threads_per_block, most=every.threads_per_block)
+    registers = check_whole("registers_per_thread", registers_per_thread, least=0, most=every.registers_per_thread)
     shared = check_whole("shared_bytes_per_block", shared_bytes_per_block, least=0)
-    warps = _ceil_div(threads, WARP_THREADS)
+    warps = _ceil_div(threads, every.warp_threads)
     limits = {"warps": sm.warps_per_sm // warps, "blocks": sm.blocks_per_sm}
     if registers:
         limits["registers"] = _blocks_by_registers(sm, warps, registers)
     if shared or sm.reserved_shared_bytes:
         limits["shared_memory"] = _blocks_by_shared(sm, shared, shared_carveout_bytes)
-    barriers = check_whole("barriers_per_block", barriers_per_block, least=0, most=MAX_BARRIERS_PER_BLOCK)
-    if barriers and compute_capability >= _BARRIERS_COUNT_SINCE:
-        pool = sm.blocks_per_sm * (2 if compute_capability in _TWO_BARRIERS_A_BLOCK else 1)
-        limits["barriers"] = pool // barriers
+    barriers = check_whole("barriers_per_block", barriers_per_block, least=0, most=every.barriers_per_block)
+    if barriers and sm.barriers_per_sm is not None:
+        limits["barriers"] = sm.barriers_per_sm // barriers
     blocks = min(limits.values())
     limiters = tuple(name for name in _LIMITERS if limits.get(name) == blocks)
     return Occupancy(blocks, blocks * warps / sm.warps_per_sm, limiters, limits)
 
 
-def _blocks_by_registers(sm: SmLimits, warps: int, registers: int) -> int:
-    per_warp = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
-    if _round_up(warps, PARTITIONS_AT_LAUNCH) * per_warp > sm.registers_per_block:
+def _blocks_by_registers(sm: Architecture, warps: int, registers: int) -> int:
+    every = architectures.every()
+    per_warp = _round_up(registers * every.warp_threads, every.register_unit)
+    if _round_up(warps, every.partitions_at_launch) * per_warp > sm.registers_per_block:
         return 0
     return sm.registers_per_sm // sm.partitions // per_warp * sm.partitions // warps
 
 
-def _blocks_by_shared(sm: SmLimits, shared: int, carveout: int | None) -> int:
+def _blocks_by_shared(sm: Architecture, shared: int, carveout: int | None) -> int:
     per_block = _round_up(shared + sm.reserved_shared_bytes, sm.shared_unit_bytes)
     if per_block - sm.reserved_shared_bytes > sm.shared_bytes_per_block:
         return 0

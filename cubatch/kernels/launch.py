@@ -18,15 +18,12 @@ from typing import Any
 import numpy as np
 
 from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
-from cubatch.hardware import driver
-from cubatch.hardware.facts import Device, sm_limits
+from cubatch.hardware import architectures, driver
+from cubatch.hardware.facts import Device
 from cubatch.kernels import tensor_map
 from cubatch.kernels.tensor_map import TensorMap
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
-
-DEFAULT_SHARED_BYTES = 48 * 1024
-"""Shared memory of a block that need not be asked for."""
 
 _SUCCESS, _NO_MEMORY = 0, 2
 
@@ -55,7 +52,7 @@ class CudaLauncher:
             raise MissingDependency("cupy", "launching kernels on a GPU", "cuda12x") from error
         self.module: ModuleType = cupy
         self.device, self._arch = device, str(device.arch)
-        self._limits = sm_limits(device.compute_capability)
+        self._limits = architectures.of(device.compute_capability)
         self._driver = driver.load()
         self._functions: dict[Kernel, int] = {}
         self._modules: dict[str, Any] = {}
@@ -131,7 +128,7 @@ class CudaLauncher:
         if path not in self._modules:
             self._modules[path] = self.module.RawModule(path=path)
         function = self._modules[path].get_function(kernel.entry)
-        if needed > DEFAULT_SHARED_BYTES:
+        if needed > architectures.every().shared_bytes_without_opting_in:
             function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
         return int(function.kernel.ptr)
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware.arithmetic import lanes
+from cubatch.hardware import architectures
+from cubatch.hardware.architectures import Architecture
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import variant as variants
 from cubatch.kernels.problem import Problem
@@ -51,25 +52,12 @@ _ENOUGH_WARPS = 8
 _BYTES_PER_CLOCK = 10.0
 _REDUCE_CLOCKS = 4000.0
 
-# Multiply-adds that the tensor cores of an SM finish in a clock by mma.sync, of float16 (and bfloat16 from 8.0 on) and
-# of tf32.  NVIDIA's architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000), as peak
-# FLOP/s / 2 / SMs / boost clock.  A board's own rate counts where it is less (`_peak_rate`): GeForce cards of 7.5, 8.6,
-# 8.9 and 12.0 have half of it when they add up in float32, and a Titan V is rated at 472.
-# 9.0: 62 % of the paper's 2048 and 1024, which are wgmma's (arXiv 2402.13499, table of mma instructions).
-# 10.0: tcgen05 has four times this; of mma.sync no source is known to us, so it stands as on 8.0.
-_TENSOR_RATES = {
-    (7, 0): (512, 0), (7, 5): (512, 0), (8, 0): (1024, 512), (8, 6): (512, 256), (8, 9): (512, 256),
-    (9, 0): (1270, 635), (10, 0): (1024, 512), (12, 0): (512, 256),
-}  # fmt: skip
 # Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
 _SHARED_BYTES_PER_CLOCK = 128.0
 _L2_BYTES_PER_CLOCK = 32.0
-# Of sm_90: multiply-adds by wgmma, as above, and what a tile of 128 x 256 needs of the L2 to keep up with them.  The
-# rate of a board is no bound here: data sheets give it for less than the boost clock (H100 SXM: 2048 at 1830 MHz).
-_WGMMA_RATES = (2048, 1024)
+# Of sm_90: what a tile of 128 x 256 needs of the L2 to keep up with wgmma.
 _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 
-_WARP = 32
 _MOST_SLICES = 64
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
 _LIMIT = 1 << 31
@@ -186,7 +174,17 @@ def _peak_rate(problem: Problem, device: Device) -> float:
     rates = device.peak_flops_per_second
     if problem.dtype not in rates or "float32" not in rates:
         return math.inf
-    return max(1, round(lanes(device) * rates[problem.dtype] / rates["float32"]))
+    return max(1, round(_like(device).float32_lanes * rates[problem.dtype] / rates["float32"]))
+
+
+def _like(device: Device) -> Architecture:
+    """Give the architecture whose rates count: the newest where none is known."""
+    return architectures.like(device.compute_capability or (99, 0))
+
+
+def _rated(found: Kernel) -> str:
+    """Name the type whose rate on Tensor Cores a variant has: float16 and bfloat16 have the same."""
+    return "tf32" if found.dtype == "tf32" else "float16"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -299,9 +297,11 @@ def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]
     if transposed := transposed_bytes(problem, found):
         first = _REDUCE_CLOCKS + 2 * transposed / (num_sms * _BYTES_PER_CLOCK)
 
+    warps = tile.threads / architectures.every().warp_threads
+
     def cost(count: int) -> float:
         busiest = max(1, -(-grid * count // num_sms))
-        resident = min(busiest, tile.min_blocks) * tile.threads / _WARP
+        resident = min(busiest, tile.min_blocks) * warps
         loop = -(-steps // count) * step_clocks / min(1.0, resident / _ENOUGH_WARPS)
         clocks = first + busiest * (loop + _BLOCK_CLOCKS)
         if count > 1:
@@ -322,7 +322,7 @@ def _step_clocks(problem: Problem, found: Kernel, device: Device) -> float:
     """Give the clocks of a main-loop step of one block that has an SM for itself."""
     tile = _tile(found)
     if tile.cluster is not None:
-        return _hopper_step_clocks(found, tile, tile.cluster)
+        return _hopper_step_clocks(found, tile, tile.cluster, device)
     if tile.warp_m is not None and tile.warp_n is not None:
         return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, device, _peak_rate(problem, device))
     efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
@@ -330,13 +330,14 @@ def _step_clocks(problem: Problem, found: Kernel, device: Device) -> float:
         efficiency *= _SCALAR_EFFICIENCY
     if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
         efficiency *= _RING_GAIN
-    return tile.k * tile.m * tile.n / lanes(device) / efficiency
+    return tile.k * tile.m * tile.n / _like(device).float32_lanes / efficiency
 
 
-def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int) -> float:
+def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int, device: Device) -> float:
     """Give the same of wgmma, whose warpgroups read half the rows and all the columns each; swapped, one reads all."""
     row = tile.k * BYTES_PER_ELEMENT[found.dtype]
-    products = tile.m * tile.n * tile.k / _WGMMA_RATES[found.dtype == "tf32"]
+    # A board's own rate is no bound here: data sheets give it for less than the boost clock (H100 SXM: at 1830 MHz).
+    products = tile.m * tile.n * tile.k / _like(device).wgmma_fma[_rated(found)]
     shared = (2 * tile.m + (2 if tile.swapped else 3) * tile.n) * row / _SHARED_BYTES_PER_CLOCK
     return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
 
@@ -352,12 +353,12 @@ def _tensor_step_clocks(found: Kernel, tile: Tile, read_by_warp: int, device: De
         device: Tensor cores of one that is not in the table are as those of the last before it.
         peak_rate: Of the device, as `_peak_rate` gives it.
     """
-    capability = device.compute_capability
-    rates = [rate for known, rate in _TENSOR_RATES.items() if capability is not None and known <= capability]
-    rate = min((rates or list(_TENSOR_RATES.values()))[-1][found.dtype == "tf32"], peak_rate)
+    # A board's own rate counts where it is less: GeForce cards have half when they add up in float32, and a Titan V is
+    # rated at 472.
+    rate = min(_like(device).mma_fma[_rated(found)], peak_rate)
     row = tile.k * BYTES_PER_ELEMENT[found.dtype]
     loaded = (tile.m + tile.n) * row
-    read = tile.threads // _WARP * read_by_warp * row
+    read = tile.threads // architectures.every().warp_threads * read_by_warp * row
     return max(tile.m * tile.n * tile.k / rate, (loaded + read) / _SHARED_BYTES_PER_CLOCK, loaded / _L2_BYTES_PER_CLOCK)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import attrs
 
 from cubatch.errors import CompileError, InvalidArgument
-from cubatch.hardware.facts import sm_limits
+from cubatch.hardware import architectures
+from cubatch.hardware.arithmetic import check_kernels
+from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, occupancy
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
@@ -20,7 +22,7 @@ from cubatch.kernels.toolchain.cubins import Cubin
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import Kernel, arch_number
 
-ARCHS = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+ARCHS = architectures.surveyed()
 """What every kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
 
 EXPECTED: Mapping[str, tuple[str, ...]] = {"mma": ("HMMA",), "hopper": ("HGMMA", "UTMALDG")}
@@ -92,7 +94,7 @@ def survey(
         UnknownName: If the limits of its SM are not known.
     """
     for arch in archs:
-        sm_limits(_capability(arch))
+        architectures.of(_capability(arch))
     units = _units(chosen, archs)
 
     ending = threading.Event()
@@ -247,7 +249,8 @@ def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) 
 
 def _expected(kernel: Kernel, arch: str) -> tuple[str, ...]:
     """Name the instructions to look for."""
-    return EXPECTED.get(kernel.family, ()) if arch_number(arch) >= sass.OLDEST else ()
+    readable = architectures.of(_capability(arch)).instruction_bytes == sass.INSTRUCTION_BYTES
+    return EXPECTED.get(kernel.family, ()) if readable else ()
 
 
 def _with_missing(row: Row, expected: Sequence[str], opcodes: Mapping[str, int]) -> Row:
@@ -294,6 +297,7 @@ def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
     found = recorded_needs(kernel, arch, budget)
     if found is not None:
         return found
+    check_kernels(Device(name=arch, compute_capability=_capability(arch)))
     (row,) = survey([kernel], [arch], may_spill=budget.may_spill)
     if row.error is not None:
         raise row.error

@@ -18,6 +18,7 @@ from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.parts import Z90, StepPrediction
 from cubatch.hardware import probe
+from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.hardware.room import memory_limit as memory_limit_of
@@ -136,6 +137,8 @@ def _asked(
     if found.kind == "cpu":
         remedy = "The model of time knows GPUs only; name one of the catalogue, or measure on the CPU with autotune."
         raise InvalidArgument("device", str(found), "a GPU", remedy)
+    if library == "cubatch":
+        check_kernels(found)
     work = Workload.of(spec, found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
     # The memory plan is that of our kernels, which asks for SMs and compute capability too.
     if missing := missing_facts(found, dtype, library):

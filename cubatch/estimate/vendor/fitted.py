@@ -17,12 +17,13 @@ import numpy as np
 from cubatch.estimate.vendor import trees as tree_model
 from cubatch.estimate.vendor.algorithms import Algorithm, Array, Index, Places, Work, algorithms, seconds
 from cubatch.estimate.vendor.gaussian_process import GaussianProcess
-from cubatch.hardware import catalogue
-from cubatch.hardware.facts import HALF_RATE, Device
+from cubatch.hardware import architectures, catalogue
+from cubatch.hardware.architectures import Architecture
+from cubatch.hardware.facts import Device
 
 _DATA = Path(__file__).parents[2] / "data"
 _WATTS_PER_TFLOPS = 15.0
-_POWER_LIMITED = (6, 7)
+_MOST_LANES = 128  # of an SM that was measured, but for Kepler
 _ARRAYS = ("depths", "feature", "number", "low", "high")
 _POINTS = ("lengths", "points", "weights", "gpu", "kin", "shares")
 
@@ -144,17 +145,27 @@ def sustained(device: Device) -> float:
         (0.76, 1.0)
     """
     peak, watts = device.peak_flops_per_second.get("float32"), device.power_limit_watts
-    generation = device.compute_capability[0] if device.compute_capability is not None else 0
-    if peak is None or watts is None or generation not in _POWER_LIMITED:
+    if peak is None or watts is None or not _like(device).power_limited:
         return 1.0
     return min(1.0, float(np.sqrt(watts / (peak / 1e12) / _WATTS_PER_TFLOPS)))
 
 
 def kin_of(device: Device) -> str:
     """Name the GPUs whose SMs issue instructions as this one's do, for which libraries have the same kernels."""
-    capability = device.compute_capability or (0, 0)
-    if capability == (6, 0):
-        return "P100"
-    if capability < (7, 0):
-        return "Maxwell and Pascal"
-    return "Volta, Turing, A100" if capability in HALF_RATE else "later"
+    return _like(device).kin
+
+
+def lanes(device: Device) -> int:
+    """
+    Give the float32 lanes of an SM, as the model knows them: 128 of Kepler's 192, since it was fitted with that.
+
+    Example:
+        >>> lanes(Device(name="V100", compute_capability=(7, 0))), lanes(Device(name="K80", compute_capability=(3, 7)))
+        (64, 128)
+    """
+    return min(_MOST_LANES, _like(device).float32_lanes)
+
+
+def _like(device: Device) -> Architecture:
+    """Give the architecture that a GPU is taken to be of; one that does not say counts as old."""
+    return architectures.like(device.compute_capability or (0, 0))

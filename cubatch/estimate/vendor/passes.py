@@ -10,9 +10,9 @@ from cubatch.errors import InvalidArgument
 from cubatch.estimate import ours
 from cubatch.estimate.parts import BYTES_SD, MOVED, NEVER_SEEN_SD, Part, Scales, never_seen
 from cubatch.estimate.vendor.algorithms import PASSES, Array, Places, Work
-from cubatch.estimate.vendor.fitted import Fitted, kin_of, shipped
-from cubatch.hardware import catalogue
-from cubatch.hardware.arithmetic import has_tensor_cores, lanes, peak_flops_per_second
+from cubatch.estimate.vendor.fitted import Fitted, kin_of, lanes, shipped
+from cubatch.hardware import architectures, catalogue
+from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass, linear_of
@@ -27,7 +27,6 @@ inside (benchmarks/score_networks.py). Those in 16 bits are of frameworks that s
 """
 
 _MULTIPLES = {"float16": 8, "bfloat16": 8, "tf32": 4}
-_MEASURED_TENSOR_CORES = (7, 0)
 
 _NEUSIGHT = "neusight"
 _CONV = "deepbench conv"
@@ -77,7 +76,7 @@ def vendor_parts(
         if not known:
             unseen.append(model.unseen_sd)
             strange.append(_WHAT[name])
-        if tensor and device.compute_capability != _MEASURED_TENSOR_CORES:
+        if tensor and not architectures.like(device.compute_capability or (0, 0)).tensor_measured:
             unseen.append(_OTHER_DTYPE_SD)
             notes.append(
                 f"Tensor Cores were measured on a V100 only: those of {device} are taken to reach as much of their "

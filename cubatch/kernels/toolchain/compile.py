@@ -15,6 +15,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from cubatch.errors import CompileError, InvalidArgument
+from cubatch.hardware import architectures
 from cubatch.kernels.toolchain import cubins, nvrtc, shared_ptx
 from cubatch.kernels.toolchain.cubins import Cubin, Resources
 from cubatch.kernels.toolchain.nvrtc import Program
@@ -116,7 +117,8 @@ def compile_unit(
 def options(kernel: Kernel, arch: str) -> tuple[str, ...]:
     """Give the options that a kernel is compiled with, but for the folder of its headers."""
     # wgmma and setmaxnreg are in no other target than sm_90a, whose code runs on no other GPU.
-    target = f"{arch}a" if kernel.family == "hopper" else arch
+    known = architectures.numbered(arch_number(arch)) if kernel.family == "hopper" else None
+    target = known.target if known and known.target else arch
     return (f"-arch={target}", *FLAGS, *(f"-D{name}={value}" for name, value in kernel.defines))
 
 

@@ -18,12 +18,12 @@ from threading import Lock
 import attrs
 
 from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency
+from cubatch.hardware import architectures
 
 _WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 _FILE = re.compile(r"libnvrtc\.so[.\d]*")  # not libnvrtc-builtins.so, nor libnvrtc.alt.so
 _SYSTEM = ("libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so")
 _RELEASE = re.compile(r"^// Cuda compilation tools, .*\bV([\d.]+)", re.MULTILINE)
-_CUDA_12_9 = (50, 72)  # what CUDA 12.9 compiles for and 13 no longer does
 _SUCCESS = 0
 _LOADING = Lock()
 
@@ -192,10 +192,13 @@ def _load(path: str) -> Nvrtc | None:
 
 def _unknown(arch: int, known: Mapping[str, Sequence[int]]) -> InvalidArgument:
     lists = (f"NVRTC {version} knows {', '.join(f'sm_{arch}' for arch in archs)}" for version, archs in known.items())
-    if arch < _CUDA_12_9[0]:
-        remedy = "cubatch's kernels need sm_52 or newer."
-    elif arch <= _CUDA_12_9[1]:
-        remedy = "CUDA 12.9 is the last that compiles for sm_50 to sm_72: pip install 'cubatch[kernels]'."
+    last = architectures.every().cuda
+    ended = [one.number for one in architectures.known().values() if one.last_cuda == last]
+    if arch < ended[0]:
+        remedy = f"cubatch's kernels need {architectures.surveyed()[0]} or newer."
+    elif arch <= ended[-1]:
+        range_ = f"sm_{ended[0]} to sm_{ended[-1]}"
+        remedy = f"CUDA {last} is the last that compiles for {range_}: pip install 'cubatch[kernels]'."
     else:
         remedy = "A newer GPU needs a newer NVRTC: pip install -U nvidia-cuda-nvrtc."
     return InvalidArgument(

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from cubatch.errors import InvalidData
 
-OLDEST = 70
-"""Compute capability times ten of the oldest code that is laid out so."""
+INSTRUCTION_BYTES = 16
+"""Of code that can be read here; `architectures` says which is laid out so."""
 
 OPCODES = {
     0x236: "HMMA", 0x23C: "HMMA", 0x9F0: "HGMMA", 0x3B4: "UTMALDG", 0x5B4: "UTMALDG", 0x3B5: "UTMASTG", 0x83B: "LDSM",
@@ -23,7 +23,6 @@ OPCODES = {
 }  # fmt: skip
 """What kernels are checked for, as NVIDIA's disassembler names it; others are not counted."""
 
-_INSTRUCTION_BYTES = 16
 _OPCODE = 0xFFF
 _SECTION = struct.Struct("<IIQQQQ")  # of a 64-bit ELF file: name, type, flags, address, offset, size
 
@@ -66,6 +65,6 @@ def _texts(code: bytes) -> dict[str, bytes]:
 def _count(text: bytes) -> dict[str, int]:
     found = (
         word & _OPCODE
-        for word, _ in struct.iter_unpack("<QQ", text[: len(text) // _INSTRUCTION_BYTES * _INSTRUCTION_BYTES])
+        for word, _ in struct.iter_unpack("<QQ", text[: len(text) // INSTRUCTION_BYTES * INSTRUCTION_BYTES])
     )
     return dict(Counter(OPCODES[opcode] for opcode in found if opcode in OPCODES))

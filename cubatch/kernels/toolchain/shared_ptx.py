@@ -14,18 +14,12 @@ from collections.abc import Mapping
 
 import attrs
 
+from cubatch.hardware import architectures
 from cubatch.kernels.toolchain import ptxas
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import Kernel, arch_number
 
 _BUILD = "12.9.86"
-_SAME_INSTRUCTIONS = {"sm_89": "sm_86"}
-
-_SAME_PTX = ((52, 61), (70, 75, 80, 86, 89, 90), (100, 120))
-# Conversion to bfloat16 is an instruction from sm_80 on; tensor cores differ before that.
-_CUT_AT_SM_80 = ((52, 61), (70, 75), (80, 86, 89, 90), (100, 120))
-_TENSOR_CORES = ((80, 86, 89, 90), (100, 120))
-
 _TARGET = re.compile(r"^\.target \w+", re.MULTILINE)
 _BY_ASSEMBLER = re.compile(r"^ptxas ", re.MULTILINE)
 
@@ -41,9 +35,10 @@ def shared_ptx(kernel: Kernel, arch: str) -> str:
     Returns:
         The architecture itself where it shares with no other.
     """
-    number = arch_number(arch)
-    same = _TENSOR_CORES if kernel.family == "mma" else _CUT_AT_SM_80 if kernel.dtype == "bfloat16" else _SAME_PTX
-    return next((f"sm_{archs[0]}" for archs in same if number in archs), arch)
+    # Conversion to bfloat16 is an instruction from sm_80 on; tensor cores differ before that.
+    kind = "mma" if kernel.family == "mma" else "bfloat16" if kernel.dtype == "bfloat16" else "plain"
+    known = architectures.numbered(arch_number(arch))
+    return arch if known is None else known.ptx.get(kind, arch)
 
 
 def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program], *, code: bool) -> Program | None:
@@ -64,8 +59,10 @@ def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program]
     assembler = ptxas.of_version(version) if version == _BUILD else None
     if assembler is None:
         return None
-    if not code and _SAME_INSTRUCTIONS.get(arch) in known:
-        return known[_SAME_INSTRUCTIONS[arch]]
+    architecture = architectures.numbered(arch_number(arch))
+    same = None if architecture is None else architecture.same_instructions
+    if not code and same is not None and same in known:
+        return known[same]
     wanted = shared_ptx(kernel, arch)
     found = next((program for other, program in known.items() if shared_ptx(kernel, other) == wanted), None)
     if found is None:

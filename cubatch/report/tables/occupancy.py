@@ -14,7 +14,8 @@ from cubatch.units import format_bytes, format_count, format_percent
 if TYPE_CHECKING:
     from cubatch.estimate.batch_sweep import BatchSweep, Spread
     from cubatch.estimate.occupancy_sweep import Sweep
-    from cubatch.hardware.facts import Device, SmLimits
+    from cubatch.hardware.architectures import Architecture
+    from cubatch.hardware.facts import Device
     from cubatch.hardware.waves import Occupancy
     from cubatch.kernels.resources import Needs
     from cubatch.network.layer import Layer
@@ -42,7 +43,7 @@ class Answer:
     spread: Spread | None = None
 
 
-def answers(found: Sequence[Answer], device: Device, sm: SmLimits, *, title: str) -> Grid:
+def answers(found: Sequence[Answer], device: Device, sm: Architecture, *, title: str) -> Grid:
     """Lay out answers, a line each; a single one with what each resource would allow by itself."""
     names = ["variant", "threads", "registers", "shared", "blocks/SM", "occupancy", "limited by"]
     names += ["batch", "blocks", "waves", "last wave", "busiest SM", "fill"]
@@ -82,7 +83,7 @@ def _line(one: Answer, *, several: bool) -> list[Any]:
     ]
 
 
-def _limits(device: Device, sm: SmLimits) -> str:
+def _limits(device: Device, sm: Architecture) -> str:
     capability = device.compute_capability or (0, 0)
     return (
         f"An SM of sm_{capability[0]}{capability[1]} holds {sm.warps_per_sm} warps, {sm.blocks_per_sm} blocks, "

@@ -371,7 +371,7 @@ def test_an_error_that_is_no_kernels_ends_the_survey(tree):
     """Without limits of an SM, or without NVRTC, there is no row to give."""
     tree()
     with pytest.raises(UnknownName, match="compute_capability"):
-        survey.survey(kernel_module.kernels(), ("sm_72",))
+        survey.survey(kernel_module.kernels(), ("sm_71",))
     with pytest.raises(InvalidArgument, match="NVRTC"):
         survey.survey(kernel_module.kernels(), ("sm_110",))
 

@@ -6,10 +6,9 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.estimate.vendor.fitted import Fitted, sustained
+from cubatch.estimate.vendor.fitted import Fitted, lanes, sustained
 from cubatch.estimate.vendor.trees import Trees
 from cubatch.hardware import catalogue
-from cubatch.hardware.arithmetic import lanes
 from cubatch.hardware.facts import Device
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass

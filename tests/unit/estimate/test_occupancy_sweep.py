@@ -16,8 +16,7 @@ from cubatch.estimate import occupancy_sweep
 from cubatch.estimate.batch_sweep import Grid, batch_sweep, grid_of, heaviest_layer, spread
 from cubatch.estimate.blocks import num_blocks
 from cubatch.estimate.occupancy_sweep import sweep
-from cubatch.hardware import catalogue
-from cubatch.hardware.facts import SM_LIMITS
+from cubatch.hardware import architectures, catalogue
 from cubatch.hardware.waves import occupancy
 from cubatch.kernels import ranking, resources, survey, variant
 from cubatch.kernels.problem import problem_of
@@ -28,7 +27,7 @@ from cubatch.network.passes import Pass
 from tests.thorough import examples
 from tests.unit import kernel_tree
 
-CAPABILITIES = st.sampled_from(list(SM_LIMITS))
+CAPABILITIES = st.sampled_from(list(architectures.known()))
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
 V100 = catalogue.find("v100-sxm2-16gb")
 FPROP = variant.find("conv2d_fprop", "float32", tile="128x128x8", vector=4)
@@ -58,7 +57,11 @@ def test_a_sweep_is_what_every_value_says(capability, quantity, threads, registe
     numbers = {"threads": threads, "registers": registers, "shared": shared}
     found = sweep(Needs(threads, registers, shared), capability, quantity)
     assert (found.quantity, found.value) == (quantity, numbers[quantity])
-    most = {"threads": 1024, "registers": 255, "shared": max(SM_LIMITS[capability].shared_bytes_per_sm, shared)}
+    most = {
+        "threads": 1024,
+        "registers": 255,
+        "shared": max(architectures.of(capability).shared_bytes_per_sm, shared),
+    }
     assert (found.steps[0].first, found.steps[-1].last) == (1 if quantity == "threads" else 0, most[quantity])
     for before, after in itertools.pairwise(found.steps):
         assert after.first == before.last + 1

@@ -74,7 +74,7 @@ def test_no_kernel_of_ours_is_predicted_beyond_the_data_sheet(device, dtype):
 
 
 def test_the_boards_of_the_catalogue_whose_facts_are_known_are_not_few():
-    """Of 122 GPUs, all but those without a clock, SMs or rates: the claim above is about most of them."""
+    """Of 127 GPUs, all but those without a clock, SMs or rates: the claim above is about most of them."""
     assert len({device.slug for device, _ in KNOWN}) >= 0.9 * len(catalogue.all_devices())
     assert {"rtx-3090", "titan-v", "h200-sxm"} <= {device.slug for device, dtype in KNOWN if dtype == "float16"}
 

@@ -1,4 +1,9 @@
-"""The table of architectures says what the code's own tables say, so that one can take the place of the others."""
+"""
+The table of architectures says what NVIDIA prints, and its reader gives what the table says.
+
+What is printed is written out here once more, so that a slip in the table is seen; what no page prints, such as which
+architectures share PTX, is written out as it was found.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,18 @@ import csv
 import tomllib
 from pathlib import Path
 
+import attrs
 import pytest
 
 import cubatch
-from cubatch.estimate.vendor import fitted, passes
-from cubatch.hardware import arithmetic, catalogue, facts, probe, waves
-from cubatch.hardware.facts import SM_LIMITS, Device
-from cubatch.kernels import ranking, survey, variant
+from cubatch.errors import UnknownName
+from cubatch.estimate.vendor import fitted
+from cubatch.hardware import architectures, arithmetic, catalogue, probe, waves
+from cubatch.hardware.architectures import Architecture, Every
+from cubatch.hardware.facts import Device
+from cubatch.kernels import survey, variant
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import nvrtc, sass, shared_ptx
+from cubatch.kernels.toolchain import shared_ptx
 from tests.unit.hardware import test_catalogue
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
@@ -23,8 +31,57 @@ WHOLE = tomllib.loads(FILE.read_text(encoding="utf-8"))
 EVERY = WHOLE["every"]
 TABLES = {name: table for name, table in WHOLE.items() if name != "every"}
 BY_CAPABILITY = {tuple(table["compute_capability"]): table for table in TABLES.values()}
-NOT_IN_THE_CODE = {(3, 7), (7, 2)}  # K80 and Xavier, of which the code has no limits
 KEPLER = (3, 7)
+
+# Typed from the table of compute capabilities in the CUDA Programming Guide; 3.7 from that of CUDA 11.8, 7.2 from
+# deviceQuery of a Jetson AGX Xavier: warps, blocks, registers of an SM and of a block in units of 1024, shared KiB of
+# an SM and of a block.
+PUBLISHED = {
+    (3, 7): (64, 16, 128, 64, 112, 48),
+    (5, 0): (64, 32, 64, 64, 64, 48),
+    (5, 2): (64, 32, 64, 64, 96, 48),
+    (5, 3): (64, 32, 64, 32, 64, 48),
+    (6, 0): (64, 32, 64, 64, 64, 48),
+    (6, 1): (64, 32, 64, 64, 96, 48),
+    (6, 2): (64, 32, 64, 32, 64, 48),
+    (7, 0): (64, 32, 64, 64, 96, 96),
+    (7, 2): (64, 32, 64, 64, 96, 96),
+    (7, 5): (32, 16, 64, 64, 64, 64),
+    (8, 0): (64, 32, 64, 64, 164, 163),
+    (8, 6): (48, 16, 64, 64, 100, 99),
+    (8, 7): (48, 16, 64, 64, 164, 163),
+    (8, 8): (48, 16, 64, 64, 100, 99),
+    (8, 9): (48, 24, 64, 64, 100, 99),
+    (9, 0): (64, 32, 64, 64, 228, 227),
+    (10, 0): (64, 32, 64, 64, 228, 227),
+    (10, 3): (64, 32, 64, 64, 228, 227),
+    (11, 0): (48, 24, 64, 64, 228, 227),
+    (12, 0): (48, 24, 64, 64, 100, 99),
+    (12, 1): (48, 24, 64, 64, 100, 99),
+}
+# Sizes that shared memory can be set to, by its largest; those of Kepler to Pascal, and of Turing, are others.
+CARVEOUTS = {
+    96: [0, 8, 16, 32, 64, 96], 100: [0, 8, 16, 32, 64, 100], 164: [0, 8, 16, 32, 64, 100, 132, 164],
+    228: [0, 8, 16, 32, 64, 100, 132, 164, 196, 228],
+}  # fmt: skip
+BARRIERS = {(9, 0): 64, (10, 0): 64, (10, 3): 32, (11, 0): 24, (12, 0): 24, (12, 1): 24}  # by NVIDIA's header
+LANES = {(3, 7): 192} | dict.fromkeys([(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)], 64)  # and 128 of all others
+# Multiply-adds of an SM in a clock by mma.sync, of float16 and tf32, by peak FLOP/s / 2 / SMs / boost clock: NVIDIA's
+# architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000).  Of 9.0, 62 % of wgmma's
+# (arXiv 2402.13499); of 10.0 no source is known, and the rate of the A100 stands.
+MMA = {
+    (7, 0): (512,), (7, 2): (512,), (7, 5): (512,), (8, 0): (1024, 512), (8, 6): (512, 256), (8, 7): (512, 256),
+    (8, 8): (512, 256), (8, 9): (512, 256), (9, 0): (1270, 635), (10, 0): (1024, 512), (10, 3): (1024, 512),
+    (11, 0): (1024, 512), (12, 0): (512, 256), (12, 1): (512, 256),
+}  # fmt: skip
+WGMMA = {(9, 0): (2048, 1024)}
+SURVEYED = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+# By all variants under one build of the compiler.
+SAME_PTX = {
+    "plain": ((52, 61), (70, 75, 80, 86, 89, 90), (100, 120)),
+    "bfloat16": ((52, 61), (70, 75), (80, 86, 89, 90), (100, 120)),
+    "mma": ((80, 86, 89, 90), (100, 120)),
+}
 
 NAMES = {3: "Kepler", 5: "Maxwell", 6: "Pascal", 9: "Hopper", 10: "Blackwell", 11: "Blackwell", 12: "Blackwell"}
 KINDS = {
@@ -65,29 +122,70 @@ def test_a_table_has_every_field_and_no_other(name, table):
 
 
 def test_the_tables_are_in_order_and_none_is_missing():
-    """Those of the code, and the two that it lacks."""
-    assert list(BY_CAPABILITY) == sorted(BY_CAPABILITY)
-    assert set(BY_CAPABILITY) == set(SM_LIMITS) | NOT_IN_THE_CODE
-    assert set(SM_LIMITS).isdisjoint(NOT_IN_THE_CODE)
+    """In the file and in the record that the reader makes of it."""
+    assert list(BY_CAPABILITY) == sorted(BY_CAPABILITY) == list(PUBLISHED)
+    assert list(architectures.known()) == list(PUBLISHED)
 
 
-@pytest.mark.parametrize("capability", SM_LIMITS, ids=str)
-def test_limits_are_those_of_the_code(capability):
-    """And by that those of NVIDIA's header, with which another test compares the code's."""
-    table = BY_CAPABILITY[capability]
-    assert SM_LIMITS[capability] == facts.SmLimits(
-        threads_per_sm=table["threads_per_sm"],
-        warps_per_sm=table["warps_per_sm"],
-        blocks_per_sm=table["blocks_per_sm"],
-        registers_per_sm=table["registers_per_sm"],
-        registers_per_block=table["registers_per_block"],
-        shared_bytes_per_sm=1024 * table["shared_kib_per_sm"],
-        shared_bytes_per_block=1024 * table["shared_kib_per_block"],
-        reserved_shared_bytes=table["shared_reserved_bytes"],
-        shared_unit_bytes=table["shared_unit_bytes"],
-        shared_carveouts=tuple(1024 * size for size in table["shared_carveouts_kib"]),
-        partitions=table["partitions"],
-    )
+@every_table
+def test_limits_are_the_published_ones(name, table):
+    """A slip in the table would move every occupancy of that architecture."""
+    capability = tuple(table["compute_capability"])
+    warps, blocks, registers, of_block, shared, shared_of_block = PUBLISHED[capability]
+
+    limits = architectures.of(capability)
+
+    assert (limits.warps_per_sm, limits.blocks_per_sm, limits.threads_per_sm) == (warps, blocks, 32 * warps)
+    assert (limits.registers_per_sm, limits.registers_per_block) == (registers * 1024, of_block * 1024)
+    assert (limits.shared_bytes_per_sm, limits.shared_bytes_per_block) == (shared * 1024, shared_of_block * 1024)
+    since_ampere = capability >= (8, 0)
+    assert (limits.reserved_shared_bytes, limits.shared_unit_bytes) == ((1024, 128) if since_ampere else (0, 256))
+    fixed = {3: [80, 96, 112], 5: [shared], 6: [shared]} | {7: [32, 64] if capability == (7, 5) else CARVEOUTS.get(96)}
+    sizes = CARVEOUTS[shared] if since_ampere else fixed[capability[0]]
+    assert limits.shared_carveouts == tuple(1024 * size for size in sizes)
+    assert limits.partitions == (2 if capability == (6, 0) else 4)
+    assert limits.barriers_per_sm == BARRIERS.get(capability)
+
+
+@every_table
+def test_the_reader_gives_what_the_table_says(name, table):
+    """Every field, under the same name where it is in the same unit."""
+    found = architectures.of(table["compute_capability"])
+    kib = {"shared_bytes_per_sm": "shared_kib_per_sm", "shared_bytes_per_block": "shared_kib_per_block"}
+    for field in attrs.fields(Architecture):
+        value = getattr(found, field.name)
+        if field.name in kib:
+            assert value == 1024 * table[kib[field.name]]
+        elif field.name == "shared_carveouts":
+            assert value == tuple(1024 * size for size in table["shared_carveouts_kib"])
+        elif field.name == "reserved_shared_bytes":
+            assert value == table["shared_reserved_bytes"]
+        elif field.name in table:
+            assert (list(value) if isinstance(value, tuple) else value) == table[field.name], field.name
+        else:
+            assert value in {None, False, 1.0} if not isinstance(value, dict) else not value, field.name
+    assert (found.arch, found.number) == (name, int(name.removeprefix("sm_")))
+    assert architectures.numbered(found.number) is architectures.like(found.compute_capability) is found
+
+
+@pytest.mark.parametrize("asked", [(3, 5), (99, 0), "sm_70", "7.0", 7.0, None, [7, 1], (7,), (7, [0])])
+def test_an_unknown_compute_capability_is_an_error(asked):
+    """Nothing is guessed for an architecture outside the table, whatever was written for it."""
+    with pytest.raises(UnknownName) as caught:
+        architectures.of(asked)
+
+    assert caught.value.field == "compute_capability"
+    assert "7.0" in caught.value.known
+
+
+@pytest.mark.parametrize(
+    ("asked", "like"),
+    [((0, 0), (3, 7)), ((3, 5), (3, 7)), ((3, 7), (3, 7)), ((7, 1), (7, 0)), ((9, 9), (9, 0)), ((99, 0), (12, 1))],
+)
+def test_an_architecture_outside_the_table_is_taken_for_the_one_before_it(asked, like):
+    """Where a guess is better than nothing: the oldest of all for what is older."""
+    assert architectures.like(asked) is architectures.of(like)
+    assert architectures.numbered(10 * asked[0] + asked[1]) is (architectures.of(like) if asked == like else None)
 
 
 @every_table
@@ -101,31 +199,21 @@ def test_limits_hang_together(name, table):
     assert table["shared_kib_per_block"] >= EVERY["shared_kib_without_opting_in"]
 
 
-def test_limits_that_the_code_lacks_are_those_of_the_sources():
-    """NVIDIA's header has Xavier with the V100; a K80 has twice the registers of its generation and 112 KiB."""
-    limits = [field for field in KINDS if "per_sm" in field or "shared" in field or "per_block" in field]
-    assert [TABLES["sm_72"][field] for field in limits] == [TABLES["sm_70"][field] for field in limits]
-    kepler = {field: TABLES["sm_37"][field] for field in ("warps_per_sm", "blocks_per_sm", "registers_per_sm")}
-    assert kepler == {"warps_per_sm": 64, "blocks_per_sm": 16, "registers_per_sm": 128 * 1024}
-    assert (TABLES["sm_37"]["shared_kib_per_sm"], TABLES["sm_37"]["shared_kib_per_block"]) == (112, 48)
-
-
 def test_what_holds_for_every_architecture():
-    """Of launches and of how registers are given out."""
-    assert EVERY["warp_threads"] == waves.WARP_THREADS == ranking._WARP
-    assert EVERY["threads_per_block"] == waves.MAX_THREADS_PER_BLOCK
-    assert EVERY["registers_per_thread"] == waves.MAX_REGISTERS_PER_THREAD
-    assert EVERY["register_unit"] == waves.REGISTER_UNIT
-    assert EVERY["partitions_at_launch"] == waves.PARTITIONS_AT_LAUNCH
-    assert EVERY["barriers_per_block"] == waves.MAX_BARRIERS_PER_BLOCK
-    assert EVERY["shared_kib_without_opting_in"] * 1024 == 48 * 1024
+    """Of launches and of how registers are given out, by the CUDA Programming Guide and NVIDIA's header."""
+    facts = Every(
+        warp_threads=32, threads_per_block=1024, registers_per_thread=255, register_unit=256, partitions_at_launch=4,
+        barriers_per_block=16, shared_bytes_without_opting_in=48 * 1024, cuda="12.9", source=EVERY["source"],
+    )  # fmt: skip
+    assert architectures.every() == facts
 
 
-@pytest.mark.parametrize("capability", SM_LIMITS, ids=str)
-def test_barriers_are_counted_where_the_code_counts_them(capability):
+@every_table
+def test_barriers_are_counted_from_hopper_on(name, table):
     """A launch of one barrier has the whole pool as its limit."""
+    capability = tuple(table["compute_capability"])
     found = waves.occupancy(compute_capability=capability, threads_per_block=32, registers_per_thread=8)
-    assert found.limits.get("barriers") == BY_CAPABILITY[capability].get("barriers_per_sm")
+    assert found.limits.get("barriers") == BARRIERS.get(capability)
 
 
 def test_occupancy_by_the_table_is_what_nvidias_header_says():
@@ -162,38 +250,37 @@ def _blocks(row):
 
 
 @every_table
-def test_lanes_are_those_of_the_code(name, table):
-    """For Kepler, where nothing runs, the code has 128 of 192."""
-    capability, lanes = tuple(table["compute_capability"]), table["float32_lanes"]
-    assert lanes == (192 if capability == KEPLER else arithmetic.lanes(gpu(table)))
-    assert (lanes == 64) == (capability in facts.HALF_RATE)
-
-
-@every_table
-def test_tensor_cores_are_those_of_the_code(name, table):
-    """Which boards have them, and which types they take."""
-    has = None if table.get("boards_without") else bool(table["tensor_dtypes"])
-    assert probe._tensor_cores(tuple(table["compute_capability"])) is has
-    assert bool(table.get("tensor_cores", 4)) == bool(table["tensor_dtypes"])
-    board = gpu(table, tensor_cores=bool(table["tensor_dtypes"]))
-    taken = [dtype for dtype in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, dtype)]
-    assert table["tensor_dtypes"] == taken
-    assert ("tf32" in table["tensor_dtypes"]) == ("tf32" in arithmetic.supported_dtypes(board))
-
-
-@every_table
-def test_rates_of_mma_sync_are_those_of_the_code(name, table):
-    """A capability that the code's table lacks has those of the last before it."""
+def test_lanes_are_those_of_the_architecture_papers(name, table):
+    """The model of the vendor's libraries was fitted with 128 of Kepler's 192."""
     capability = tuple(table["compute_capability"])
-    known = [rates for one, rates in ranking._TENSOR_RATES.items() if one <= capability]
-    if not table["tensor_dtypes"]:
-        assert not known
-        assert "mma_fma" not in table
-        return
-    assert (table["mma_fma"]["float16"], table["mma_fma"].get("tf32", 0)) == known[-1]
-    assert ("wgmma" in table["instructions"]) == ("wgmma_fma" in table)
-    if "wgmma_fma" in table:
-        assert (table["wgmma_fma"]["float16"], table["wgmma_fma"]["tf32"]) == ranking._WGMMA_RATES
+    assert table["float32_lanes"] == LANES.get(capability, 128)
+    assert fitted.lanes(gpu(table)) == min(128, LANES.get(capability, 128))
+    if capability in test_catalogue.CORES_PER_SM:
+        assert table["float32_lanes"] == test_catalogue.CORES_PER_SM[capability][0]
+
+
+@every_table
+def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
+    """Boards of Turing may lack them; tf32 and bfloat16 came with 8.0."""
+    capability = tuple(table["compute_capability"])
+    dtypes = ["float16", "bfloat16", "tf32"][: 0 if capability < (7, 0) else 1 if capability < (8, 0) else 3]
+    assert table["tensor_dtypes"] == dtypes
+    assert probe._tensor_cores(capability) is (None if capability == (7, 5) else capability >= (7, 0))
+    board = gpu(table, tensor_cores=bool(dtypes))
+    assert [one for one in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, one)] == dtypes
+    assert ("tf32" in arithmetic.supported_dtypes(board)) == (capability >= (8, 0))
+    if capability in test_catalogue.CORES_PER_SM and "tensor_cores" in table:
+        assert table["tensor_cores"] == test_catalogue.CORES_PER_SM[capability][1]
+
+
+@every_table
+def test_rates_of_mma_sync_and_wgmma_are_the_published_ones(name, table):
+    """Of float16, which is bfloat16's too, and of tf32, where they take it."""
+    capability = tuple(table["compute_capability"])
+    names = ("float16", "tf32")
+    assert table.get("mma_fma", {}) == dict(zip(names, MMA.get(capability, ()), strict=False))
+    assert table.get("wgmma_fma", {}) == dict(zip(names, WGMMA.get(capability, ()), strict=False))
+    assert ("wgmma" in table["instructions"]) == (capability in WGMMA)
 
 
 @every_table
@@ -228,21 +315,23 @@ def test_boards_have_the_name_and_the_cores_of_their_architecture():
 
 
 def test_every_kernel_is_checked_for_the_architectures_that_are_surveyed():
-    """In this order."""
-    assert tuple(name for name, table in TABLES.items() if table["surveyed"]) == survey.ARCHS
+    """One of each generation and size of SM, from Maxwell to Blackwell, in this order."""
+    assert survey.ARCHS == SURVEYED
 
 
 @every_table
-def test_what_shares_ptx_is_what_the_code_has(name, table):
+def test_what_shares_ptx_is_what_was_compared(name, table):
     """By the first of those that share it; those that share none are named by themselves."""
     kernels = {
         "plain": variants_of("simt", "float32")[0],
         "bfloat16": variants_of("simt", "bfloat16")[0],
         "mma": variants_of("mma", "float16")[0],
     }
-    shared = {kind: table.get("ptx", {}).get(kind, name) for kind in kernels}
-    assert shared == {kind: shared_ptx.shared_ptx(found, name) for kind, found in kernels.items()}
-    assert table.get("same_instructions") == shared_ptx._SAME_INSTRUCTIONS.get(name)
+    number = variant.arch_number(name)
+    for kind, kernel in kernels.items():
+        wanted = next((f"sm_{group[0]}" for group in SAME_PTX[kind] if number in group), name)
+        assert shared_ptx.shared_ptx(kernel, name) == wanted
+    assert table.get("same_instructions") == ("sm_86" if name == "sm_89" else None)
 
 
 @every_table
@@ -251,13 +340,13 @@ def test_targets_are_those_of_the_compiler(name, table):
     number = variant.arch_number(name)
     hopper = variants_of("hopper", "float16")[0]
     assert hopper.runs_on(number) == ("wgmma" in table["instructions"]) == ("target" in table)
-    if "target" in table:
-        assert compiler.options(hopper, name)[0] == f"-arch={table['target']}"
-    first, last = nvrtc._CUDA_12_9
-    assert (table.get("last_cuda") == "12.9") == (first <= number <= last)
-    assert ("last_cuda" in table) == (number <= last)
-    assert ("instruction_bytes" in table) == (number >= sass.OLDEST)
-    assert table.get("instruction_bytes", sass._INSTRUCTION_BYTES) == sass._INSTRUCTION_BYTES
+    if name == "sm_90":
+        assert compiler.options(hopper, name)[0] == "-arch=sm_90a"
+    assert compiler.options(variants_of("simt", "float32")[0], name)[0] == f"-arch={name}"
+    last = "11.8" if number < 50 else "12.9" if number <= 72 else None
+    assert table.get("last_cuda") == last
+    assert architectures.of(table["compute_capability"]).is_compiled_for == (number >= 50)
+    assert table.get("instruction_bytes") == (16 if number >= 70 else None)
 
 
 @every_table
@@ -278,7 +367,10 @@ def test_kernels_run_where_their_instructions_are(name, table):
 @every_table
 def test_predictions_take_the_same_for_alike(name, table):
     """GPUs of one kin, those whose clock falls with their power, and those whose Tensor Cores were measured."""
+    capability = tuple(table["compute_capability"])
     board = gpu(table, peak_flops_per_second={"float32": 30e12}, power_limit_watts=100.0)
-    assert table["kin"] == fitted.kin_of(board)
-    assert table["power_limited"] == (fitted.sustained(board) < 1)
-    assert table["tensor_measured"] == (tuple(table["compute_capability"]) == passes._MEASURED_TENSOR_CORES)
+    half = LANES.get(capability) == 64
+    kin = "P100" if capability == (6, 0) else "Maxwell and Pascal" if capability < (7, 0) else "Volta, Turing, A100"
+    assert fitted.kin_of(board) == table["kin"] == (kin if capability < (7, 0) or half else "later")
+    assert table["power_limited"] == (fitted.sustained(board) < 1) == (capability[0] in {6, 7})
+    assert table["tensor_measured"] == (capability == (7, 0))

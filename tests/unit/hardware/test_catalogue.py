@@ -12,8 +12,8 @@ import pytest
 
 import cubatch
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware import catalogue
-from cubatch.hardware.facts import DTYPES, SM_LIMITS
+from cubatch.hardware import architectures, catalogue
+from cubatch.hardware.facts import DTYPES
 
 TABLE = tomllib.loads((Path(cubatch.__file__).parent / "data/devices.toml").read_text(encoding="utf-8"))
 FIELDS = {
@@ -23,6 +23,7 @@ FIELDS = {
 }  # fmt: skip
 # CUDA cores and Tensor Cores of one SM, from NVIDIA's architecture papers.
 CORES_PER_SM = {
+    (3, 7): (192, 0), (7, 2): (64, 8),
     (5, 2): (128, 0), (6, 0): (64, 0), (6, 1): (128, 0), (7, 0): (64, 8), (7, 5): (64, 8), (8, 0): (64, 4),
     (8, 6): (128, 4), (8, 7): (128, 4), (8, 9): (128, 4), (9, 0): (128, 4), (10, 0): (128, 4), (11, 0): (128, 4),
     (12, 0): (128, 4), (12, 1): (128, 4),
@@ -138,7 +139,7 @@ def test_a_row_has_known_fields_positive_numbers_and_a_source(slug):
     assert all(value > 0 for value in [*numbers.values(), *facts.get("peak_tflops", {}).values()])
     assert set(facts.get("peak_tflops", {})) <= set(DTYPES)
     assert "https://" in facts["source"]
-    assert tuple(facts["compute_capability"]) in SM_LIMITS
+    assert tuple(facts["compute_capability"]) in architectures.known()
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug)
 
 

@@ -14,9 +14,11 @@ H200 = {
     "name": "NVIDIA H200",
     "uuid": "8932f937-d72c-4106-c12f-20bd9faed9f6",
     "memory": 150_000_000_000,
-    # Numbers of CUdevice_attribute in cuda.h: clock in kHz, SMs, L2, major, minor.
+    # Numbers of CUdevice_attribute in cuda.h: clock in kHz, SMs, memory's clock in kHz and bits, L2, major, minor.
     13: 1_980_000,
     16: 132,
+    36: 3_201_000,
+    37: 6144,
     38: 62_914_560,
     75: 9,
     76: 0,
@@ -88,6 +90,7 @@ def test_a_gpu_is_described_by_the_driver(install):
     assert first.uuid == "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
     assert (first.compute_capability, first.num_sms) == ((9, 0), 132)
     assert (first.memory_bytes, first.l2_bytes, first.clock_hz) == (150_000_000_000, 62_914_560, 1.98e9)
+    assert first.bytes_per_second == pytest.approx(4.917e12, rel=1e-3)  # 4.9 TB/s: a bit more than the data sheet's
     assert (second.index, second.name, second.compute_capability, second.num_sms) == (1, "Tesla T4", (7, 5), 40)
 
 
@@ -103,11 +106,12 @@ def test_a_mig_slice_says_so(install):
 
 def test_zero_from_the_driver_is_unknown(install):
     """A virtual GPU may hide its clock and cache; zero is no fact."""
-    install(FakeDriver(H200 | {13: 0, 38: 0}))
+    install(FakeDriver(H200 | {13: 0, 38: 0, 36: 0}, H200 | {37: 0}))
 
-    (gpu,) = cuda_driver.visible_gpus()
+    gpu, other = cuda_driver.visible_gpus()
 
     assert (gpu.clock_hz, gpu.l2_bytes) == (None, None)
+    assert (gpu.bytes_per_second, other.bytes_per_second) == (None, None)
 
 
 @pytest.mark.parametrize(

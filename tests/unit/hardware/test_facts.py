@@ -1,4 +1,4 @@
-"""Device keeps facts and refuses nonsense; SM limits are those of NVIDIA's tables."""
+"""Device keeps facts and refuses nonsense."""
 
 from __future__ import annotations
 
@@ -9,62 +9,12 @@ import subprocess
 import sys
 
 import attrs
+import numpy as np
 import pytest
 
-from cubatch.errors import UnknownName
-from cubatch.hardware.facts import SM_LIMITS, Device, sm_limits
-
-# Typed from the table of compute capabilities in the CUDA C++ Programming Guide:
-# warps, blocks, shared KiB per SM and per block, registers per block in units of 1024.
-PUBLISHED = {
-    (5, 2): (64, 32, 96, 48, 64),
-    (6, 1): (64, 32, 96, 48, 64),
-    (6, 2): (64, 32, 64, 48, 32),
-    (7, 0): (64, 32, 96, 96, 64),
-    (7, 5): (32, 16, 64, 64, 64),
-    (8, 0): (64, 32, 164, 163, 64),
-    (8, 6): (48, 16, 100, 99, 64),
-    (8, 9): (48, 24, 100, 99, 64),
-    (9, 0): (64, 32, 228, 227, 64),
-    (10, 0): (64, 32, 228, 227, 64),
-    (12, 0): (48, 24, 100, 99, 64),
-}
-
-
-@pytest.mark.parametrize("compute_capability", PUBLISHED, ids=str)
-def test_limits_are_the_published_ones(compute_capability):
-    """A slip in the table would move every occupancy of that architecture."""
-    warps, blocks, shared, shared_block, registers = PUBLISHED[compute_capability]
-
-    limits = sm_limits(compute_capability)
-
-    assert (limits.warps_per_sm, limits.blocks_per_sm, limits.threads_per_sm) == (warps, blocks, 32 * warps)
-    assert limits.shared_bytes_per_sm == shared * 1024
-    assert limits.shared_bytes_per_block == shared_block * 1024
-    assert (limits.registers_per_sm, limits.registers_per_block) == (64 * 1024, registers * 1024)
-
-
-@pytest.mark.parametrize("compute_capability", SM_LIMITS, ids=str)
-def test_limits_hang_together(compute_capability):
-    """A block fits the SM, its reserved share included, and the largest carve-out is all there is."""
-    limits = SM_LIMITS[compute_capability]
-
-    assert limits.shared_bytes_per_block + limits.reserved_shared_bytes <= limits.shared_bytes_per_sm
-    assert max(limits.shared_carveouts) == limits.shared_bytes_per_sm
-    assert list(limits.shared_carveouts) == sorted(set(limits.shared_carveouts))
-    assert (limits.reserved_shared_bytes, limits.shared_unit_bytes) == (
-        (1024, 128) if compute_capability >= (8, 0) else (0, 256)
-    )
-
-
-@pytest.mark.parametrize("asked", [(3, 5), (99, 0), "sm_70", None, [7, 0]])
-def test_unknown_compute_capability_is_an_error(asked):
-    """Nothing is guessed for an architecture outside the table, whatever was written for it."""
-    with pytest.raises(UnknownName) as caught:
-        sm_limits(asked)
-
-    assert caught.value.field == "compute_capability"
-    assert "7.0" in caught.value.known
+import cubatch
+from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware.facts import Device
 
 
 @pytest.mark.parametrize(
@@ -81,6 +31,26 @@ def test_a_device_is_a_cpu_or_a_gpu():
     """No third kind slips in by a typo."""
     with pytest.raises(ValueError, match="kind"):
         Device(name="made up", kind="gpu")
+
+
+@pytest.mark.parametrize("given", [[8, 0], (8, 0), np.array([8, 0]).tolist(), (np.int64(8), np.int32(0))])
+def test_a_compute_capability_may_be_a_list(given):
+    """As JSON and TOML have it; what is kept is a pair of Python's numbers, which occupancy takes too."""
+    device = Device(name="made up", compute_capability=given)
+    assert (device.compute_capability, device.arch) == ((8, 0), "sm_80")
+    assert [type(part) for part in device.compute_capability] == [int, int]
+    asked = {"threads_per_block": 256, "registers_per_thread": 64}
+    assert cubatch.occupancy(compute_capability=given, **asked).blocks_per_sm == 4
+
+
+@pytest.mark.parametrize("given", ["8.0", "80", 8.0, 80, (8,), [8, 0, 0], (8.0, 0), ("8", "0"), {8, 0}])
+def test_a_compute_capability_is_a_pair_of_whole_numbers(given):
+    """A text or a number has more than one reading: refused, with how it is written."""
+    with pytest.raises(InvalidArgument, match=r"compute_capability must be \(major, minor\), such as \(8, 0\)"):
+        Device(name="made up", compute_capability=given)
+    if given != (8.0, 0):
+        with pytest.raises(UnknownName, match="compute_capability"):
+            cubatch.occupancy(compute_capability=given, threads_per_block=256, registers_per_thread=64)
 
 
 def test_a_device_goes_into_json():

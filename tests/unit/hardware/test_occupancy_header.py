@@ -13,11 +13,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cubatch.hardware import waves
-from cubatch.hardware.facts import SM_LIMITS
+from cubatch.hardware import architectures, waves
 
 SOURCE = Path(__file__).with_name("occupancy_header.cpp")
 WHEEL = "nvidia-cuda-runtime"  # of CUDA 13.5: 12.9 does not know 11.0, and 13.0 had more barriers on 10.3
+KNOWN = architectures.known()
 DRAWS = 400  # for each of the architectures
 NO_LIMIT = 2**31 - 1
 FACTORS = {1: "warps", 2: "registers", 4: "shared_memory", 8: "blocks", 16: "barriers"}
@@ -90,10 +90,18 @@ def test_occupancy_is_what_nvidias_header_says(header):
     The program has limits of its own for each architecture, so the table of `hardware` is compared as well.
     """
     archs, _ = ask(header, [])
-    assert set(archs) == set(SM_LIMITS)
+    assert set(archs) == set(KNOWN)
     source = random.Random(13)
     launches = [
-        draw(number, [49152, SM_LIMITS[arch].shared_bytes_per_block, SM_LIMITS[arch].shared_bytes_per_sm], source)
+        draw(
+            number,
+            [
+                49152,
+                KNOWN[arch].shared_bytes_per_block,
+                KNOWN[arch].shared_bytes_per_sm,
+            ],
+            source,
+        )
         for number, arch in enumerate(archs)
         for _ in range(DRAWS)
     ]
@@ -101,7 +109,7 @@ def test_occupancy_is_what_nvidias_header_says(header):
     seen = set()
     _, answers = ask(header, launches)
     for launch, (blocks, factors, *limits) in zip(launches, answers, strict=True):
-        most = SM_LIMITS[archs[launch.arch]].shared_bytes_per_sm
+        most = KNOWN[archs[launch.arch]].shared_bytes_per_sm
         found = waves.occupancy(
             compute_capability=archs[launch.arch],
             threads_per_block=launch.threads,
@@ -124,7 +132,7 @@ def test_occupancy_is_what_nvidias_header_says(header):
 @pytest.mark.parametrize(
     ("threads", "registers", "shared", "expected"),
     [
-        (256, 128, 16896, dict.fromkeys(SM_LIMITS, 2)),
+        (256, 128, 16896, {arch: 4 if arch == (3, 7) else 2 for arch in KNOWN}),
         (
             128,
             128,
@@ -132,8 +140,13 @@ def test_occupancy_is_what_nvidias_header_says(header):
             dict.fromkeys([(5, 2), (6, 1), (7, 0), (8, 6), (8, 9), (12, 0)], 2)
             | {(7, 5): 1, (8, 0): 3, (9, 0): 4, (10, 0): 4},
         ),
-        (384, 168, 196 * 1024, {arch: int(arch in {(9, 0), (10, 0), (10, 3), (11, 0)}) for arch in SM_LIMITS}),
-        (384, 168, 99328, {arch: 1 for arch in SM_LIMITS if arch >= (8, 0)}),
+        (
+            384,
+            168,
+            196 * 1024,
+            {arch: int(arch in {(9, 0), (10, 0), (10, 3), (11, 0)}) for arch in KNOWN},
+        ),
+        (384, 168, 99328, {arch: 1 for arch in KNOWN if arch >= (8, 0)}),
     ],
 )
 def test_the_launches_that_kernels_were_designed_by(threads, registers, shared, expected):

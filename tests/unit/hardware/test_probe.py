@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+import cubatch
 from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, UnknownName, UnsupportedDtype
 from cubatch.hardware import arithmetic, catalogue, driver, host, probe
 from cubatch.hardware import nvml as nvml_module
@@ -12,6 +13,10 @@ from cubatch.hardware import room as hardware_room
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml import Snapshot
+from cubatch.kernels import survey
+from cubatch.kernels.resources import recorded_figures
+from cubatch.kernels.variant import kernels
+from tests.unit.hardware import test_catalogue
 
 GIB = 2**30
 V100 = VisibleGpu(
@@ -81,6 +86,26 @@ def memory(monkeypatch):
     return put
 
 
+def test_a_gpu_that_is_too_old_for_kernels_is_planned_and_predicted_for():
+    """A K80 has occupancy and predictions of the vendor's libraries; what asks for kernels says what is missing."""
+    k80 = cubatch.device("k80")
+    found = cubatch.occupancy(
+        compute_capability=list(k80.compute_capability), threads_per_block=256, registers_per_thread=128
+    )
+    assert (found.blocks_per_sm, found.limiters) == (4, ("registers",))  # twice the registers of other SMs
+    assert cubatch.predict("lenet5", device=k80, batch_sizes=[8]).batch_size == 8
+    assert cubatch.footprint("lenet5", device=k80).total > 0
+    assert cubatch.candidates("lenet5", device=k80)[0].batch_size == 1
+    for call in (
+        lambda: cubatch.predict("lenet5", device="k80", library="cubatch"),
+        lambda: cubatch.footprint("lenet5", device="k80", library="cubatch"),
+        lambda: survey.needs(kernels()[0], "sm_37", recorded_figures()),
+    ):
+        with pytest.raises(InvalidArgument, match=r"sm_50 or newer.*No kernel is compiled for sm_37"):
+            call()
+    assert cubatch.predict("lenet5", device="jetson-agx-xavier-32gb", library="cubatch", batch_sizes=[8]).seconds
+
+
 def test_the_cpu_is_a_device(monkeypatch):
     """Its name, threads, caches and memory are those of the machine; a peak rate is not known."""
     monkeypatch.setattr(host, "cpu_name", lambda: "AMD EPYC")
@@ -126,6 +151,87 @@ def test_a_board_in_doubt_gets_no_rates(gpus, board):
 
     assert (gpu.slug, gpu.peak_flops_per_second, gpu.peak_bytes_per_second) == ("", {}, None)
     assert (gpu.name, gpu.num_sms, gpu.tensor_cores) == (board.name, board.num_sms, True)
+
+
+# What drivers say of boards that share a name: SMs, visible GiB, memory clock in MHz and bits of the bus.
+SHARING = {
+    "rtx-3060-12gb": ("NVIDIA GeForce RTX 3060", (8, 6), 28, 11.76, 7501, 192),
+    "rtx-3060-8gb": ("NVIDIA GeForce RTX 3060", (8, 6), 28, 7.79, 7501, 128),
+    "rtx-3080-10gb": ("NVIDIA GeForce RTX 3080", (8, 6), 68, 9.78, 9501, 320),
+    "rtx-3080-12gb": ("NVIDIA GeForce RTX 3080", (8, 6), 70, 11.76, 9501, 384),
+    "rtx-2060-6gb": ("GeForce RTX 2060", (7, 5), 30, 5.80, 7001, 192),
+    "rtx-2060-12gb": ("NVIDIA GeForce RTX 2060", (7, 5), 34, 11.77, 7001, 192),
+    "gtx-1650-gddr5": ("NVIDIA GeForce GTX 1650", (7, 5), 14, 3.82, 4001, 128),
+    "gtx-1650-gddr6": ("NVIDIA GeForce GTX 1650", (7, 5), 14, 3.82, 6001, 128),
+    "rtx-3060-ti-gddr6": ("NVIDIA GeForce RTX 3060 Ti", (8, 6), 38, 7.79, 7001, 256),
+    "rtx-3060-ti-gddr6x": ("NVIDIA GeForce RTX 3060 Ti", (8, 6), 38, 7.79, 9501, 256),
+    "rtx-4060-ti-16gb": ("NVIDIA GeForce RTX 4060 Ti", (8, 9), 34, 15.60, 9001, 128),
+    "a100-pcie-80gb": ("NVIDIA A100", (8, 0), 108, 79.15, 1512, 5120),
+}
+
+
+def sharing_gpu(slug, **changes):
+    name, capability, num_sms, gib, megahertz, bits = SHARING[slug]
+    facts = {
+        "name": name, "compute_capability": capability, "num_sms": num_sms, "memory_bytes": int(gib * GIB),
+        "bytes_per_second": 2e6 * megahertz * bits / 8,
+    }  # fmt: skip
+    return attrs.evolve(V100, **(facts | changes))
+
+
+@pytest.mark.parametrize("slug", SHARING)
+def test_boards_of_one_name_are_told_apart_by_sms_and_memory(gpus, slug):
+    """The driver's name alone would leave each of them without rates."""
+    gpus(sharing_gpu(slug))
+
+    gpu = probe.devices()[0]
+
+    board = catalogue.find(slug)
+    assert (gpu.slug, gpu.peak_flops_per_second) == (slug, board.peak_flops_per_second)
+    assert (gpu.peak_bytes_per_second, gpu.tensor_cores) == (board.peak_bytes_per_second, board.tensor_cores)
+    assert probe.resolve(slug).uuid == V100.uuid
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes"),
+    [
+        ("gtx-1650-gddr5", {"bytes_per_second": None}),  # two boards differ in nothing else
+        ("gtx-1650-gddr5", {"bytes_per_second": 160e9}),  # neither of them
+        ("rtx-3060-12gb", {"memory_bytes": 6 * GIB}),  # a board that the catalogue does not have
+        ("rtx-3060-12gb", {"memory_bytes": 13 * GIB}),
+        ("rtx-3060-12gb", {"num_sms": 30}),
+        ("rtx-3060-12gb", {"compute_capability": (8, 9)}),
+        ("rtx-3060-12gb", {"name": "NVIDIA GeForce RTX 3060 MIG 1g.3gb", "mig": "1g.3gb"}),
+    ],
+)
+def test_a_board_that_is_none_of_its_name_stays_unknown(gpus, slug, changes):
+    """Nothing is taken for the nearest: another board would have other rates."""
+    gpus(sharing_gpu(slug, **changes))
+    assert (probe.devices()[0].slug, probe.devices()[0].peak_bytes_per_second) == ("", None)
+
+
+def test_a_speed_that_the_driver_does_not_give_is_no_doubt_where_the_size_decides(gpus):
+    """Virtual machines may report no memory clock."""
+    gpus(sharing_gpu("rtx-3060-12gb", bytes_per_second=None))
+    assert probe.devices()[0].slug == "rtx-3060-12gb"
+
+
+def test_every_board_of_a_shared_name_can_be_told_from_the_others_or_from_none(gpus):
+    """As its own row describes it, each is found as itself, or not at all where rows are alike."""
+    found = {}
+    for board in catalogue.all_devices():
+        for name in [] if board.num_sms is None else board_names(board):
+            facts = {"compute_capability": board.compute_capability, "num_sms": board.num_sms}
+            memory = {"memory_bytes": int(0.97 * board.memory_bytes), "bytes_per_second": board.peak_bytes_per_second}
+            gpus(attrs.evolve(V100, name=name, **facts, **memory))
+            found[board.slug, name] = probe.devices()[0].slug
+    assert {slug for (wanted, _), slug in found.items() if slug not in {wanted, ""}} == set()
+    assert sum(slug != "" for slug in found.values()) >= 50
+
+
+def board_names(board):
+    facts = test_catalogue.TABLE[board.slug]
+    return facts.get("shared_names", [])
 
 
 def test_a_mig_slice_has_its_own_sms_and_no_rates(gpus):
