@@ -28,7 +28,9 @@ def occupancy(
         str | None, typer.Argument(metavar="[KERNEL]", help="A variant of `cubatch kernels`, or what names begin with.")
     ] = None,
     *,
-    device: Annotated[str | None, typer.Option("--device", help="A GPU's name. Default: the one here.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="A GPU's name or .toml file. Default: the one here.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Of a block, without KERNEL.")] = None,
     registers: Annotated[int | None, typer.Option("--registers", help="Of a thread, without KERNEL.")] = None,
     shared: Annotated[

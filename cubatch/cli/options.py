@@ -23,7 +23,7 @@ Optimizer = Literal["sgd", "momentum", "adam"]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, or a .toml or .json spec file.")]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda, cuda:1, or a GPU's name. Default: the first GPU, else the CPU."),
+    typer.Option("--device", help="cpu, cuda:1, a GPU's name or .toml file. Default: the first GPU, else the CPU."),
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 def predict(
     model: Model,
     *,
-    device: Annotated[str | None, typer.Option("--device", help="A GPU's name: any of `cubatch devices`.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="A GPU's name, any of `cubatch devices`, or a .toml file of one.")
+    ] = None,
     devices: Annotated[
         str | None, typer.Option("--devices", metavar="A,B,...", help="Compare these GPUs instead: t4,v100-sxm2-16gb.")
     ] = None,

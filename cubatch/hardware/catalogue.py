@@ -91,7 +91,7 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 @cache
 def _devices() -> Mapping[str, Device]:
-    return MappingProxyType({slug: _device(slug, facts) for slug, facts in _tables().items()})
+    return MappingProxyType({slug: device_of(facts, slug) for slug, facts in _tables().items()})
 
 
 @cache
@@ -125,7 +125,15 @@ def _key(text: str) -> str:
     return "".join(word for word in words if word not in _VENDOR_WORDS)
 
 
-def _device(slug: str, facts: Mapping[str, Any]) -> Device:
+def device_of(facts: Mapping[str, Any], slug: str = "") -> Device:
+    """
+    Make a device of a row: in the units that data sheets print.
+
+    Args:
+        facts: The keys of `data/devices.toml`, with values that make sense.
+        slug: The catalogue's name for it, if it is in there.
+    """
+
     def scaled(field: str, factor: float) -> float | None:
         return facts[field] * factor if field in facts else None
 

@@ -12,7 +12,7 @@ import os
 import re
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument
-from cubatch.hardware import architectures, catalogue, driver, host, nvml
+from cubatch.hardware import architectures, catalogue, device_file, driver, host, nvml
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
 
@@ -46,6 +46,7 @@ def device(name: str | None = None) -> Device:
 
     Args:
         name: None: the first GPU, else the CPU. "cpu", "cuda" (the first GPU), "cuda:1": a live device.
+            A path that ends in .toml: a file that describes one, see the README; not live.
             Anything else: a name or alias of the catalogue, "v100-sxm2-16gb"; not live.
 
     Returns:
@@ -53,7 +54,7 @@ def device(name: str | None = None) -> Device:
 
     Raises:
         DeviceNotAvailable: If a live device was named that is not here.
-        InvalidArgument: If several devices of the catalogue go by the name.
+        InvalidArgument: If several devices of the catalogue go by the name, or the file makes no sense.
         UnknownName: If none does.
         DeviceFailed: If there is a GPU driver and it does not work.
 
@@ -68,6 +69,8 @@ def device(name: str | None = None) -> Device:
     spelled = name.strip().lower()
     if spelled == "cpu":
         return _cpu()
+    if spelled.endswith(device_file.SUFFIX):
+        return device_file.read(name)
     live = _CUDA_NAME.fullmatch(spelled)
     if live is None:
         return catalogue.find(name)

@@ -1,0 +1,137 @@
+"""
+A device that its user describes: one TOML file with the keys of a row of `data/devices.toml`.
+
+For a GPU that the catalogue does not have, or has with other figures.  Such a device is in no machine: plans and
+predictions are made for it, nothing is measured on it.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware import architectures, catalogue
+from cubatch.hardware.facts import DTYPES, Device
+
+SUFFIX = ".toml"
+
+
+@attrs.frozen
+class _Kind:
+    """What a key may hold, in words and as a test."""
+
+    allowed: str
+    fits: Callable[[Any], bool]
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and [_is_whole(part, 0) for part in value] == [True, True]
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+
+
+def _is_rates(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_positive, value.values()))
+
+
+_TEXT = _Kind("text that is not empty", lambda value: isinstance(value, str) and bool(value.strip()))
+_TEXTS = _Kind("a list of texts", _is_texts)
+_COUNT = _Kind("a whole number of at least 1", lambda value: _is_whole(value, 1))
+_COUNT_OR_NONE = _Kind("a whole number, 0 for none", lambda value: _is_whole(value, 0))
+_AMOUNT = _Kind("a number above 0", _is_positive)
+_KINDS: Mapping[str, _Kind] = {
+    "name": _TEXT,
+    "aliases": _TEXTS,
+    "shared_names": _TEXTS,
+    "architecture": _TEXT,
+    "chip": _TEXT,
+    "compute_capability": _Kind("[major, minor], such as [8, 6]", _is_pair),
+    "num_sms": _COUNT,
+    "cuda_cores": _COUNT,
+    "tensor_cores": _COUNT_OR_NONE,
+    "base_clock_mhz": _AMOUNT,
+    "boost_clock_mhz": _AMOUNT,
+    "memory_gib": _AMOUNT,
+    "memory_type": _TEXT,
+    "memory_bus_bits": _COUNT,
+    "bandwidth_gb_per_second": _AMOUNT,
+    "l2_mib": _AMOUNT,
+    "peak_tflops": _Kind("a table of numbers above 0, such as { float32 = 12.7 }", _is_rates),
+    "tdp_watts": _AMOUNT,
+    "source": _TEXT,
+    "note": _TEXT,
+}
+_REMEDY = 'The README shows such a file under "A GPU of your own".'
+
+
+def read(name: str) -> Device:
+    r"""
+    Read a device from a file: its keys, or one table that has them, as a row of the catalogue does.
+
+    Args:
+        name: Path of a .toml file. Of its keys, "compute_capability" must be there; "name" is the file's without it.
+
+    Returns:
+        Device: Its facts; what the file does not say is None. Not live, and of no name in the catalogue.
+
+    Raises:
+        InvalidArgument: If the file cannot be read, or a key has no value that makes sense; the message names both.
+        UnknownName: If there is a key that no row has.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     place = Path(folder) / "my-gpu.toml"
+        ...     _ = place.write_text("compute_capability = [8, 6]\nnum_sms = 20\n")
+        ...     found = read(str(place))
+        >>> found.name, found.num_sms, found.architecture
+        ('my-gpu', 20, 'Ampere')
+    """
+    path = Path(name)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no TOML, no UTF-8, a zero byte in the path
+        raise InvalidArgument("device", name, f"a TOML file that can be read ({error})", _REMEDY) from None
+    facts = _row(name, table)
+    for key, value in facts.items():
+        if key not in _KINDS:
+            raise UnknownName(f"key in {name}", key, _KINDS)
+        if not _KINDS[key].fits(value):
+            raise InvalidArgument(f"{key} in {name}", value, _KINDS[key].allowed, _REMEDY)
+    for dtype in facts.get("peak_tflops", {}):
+        if dtype not in DTYPES:
+            raise UnknownName(f"key of peak_tflops in {name}", dtype, DTYPES)
+    if "compute_capability" not in facts:
+        remedy = "It says what an SM is: [7, 0] is a V100, [8, 6] an RTX 3090."
+        raise InvalidArgument(f"compute_capability in {name}", None, "given as [major, minor]", remedy)
+    major, minor = facts["compute_capability"]
+    defaults = {"name": path.stem, "architecture": architectures.like((major, minor)).name, "source": name}
+    return catalogue.device_of(defaults | facts)
+
+
+def _row(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the keys of the one device that a file has, at its top or in a table as the catalogue's."""
+    rows = {key: value for key, value in table.items() if isinstance(value, dict) and key not in _KINDS}
+    if not rows:
+        return dict(table)
+    if len(table) > 1:
+        raise InvalidArgument(
+            f"tables in {name}", ", ".join(rows), "one, or none: a file describes one device", _REMEDY
+        )
+    return dict(*rows.values())

@@ -1,0 +1,178 @@
+"""A device that its user describes in a file: what is read, where it goes, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+import cubatch
+from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName
+from cubatch.hardware import catalogue, device_file, probe
+from tests.unit.hardware import test_catalogue
+
+ROOT = Path(cubatch.__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"<!-- device file -->\n```toml\n(.*?)```", README, re.DOTALL)[1]
+DATA = (ROOT / "cubatch/data/devices.toml").read_text(encoding="utf-8")
+LEAST = "compute_capability = [8, 6]\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a file and give its path as a user does."""
+
+    def put(text, name="my-gpu.toml"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return put
+
+
+def test_a_file_has_the_facts_of_a_device(write):
+    """In the units of data sheets, as the catalogue has them."""
+    path = write(EXAMPLE)
+    device = cubatch.device(path)
+    assert (device.name, device.kind, device.slug, device.live) == ("RTX 3060 at 115 W", "cuda", "", False)
+    assert (device.architecture, device.compute_capability, device.num_sms) == ("Ampere", (8, 6), 28)
+    assert device.peak_flops_per_second["float16"] == 21.5e12
+    assert (device.memory_bytes, device.l2_bytes, device.clock_hz) == (12 * 2**30, 3 * 2**20, 1.5e9)
+    assert (device.peak_bytes_per_second, device.power_limit_watts) == (360e9, 115.0)
+    assert (device.tensor_cores, device.source) == (True, path)
+
+
+def test_what_is_absent_is_unknown(write):
+    """But for the name, which is the file's, and the generation, which follows."""
+    device = cubatch.device(write(LEAST, "Odd Card.TOML"))
+    assert (device.name, device.architecture, device.num_sms, device.tensor_cores) == ("Odd Card", "Ampere", None, None)
+    assert cubatch.device(write(LEAST + "tensor_cores = 0")).tensor_cores is False
+    with pytest.raises(InvalidArgument, match=r"must be a GPU of which num_sms"):
+        cubatch.predict("lenet5", device=write(LEAST))
+
+
+@pytest.mark.parametrize("slug", ["v100-sxm2-16gb", "k80", "jetson-thor-t5000", "gb10"])
+def test_a_row_of_the_catalogue_is_such_a_file(write, slug):
+    """Copied with its header or without; it is the same GPU but for its name in the catalogue."""
+    row = re.search(rf"^\[{slug}\]\n(.*?)(?=^\[|\Z)", DATA, re.DOTALL | re.MULTILINE)
+    board = attrs.evolve(catalogue.find(slug), slug="")
+    assert probe.device(write(row[0])) == probe.device(write(row[1])) == board
+
+
+def test_every_key_of_the_catalogue_is_a_key_of_a_file():
+    """And no other."""
+    assert set(device_file._KINDS) == test_catalogue.FIELDS
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "words"),
+    [
+        ("num_sms = 0", "num_sms", "a whole number of at least 1, got 0"),
+        ("num_sms = 28.0", "num_sms", "a whole number"),
+        ("num_sms = true", "num_sms", "a whole number"),
+        ("tensor_cores = -1", "tensor_cores", "0 for none"),
+        ("memory_gib = '12'", "memory_gib", "a number above 0, got '12'"),
+        ("memory_gib = nan", "memory_gib", "a number above 0"),
+        ("boost_clock_mhz = inf", "boost_clock_mhz", "a number above 0"),
+        ("peak_tflops = 12.7", "peak_tflops", "{ float32 = 12.7 }"),
+        ("peak_tflops = { float32 = 0 }", "peak_tflops", "numbers above 0"),
+        ("name = ' '", "name", "text that is not empty"),
+        ("aliases = 'mine'", "aliases", "a list of texts"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named_with_its_file(write, line, key, words):
+    """The message has file, key, what would do and where it is described."""
+    path = write(LEAST + line)
+    with pytest.raises(InvalidArgument) as caught:
+        cubatch.device(path)
+    assert caught.value.field == f"{key} in {path}"
+    assert words in str(caught.value)
+    assert "README" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["'8.6'", "8.6", "[8]", "[8, 6, 0]", "[8.0, 6]", "[8, -1]", "['8', '6']"])
+def test_a_compute_capability_is_a_pair(write, value):
+    """The one key that must be there."""
+    path = write(f"compute_capability = {value}")
+    with pytest.raises(InvalidArgument, match=re.escape("must be [major, minor], such as [8, 6]")):
+        cubatch.device(path)
+
+
+def test_a_file_without_a_compute_capability_is_refused(write):
+    """Next to nothing can be said of such a GPU."""
+    with pytest.raises(
+        InvalidArgument, match=r"compute_capability in .*my-gpu.toml must be given .* \[7, 0\] is a V100"
+    ):
+        cubatch.device(write("num_sms = 28"))
+
+
+def test_keys_that_no_row_has_list_those_near_them(write):
+    """A misspelt key would be a fact that nobody reads."""
+    with pytest.raises(UnknownName, match=r"unknown key in .*my-gpu\.toml 'num_sm'; did you mean 'num_sms'") as caught:
+        cubatch.device(write(LEAST + "num_sm = 28"))
+    assert caught.value.near[0] == "num_sms"
+    with pytest.raises(UnknownName, match=r"key of peak_tflops in .* 'float23'; did you mean 'float32'"):
+        cubatch.device(write(LEAST + "peak_tflops = { float23 = 12.7 }"))
+
+
+@pytest.mark.parametrize("text", ["[a]\nnum_sms = 1\n[b]\nnum_sms = 2\n", "num_sms = 2\n[a]\nnum_sms = 1\n"])
+def test_a_file_describes_one_device(write, text):
+    """Neither the first nor the last of several is picked."""
+    with pytest.raises(InvalidArgument, match="a file describes one device"):
+        cubatch.device(write(text))
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason(write, tmp_path):
+    """A missing file, a folder, a broken one, other bytes."""
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    for path in (tmp_path / "none.toml", tmp_path, write("num_sms = "), tmp_path / "bytes.toml", "a\0b.toml"):
+        with pytest.raises(InvalidArgument, match="device must be a TOML file that can be read"):
+            device_file.read(str(path))
+
+
+def test_it_goes_wherever_a_device_does(write):
+    """A path and a Device made by hand: whatever plans takes both, and measuring says that it is not here."""
+    path = write(EXAMPLE)
+    device = cubatch.device(path)
+    for gpu in (path, device):
+        assert cubatch.predict("lenet5", device=gpu, batch_sizes=[8], dtype="float16").batch_size == 8
+        assert cubatch.candidates("lenet5", device=gpu)
+        assert cubatch.footprint("lenet5", device=gpu).total
+        assert cubatch.max_batch_size("lenet5", memory="1GiB", device=gpu)
+        for measure in (
+            lambda gpu=gpu: cubatch.autotune("lenet5", device=gpu),
+            lambda gpu=gpu: cubatch.autotune_callable(lambda _: lambda: None, max_batch_size=8, device=gpu),
+        ):
+            with pytest.raises(DeviceNotAvailable, match=r"'RTX 3060 at 115 W' cannot be used: .*GPU that is not here"):
+                measure()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("predict lenet5 --batch-sizes 8 --device ", "RTX 3060 at 115 W"),
+        ("predict lenet5 --batch-sizes 8 --devices t4,", "RTX 3060 at 115 W"),
+        ("candidates lenet5 --device ", "coulom n=2"),  # a rule for a number of SMs
+        ("memory lenet5 --device ", '"memory": 12662603776'),  # 12 GiB less the context of 28 SMs
+        ("occupancy --threads 256 --registers 64 --device ", "RTX 3060 at 115 W"),
+    ],
+)
+def test_every_command_that_plans_takes_the_file(write, arguments, words):
+    """As the last word of each, in JSON."""
+    path = write(EXAMPLE)
+    command = [sys.executable, "-m", "cubatch", *(arguments + path).split(), "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert words in json.dumps(json.loads(done.stdout))
+
+
+def test_tune_says_that_the_gpu_is_not_here(write):
+    """One message, no traceback."""
+    command = [sys.executable, "-m", "cubatch", "tune", "lenet5", "--device", write(EXAMPLE), "--no-store"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "'RTX 3060 at 115 W' cannot be used" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
