@@ -1,5 +1,5 @@
 """
-One layer pass at every batch size from 1 to 256, ours and the vendor's: the data that rules and predictors are held to.
+One layer pass at every batch size from 1 to 256, ours and its rivals: the data that rules and predictors are held to.
 
 The buffers are those of the largest batch; smaller ones take parts of them in turn, so that data comes from
 memory and not from the L2.  Sizes go from coarse to fine: cut off early, what there is covers the whole range.
@@ -16,7 +16,8 @@ from typing import Any
 from cubatch.bench.cases import Case, of_layer
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way
-from cubatch.bench.rivals import Rival, rival
+from cubatch.bench.records import OURS
+from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
 from cubatch.bench.target import Place, fill
 from cubatch.engine import backend
 from cubatch.errors import DeviceFailed
@@ -32,10 +33,10 @@ MAX_PARTS = 16
 COLUMNS = (
     "gpu", "num_sms", "layer", "operation", "pass", "precision", "batch", "h", "w", "c", "k", "r", "s", "stride",
     "pad", "groups", "gflop", "ours_ms", "ours_ms_min", "ours_ms_max", "ours_timings", "ours_kernel", "ours_blocks",
-    "ours_busiest_sm_blocks", "ours_fill", "vendor", "vendor_ms", "vendor_ms_min", "vendor_ms_max", "vendor_timings",
-    "sm_clock_mhz",
+    "ours_busiest_sm_blocks", "ours_fill",
+    *(name + ending for name in RIVALS for ending in ("", "_ms", "_ms_min", "_ms_max", "_timings")), "sm_clock_mhz",
 )  # fmt: skip
-"""Of the CSV; times are medians of a step in milliseconds, a multiply-add is two FLOP."""
+"""Of the CSV; times are medians of a step in milliseconds, a multiply-add is two FLOP; `vendor` is its library."""
 
 
 def coarse_to_fine(largest: int) -> Iterator[int]:
@@ -72,7 +73,8 @@ def sweep(
     Returns:
         dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time or
         whose kernel was refused;
-        "vendor_algorithm", since timing cuDNN's algorithms at every size would take far longer than the sweep.
+        "vendor_algorithm" and that of every other rival, since timing cuDNN's algorithms at every size would take far
+        longer than the sweep.
     """
     whole = of_layer(layer, pass_, largest)
     arrays = fill(place.module, whole, seed=0)
@@ -87,11 +89,14 @@ def sweep(
             if error.is_fatal:
                 raise
             missing.append(size)
-    found = rival(whole, place.module, benchmark=False)
     return {
         "rows": sorted(rows, key=lambda row: row["batch"]),
         "missing": sorted(missing),
-        "vendor_algorithm": found if isinstance(found, str) else "the library's own choice, nothing timed",
+    } | {
+        f"{each.name}_algorithm": each.reason
+        if isinstance(each, Missing)
+        else "the library's own choice, nothing timed"
+        for each in rivals(whole, place.module, benchmark=False)
     }
 
 
@@ -102,20 +107,22 @@ def _one(case: Case, arrays: Mapping[str, Any], place: Place, contest: Contest) 
     steps = [backend.prepare(case.call, native, part) for part in parts]
     with place.trying(way.main):
         steps[0]()
-    entrants = [Entrant("ours", "ours", _turns(steps))]
+    entrants = [Entrant(OURS, OURS, _turns(steps))]
     main = max(way.launches, key=lambda launch: launch.blocks)
-    found = rival(case, place.module, benchmark=False)
-    if isinstance(found, Rival):
-        entrants.append(Entrant(found.name, "vendor", _turns([found.bind(part) for part in parts])))
+    entrants += [
+        Entrant(each.library, each.name, _turns([each.bind(part) for part in parts]))
+        for each in rivals(case, place.module, benchmark=False)
+        if isinstance(each, Rival)
+    ]
     contest.run(entrants, SECONDS_PER_SIZE)
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= _facts(case, place) | _times("ours", entrants[0])
+    row |= _facts(case, place) | _times(OURS, entrants[0])
     row |= {"ours_kernel": main.kernel.name, "ours_blocks": main.blocks}
     if place.device.num_sms:
         row["ours_busiest_sm_blocks"] = waves.busiest_sm_blocks(main.blocks, place.device.num_sms)
         row["ours_fill"] = waves.fill(main.blocks, place.device.num_sms)
-    if len(entrants) > 1:
-        row |= {"vendor": entrants[1].name} | _times("vendor", entrants[1])
+    for entrant in entrants[1:]:
+        row |= {entrant.side: entrant.name} | _times(entrant.side, entrant)
     clocks = [t.sm_clock_mhz for entrant in entrants for t in entrant.timings if t.sm_clock_mhz is not None]
     row["sm_clock_mhz"] = median(clocks) if clocks else None
     return row

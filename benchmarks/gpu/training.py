@@ -9,7 +9,8 @@ from benchmarks import torch_network
 from benchmarks.gpu.items import Session
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.records import OURS, VENDOR
+from cubatch.bench.records import OURS
+from cubatch.bench.rivals import VENDOR
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
 from cubatch.measure.stopping import paired_interval

@@ -14,8 +14,8 @@ from cubatch.bench.cases import Case
 from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways
-from cubatch.bench.records import OURS, VENDOR, Entry, Result
-from cubatch.bench.rivals import Rival, rival
+from cubatch.bench.records import OURS, Entry, Result
+from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
 from cubatch.bench.target import COLD, Arrays, Place, count_sets, fill, filled
 from cubatch.engine import backend
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
@@ -79,7 +79,7 @@ def measure(
     *,
     variants: Which = "chosen",
     without: Collection[str] = (),
-    with_rival: bool = True,
+    with_rivals: bool = True,
     seconds: float = 1.0,
     seed: int = 0,
     copy_bytes_per_second: float | None = None,
@@ -92,7 +92,7 @@ def measure(
         place: Where it runs.
         contest: Times the entrants; one for all cases of a process, since it knows that the clocks are warm.
         variants, without: Which of ours: see `ways`.
-        with_rival: Whether the vendor takes part.
+        with_rivals: Whether anybody but us takes part.
         seconds: How long to time, checks and preparation not counted.
         seed: Of data, sample and order.
         copy_bytes_per_second: What a copy reaches; None where that was not measured.
@@ -106,7 +106,7 @@ def measure(
     """
     found = ways(case, place.device, variants, without)
     planned = _planned(case, place.device, found)
-    vendor = rival(case, place.module) if with_rival else "not asked for"
+    others = rivals(case, place.module) if with_rivals else [Missing(name, records.NOT_ASKED) for name in RIVALS]
     try:
         sets = list(itertools.islice(filled(place.module, case, seed), count_sets(case, place.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
@@ -119,11 +119,13 @@ def measure(
             entries[index], step = _ready(way, place, entry, sets, expected, kept)
             if step is not None:
                 entrants.append((index, Entrant(entry.name, OURS, step)))
-        if not isinstance(vendor, str):
-            entry, step = _vendor(vendor, sets)
+        for other in others:
+            if isinstance(other, Missing):
+                continue
+            entry, step = _bound(other, sets)
             entries.append(entry)
             if step is not None:
-                entrants.append((len(entries) - 1, Entrant(vendor.name, VENDOR, step)))
+                entrants.append((len(entries) - 1, Entrant(other.library, other.name, step)))
         contest.run([entrant for _, entrant in entrants], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
@@ -135,7 +137,7 @@ def measure(
         entries=records.compared(entries),
         sets=len(sets),
         l2="cold" if is_cold else "warm",
-        no_rival=vendor if isinstance(vendor, str) else "",
+        missing={other.name: other.reason for other in others if isinstance(other, Missing)},
     )
 
 
@@ -214,9 +216,9 @@ def _ready(
     return entry, _rotating(steps)
 
 
-def _vendor(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
-    """Bind the vendor's library; where it refuses a case, that is its result and not the end of ours."""
-    entry = Entry(name=rival.name, side=VENDOR)
+def _bound(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
+    """Bind a rival's library; where it refuses a case, that is its result and not the end of the others'."""
+    entry = Entry(name=rival.library, side=rival.name)
     try:
         steps = [rival.bind(arrays) for arrays in sets]
         steps[0]()

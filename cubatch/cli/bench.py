@@ -1,4 +1,4 @@
-"""`cubatch bench`: our kernels beside the vendor's, on a matrix product, a convolution, or the layers of a network."""
+"""`cubatch bench`: our kernels beside their rivals, on a matrix product, a convolution, or a network's layers."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _run(
                     show(number, len(found), case.name)
                 results.append(
                     measure.measure(
-                        case, place, contest, variants=variants, with_rival=rival, seconds=seconds, seed=seed,
+                        case, place, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
                         copy_bytes_per_second=copy,
                     )
                 )  # fmt: skip
