@@ -54,7 +54,7 @@ def training_step(name: str, batch_size: int, dtype: str, session: Session) -> d
     try:
         runner.prepare(batch_size)
         entrants = [Entrant("cubatch", OURS, runner.step)]
-        torch = rivals.torch_of(session.place.module)
+        torch = rivals.torch_of(session.target.module)
         if torch is not None:
             rivals.set_precision(torch, dtype, benchmark=True)
             step = torch_network.training_step(models.build(name), batch_size, dtype)

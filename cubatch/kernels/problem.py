@@ -102,19 +102,19 @@ def conv2d_problem(operation: str, shape: ConvShape, samples: int, dtype: str, v
     pixels = samples * shape.pixels
     phases = 1
     if operation == "conv2d_fprop":
-        m, n, deep = pixels, k, shape.taps * c
+        m, n, gemm_k = pixels, k, shape.taps * c
     elif operation == "conv2d_wgrad":
-        m, n, deep = k, shape.taps * c, pixels
+        m, n, gemm_k = k, shape.taps * c, pixels
     else:
         phases = v.stride * h.stride
         m, n = samples * -(-v.size // v.stride) * -(-h.size // h.stride), c
-        deep = -(-shape.taps * k // phases)
+        gemm_k = -(-shape.taps * k // phases)
     if v.is_identity and h.is_identity and groups == 1:
         operation = {"conv2d_fprop": "gemm_nt", "conv2d_dgrad": "gemm_nn", "conv2d_wgrad": "gemm_tn"}[operation]
-        return Problem(operation, dtype, m, n, deep, vector=vector)
+        return Problem(operation, dtype, m, n, gemm_k, vector=vector)
     tap_channels = c if operation == "conv2d_wgrad" else 0
     copies = can_gather(operation, shape, samples)
-    return Problem(operation, dtype, m, n, deep, groups, phases, vector, copies, tap_channels)
+    return Problem(operation, dtype, m, n, gemm_k, groups, phases, vector, copies, tap_channels)
 
 
 @attrs.frozen

@@ -91,7 +91,7 @@ def test_occupancy_is_the_drivers(here):
 )
 def test_a_measurement_is_checked_timed_and_compared(here, case):
     """Every variant is right, the fastest is timed by events, in the same rounds as the vendor where there is one."""
-    result = measure.measure(case, here, Contest(here.clock), variants="all", seconds=0.3)
+    result = measure.time_case(case, here, Contest(here.clock), variants="all", seconds=0.3)
     assert result.wrong == ()
     assert result.best.seconds > 0
     assert result.best.worst_error <= 1

@@ -257,7 +257,7 @@ def test_the_kernels_are_right_by_these_bounds(case):
     if reason := building.reason_to_skip():
         pytest.skip(reason)
     device = catalogue.find("a100-sxm4-40gb")
-    here = target.Place(device, Simulator(80), np, World())
+    here = target.Target(device, Simulator(80), np, World())
     planned = measure.plan(case, device, compiled=False)
     arrays = target.fill(np, case, 0)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)

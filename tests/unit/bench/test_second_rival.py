@@ -41,7 +41,7 @@ def world(monkeypatch):
 @pytest.fixture
 def results(world):
     """A product that both rivals do, and a convolution that none does."""
-    return [measure.measure(case, world.place(), Contest(world), seconds=10.0) for case in (GEMM, CONV)]
+    return [measure.time_case(case, world.target(), Contest(world), seconds=10.0) for case in (GEMM, CONV)]
 
 
 def test_every_rival_says_its_own_name(world):
@@ -121,7 +121,7 @@ def test_the_pages_of_a_pass_have_its_columns(results):
 def test_who_is_not_asked_for_is_not_called(world, monkeypatch):
     """No rival of any name, and the reason."""
     monkeypatch.setitem(rivals.RIVALS, "other", None)
-    result = measure.measure(GEMM, world.place(), Contest(world), with_rivals=False)
+    result = measure.time_case(GEMM, world.target(), Contest(world), with_rivals=False)
     assert dict(result.missing) == {"vendor": records.NOT_ASKED, "other": records.NOT_ASKED}
     assert result.no_rival == "not asked for"
 

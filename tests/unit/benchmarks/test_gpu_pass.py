@@ -202,7 +202,7 @@ def session_that(said, error=None, **options):
     session = gpu_items.Session(H200, 0.0, lambda **facts: said.append(facts), **options)
     stream = Stream(said, error)
     module = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
-    session.place = SimpleNamespace(module=module, trying=session.trying)
+    session.target = SimpleNamespace(module=module, trying=session.trying)
     return session
 
 
@@ -281,7 +281,7 @@ def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
 
     def on_gpu(device):
         passing("CuPy and a context", 30.0)()
-        return target.Place(device, None, module, None)
+        return target.Target(device, None, module, None)
 
     monkeypatch.setattr(gpu_items.probe, "resolve", lambda _: H200)
     monkeypatch.setattr(gpu_items, "on_gpu", on_gpu)
@@ -613,7 +613,7 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
     layer = kinds.Linear(c=6, k=4)
     world.seconds = {"gemm_nt_a": 1e-3, "vendor": 2e-3}
     found = sweep.sweep(
-        layer, Pass.FPROP, world.place(), Contest(world), until=time.monotonic() + 60, largest=9
+        layer, Pass.FPROP, world.target(), Contest(world), until=time.monotonic() + 60, largest=9
     )  # fmt: skip
     rows = found["rows"]
     assert [row["batch"] for row in rows] == list(range(1, 10))
@@ -628,7 +628,7 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
 
 def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
     """Nothing is made up for it."""
-    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.place(), Contest(world), until=0.0, largest=4)
+    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.target(), Contest(world), until=0.0, largest=4)
     assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
 
 
@@ -643,7 +643,7 @@ def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
         return contextlib.nullcontext()
 
     asked = 0
-    here = attrs.evolve(world.place(), trying=refuse_small)
+    here = attrs.evolve(world.target(), trying=refuse_small)
     found = sweep.sweep(
         kinds.Linear(c=6, k=4), Pass.FPROP, here, Contest(world), until=time.monotonic() + 60, largest=4
     )
@@ -789,7 +789,7 @@ def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):
 
 def test_a_real_result_is_what_the_tables_read(world):
     """The JSON that measuring gives has every key that they look up."""
-    result = measure.measure(cases.gemm(70, 50, 30), world.place(), Contest(world), seconds=10.0)
+    result = measure.time_case(cases.gemm(70, 50, 30), world.target(), Contest(world), seconds=10.0)
     facts = {"name": "x", "status": "ok", "result": json.loads(json.dumps(result.to_mapping()))}
     passed = result_of(gemm=([facts], 0))
     assert "gemm nt 70 x 50 x 30" in gpu.gemm(passed)
