@@ -82,8 +82,8 @@ def conforms(probe: Probe, session: Any) -> dict[str, Any]:
     from benchmarks.gpu.items import arch_of
     from tests.cpusim.simulator import Simulator
 
-    with session.place.trying(probe.kernel):
-        got = answer(probe, session.place.launcher)
+    with session.target.trying(probe.kernel):
+        got = answer(probe, session.target.launcher)
     found: dict[str, Any] = {"answer": [packed(array) for array in got]}
     if reason := building.reason_to_skip():
         return found | {"status": "unchecked", "message": reason}

@@ -23,7 +23,7 @@ import numpy as np
 from cubatch.bench import measure, rivals
 from cubatch.bench.cases import Case, gemm, of_layer
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.target import Place, fill, on_gpu, storage
+from cubatch.bench.target import Target, fill, on_gpu, storage
 from cubatch.engine import backend
 from cubatch.engine.native import layout
 from cubatch.engine.native.context import Context
@@ -73,7 +73,7 @@ class Session:
         return max(0.0, self.deadline - time.monotonic())
 
     @cached_property
-    def place(self) -> Place:
+    def target(self) -> Target:
         """Where cases run."""
         return attrs.evolve(on_gpu(self.device), trying=self.trying)
 
@@ -91,12 +91,12 @@ class Session:
         try:
             yield
         finally:
-            self.place.module.cuda.get_current_stream().synchronize()  # raises where the kernel broke the context
+            self.target.module.cuda.get_current_stream().synchronize()  # raises where the kernel broke the context
             self.tell(tries="")
 
     def get_ready(self) -> None:
         """Import the libraries, make a context and compute something: from a cold disk this takes longer than items."""
-        module = self.place.module
+        module = self.target.module
         with contextlib.suppress(OSError, RuntimeError):  # a broken PyTorch is for the items that need it
             rivals.torch_of(module)
         fill(module, gemm(8, 8, 8), 0)
@@ -105,12 +105,12 @@ class Session:
     @cached_property
     def contest(self) -> Contest:
         """What times them."""
-        return Contest(self.place.clock)
+        return Contest(self.target.clock)
 
     @cached_property
     def copy_bytes_per_second(self) -> float:
         """The bandwidth of a copy, measured by this process."""
-        return measure.copy_bandwidth(self.place, self.contest)
+        return measure.copy_bandwidth(self.target, self.contest)
 
 
 def session_here(
@@ -181,51 +181,56 @@ def libraries(_: Session) -> dict[str, Any]:
 
 def copies(session: Session) -> dict[str, Any]:
     """A copy by the runtime at several sizes, and by our own elementwise kernel at the largest."""
-    module, rows = session.place.module, []
+    module, rows = session.target.module, []
     for size in _COPIED_MIB:
         source, target = (module.ones(size * 2**18, dtype="float32") for _ in range(2))
         entrant = Entrant(f"{size} MiB", "ours", lambda source=source, target=target: module.copyto(target, source))
         session.contest.run([entrant], 0.1)
         seconds = entrant.seconds or float("nan")
         rows.append({"mib": size, "seconds": seconds, "bytes_per_second": 2 * source.nbytes / seconds})
-    ours = measure.measure(
-        of_layer(ReLU(h=128, w=128, c=64), Pass.FPROP, 256), session.place, session.contest, with_rival=False,
+    ours = measure.time_case(
+        of_layer(ReLU(h=128, w=128, c=64), Pass.FPROP, 256), session.target, session.contest, with_rivals=False,
         copy_bytes_per_second=rows[-1]["bytes_per_second"],
     )  # fmt: skip
     return {"copies": rows, "ours": ours.to_mapping()}
 
 
 def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
+    """The rate of the fastest library on a large product."""
     case = gemm(8192, 8192, 8192, dtype=dtype)
-    found = rivals.rival(case, session.place.module)
-    if isinstance(found, str):
-        return {"flops_per_second": None, "reason": found}
-    entrant = Entrant(found.name, "vendor", found.bind(fill(session.place.module, case, 0)))
-    session.contest.run([entrant], 0.5)
+    asked = rivals.rivals(case, session.target.module)
+    found = [each for each in asked if isinstance(each, rivals.Rival)]
+    if not found:
+        reasons = [each.reason for each in asked if isinstance(each, rivals.Missing)]
+        return {"flops_per_second": None, "reason": "; ".join(reasons)}
+    arrays = fill(session.target.module, case, 0)
+    entrants = [Entrant(each.library, each.name, each.bind(arrays)) for each in found]
+    session.contest.run(entrants, 0.5)
+    fastest = min(entrants, key=lambda entrant: entrant.seconds or math.inf)
     return {
-        "library": found.name,
-        "flops_per_second": case.flops / (entrant.seconds or float("nan")),
-        "timings": [plain(timing) for timing in entrant.timings],
+        "library": fastest.name,
+        "flops_per_second": case.flops / (fastest.seconds or math.nan),
+        "timings": [plain(timing) for timing in fastest.timings],
     }
 
 
 def timed(case: Case, session: Session) -> dict[str, Any]:
-    result = measure.measure(
-        case, session.place, session.contest, variants="ranked", without=session.without, seconds=CASE_SECONDS,
+    result = measure.time_case(
+        case, session.target, session.contest, variants="ranked", without=session.without, seconds=CASE_SECONDS,
         copy_bytes_per_second=session.copy_bytes_per_second,
     )  # fmt: skip
     return {"status": "wrong" if result.wrong else result.status, "result": result.to_mapping()}
 
 
 def verified(case: Case, seed: int, session: Session) -> dict[str, Any]:
-    result = measure.verify(case, session.place, seed=seed, without=session.without)
+    result = measure.verify(case, session.target, seed=seed, without=session.without)
     return {"status": "wrong" if result.wrong else "ok", "seed": seed, "result": result.to_mapping()}
 
 
 def layouts(session: Session) -> dict[str, Any]:
     """Conversions between the outside's float32 arrays and stored NHWC arrays: exact, for numbers that 16 bits hold."""
-    context, wrong = Context(session.device, session.place.launcher), []
-    module, random = session.place.module, np.random.default_rng(0)
+    context, wrong = Context(session.device, session.target.launcher), []
+    module, random = session.target.module, np.random.default_rng(0)
     for dtype, channels, padded in itertools.product(("float32", "float16", "bfloat16"), (3, 37), (0, 5)):
         whole = random.integers(-127, 128, (3, channels, 11, 7)).astype(np.float32)
         nchw = module.asarray(whole)
@@ -251,7 +256,7 @@ def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
     """Registers, shared memory and blocks per SM: what was computed beside what the driver says."""
     import cupy
 
-    session.place  # noqa: B018 - the driver answers only in a context
+    session.target  # noqa: B018 - the driver answers only in a context
     driver, rows = cuda_driver.load(), []
     for variant in found:
         compiled = compiler.compile_kernel(variant, session.device.arch or "")

@@ -1,5 +1,5 @@
 """
-One layer pass at every batch size from 1 to 256, ours and the vendor's: the data that rules and predictors are held to.
+One layer pass at every batch size from 1 to 256, ours and its rivals: the data that rules and predictors are held to.
 
 The buffers are those of the largest batch; smaller ones take parts of them in turn, so that data comes from
 memory and not from the L2.  Sizes go from coarse to fine: cut off early, what there is covers the whole range.
@@ -16,8 +16,9 @@ from typing import Any
 from cubatch.bench.cases import Case, of_layer
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way
-from cubatch.bench.rivals import Rival, rival
-from cubatch.bench.target import Place, fill
+from cubatch.bench.records import OURS
+from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
+from cubatch.bench.target import Target, fill
 from cubatch.engine import backend
 from cubatch.errors import DeviceFailed
 from cubatch.hardware import waves
@@ -32,10 +33,10 @@ MAX_PARTS = 16
 COLUMNS = (
     "gpu", "num_sms", "layer", "operation", "pass", "precision", "batch", "h", "w", "c", "k", "r", "s", "stride",
     "pad", "groups", "gflop", "ours_ms", "ours_ms_min", "ours_ms_max", "ours_timings", "ours_kernel", "ours_blocks",
-    "ours_busiest_sm_blocks", "ours_fill", "vendor", "vendor_ms", "vendor_ms_min", "vendor_ms_max", "vendor_timings",
-    "sm_clock_mhz",
+    "ours_busiest_sm_blocks", "ours_fill",
+    *(name + ending for name in RIVALS for ending in ("", "_ms", "_ms_min", "_ms_max", "_timings")), "sm_clock_mhz",
 )  # fmt: skip
-"""Of the CSV; times are medians of a step in milliseconds, a multiply-add is two FLOP."""
+"""Of the CSV; times are medians of a step in milliseconds, a multiply-add is two FLOP; `vendor` is its library."""
 
 
 def coarse_to_fine(largest: int) -> Iterator[int]:
@@ -57,14 +58,14 @@ def coarse_to_fine(largest: int) -> Iterator[int]:
 
 
 def sweep(
-    layer: Layer, pass_: Pass, place: Place, contest: Contest, *, until: float, largest: int = LARGEST
+    layer: Layer, pass_: Pass, target: Target, contest: Contest, *, until: float, largest: int = LARGEST
 ) -> dict[str, Any]:
     """
     Time one layer pass at every batch size.
 
     Args:
         layer, pass_: What is run.
-        place: Where.
+        target: Where.
         contest: What times it.
         until: When to stop, by `time.monotonic()`.
         largest: The largest batch.
@@ -72,50 +73,56 @@ def sweep(
     Returns:
         dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time or
         whose kernel was refused;
-        "vendor_algorithm", since timing cuDNN's algorithms at every size would take far longer than the sweep.
+        "vendor_algorithm" and that of every other rival, since timing cuDNN's algorithms at every size would take far
+        longer than the sweep.
     """
     whole = of_layer(layer, pass_, largest)
-    arrays = fill(place.module, whole, seed=0)
+    arrays = fill(target.module, whole, seed=0)
     rows, missing = [], []
     for size in coarse_to_fine(largest):
         if time.monotonic() > until:
             missing.append(size)
             continue
         try:
-            rows.append(_one(of_layer(layer, pass_, size), arrays, place, contest))
+            rows.append(_one(of_layer(layer, pass_, size), arrays, target, contest))
         except DeviceFailed as error:
             if error.is_fatal:
                 raise
             missing.append(size)
-    found = rival(whole, place.module, benchmark=False)
     return {
         "rows": sorted(rows, key=lambda row: row["batch"]),
         "missing": sorted(missing),
-        "vendor_algorithm": found if isinstance(found, str) else "the library's own choice, nothing timed",
+    } | {
+        f"{each.name}_algorithm": each.reason
+        if isinstance(each, Missing)
+        else "the library's own choice, nothing timed"
+        for each in rivals(whole, target.module, benchmark=False)
     }
 
 
-def _one(case: Case, arrays: Mapping[str, Any], place: Place, contest: Contest) -> dict[str, Any]:
+def _one(case: Case, arrays: Mapping[str, Any], target: Target, contest: Contest) -> dict[str, Any]:
     parts = _parts(case, arrays)
-    way = Way(case, place.device)
-    native = way.operations(Tracer(place.launcher))
+    way = Way(case, target.device)
+    native = way.operations(Tracer(target.launcher))
     steps = [backend.prepare(case.call, native, part) for part in parts]
-    with place.trying(way.main):
+    with target.trying(way.main):
         steps[0]()
-    entrants = [Entrant("ours", "ours", _turns(steps))]
+    entrants = [Entrant(OURS, OURS, _turns(steps))]
     main = max(way.launches, key=lambda launch: launch.blocks)
-    found = rival(case, place.module, benchmark=False)
-    if isinstance(found, Rival):
-        entrants.append(Entrant(found.name, "vendor", _turns([found.bind(part) for part in parts])))
+    entrants += [
+        Entrant(each.library, each.name, _turns([each.bind(part) for part in parts]))
+        for each in rivals(case, target.module, benchmark=False)
+        if isinstance(each, Rival)
+    ]
     contest.run(entrants, SECONDS_PER_SIZE)
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= _facts(case, place) | _times("ours", entrants[0])
+    row |= _facts(case, target) | _times(OURS, entrants[0])
     row |= {"ours_kernel": main.kernel.name, "ours_blocks": main.blocks}
-    if place.device.num_sms:
-        row["ours_busiest_sm_blocks"] = waves.busiest_sm_blocks(main.blocks, place.device.num_sms)
-        row["ours_fill"] = waves.fill(main.blocks, place.device.num_sms)
-    if len(entrants) > 1:
-        row |= {"vendor": entrants[1].name} | _times("vendor", entrants[1])
+    if target.device.num_sms:
+        row["ours_busiest_sm_blocks"] = waves.busiest_sm_blocks(main.blocks, target.device.num_sms)
+        row["ours_fill"] = waves.fill(main.blocks, target.device.num_sms)
+    for entrant in entrants[1:]:
+        row |= {entrant.side: entrant.name} | _times(entrant.side, entrant)
     clocks = [t.sm_clock_mhz for entrant in entrants for t in entrant.timings if t.sm_clock_mhz is not None]
     row["sm_clock_mhz"] = median(clocks) if clocks else None
     return row
@@ -155,14 +162,14 @@ def _times(side: str, entrant: Entrant) -> dict[str, Any]:
     }
 
 
-def _facts(case: Case, place: Place) -> dict[str, Any]:
+def _facts(case: Case, target: Target) -> dict[str, Any]:
     layer = case.layer
     if layer is None or case.pass_ is None:
         raise ValueError("only passes of layers are swept")
     h, w, c = layer.input_shape
     facts = layer.to_mapping()
     return {
-        "gpu": place.device.name, "num_sms": place.device.num_sms, "layer": layer.type, "operation": case.operation,
+        "gpu": target.device.name, "num_sms": target.device.num_sms, "layer": layer.type, "operation": case.operation,
         "pass": case.pass_.value, "precision": case.dtype, "batch": case.batch_size, "h": h, "w": w, "c": c,
         "k": facts["k"], "r": facts.get("r", 1), "s": facts.get("s", 1), "stride": facts.get("stride", 1),
         "pad": facts.get("pad", 0), "groups": facts.get("groups", 1), "gflop": case.flops / 1e9,

@@ -9,7 +9,8 @@ from benchmarks import torch_network
 from benchmarks.gpu.items import Session
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.records import OURS, VENDOR
+from cubatch.bench.records import OURS
+from cubatch.bench.rivals import VENDOR
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
 from cubatch.measure.stopping import paired_interval
@@ -53,7 +54,7 @@ def training_step(name: str, batch_size: int, dtype: str, session: Session) -> d
     try:
         runner.prepare(batch_size)
         entrants = [Entrant("cubatch", OURS, runner.step)]
-        torch = rivals.torch_of(session.place.module)
+        torch = rivals.torch_of(session.target.module)
         if torch is not None:
             rivals.set_precision(torch, dtype, benchmark=True)
             step = torch_network.training_step(models.build(name), batch_size, dtype)

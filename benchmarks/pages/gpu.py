@@ -16,14 +16,20 @@ from benchmarks.pages.gpu_rows import (
     is_winograd_ground,
     items_of,
     limit_of,
+    mean_cell,
     mean_of,
+    others_in,
     page,
     percent,
+    ratio_of,
+    ratios_by_name,
     ratios_of,
     rows_of,
     shares_of,
 )
 from benchmarks.pages.tables import table
+from cubatch.bench.records import OURS
+from cubatch.bench.rivals import VENDOR
 from cubatch.units import format_metric, format_percent, format_seconds
 
 GEMM_GOAL, CONV_GOAL, DEPTHWISE_GOAL, DEPTHWISE_COPY_GOAL, COPY_GOAL = 0.95, 1.0, 1.2, 0.8, 0.85
@@ -79,17 +85,21 @@ def _tensor_goals(result: Mapping[str, Any]) -> list[Goal]:
 
 
 def gemm(result: Mapping[str, Any]) -> str:
-    """Matrix products beside cuBLAS, one by one, type by type."""
-    found = [row for row in rows_of(result, "gemm") if row["ratio"] is not None]
+    """Matrix products beside cuBLAS and other rivals, one by one, type by type."""
+    found = [row for row in rows_of(result, "gemm") if ratios_by_name(row["best"])]
     found.sort(key=lambda row: row["case"]["dtype"])
-    rows = [_compared(row) for row in found]
-    return page(result, "gemm", table(["product", "kernel", "time", "rate", "of peak", "cuBLAS", "ratio"], rows))
+    others = others_in(found)
+    rows = [_compared(row, [VENDOR, *others]) for row in found]
+    columns = ["product", "kernel", "time", "rate", "of peak", "cuBLAS", "ratio"]
+    return page(result, "gemm", table(columns + [head for name in others for head in (name, f"ratio to {name}")], rows))
 
 
 def convolutions(result: Mapping[str, Any]) -> str:
-    """Convolutions beside cuDNN: geometric means by network, type, batch size, pass and kind."""
+    """Convolutions beside cuDNN and other rivals: geometric means by network, type, batch size, pass and kind."""
     groups: dict[tuple[str, str, int, str], list[Row]] = {}
-    for row in [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]:
+    found = [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]
+    others = others_in(found)
+    for row in found:
         case = row["case"]
         for network in dict.fromkeys(name.split("/")[0] for name in case["layers"]):
             groups.setdefault((network, case["dtype"], case["batch_size"], case["pass"]), []).append(row)
@@ -97,49 +107,57 @@ def convolutions(result: Mapping[str, Any]) -> str:
     for (network, dtype, batch_size, pass_), members in groups.items():
         plain = [row for row in members if not is_winograd_ground(row)]
         winograd = [row for row in members if is_winograd_ground(row)]
-        means = [ratios_of(group) for group in (plain, winograd, members)]
-        written = [f"{mean_of(ratios):.3f}" if ratios else "" for ratios in means]
+        written = [mean_cell(ratios_of(group)) for group in (plain, winograd, members)]
+        written += [mean_cell(ratios_of(members, name)) for name in others]
         rows.append([network, dtype, str(batch_size), pass_, str(len(members)), *written])
     columns = ["network", "type", "batch", "pass", "layers", "but 3x3, stride 1, float32", "those", "all"]
-    return page(result, "layers fused", table(columns, rows))
+    return page(result, "layers fused", table(columns + [f"all, to {name}" for name in others], rows))
 
 
 def families(result: Mapping[str, Any]) -> str:
     """What each family of kernels reaches: the ratio of its fastest variant, case by case."""
-    groups: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
-    for stage in ("gemm", "layers", "fused"):
-        for row in rows_of(result, stage):
+    groups: dict[tuple[str, str, str], list[tuple[Row, bool]]] = {}
+    stages = {stage: rows_of(result, stage) for stage in ("gemm", "layers", "fused")}
+    others = others_in(row for found in stages.values() for row in found)
+    for stage, found in stages.items():
+        for row in found:
             best: dict[str, Row] = {}
             for entry in row["entries"]:
-                if entry["side"] == "ours" and entry["ratio"] is not None:
+                if entry["side"] == OURS and ratios_by_name(entry):
                     family = entry["label"].split()[0]
                     best[family] = min(entry, best.get(family, entry), key=lambda each: each["seconds"])
             for family, entry in best.items():
                 is_first = entry["seconds"] <= row["best"]["seconds"]
-                groups.setdefault((stage, row["case"]["dtype"], family), []).append((entry["ratio"], is_first))
+                groups.setdefault((stage, row["case"]["dtype"], family), []).append((entry, is_first))
     rows = [
-        [stage, dtype, family, str(len(found)), f"{mean_of([ratio for ratio, _ in found]):.3f}",
-         str(sum(is_first for _, is_first in found))]
-        for (stage, dtype, family), found in groups.items()
+        [stage, dtype, family, str(len(members)), *(_mean(members, name) for name in (VENDOR, *others)),
+         str(sum(is_first for _, is_first in members))]
+        for (stage, dtype, family), members in groups.items()
     ]  # fmt: skip
-    columns = ["stage", "type", "family", "cases", "mean ratio", "the fastest of ours in"]
+    means = ["mean ratio", *(f"mean ratio to {name}" for name in others)]
+    columns = ["stage", "type", "family", "cases", *means, "the fastest of ours in"]
     return page(result, "gemm layers fused", table(columns, rows))
 
 
 def bandwidth(result: Mapping[str, Any]) -> str:
     """Depthwise convolutions and all that only moves bytes, against a copy."""
-    rows = [
-        [
-            row["case"]["name"],
-            format_seconds(row["best"]["seconds"]),
-            format_metric(row["best"]["bytes_per_second"], "B/s"),
-            format_percent(row["best"]["copy_fraction"]),
-            "" if row["ratio"] is None else f"{row['ratio']:.2f}",
-        ]
-        for row in rows_of(result, "misc")
-        if row["best"]["copy_fraction"] is not None
-    ]
-    return page(result, "misc", table(["operation", "time", "bandwidth", "of a copy", "ratio to cuDNN"], rows))
+    found = [row for row in rows_of(result, "misc") if row["best"]["copy_fraction"] is not None]
+    others = others_in(found)
+    rows = []
+    for row in found:
+        best = row["best"]
+        ratios = [ratio_of(best, name) for name in (VENDOR, *others)]
+        rows.append(
+            [
+                row["case"]["name"],
+                format_seconds(best["seconds"]),
+                format_metric(best["bytes_per_second"], "B/s"),
+                format_percent(best["copy_fraction"]),
+                *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+            ]
+        )
+    columns = ["operation", "time", "bandwidth", "of a copy", "ratio to cuDNN"]
+    return page(result, "misc", table(columns + [f"ratio to {name}" for name in others], rows))
 
 
 def training(result: Mapping[str, Any]) -> str:
@@ -222,16 +240,26 @@ def _trained(result: Mapping[str, Any]) -> list[Row]:
     return [item for item in items_of(result, "training") if item["status"] == "ok" and item["ratio"] is not None]
 
 
-def _compared(row: Row) -> list[str]:
-    best, vendor = row["best"], row["vendor"]
-    low, high = best["ratio_interval"] or (None, None)
-    interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
+def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:
+    ratios = [ratio_of(entry, name) for entry, _ in members]
+    return mean_cell([ratio for ratio in ratios if ratio is not None])
+
+
+def _ratio(found: Row) -> str:
+    low, high = found["interval"] or (None, None)
+    return f"{found['value']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
+def _compared(row: Row, names: Sequence[str]) -> list[str]:
+    best, theirs = row["best"], []
+    for name in names:
+        other, found = row["rivals"].get(name), ratios_by_name(best).get(name)
+        theirs += [format_seconds(other["seconds"]) if other else "", _ratio(found) if found else ""]
     return [
         row["case"]["name"],
         best["label"],
         format_seconds(best["seconds"]),
         format_metric(best["flops_per_second"], "FLOP/s"),
         percent(best["roofline_fraction"]),
-        format_seconds(vendor["seconds"]),
-        f"{best['ratio']:.2f}{interval}",
+        *theirs,
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cubatch.bench.records import geometric_mean
+from cubatch.bench.records import OURS, geometric_mean
+from cubatch.bench.rivals import VENDOR
 from cubatch.units import format_percent
 
 Row = dict[str, Any]
@@ -14,7 +15,7 @@ _FULL = 0.85
 
 def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
     """
-    Give the cases of a stage that ran and were right, each with the fastest of ours and its ratio to the vendor.
+    Give the cases of a stage that ran and were right, each with the fastest of ours, the rivals by name, and ratios.
 
     Args:
         result: A pass.
@@ -26,13 +27,32 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
         found = item.get("result")
         if found is None or (dtypes and found["case"]["dtype"] not in dtypes):
             continue
-        timed = [e for e in found["entries"] if e["side"] == "ours" and e["status"] == "ok" and e["seconds"]]
+        timed = [e for e in found["entries"] if e["side"] == OURS and e["status"] == "ok" and e["seconds"]]
         if timed:
             best = min(timed, key=lambda entry: entry["seconds"])
-            vendor = next((e for e in found["entries"] if e["side"] == "vendor" and e["seconds"]), None)
+            others = {e["side"]: e for e in found["entries"] if e["side"] != OURS and e["seconds"]}
             facts = {"case": found["case"], "entries": found["entries"], "bound": found["bound"]}
-            rows.append(facts | {"best": best, "vendor": vendor, "ratio": best["ratio"]})
+            rows.append(facts | {"best": best, "rivals": others, "ratio": ratio_of(best)})
     return rows
+
+
+def ratios_by_name(entry: Row) -> dict[str, Row]:
+    """Give an entry's ratio to each rival, with its interval; earlier passes know the vendor alone."""
+    alone = {} if entry["ratio"] is None else {VENDOR: {"value": entry["ratio"], "interval": entry["ratio_interval"]}}
+    return entry.get("ratios") or alone
+
+
+def ratio_of(entry: Row, name: str = VENDOR) -> float | None:
+    """Give an entry's ratio to a rival; None where that was not timed."""
+    found = ratios_by_name(entry).get(name)
+    return found["value"] if found else None
+
+
+def others_in(rows: Iterable[Row]) -> list[str]:
+    """Name the rivals beside the vendor that ours are compared with, each of which has columns by its name."""
+    return [
+        name for name in dict.fromkeys(name for row in rows for name in ratios_by_name(row["best"])) if name != VENDOR
+    ]
 
 
 def items_of(result: Mapping[str, Any], stage: str) -> list[Row]:
@@ -79,9 +99,10 @@ def mean_of(ratios: Sequence[float]) -> float:
     return geometric_mean(ratios) or 0.0
 
 
-def ratios_of(rows: Iterable[Row]) -> list[float]:
-    """Give the ratios of the rows that have one."""
-    return [row["ratio"] for row in rows if row["ratio"] is not None]
+def ratios_of(rows: Iterable[Row], name: str = VENDOR) -> list[float]:
+    """Give the ratios to a rival of the rows that have one."""
+    ratios = [ratio_of(row["best"], name) for row in rows]
+    return [ratio for ratio in ratios if ratio is not None]
 
 
 def shares_of(rows: Iterable[Row]) -> list[float]:
@@ -92,6 +113,11 @@ def shares_of(rows: Iterable[Row]) -> list[float]:
 def percent(value: float | None) -> str:
     """Write a share; nothing for None."""
     return "" if value is None else format_percent(value)
+
+
+def mean_cell(ratios: Sequence[float]) -> str:
+    """Write the geometric mean of ratios; nothing where there are none."""
+    return f"{mean_of(ratios):.3f}" if ratios else ""
 
 
 def page(result: Mapping[str, Any], stages: str, text: str) -> str:

@@ -19,10 +19,9 @@ from benchmarks.search.cases import ORDINARY_START, TOLERANCE, Case, judged
 from benchmarks.search.finders import GIB, Task
 from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch.estimate import expected
-from cubatch.hardware import arithmetic, catalogue
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
-from cubatch.network import models
+from cubatch.workload import Workload
 from tests.fakes import Drift
 
 NETWORKS = tuple(
@@ -41,27 +40,17 @@ class Model:
     """What the model of time says of one network, each size asked for once."""
 
     def __init__(self, name: str, gpu: str, mode: str, dtype: str) -> None:
-        self.spec, self.gpu = models.resolve(name), catalogue.find(gpu)
-        self.library = arithmetic.resolve_library("auto", self.gpu, dtype)
-        self.mode, self.dtype = mode, dtype
-        self.candidates = cb.candidates(self.spec, device=self.gpu, mode=mode, dtype=dtype)
+        self.work = Workload.of(name, gpu, mode=mode, dtype=dtype)
+        self.candidates = cb.candidates(self.work.spec, device=self.work.device, mode=mode, dtype=dtype)
         self._seconds = {candidate.batch_size: candidate.predicted_seconds for candidate in self.candidates}
 
     def seconds(self, batch_size: int) -> float:
         """Give the predicted seconds of a step."""
         if batch_size not in self._seconds:
-            (self._seconds[batch_size],) = expected.step_seconds(
-                self.spec,
-                [batch_size],
-                self.gpu,
-                mode=self.mode,
-                dtype=self.dtype,
-                library=self.library,
-                recompute=False,
-            )
+            (self._seconds[batch_size],) = expected.step_seconds(self.work, [batch_size])
         seconds = self._seconds[batch_size]
         if seconds is None:
-            raise ValueError(f"{self.gpu} lacks a fact that predictions need")
+            raise ValueError(f"{self.work.device} lacks a fact that predictions need")
         return seconds
 
 

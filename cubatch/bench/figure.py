@@ -1,20 +1,23 @@
-"""A figure of bench results: how far each case comes, ours beside the vendor's."""
+"""A figure of bench results: how far each case comes, ours beside each rival."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from cubatch.bench.records import Entry, Result
+from cubatch.bench.records import OURS, Result, names_of
 from cubatch.errors import InvalidArgument
 from cubatch.report.plots import style
 
+_COLOURS = (style.BLUE, style.GREY, style.ORANGE, style.GREEN, "#cc79a7")
 _INCHES_A_CASE = 0.34
+_HEIGHT, _GAP = 0.8, 0.05  # of a case's bars; between two of them, as a share of one
 
 
 def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     """
-    Draw the share of the roofline that each case reaches: ours in blue, the vendor's in grey.
+    Draw the share of the roofline that each case reaches: ours in blue, the vendor in grey, others behind.
 
     Args:
         results: Those with times are drawn.
@@ -31,12 +34,12 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
         raise InvalidArgument("plot file", str(path), "asked for where times were taken on a device of known peaks")
     figure, axes = style.sheet(9.0, 1.6 + _INCHES_A_CASE * len(drawn))
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-    for side, shift, colour in (("ours", -0.2, style.BLUE), ("vendor", 0.2, style.GREY)):
-        shown = [(row, _of(result, side)) for row, result in enumerate(drawn)]
-        places = [(row + shift, entry.roofline_fraction or 0.0) for row, entry in shown if entry is not None]
-        if places:
-            rows, shares = zip(*places, strict=True)
-            axes.barh(rows, [100 * share for share in shares], height=0.38, color=colour, label=side)
+    bars = shares(drawn)
+    height = _HEIGHT / max(2, len(bars))
+    for index, ((name, found), colour) in enumerate(zip(bars.items(), itertools.cycle(_COLOURS), strict=False)):
+        shift = (index - (max(2, len(bars)) - 1) / 2) * height
+        rows, percents = [row + shift for row in found], [100 * share for share in found.values()]
+        axes.barh(rows, percents, height=(1 - _GAP) * height, color=colour, label=name)
     axes.set_yticks(range(len(drawn)), [result.case.name for result in drawn], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("percent of the roofline by the data sheet")
@@ -44,5 +47,12 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     style.save(figure, path)
 
 
-def _of(result: Result, side: str) -> Entry | None:
-    return result.best if side == "ours" else result.vendor
+def shares(results: Sequence[Result]) -> dict[str, dict[int, float]]:
+    """Give the share of the roofline that ours and each rival reach, by name and by the number of the case."""
+    found: dict[str, dict[int, float]] = {}
+    for name in (OURS, *names_of(results)):
+        timed = {row: result.times[name] for row, result in enumerate(results) if name in result.times}
+        reached = {row: entry.roofline_fraction or 0.0 for row, entry in timed.items()}
+        if reached:
+            found[name] = reached
+    return found

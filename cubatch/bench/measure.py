@@ -14,9 +14,9 @@ from cubatch.bench.cases import Case
 from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways
-from cubatch.bench.records import OURS, VENDOR, Entry, Result
-from cubatch.bench.rivals import Rival, rival
-from cubatch.bench.target import COLD, Arrays, Place, count_sets, fill, filled
+from cubatch.bench.records import OURS, Entry, Result
+from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
+from cubatch.bench.target import COLD, Arrays, Target, count_sets, fill, filled
 from cubatch.engine import backend
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
 from cubatch.hardware.facts import Device
@@ -72,14 +72,14 @@ def _planned(case: Case, device: Device, found: Sequence[Way], *, compiled: bool
     )
 
 
-def measure(
+def time_case(
     case: Case,
-    place: Place,
+    target: Target,
     contest: Contest,
     *,
     variants: Which = "chosen",
     without: Collection[str] = (),
-    with_rival: bool = True,
+    with_rivals: bool = True,
     seconds: float = 1.0,
     seed: int = 0,
     copy_bytes_per_second: float | None = None,
@@ -89,10 +89,10 @@ def measure(
 
     Args:
         case: The call.
-        place: Where it runs.
+        target: Where it runs.
         contest: Times the entrants; one for all cases of a process, since it knows that the clocks are warm.
         variants, without: Which of ours: see `ways`.
-        with_rival: Whether the vendor takes part.
+        with_rivals: Whether anybody but us takes part.
         seconds: How long to time, checks and preparation not counted.
         seed: Of data, sample and order.
         copy_bytes_per_second: What a copy reaches; None where that was not measured.
@@ -104,11 +104,11 @@ def measure(
         UnsupportedLayer: If no kernel computes it.
         DeviceFailed: If the GPU reported an error after which nothing more runs in this process.
     """
-    found = ways(case, place.device, variants, without)
-    planned = _planned(case, place.device, found)
-    vendor = rival(case, place.module) if with_rival else "not asked for"
+    found = ways(case, target.device, variants, without)
+    planned = _planned(case, target.device, found)
+    others = rivals(case, target.module) if with_rivals else [Missing(name, records.NOT_ASKED) for name in RIVALS]
     try:
-        sets = list(itertools.islice(filled(place.module, case, seed), count_sets(case, place.device.l2_bytes)))
+        sets = list(itertools.islice(filled(target.module, case, seed), count_sets(case, target.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
         kept = {name: sets[0][name].copy() for name in _given_results(case)}
         entries, entrants = list(planned.entries), []
@@ -116,45 +116,47 @@ def measure(
             entry = entries[index]
             if entry.status == "error":
                 continue
-            entries[index], step = _ready(way, place, entry, sets, expected, kept)
+            entries[index], step = _ready(way, target, entry, sets, expected, kept)
             if step is not None:
                 entrants.append((index, Entrant(entry.name, OURS, step)))
-        if not isinstance(vendor, str):
-            entry, step = _vendor(vendor, sets)
+        for other in others:
+            if isinstance(other, Missing):
+                continue
+            entry, step = _bound(other, sets)
             entries.append(entry)
             if step is not None:
-                entrants.append((len(entries) - 1, Entrant(vendor.name, VENDOR, step)))
+                entrants.append((len(entries) - 1, Entrant(other.library, other.name, step)))
         contest.run([entrant for _, entrant in entrants], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
     for index, entrant in entrants:
         entries[index] = records.entered(entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second)
-    is_cold = len(sets) * case.num_bytes >= COLD * (place.device.l2_bytes or 0)
+    is_cold = len(sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
     return attrs.evolve(
         planned,
         entries=records.compared(entries),
         sets=len(sets),
         l2="cold" if is_cold else "warm",
-        no_rival=vendor if isinstance(vendor, str) else "",
+        missing={other.name: other.reason for other in others if isinstance(other, Missing)},
     )
 
 
-def verify(case: Case, place: Place, *, seed: int = 0, without: Collection[str] = ()) -> Result:
+def verify(case: Case, target: Target, *, seed: int = 0, without: Collection[str] = ()) -> Result:
     """
     Check all results of every variant of a case, and time none.
 
     Args:
         case: The call, small.
-        place: Where it runs.
+        target: Where it runs.
         seed: Of the data.
         without: Families that take no part.
 
     Returns:
         Result: Entries are "ok", "wrong" or "error", with the worst error of each.
     """
-    found = ways(case, place.device, "all", without)
-    planned = _planned(case, place.device, found)
-    arrays = fill(place.module, case, seed)
+    found = ways(case, target.device, "all", without)
+    planned = _planned(case, target.device, found)
+    arrays = fill(target.module, case, seed)
     expected = Expected(case, arrays, np.random.default_rng(seed), images=None, channels=None)
     kept = {name: arrays[name].copy() for name in _given_results(case)}
     entries = []
@@ -162,43 +164,43 @@ def verify(case: Case, place: Place, *, seed: int = 0, without: Collection[str] 
         if entry.status == "error":
             entries.append(entry)
             continue
-        checked, step = _ready(way, place, entry, [arrays], expected, kept)
+        checked, step = _ready(way, target, entry, [arrays], expected, kept)
         entries.append(checked if step is None else attrs.evolve(checked, status="ok"))
     return attrs.evolve(planned, entries=tuple(entries), sets=1)
 
 
-def copy_bandwidth(place: Place, contest: Contest, seconds: float = 0.3) -> float:
+def copy_bandwidth(target: Target, contest: Contest, seconds: float = 0.3) -> float:
     """
     Measure what a plain copy within the device's memory reaches, reads and writes counted: bytes per second.
 
     Args:
-        place: Where.
+        target: Where.
         contest: What times it.
         seconds: How long.
     """
-    size = min(_COPY_BYTES, (place.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
-    source = backend.random_generator(place.module.empty(0), 0).random(size=size // 4, dtype=np.float32)
-    target = place.module.empty_like(source)
-    entrant = Entrant("copy", OURS, lambda: place.module.copyto(target, source))
+    size = min(_COPY_BYTES, (target.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
+    source = backend.random_generator(target.module.empty(0), 0).random(size=size // 4, dtype=np.float32)
+    copied = target.module.empty_like(source)
+    entrant = Entrant("copy", OURS, lambda: target.module.copyto(copied, source))
     contest.run([entrant], seconds)
     return 2 * float(source.nbytes) / (entrant.seconds or math.nan)
 
 
 def _ready(
     way: Way,
-    place: Place,
+    target: Target,
     entry: Entry,
     sets: Sequence[Arrays],
     expected: Expected,
     kept: Arrays,
 ) -> tuple[Entry, Callable[[], None] | None]:
     """Bind a variant to its buffers and check it on the first set; the step is None where it must not be timed."""
-    case, found = way.case, way.operations(Tracer(place.launcher))
+    case, found = way.case, way.operations(Tracer(target.launcher))
     for name, array in kept.items():
-        place.module.copyto(sets[0][name], array)
+        target.module.copyto(sets[0][name], array)
     poison(case, sets[0])
     try:
-        with place.trying(way.main):
+        with target.trying(way.main):
             steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
             steps[0]()
     except (CompileError, InvalidArgument, DeviceFailed) as error:
@@ -214,9 +216,9 @@ def _ready(
     return entry, _rotating(steps)
 
 
-def _vendor(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
-    """Bind the vendor's library; where it refuses a case, that is its result and not the end of ours."""
-    entry = Entry(name=rival.name, side=VENDOR)
+def _bound(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
+    """Bind a rival's library; where it refuses a case, that is its result and not the end of the others'."""
+    entry = Entry(name=rival.library, side=rival.name)
     try:
         steps = [rival.bind(arrays) for arrays in sets]
         steps[0]()

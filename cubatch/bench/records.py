@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ import attrs
 from cubatch.bench.cases import Case
 from cubatch.bench.contest import Entrant
 from cubatch.bench.implementations import Launch
+from cubatch.bench.rivals import RIVALS, VENDOR
 from cubatch.hardware import waves
 from cubatch.hardware.facts import Device
 from cubatch.kernels.toolchain import compile as compiler
@@ -20,7 +21,9 @@ from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import paired_interval
 
-OURS, VENDOR = "ours", "vendor"
+OURS = "ours"
+NOT_ASKED = "not asked for"
+"""Why a rival is missing that nobody wanted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -93,26 +96,40 @@ def _resources(kernel: Kernel, arch: str) -> Resources:
     return compiler.compile_kernel(kernel, arch).resources[kernel.entry]
 
 
+@attrs.frozen
+class Ratio:
+    """
+    How much longer a rival takes: above 1 we are faster.
+
+    Attributes:
+        value: Its median over ours.
+        interval: Where the ratio lies with 90 %, from the rounds that both have; None with too few.
+    """
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+
 @attrs.frozen(kw_only=True)
 class Entry:
     """
     One way to do a case, and what became of it.
 
     Attributes:
-        name: The variant of ours that does the main part, or the vendor's library.
+        name: The variant of ours that does the main part, or a rival's library.
         label: The same among its kind: family, tile, vector.
-        side: OURS or VENDOR.
+        side: OURS or the name of a rival.
         status: "ok"; "dropped": clearly slower than another variant; "wrong": its results are not right, so it was not
             timed; "error": it did not run; "planned": nothing was measured.
         reason: Why measuring it ended, or what went wrong.
-        launches: Its kernels in order; empty for the vendor's.
+        launches: Its kernels in order; empty for a rival's.
         worst_error: In units of the bound, at most 1 where right; None where it was not checked.
         timings: By round.
         seconds, interval: Median and where it lies with 90 %; None where it was not timed.
         flops_per_second, bytes_per_second: What it computed and moved in that time.
         roofline_fraction: Share of the speed that the device's data sheet allows.
         copy_fraction: Share of the bandwidth that a plain copy reaches on this device, measured in the same run.
-        ratio, ratio_interval: The vendor's time over this one's, from the same rounds: above 1 is faster.
+        ratios: By name, every rival's time over this one's; empty for a rival's.
     """
 
     name: str
@@ -129,8 +146,24 @@ class Entry:
     bytes_per_second: float | None = None
     roofline_fraction: float | None = None
     copy_fraction: float | None = None
-    ratio: float | None = None
-    ratio_interval: tuple[float, float] | None = None
+    ratios: Mapping[str, Ratio] = attrs.field(factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """The vendor's time over this one's; None where it was not timed."""
+        return self.ratios[VENDOR].value if VENDOR in self.ratios else None
+
+    @property
+    def ratio_interval(self) -> tuple[float, float] | None:
+        """Where that lies with 90 %."""
+        return self.ratios[VENDOR].interval if VENDOR in self.ratios else None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give it as plain mappings, for JSON: the ratio to the vendor also by itself."""
+        facts = attrs.asdict(self)
+        ratios = facts.pop("ratios")
+        found: dict[str, Any] = _plain(facts | {"ratio": self.ratio, "ratio_interval": self.ratio_interval})
+        return found | {"ratios": _plain(ratios)}
 
 
 @attrs.frozen(kw_only=True)
@@ -140,11 +173,11 @@ class Result:
 
     Attributes:
         case: What was called.
-        entries: Ours, in the order they were ranked; then the vendor's.
+        entries: Ours, in the order they were ranked; then the rivals'.
         roofline_seconds, bound: The lower bound by the data sheet, and which roof it is.
         sets: Sets of buffers that were rotated over; 0 where nothing was measured.
         l2: "cold" where the sets are more than the L2 holds, "warm" otherwise.
-        no_rival: Why there is none; empty where there is one.
+        missing: Why a rival has no entry, by name.
         status: "ok", or "out_of_memory" where the arrays did not fit.
     """
 
@@ -154,22 +187,29 @@ class Result:
     bound: str | None = None
     sets: int = 0
     l2: str | None = None
-    no_rival: str = ""
+    missing: Mapping[str, str] = attrs.field(factory=dict)
     status: str = "ok"
+
+    @property
+    def times(self) -> Mapping[str, Entry]:
+        """What was timed, by name: the fastest of ours that was right under OURS, then the rivals."""
+        found: dict[str, Entry] = {}
+        for entry in self.entries:
+            if entry.status == "ok" and entry.seconds is not None:
+                found[entry.side] = min(found.get(entry.side, entry), entry, key=lambda each: each.seconds or math.inf)
+        return found
 
     @property
     def best(self) -> Entry | None:
         """The fastest of ours that was right; where nothing was measured, the first."""
-        ours = [entry for entry in self.entries if entry.side == OURS]
-        timed = [entry for entry in ours if entry.status == "ok" and entry.seconds is not None]
-        if timed:
-            return min(timed, key=lambda entry: entry.seconds or math.inf)
-        return next((entry for entry in ours if entry.status == "planned"), None)
+        planned = (entry for entry in self.entries if entry.side == OURS and entry.status == "planned")
+        return self.times.get(OURS) or next(planned, None)
 
     @property
-    def vendor(self) -> Entry | None:
-        """The vendor's entry, where it was timed."""
-        return next((e for e in self.entries if e.side == VENDOR and e.seconds is not None), None)
+    def no_rival(self) -> str:
+        """Why there is none; empty where there is one."""
+        has_one = any(entry.side != OURS for entry in self.entries)
+        return "" if has_one else "; ".join(dict.fromkeys(self.missing.values()))
 
     @property
     def wrong(self) -> tuple[Entry, ...]:
@@ -179,10 +219,20 @@ class Result:
     def to_mapping(self) -> dict[str, Any]:
         """Give it as plain mappings, timings included, for JSON."""
         facts: dict[str, Any] = attrs.asdict(self, recurse=False)
+        status, missing = facts.pop("status"), dict(facts.pop("missing"))
         return facts | {
             "case": self.case.to_mapping(),
-            "entries": [_plain(attrs.asdict(entry)) for entry in self.entries],
+            "entries": [entry.to_mapping() for entry in self.entries],
+            "no_rival": self.no_rival,
+            "status": status,
+            "missing": missing,
         }
+
+
+def names_of(results: Iterable[Result]) -> list[str]:
+    """Name the rivals that took part in any of some results, in the order of RIVALS."""
+    found = {entry.side for result in results for entry in result.entries}
+    return [name for name in RIVALS if name in found]
 
 
 def entered(
@@ -208,23 +258,22 @@ def entered(
 
 
 def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Compare every entry of ours with the vendor's, round by round."""
-    vendor = next((entry for entry in entries if entry.side == VENDOR and entry.seconds), None)
-    if vendor is None or vendor.seconds is None:
-        return tuple(entries)
-    theirs, found = _by_round(vendor), []
-    for entry in entries:
-        if entry.side == OURS and entry.seconds:
-            interval = paired_interval(theirs, _by_round(entry))
-            evolved = attrs.evolve(
-                entry,
-                ratio=vendor.seconds / entry.seconds,
-                ratio_interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
-            )
-            found.append(evolved)
-        else:
-            found.append(entry)
-    return tuple(found)
+    """Compare every entry of ours with each rival's, round by round."""
+    others = [entry for entry in entries if entry.side != OURS and entry.seconds]
+    return tuple(
+        attrs.evolve(entry, ratios={other.side: _ratio(other, entry) for other in others})
+        if entry.side == OURS and entry.seconds
+        else entry
+        for entry in entries
+    )
+
+
+def _ratio(theirs: Entry, ours: Entry) -> Ratio:
+    interval = paired_interval(_by_round(theirs), _by_round(ours))
+    return Ratio(
+        (theirs.seconds or math.nan) / (ours.seconds or math.nan),
+        interval and (math.exp(interval[0]), math.exp(interval[1])),
+    )
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:

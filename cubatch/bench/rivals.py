@@ -1,7 +1,10 @@
 """
-The vendor's side: cuBLAS by the array module's matmul or PyTorch's, cuDNN by PyTorch where it is installed.
+Whom our kernels are timed beside: the functions in RIVALS, each of which does a case or says why it cannot.
 
-Both sides compute in the same precision.  Whether float32 may become TF32, and whether sums may be kept in 16 bits,
+Today that is the vendor: cuBLAS by the array module's matmul or PyTorch's, cuDNN by PyTorch where it is installed.
+Another is a function with its name in RIVALS: tables, JSON and figures show whoever is there, by name.
+
+All compute in the same precision.  Whether float32 may become TF32, and whether sums may be kept in 16 bits,
 is said each time and for every library: defaults differ, and a TF32 kernel beside a float32 one is the most common
 false comparison there is.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -20,6 +23,9 @@ from cubatch.bench.cases import Case
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 
+VENDOR = "vendor"
+"""Name of the vendor's libraries, whichever of them does a case."""
+
 Step = Callable[[], None]
 _NO_TORCH = "PyTorch with CUDA is not installed"
 
@@ -27,32 +33,59 @@ _NO_TORCH = "PyTorch with CUDA is not installed"
 @attrs.frozen
 class Rival:
     """
-    How the vendor does a case.
+    How somebody else does a case.
 
     Attributes:
-        name: The library and what of it.
+        name: Its name in RIVALS, which heads its columns.
+        library: The library and what of it.
         bind: Gives the step for a set of arrays.
     """
 
     name: str
+    library: str
     bind: Callable[[Mapping[str, Any]], Step]
 
 
-def rival(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> Rival | str:
+@attrs.frozen
+class Missing:
     """
-    Find the vendor's way to do a case.
+    A rival that cannot do a case here.
+
+    Attributes:
+        name: Its name in RIVALS.
+        reason: Why, as the end of a sentence.
+    """
+
+    name: str
+    reason: str
+
+
+class Find(Protocol):
+    """How a rival is asked: see `rivals`, whose arguments it is given."""
+
+    def __call__(self, case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
+        """Give the way to do a case, or why there is none."""
+
+
+def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> list[Rival | Missing]:
+    """
+    Ask every rival for its way to do a case.
 
     Args:
         case: The call.
         module: Whose arrays it is done on: CuPy, or NumPy in tests.
-        benchmark: Let cuDNN time its algorithms and take the fastest; else it takes the one it expects to be.
+        benchmark: Let a library time its algorithms and take the fastest; else it takes the one it expects to be.
 
     Returns:
-        Rival | str: Or the reason why there is none here.
+        list: In the order of RIVALS.
     """
+    return [find(case, module, benchmark=benchmark) for find in RIVALS.values()]
+
+
+def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
     layer, torch = case.layer, torch_of(module)
     if layer is None or not layer.gemms(Pass.FPROP, 1):
-        return "compared with the bandwidth of a copy"
+        return Missing(VENDOR, "compared with the bandwidth of a copy")
     # PyTorch is handed the convolution's own fields, of which the windows' geometry has no padding behind the input.
     if not isinstance(layer, layers.Conv2d):
         return _product(torch, case, module)
@@ -60,7 +93,10 @@ def rival(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> Ri
         return _convolution(torch, case, layer, benchmark=benchmark)
     if _is_plain_product(layer) and "b" not in case.operands:
         return _product(torch, case, module)
-    return _NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike"
+    return Missing(VENDOR, _NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike")
+
+
+RIVALS: dict[str, Find] = {VENDOR: _vendor}
 
 
 def torch_of(module: types.ModuleType) -> types.ModuleType | None:
@@ -91,7 +127,7 @@ def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> No
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | str:
+def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | Missing:
     """
     Multiply by cuBLAS: float32 from the array module, what runs on tensor cores from PyTorch.
 
@@ -100,16 +136,16 @@ def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleTyp
     """
     if case.dtype == "float32" or (torch is None and case.dtype == "float16"):
         os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
-        name = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
-        return Rival(name, lambda arrays: _matmul(case, arrays, module.matmul))
+        library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
+        return Rival(VENDOR, library, lambda arrays: _matmul(case, arrays, module.matmul))
     if torch is None:
-        return _NO_TORCH
+        return Missing(VENDOR, _NO_TORCH)
 
     def bind(arrays: Mapping[str, Any]) -> Step:
         set_precision(torch, case.dtype, benchmark=True)
         return _matmul(case, {name: _tensor(torch, array) for name, array in arrays.items()}, torch.mm)
 
-    return Rival("cuBLAS (torch.mm)" if torch.cuda.is_available() else "torch", bind)
+    return Rival(VENDOR, "cuBLAS (torch.mm)" if torch.cuda.is_available() else "torch", bind)
 
 
 def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any]) -> Step:
@@ -156,7 +192,7 @@ def _convolution(torch: types.ModuleType, case: Case, layer: layers.Conv2d, *, b
 
         return gradient
 
-    return Rival("cuDNN (torch)" if torch.cuda.is_available() else "torch", bind)
+    return Rival(VENDOR, "cuDNN (torch)" if torch.cuda.is_available() else "torch", bind)
 
 
 def _tensor(torch: types.ModuleType, array: Any) -> Any:

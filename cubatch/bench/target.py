@@ -31,7 +31,7 @@ Arrays = dict[str, Any]
 
 
 @attrs.frozen
-class Place:
+class Target:
     """
     Where cases run.
 
@@ -50,7 +50,7 @@ class Place:
     trying: Callable[[Kernel], AbstractContextManager[object]] = contextlib.nullcontext
 
 
-def on_gpu(device: Device) -> Place:
+def on_gpu(device: Device) -> Target:
     """
     Get ready to run on a GPU of this machine.
 
@@ -64,7 +64,7 @@ def on_gpu(device: Device) -> Place:
     module = backend.module("cuda")
     module.cuda.Device(device.index).use()
     launcher = CudaLauncher(device)
-    return Place(device, launcher, module, cupy_kernel_clock(device.uuid))
+    return Target(device, launcher, module, cupy_kernel_clock(device.uuid))
 
 
 def storage(dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""`cubatch bench`: our kernels beside the vendor's, on a matrix product, a convolution, or the layers of a network."""
+"""`cubatch bench`: our kernels beside their rivals, on a matrix product, a convolution, or a network's layers."""
 
 from __future__ import annotations
 
@@ -194,16 +194,16 @@ def _run(
     if dry_run:
         results = [measure.plan(case, device, variants=variants) for case in found]
     else:
-        place = on_gpu(device)
-        contest, results = Contest(place.clock, seed=seed), []
-        copy = measure.copy_bandwidth(place, contest)
+        target = on_gpu(device)
+        contest, results = Contest(target.clock, seed=seed), []
+        copy = measure.copy_bandwidth(target, contest)
         with console.progress_bar("timing") as show:
             for number, case in enumerate(found):
                 if show is not None:
                     show(number, len(found), case.name)
                 results.append(
-                    measure.measure(
-                        case, place, contest, variants=variants, with_rival=rival, seconds=seconds, seed=seed,
+                    measure.time_case(
+                        case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
                         copy_bytes_per_second=copy,
                     )
                 )  # fmt: skip

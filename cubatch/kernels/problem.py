@@ -92,15 +92,15 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
     # Phases of a strided input gradient are one launch, whose grid is that of the largest.
     phases = v.stride * h.stride if pass_ is Pass.DGRAD else 1
     inputs = -(-v.size // v.stride) * -(-h.size // h.stride)
-    m, n, depth = product_extents(
+    m, n, gemm_k = product_extents(
         pass_, outputs=samples * shape.pixels, inputs=samples * inputs, c=c, k=k, taps=shape.taps
     )
-    depth = -(-depth // phases)
+    gemm_k = -(-gemm_k // phases)
     if v.is_identity and h.is_identity and groups == 1:
-        return Problem(f"gemm_{pass_.layout}", dtype, m, n, depth, vector=vector)
+        return Problem(f"gemm_{pass_.layout}", dtype, m, n, gemm_k, vector=vector)
     operation, tap_channels = f"conv2d_{pass_.value}", c if pass_ is Pass.WGRAD else 0
     copies = can_gather(operation, shape, samples)
-    return Problem(operation, dtype, m, n, depth, groups, phases, vector, copies, tap_channels)
+    return Problem(operation, dtype, m, n, gemm_k, groups, phases, vector, copies, tap_channels)
 
 
 @attrs.frozen

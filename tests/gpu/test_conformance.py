@@ -197,7 +197,7 @@ def test_every_instruction_of_the_headers_is_in_a_probe():
 def test_a_gpu_without_a_compiler_for_the_twins_leaves_its_answer_unchecked(monkeypatch):
     """The answer is kept; nothing is said of it."""
 
-    here = SimpleNamespace(place=SimpleNamespace(launcher=Simulator(80), trying=contextlib.nullcontext))
+    here = SimpleNamespace(target=SimpleNamespace(launcher=Simulator(80), trying=contextlib.nullcontext))
     asked = EVERY[80][0]
     monkeypatch.setattr(building, "reason_to_skip", lambda: "no g++")
     found = conformance.conforms(asked, here)

@@ -91,7 +91,7 @@ def test_occupancy_is_the_drivers(here):
 )
 def test_a_measurement_is_checked_timed_and_compared(here, case):
     """Every variant is right, the fastest is timed by events, in the same rounds as the vendor where there is one."""
-    result = measure.measure(case, here, Contest(here.clock), variants="all", seconds=0.3)
+    result = measure.time_case(case, here, Contest(here.clock), variants="all", seconds=0.3)
     assert result.wrong == ()
     assert result.best.seconds > 0
     assert result.best.worst_error <= 1
@@ -110,7 +110,7 @@ def test_the_vendor_computes_in_the_precision_of_the_case(here, dtype):
         exact = check.Expected(
             cases.gemm(256, 256, 256), arrays, np.random.default_rng(0), images=None, channels=None
         )  # fmt: skip
-        rivals.rival(case, here.module).bind(arrays)()
+        rivals.rivals(case, here.module)[0].bind(arrays)()
         assert expected.check(arrays).passed
         assert exact.check(arrays).passed == (each == "float32")
 
@@ -119,7 +119,7 @@ def test_float32_products_of_the_vendor_are_float32(here):
     """TF32 would miss by a thousandth: cuBLAS's result is within the rounding of float32."""
     case = cases.gemm(256, 256, 256)
     arrays = target.fill(here.module, case, 0)
-    rivals.rival(case, here.module).bind(arrays)()
+    rivals.rivals(case, here.module)[0].bind(arrays)()
     x, w = (arrays[name].get().astype(np.float64) for name in ("x", "w"))
     error = np.abs(arrays["out"].get() - x @ w.T)
     assert (error <= 256 * 2.0**-24 * (np.abs(x) @ np.abs(w.T))).all()

@@ -38,12 +38,12 @@ def test_pytorchs_convolution_is_given_the_same_convolution(layer, pass_, dtype,
     monkeypatch.setattr(torch.nn.functional, "conv2d", lambda *a: returned.append(forward(*a)))
     monkeypatch.setattr(torch.ops.aten, "convolution_backward", lambda *a: returned.append(backward(*a)))
 
-    found = rivals.rival(case, np)
+    (found,) = rivals.rivals(case, np)
     found.bind(arrays)()
 
     index = {Pass.FPROP: None, Pass.DGRAD: 0, Pass.WGRAD: 1}[pass_]
     result = returned[0] if index is None else returned[0][index]
-    assert found.name == "torch"
+    assert found.library == "torch"
     if index is not None:
         assert [part is not None for part in returned[0]] == [pass_ is Pass.DGRAD, pass_ is Pass.WGRAD, False]
     assert result.is_contiguous(memory_format=torch.channels_last)
@@ -73,7 +73,7 @@ def test_what_is_fused_in_ours_are_kernels_of_their_own_in_pytorch(dtype, residu
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     returned, forward = [], torch.nn.functional.conv2d
     monkeypatch.setattr(torch.nn.functional, "conv2d", lambda *a: returned.append(forward(*a)) or returned[0])
-    rivals.rival(case, np).bind(arrays)()
+    rivals.rivals(case, np)[0].bind(arrays)()
     assert stored(returned[0].permute(0, 2, 3, 1), arrays["out"])
     assert expected.check(arrays).passed
 
@@ -86,9 +86,9 @@ def test_pytorch_multiplies_what_runs_on_tensor_cores(pass_, dtype):
     arrays = target.fill(np, case, 1)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     check.poison(case, arrays)
-    found = rivals.rival(case, np)
+    (found,) = rivals.rivals(case, np)
     found.bind(arrays)()
-    assert found.name == "torch"
+    assert found.library == "torch"
     assert expected.check(arrays).passed
 
 
@@ -102,21 +102,21 @@ def test_precision_is_that_of_the_case_whatever_was_set_before(before, dtype, la
     matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = True
     case = cases.of_layer(layer, Pass.FPROP, 3, dtype)
     arrays = target.fill(np, case, 1)
-    rivals.rival(case, np).bind(arrays)
+    rivals.rivals(case, np)[0].bind(arrays)
     if layer is LAYERS[0] or dtype != "float32":  # float32 products are CuPy's
         assert cudnn.allow_tf32 == matmul.allow_tf32 == (dtype == "tf32")
         assert not matmul.allow_fp16_reduced_precision_reduction
         assert not matmul.allow_bf16_reduced_precision_reduction
     if layer is LAYERS[0]:
         assert cudnn.benchmark is True
-        rivals.rival(case, np, benchmark=False).bind(arrays)
+        rivals.rivals(case, np, benchmark=False)[0].bind(arrays)
         assert cudnn.benchmark is False
 
 
 def test_one_sided_pads_have_no_rival():
     """PyTorch's convolution pads both sides of an axis alike."""
     layer = Conv2d(h=9, w=7, c=6, k=10, r=3, s=3, pad=[1, 0, 1, 1])
-    assert "both sides" in rivals.rival(cases.of_layer(layer, Pass.FPROP, 3), np)
+    assert "both sides" in rivals.rivals(cases.of_layer(layer, Pass.FPROP, 3), np)[0].reason
 
 
 def test_versions_are_those_of_pytorch():

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from cubatch.bench import implementations
-from cubatch.bench.target import Place
+from cubatch.bench.target import Target
 from cubatch.engine import functional
 from cubatch.hardware.facts import Device
 from cubatch.kernels.problem import Problem
@@ -109,9 +109,9 @@ class World:
         clock = self.sm_clock_mhz(len(self.readings)) if self.sm_clock_mhz else None
         return Reading(seconds=seconds, sm_clock_mhz=clock)
 
-    def place(self, device=DEVICE):
+    def target(self, device=DEVICE):
         """Give the place where cases run in this world."""
-        return Place(device, self, np, self)
+        return Target(device, self, np, self)
 
 
 def enter(world, monkeypatch):

@@ -61,10 +61,12 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
     """
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
-    (m, k), (deep, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
-    if deep != k:
-        raise InvalidArgument("b", b.shape, f"with {k} elements to sum over, as a of {a.shape} has in layout {layout}")
+    (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
+    if b_k != gemm_k:
+        raise InvalidArgument(
+            "b", b.shape, f"with {gemm_k} elements to sum over, as a of {a.shape} has in layout {layout}"
+        )
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
         raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
     vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
-    return Problem(f"gemm_{layout}", product_dtype(context, a), m, n, k, vector=vector)
+    return Problem(f"gemm_{layout}", product_dtype(context, a), m, n, gemm_k, vector=vector)

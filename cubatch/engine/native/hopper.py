@@ -96,8 +96,8 @@ def transpose(context: Context, b: Any, *, out: Any) -> Any:
     Returns:
         out.
     """
-    deep = len(b)
-    return to_nhwc(context, b.reshape(1, deep, 1, -1), out=out.reshape(1, 1, -1, deep)).reshape(-1)
+    gemm_k = len(b)
+    return to_nhwc(context, b.reshape(1, gemm_k, 1, -1), out=out.reshape(1, 1, -1, gemm_k)).reshape(-1)
 
 
 def _out_map(context: Context, problem: Problem, ends: tuple[Any, ...], output: Any) -> TensorMap | None:

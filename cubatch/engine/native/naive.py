@@ -50,13 +50,15 @@ def gemm(
     """
     if layout not in {"nn", "nt", "tn"}:
         raise InvalidArgument("layout", layout, "nn, nt or tn")
-    (m, k), (deep, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
-    if deep != k:
-        raise InvalidArgument("b", b.shape, f"with {k} elements to sum over, as a of {a.shape} has in layout {layout}")
+    (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
+    if b_k != gemm_k:
+        raise InvalidArgument(
+            "b", b.shape, f"with {gemm_k} elements to sum over, as a of {a.shape} has in layout {layout}"
+        )
     result = of(a).empty((m, n), dtype=a.dtype) if out is None else out
     check(a.dtype, a=a, b=b, bias=bias, out=result)
     check_shape("out", result, (m, n))
-    product = np.array((m, n, k, relu), dtype=_PRODUCT)[()]
+    product = np.array((m, n, gemm_k, relu), dtype=_PRODUCT)[()]
     kernel = find(f"gemm_{layout}", dtype_of(a), family="naive")
     context.launch(kernel, (-(-m * n // _THREADS), 1, 1), (a, b, bias, result, product))
     return result

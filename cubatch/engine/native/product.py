@@ -161,13 +161,13 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
 
     Rows are images of one pixel (nt; nn, the gradient of an input), or pixels of wide images (tn).
     """
-    images, pixels, taps, depth = 0, 1, 1, max(1, problem.k)
+    images, pixels, taps, gemm_k = 0, 1, 1, max(1, problem.k)
     if problem.operation == "gemm_nt":
-        c, k = depth, problem.n
+        c, k = gemm_k, problem.n
     elif problem.operation == "gemm_tn":
-        pixels, c, k = min(depth, _WIDEST), problem.n, problem.m
+        pixels, c, k = min(gemm_k, _WIDEST), problem.n, problem.m
     else:
-        images, taps, c, k = problem.m, min(problem.k, 1), problem.n, depth
+        images, taps, c, k = problem.m, min(problem.k, 1), problem.n, gemm_k
     extents, steps, phase = (1, pixels, c, 1, pixels, k, taps, 1), (1, 1, 1, 1, 0, 0, c, k), (1, 1, 1, 1)
     return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=_CONV)[()], images
 

@@ -155,7 +155,7 @@ def test_a_copy_is_timed_on_random_data(generators, world, monkeypatch):
     """As is everything else: a GPU runs constants at clocks that real data never sees."""
     copied = []
     monkeypatch.setattr(np, "copyto", lambda _, source: copied.append(source))
-    measure.copy_bandwidth(world.place(attrs.evolve(DEVICE, memory_bytes=1 << 20)), Contest(world))
+    measure.copy_bandwidth(world.target(attrs.evolve(DEVICE, memory_bytes=1 << 20)), Contest(world))
     assert np.unique(copied[0]).size > 1000
 
 
@@ -164,7 +164,7 @@ def test_the_sets_of_a_case_differ_and_come_from_one_generator(generators, world
     sets = list(itertools.islice(target.filled(np, GEMM, 0), 3))
     assert len({array.tobytes() for arrays in sets for array in arrays.values()}) == 3 * len(GEMM.operands)
     assert len(generators) == 1
-    measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    measure.time_case(GEMM, world.target(), Contest(world), seconds=10.0)
     assert len(generators) == 2
 
 

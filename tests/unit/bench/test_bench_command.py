@@ -21,7 +21,7 @@ from tests.unit.commands import in_process
 
 def test_a_result_is_json_with_every_timing(world):
     """The raw timings, the launches and what identifies the case."""
-    result = measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    result = measure.time_case(GEMM, world.target(), Contest(world), seconds=10.0)
     facts = json.loads(json.dumps(result.to_mapping(), allow_nan=False))
     assert facts["case"]["flops"] == GEMM.flops
     assert facts["entries"][0]["launches"][0]["grid"] == [30, 1, 1]
@@ -33,7 +33,7 @@ def test_the_table_of_one_case_has_a_line_for_each_way(world):
     """Ours and the vendor's, with blocks, fill, rate and ratio."""
     world.seconds = {"vendor": 0.5e-3}
     world.wrong = {"gemm_nt_b"}
-    result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", seconds=10.0)
+    result = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", seconds=10.0)
     text = tables.entries([result], title="bench").text()
     assert "bench: gemm nt 70 x 50 x 30" in text
     assert "0.50 (0.50 to 0.50)" in text
@@ -47,7 +47,7 @@ def test_the_table_of_a_network_weighs_each_case_by_how_often_it_occurs(world):
     """Two cases of 1 ms, one of them three times: 4 ms on ours, 2 on the vendor's; the mean ratio is 0.5."""
     world.seconds = {"vendor": 0.5e-3}
     found = [attrs.evolve(cases.gemm(8, 8, 8), multiplicity=3), cases.gemm(16, 8, 8)]
-    results = [measure.measure(case, world.place(), Contest(world), seconds=10.0) for case in found]
+    results = [measure.time_case(case, world.target(), Contest(world), seconds=10.0) for case in found]
     text = tables.summary(results, title="net").text()
     assert "Those that were timed take 4.00 ms on our kernels." in text
     assert "4.00 ms on ours, 2.00 ms on the vendor's" in " ".join(text.split())
@@ -63,7 +63,7 @@ def test_geometric_means_are_those_of_the_ratios():
 def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
     """And refused, with the reason, where nothing was."""
     pytest.importorskip("matplotlib")
-    result = measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    result = measure.time_case(GEMM, world.target(), Contest(world), seconds=10.0)
     figure.rates([result], tmp_path / "f.png", title="bench")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidArgument, match="times were taken"):
@@ -85,7 +85,7 @@ def on_a_gpu(world, monkeypatch):
     """Let the commands find a GPU of this world."""
     gpu = attrs.evolve(DEVICE, live=True, memory_bytes=1 << 24)
     monkeypatch.setattr(probe, "resolve", lambda name, *, live=True: gpu)
-    monkeypatch.setattr(target, "on_gpu", world.place)
+    monkeypatch.setattr(target, "on_gpu", world.target)
     return world
 
 

@@ -27,11 +27,11 @@ from tests.unit.bench_fakes import DEVICE, World
 def test_ours_and_the_vendors_are_compared_in_the_same_rounds(world):
     """Ours takes 1 ms, the vendor 0.9 ms: the ratio is 0.9, its interval too, where nothing varies."""
     world.seconds = {"gemm_nt_a": 1e-3, "gemm_nt_b": 2e-3, "vendor": 0.9e-3}
-    result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", seconds=10.0)
+    result = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", seconds=10.0)
     a, b, vendor = result.entries
     assert [entry.status for entry in result.entries] == ["ok", "dropped", "ok"]
     assert result.best is a
-    assert result.vendor is vendor
+    assert result.times == {"ours": a, "vendor": vendor}
     assert vendor.name == "numpy.matmul"
     assert a.ratio == pytest.approx(0.9)
     assert a.ratio_interval == pytest.approx((0.9, 0.9))
@@ -45,7 +45,7 @@ def test_ours_and_the_vendors_are_compared_in_the_same_rounds(world):
 def test_a_wrong_kernel_is_reported_and_never_timed(world):
     """Even where it would be the fastest."""
     world.seconds, world.wrong = {"gemm_nt_a": 1e-6}, {"gemm_nt_a"}
-    result = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", with_rival=False)
+    result = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", with_rivals=False)
     a, b = result.entries
     assert (a.status, a.seconds, a.timings) == ("wrong", None, ())
     assert "the rounding bound at out[" in a.reason
@@ -65,14 +65,14 @@ def test_a_variant_that_the_driver_refuses_does_not_end_the_others(world, monkey
 
     monkeypatch.setattr(World, "bind", refused)
     status = 701
-    timed = measure.measure(GEMM, world.place(), Contest(world), variants="ranked", with_rival=False)
-    checked = measure.verify(GEMM, world.place())
+    timed = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", with_rivals=False)
+    checked = measure.verify(GEMM, world.target())
     for result in (timed, checked):
         assert [entry.status for entry in result.entries] == ["error", "ok"]
         assert "status 701" in result.entries[0].reason
     status = 700
     with pytest.raises(DeviceFailed, match="status 700"):
-        measure.verify(GEMM, world.place())
+        measure.verify(GEMM, world.target())
 
 
 def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(world):
@@ -87,7 +87,7 @@ def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(wor
         yield
         seen.append((found.name, len(world.launched)))
 
-    result = measure.verify(GEMM, attrs.evolve(world.place(), trying=trying))
+    result = measure.verify(GEMM, attrs.evolve(world.target(), trying=trying))
     assert seen == [("gemm_nt_a", 0), ("gemm_nt_a", 1), ("gemm_nt_b", 1)]
     assert [entry.status for entry in result.entries] == ["ok", "error"]
     assert "an earlier process" in result.entries[1].reason
@@ -99,8 +99,8 @@ def test_a_vendor_that_refuses_a_case_does_not_end_ours(world, monkeypatch):
     def refuse(_):
         raise RuntimeError("no algorithm")
 
-    monkeypatch.setattr(measure, "rival", lambda *_: rivals.Rival("library", refuse))
-    result = measure.measure(GEMM, world.place(), Contest(world), seconds=10.0)
+    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: rivals.Rival("vendor", "library", refuse))
+    result = measure.time_case(GEMM, world.target(), Contest(world), seconds=10.0)
     ours, vendor = result.entries
     assert (ours.status, ours.ratio) == ("ok", None)
     assert (vendor.status, vendor.reason, vendor.seconds) == ("error", "no algorithm", None)
@@ -109,7 +109,7 @@ def test_a_vendor_that_refuses_a_case_does_not_end_ours(world, monkeypatch):
 
 def test_only_what_is_asked_for_runs(world):
     """The first of the ranking, and no vendor."""
-    result = measure.measure(GEMM, world.place(), Contest(world), with_rival=False)
+    result = measure.time_case(GEMM, world.target(), Contest(world), with_rivals=False)
     assert [entry.name for entry in result.entries] == ["gemm_nt_a"]
     assert set(world.launched) == {"gemm_nt_a"}
     assert result.no_rival == "not asked for"
@@ -118,7 +118,7 @@ def test_only_what_is_asked_for_runs(world):
 def test_buffers_are_taken_in_turn(world):
     """Sets that together pass twice the L2, each with data of its own."""
     device = attrs.evolve(DEVICE, l2_bytes=GEMM.num_bytes * 2)
-    result = measure.measure(GEMM, world.place(device), Contest(world), with_rival=False)
+    result = measure.time_case(GEMM, world.target(device), Contest(world), with_rivals=False)
     assert (result.sets, result.l2) == (4, "cold")
     counts = [world.data.count(which) for which in set(world.data)]
     assert len(counts) == 4
@@ -129,7 +129,7 @@ def test_buffers_that_the_cap_leaves_in_the_l2_are_called_warm(world):
     """128 sets of a tiny product are less than a large L2."""
     tiny = cases.gemm(2, 2, 2)
     device = attrs.evolve(DEVICE, l2_bytes=1 << 20)
-    result = measure.measure(tiny, world.place(device), Contest(world), with_rival=False)
+    result = measure.time_case(tiny, world.target(device), Contest(world), with_rivals=False)
     assert (result.sets, result.l2) == (target.MAX_SETS, "warm")
 
 
@@ -138,7 +138,7 @@ def test_what_a_kernel_writes_over_is_put_back_for_the_next(world, monkeypatch):
     case = training_calls.optimizer_step("adam", 500)
     way = measure.ways(case, DEVICE)[0]
     monkeypatch.setattr(measure, "ways", lambda *_: [way, way])
-    result = measure.measure(case, world.place(), Contest(world), seconds=0.0)
+    result = measure.time_case(case, world.target(), Contest(world), seconds=0.0)
     assert [entry.status for entry in result.entries] == ["ok", "ok"]
     assert result.no_rival == "compared with the bandwidth of a copy"
 
@@ -147,7 +147,7 @@ def test_bandwidth_stands_against_the_copy_of_the_same_run(world):
     """Batch norm that moves its bytes in 1 ms, where a copy moves twice as many."""
     case = cases.of_layer(layers.BatchNorm2d(h=8, w=8, c=16), Pass.FPROP, 4)
     copy = 2 * case.moved_bytes / 1e-3
-    result = measure.measure(case, world.place(), Contest(world), copy_bytes_per_second=copy)
+    result = measure.time_case(case, world.target(), Contest(world), copy_bytes_per_second=copy)
     assert result.best.bytes_per_second == pytest.approx(case.moved_bytes / 1e-3)
     assert result.best.copy_fraction == pytest.approx(0.5)
     assert result.best.flops_per_second is None
@@ -160,7 +160,7 @@ def test_arrays_that_do_not_fit_are_a_status_and_no_crash(world, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(measure, "filled", refuse)
-    result = measure.measure(GEMM, world.place(), Contest(world))
+    result = measure.time_case(GEMM, world.target(), Contest(world))
     assert result.status == "out_of_memory"
     assert result.best is not None
     assert result.best.seconds is None
@@ -169,7 +169,7 @@ def test_arrays_that_do_not_fit_are_a_status_and_no_crash(world, monkeypatch):
 def test_verify_compares_everything_and_times_nothing(world):
     """Every way is checked on all results; the wrong one says where."""
     world.wrong = {"gemm_nt_b"}
-    result = measure.verify(GEMM, world.place(), seed=3)
+    result = measure.verify(GEMM, world.target(), seed=3)
     assert [entry.status for entry in result.entries] == ["ok", "wrong"]
     assert world.readings == []
 
@@ -177,7 +177,7 @@ def test_verify_compares_everything_and_times_nothing(world):
 def test_a_copy_counts_what_it_reads_and_writes(world):
     """A copy of a mebibyte in a millisecond moves two."""
     device = attrs.evolve(DEVICE, memory_bytes=8 << 20)
-    assert measure.copy_bandwidth(world.place(device), Contest(world)) == pytest.approx(2 * 2**20 / 1e-3)
+    assert measure.copy_bandwidth(world.target(device), Contest(world)) == pytest.approx(2 * 2**20 / 1e-3)
 
 
 def test_an_operation_without_a_kernel_says_so(monkeypatch):
@@ -201,7 +201,7 @@ def test_the_kernels_themselves_are_planned_and_verified(case):
     if reason := building.reason_to_skip():
         pytest.skip(reason)
     device = catalogue.find("a100-sxm4-40gb")
-    here = target.Place(device, Simulator(80), np, Paced())
+    here = target.Target(device, Simulator(80), np, Paced())
     planned = measure.plan(case, device, variants="all", compiled=False)
     result = measure.verify(case, here)
     assert [entry.name for entry in result.entries] == [entry.name for entry in planned.entries]
@@ -220,7 +220,7 @@ def test_the_vendors_product_is_the_same_product(layer, pass_, monkeypatch):
     case = cases.of_layer(layer, pass_, 3)
     arrays, expected = filled(case)
     check.poison(case, arrays)
-    rivals.rival(case, np).bind(arrays)()
+    rivals.rivals(case, np)[0].bind(arrays)()
     assert expected.check(arrays).passed
 
 
@@ -236,11 +236,11 @@ def test_the_vendors_product_is_the_same_product(layer, pass_, monkeypatch):
 def test_where_there_is_no_vendor_the_reason_is_given(case, reason, monkeypatch):
     """No PyTorch, other arithmetic, or nothing that a library would be timed for."""
     monkeypatch.setattr(rivals, "_torch", lambda: None)
-    assert reason in rivals.rival(case, np)
+    assert reason in rivals.rivals(case, np)[0].reason
 
 
 def test_tf32_is_off_for_cupy(monkeypatch):
     """Whatever the environment says."""
     monkeypatch.setenv("CUPY_TF32", "1")
-    rivals.rival(GEMM, np)
+    rivals.rivals(GEMM, np)
     assert os.environ["CUPY_TF32"] == "0"

@@ -257,7 +257,7 @@ def test_the_kernels_are_right_by_these_bounds(case):
     if reason := building.reason_to_skip():
         pytest.skip(reason)
     device = catalogue.find("a100-sxm4-40gb")
-    here = target.Place(device, Simulator(80), np, World())
+    here = target.Target(device, Simulator(80), np, World())
     planned = measure.plan(case, device, compiled=False)
     arrays = target.fill(np, case, 0)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
@@ -279,10 +279,10 @@ def test_without_pytorch_float16_is_multiplied_by_the_array_module(pass_, monkey
     arrays = {name: np.round(4 * array) / 4 for name, array in target.fill(np, case, 1).items()}
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     check.poison(case, arrays)
-    rivals.rival(case, np).bind(arrays)()
+    rivals.rivals(case, np)[0].bind(arrays)()
     assert expected.check(arrays).passed
     for other in (fused.conv_relu(CONV, 2, "float16"), cases.of_layer(CONV, pass_, 2, "bfloat16")):
-        assert "not installed" in rivals.rival(other, np)
+        assert "not installed" in rivals.rivals(other, np)[0].reason
 
 
 def test_every_rule_belongs_to_an_operation():

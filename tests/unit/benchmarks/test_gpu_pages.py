@@ -95,7 +95,7 @@ def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):
 
 def test_a_real_result_is_what_the_tables_read(world):
     """The JSON that measuring gives has every key that they look up."""
-    result = measure.measure(cases.gemm(70, 50, 30), world.place(), Contest(world), seconds=10.0)
+    result = measure.time_case(cases.gemm(70, 50, 30), world.target(), Contest(world), seconds=10.0)
     facts = {"name": "x", "status": "ok", "result": json.loads(json.dumps(result.to_mapping()))}
     passed = result_of(gemm=([facts], 0))
     assert "gemm nt 70 x 50 x 30" in gpu.gemm(passed)

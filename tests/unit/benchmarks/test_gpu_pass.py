@@ -154,7 +154,7 @@ def session_that(said, error=None, **options):
     session = gpu_items.Session(H200, 0.0, lambda **facts: said.append(facts), **options)
     stream = Stream(said, error)
     module = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
-    session.place = SimpleNamespace(module=module, trying=session.trying)
+    session.target = SimpleNamespace(module=module, trying=session.trying)
     return session
 
 
@@ -233,7 +233,7 @@ def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
 
     def on_gpu(device):
         passing("CuPy and a context", 30.0)()
-        return target.Place(device, None, module, None)
+        return target.Target(device, None, module, None)
 
     monkeypatch.setattr(gpu_items.probe, "resolve", lambda _: H200)
     monkeypatch.setattr(gpu_items, "on_gpu", on_gpu)

@@ -124,7 +124,7 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
     layer = kinds.Linear(c=6, k=4)
     world.seconds = {"gemm_nt_a": 1e-3, "vendor": 2e-3}
     found = sweep.sweep(
-        layer, Pass.FPROP, world.place(), Contest(world), until=time.monotonic() + 60, largest=9
+        layer, Pass.FPROP, world.target(), Contest(world), until=time.monotonic() + 60, largest=9
     )  # fmt: skip
     rows = found["rows"]
     assert [row["batch"] for row in rows] == list(range(1, 10))
@@ -139,7 +139,7 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
 
 def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
     """Nothing is made up for it."""
-    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.place(), Contest(world), until=0.0, largest=4)
+    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.target(), Contest(world), until=0.0, largest=4)
     assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
 
 
@@ -154,7 +154,7 @@ def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
         return contextlib.nullcontext()
 
     asked = 0
-    here = attrs.evolve(world.place(), trying=refuse_small)
+    here = attrs.evolve(world.target(), trying=refuse_small)
     found = sweep.sweep(
         kinds.Linear(c=6, k=4), Pass.FPROP, here, Contest(world), until=time.monotonic() + 60, largest=4
     )

@@ -246,7 +246,7 @@ def test_a_training_step_prepares_both_sides_and_lets_go_of_ours(has_torch, monk
     monkeypatch.setattr(training.rivals, "torch_of", lambda _: "torch" if has_torch else None)
     monkeypatch.setattr(training.rivals, "set_precision", lambda *given, **named: said.append((*given, named)))
     monkeypatch.setattr(training.torch_network, "training_step", theirs)
-    session = SimpleNamespace(place=world.place())
+    session = SimpleNamespace(target=world.target())
     found = training.training_step("resnet50", 256, "float16", session)
     assert (found["network"], found["dtype"], found["batch_size"]) == ("resnet50", "float16", 256)
     both = [("torch", "float16", {"benchmark": True}), ("resnet50", 256, "float16")] if has_torch else []
