@@ -238,7 +238,7 @@ def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
 
 @contextlib.contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Keep all statements of the block or none of them."""
+    """Keep all statements of the block or none."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -39,7 +39,7 @@ def fit_gaussian_process(
     Fit a process to the logarithms of measured over predicted time.
 
     Args:
-        columns: `residual.features` of the rows.
+        columns: `trees.features` of the rows.
         rows: What was measured.
         places: The GPUs of the rows.
         gaps: The logarithms.

@@ -111,7 +111,7 @@ def networks(folder: Path) -> dict[str, Mapping[str, object]]:
     Say how far whole networks lie from what was published, and how many inside of their interval.
 
     The published times hold what a prediction leaves out: copies to the device, the loss, the optimiser, and what the
-    framework loses between kernels.  `predictor.FRAMEWORK_SD` was chosen on these very rows, so that the share inside
+    framework loses between kernels.  `passes.FRAMEWORK_SD` was chosen on these very rows, so that the share inside
     shows that choice, not how well it holds elsewhere.
     """
     found: dict[str, list[tuple[float, bool]]] = {}

@@ -224,7 +224,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
 
 def left_out(network: Network) -> list[str]:
     """
-    Name the kinds of layers of a network that no kernel computes, so that no case is of them.
+    Name the kinds of layers of a network that no kernel computes, and that have no case therefore.
 
     Example:
         >>> from cubatch.network import models

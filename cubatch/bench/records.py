@@ -113,7 +113,7 @@ class Ratio:
 @attrs.frozen(kw_only=True)
 class Entry:
     """
-    One way to do a case, and what became of it.
+    One way to do a case, with its check and its times.
 
     Attributes:
         name: The variant of ours that does the main part, or a rival's library.

@@ -45,7 +45,7 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
         layer: The layer.
         pass_: Which of its passes.
         batch_size: Samples.
-        tile: Rows and columns of a tile; see `teeth.first_tile`.
+        tile: Rows and columns of a tile; see `on_sms.first_tile`.
         slices: Parts that the depth of the product is split into (split-K).
 
     Returns:

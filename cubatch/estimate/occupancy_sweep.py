@@ -112,7 +112,7 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
 
 
 def _steps(found: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ...]:
-    """Join neighbouring values whose answer is the same; a value stands for those since the one before it."""
+    """Join neighbouring values with equal answers; a value stands for all since the value before."""
     steps: list[Step] = []
     for end, held in found:
         facts = (held.blocks_per_sm, held.occupancy, held.limiters)

@@ -61,7 +61,7 @@ def on_sms(
 
     Args:
         layer, pass_, batch_size, device, dtype, library: As for `first_tile`; the device's SMs are known.
-        budget: What is recorded of our kernels; see `residency.recorded_figures`.
+        budget: What is recorded of our kernels; see `resources.recorded_figures`.
         choose: Says which of them runs.
 
     Returns:
@@ -135,7 +135,7 @@ def _chosen(
 
 
 FACTS = ("kernel", "slices", "blocks", "blocks_per_sm", "occupancy", "busiest_sm_blocks", "fill")
-"""What a row has of `teeth.on_sms`."""
+"""What a row has of `on_sms.on_sms`."""
 
 
 def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> dict[int, list[dict[str, Any]]]:

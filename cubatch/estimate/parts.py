@@ -21,7 +21,7 @@ NEVER_SEEN_SD = 0.6
 @attrs.frozen
 class Scales:
     """
-    What is known of one GPU beyond its data sheet and what was published of it.
+    Factors on a GPU's predicted times, by which its measurements differ from the model.
 
     Attributes:
         compute: Factor on the time of arithmetic.

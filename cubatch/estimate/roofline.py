@@ -95,7 +95,7 @@ def roofline_seconds(
 
 @functools.lru_cache(maxsize=64)
 def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer, Pass]]:
-    """Count the passes that are equal; rooflines of many batch sizes ask for the same."""
+    """Count the passes that are equal; cached, since rooflines of many batch sizes share them."""
     return Counter((extents(node.layer), pass_) for node, pass_ in layer_passes(spec, mode))
 
 

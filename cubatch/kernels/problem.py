@@ -61,7 +61,7 @@ def vectors(dtype: str) -> tuple[int, ...]:
 
 def widest_vector(dtype: str, *extents: int) -> int:
     """
-    Give the widest of them that divides some extents.
+    Give the widest vector, in elements, that divides all extents.
 
     Example:
         >>> widest_vector("float16", 64, 100), widest_vector("float16", 64), widest_vector("tf32", 6)

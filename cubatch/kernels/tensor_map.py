@@ -156,7 +156,7 @@ def encode(described: TensorMap, address: int, driver: Any) -> bytes:
     Args:
         described: What it says.
         address: Of its array, on the GPU.
-        driver: The driver's library, as `cuda_driver.load` gives it.
+        driver: The driver's library, as `driver.load` gives it.
 
     Raises:
         InvalidArgument: If the address is not a multiple of 16.

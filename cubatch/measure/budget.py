@@ -24,7 +24,7 @@ class OutOfBudget(Exception):
 @attrs.define
 class Budget:
     """
-    Seconds of measuring, and what is left of them.
+    The seconds that measuring may take, and those that are left.
 
     Args:
         seconds: The whole of it, resumes included.

@@ -46,7 +46,7 @@ class CallableRunner:
         return None
 
     def prepare(self, batch_size: int) -> None:
-        """Ask for the step of this batch size; the one before is let go of first."""
+        """Ask for the step of this batch size, after letting go of the step before."""
         self.release()
         torch, _ = _gpu_libraries()
         if torch:

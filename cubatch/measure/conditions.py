@@ -58,7 +58,7 @@ def environment(device: Device) -> dict[str, Any]:
 
 
 def kernels_sha256() -> str:
-    """Give the SHA-256 sum of the kernels' sources and configurations, without what is only recorded of them."""
+    """Give the SHA-256 sum of the kernels' sources and configurations; the recorded registers are not part of them."""
     return _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "configs.toml"))
 
 

@@ -143,7 +143,7 @@ class TimedChoice:
         return found.get(first if nearest is None else near[nearest], found[first])
 
     def _time(self, key: str, found: Mapping[str, Kernel], prepare: Prepare) -> str | None:
-        """Time the contenders in turns and keep the one of the smallest median; None where they would take too long."""
+        """Time the contenders in turns and keep the fastest by its median; None where timing would take too long."""
         began = self.clock.now()
         works: dict[str, Callable[[], object]] = {}
         repeats: dict[str, int] = {}
@@ -242,7 +242,7 @@ def path_beside(store_path: Path) -> Path:
 
 def forget(path: Path, device: Device | None = None) -> int:
     """
-    Forget the winners of a GPU, or of all of them.
+    Forget the winners of one GPU, or of all GPUs.
 
     Args:
         path: Their file, see `path_beside`; none is no winners.
@@ -271,7 +271,7 @@ def forget(path: Path, device: Device | None = None) -> int:
 
 
 def _gpu(device: Device) -> str:
-    """Name what winners hold for: all GPUs of a name, or slices of them."""
+    """Name what winners hold for: all GPUs of a name, or MIG slices of such a GPU."""
     return f"{device.name} {device.mig or ''}".strip()
 
 

@@ -229,7 +229,7 @@ class Recorder:
 
     @property
     def measured(self) -> Measured:
-        """All of it."""
+        """All timings and outcomes, kept and new."""
         outcomes = sorted(self._outcomes.values(), key=lambda outcome: outcome.batch_size)
         return Measured(
             timings=tuple(self._timings),

@@ -3,7 +3,7 @@ When enough has been measured: the rules, apart from the measuring.
 
 They see numbers and give verdicts with their reasons, so that a test can put any history before
 them.  All of them rest on order statistics and assume nothing of how the noise is distributed.
-Costs are those of `results.Goal`: less is better.
+Costs are those of `goal.Goal`: less is better.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Stopwatch:
 
     def _settle(self, steps: list[Reading], repeats: int, expected: float | None) -> tuple[Reading, int]:
         """
-        Step until a reading is not clearly faster than the one before: caches, allocators and compilers are done.
+        Step until a reading is not clearly faster than the reading before: caches, allocators and compilers are done.
 
         What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
         steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.
@@ -262,7 +262,7 @@ class Stopwatch:
 
 
 def _agree(steps: Sequence[Reading]) -> bool:
-    """Say whether there are two readings, and the last is not clearly faster than the one before."""
+    """Say whether the last of at least two readings is not clearly faster than the reading before."""
     return len(steps) > 1 and steps[-1].seconds >= steps[-2].seconds * (1 - AGREE)
 
 

@@ -79,7 +79,7 @@ class Plan:
 
 @lru_cache(maxsize=64)
 def schedule_of(spec: Spec, mode: str, recompute: bool) -> Schedule:  # noqa: FBT001 - a cache key
-    """Give the schedule of a spec; plans for many batch sizes ask for the same one."""
+    """Give the schedule of a spec; cached, since plans of many batch sizes share one."""
     return schedule(spec, mode, recompute=recompute)
 
 
@@ -164,7 +164,7 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
 
 
 def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], int]:
-    """Place the largest first, each in the lowest gap between those alive at the same time."""
+    """Place the largest buffers first, each in the lowest gap between buffers that are alive when it is."""
     offsets = [0] * len(sizes)
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last; sorted
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):

@@ -50,7 +50,7 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
 
 @lru_cache(maxsize=1 << 16)
 def _layer_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
-    """Size it for a layer; networks repeat layers, and plans for many batch sizes ask for the same."""
+    """Give the workspace of a layer; cached, since networks repeat layers and many plans ask for each."""
     return TABLE[type(layer)].ours(layer, kind, samples, dtype, device)
 
 

@@ -176,7 +176,7 @@ class Grid:
 
     def rich(self, width: int = WIDTH) -> Text:
         """
-        Give the same lines for a colour terminal: headings dim, marked rows and their note stand out.
+        Give the lines of a table for a colour terminal: headings dim, marked rows and their note stand out.
 
         Args:
             width: Characters per line.

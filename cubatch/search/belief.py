@@ -133,7 +133,7 @@ class _Process:
         self.alike = _covariance(read, asked, smooth, teeth)  # (read, asked)
 
     def covariance(self) -> Array:
-        """Give the covariance of the sizes asked about, less what the readings tell of them."""
+        """Give the covariance of the costs of the sizes asked about, after the readings."""
         half = np.linalg.solve(self._factor, self.alike)
         known: Array = half.T @ half
         return _covariance(self._asked, self._asked, self._smooth, self._teeth) - known

@@ -64,7 +64,7 @@ READINGS = 5  # that a visit is thought to take, when it is judged what it would
 
 def next_visits(view: View) -> list[int]:
     """
-    Say which sizes to visit next; nothing where the answer is known or the budget holds none of them.
+    Say which sizes to visit next; nothing where the answer is known or the budget holds no visit.
 
     Several sizes are a sweep: each once, in this order.
     """
@@ -91,7 +91,7 @@ def next_visits(view: View) -> list[int]:
 
 def first(view: View) -> list[int]:
     """
-    Name the smallest size, or, where the model says that even its steps are dear, the one that it says is best.
+    Name the smallest size, or, where even its steps are dear by the model, the best size by the model.
 
     By the objective latency the smallest is the one that is best.
     """

@@ -17,7 +17,7 @@ _LEAST_VARIANCE = 1e-12
 
 @attrs.frozen
 class Verdict:
-    """How the measuring of a size ended: see `results.Outcome`."""
+    """How the measuring of a size ended: see `records.Outcome`."""
 
     status: str
     reason: str

@@ -375,14 +375,14 @@ def measure_in_worker(
     multiple: int = 1,
 ) -> Measured:
     """
-    Measure as `profiler.measure` does, in a worker process.
+    Measure as `walk.measure` does, in a worker process.
 
-    The arguments and the answer are those of `profiler.measure`; the factory is named rather than
+    The arguments and the answer are those of `walk.measure`; the factory is named rather than
     given, because another process calls it.
 
     Raises:
         WorkerFailed: If the worker cannot be started.
-        CubatchError: Whatever the factory raises of them, and what `profiler.measure` raises.
+        CubatchError: Whatever the factory raises of them, and what `walk.measure` raises.
     """
     remote = functools.partial(RemoteRunner, factory)
     return measure(

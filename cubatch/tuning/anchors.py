@@ -1,7 +1,7 @@
 """
 Anchors: tuning results, measured on that GPU or another, as the model of time sees them.
 
-What says nothing about a prediction is refused here; `kriging` lets the rest pull at it.
+What says nothing about a prediction is refused here; `sharpen` lets the rest pull at it.
 """
 
 from __future__ import annotations

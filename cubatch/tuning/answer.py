@@ -271,7 +271,7 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
 
 @attrs.frozen(kw_only=True, slots=False)
 class _Decision:
-    """What became of the sizes larger than the answer, and so what kept it from being one of them."""
+    """What became of the sizes larger than the answer, and so what kept the answer from being larger."""
 
     chosen: int
     fastest: int

@@ -44,7 +44,7 @@ def explain(
     Returns:
         list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
         are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`, what
-        `teeth.on_sms` says of its blocks (waves, the last one, the busiest SM, fill), `predicted_seconds` of all
+        `on_sms.on_sms` says of its blocks (waves, the last one, the busiest SM, fill), `predicted_seconds` of all
         of them together, and `padding`: {"c": 8} for each of c and k that is no multiple of what Tensor Cores take,
         with the size that is.
 

@@ -72,7 +72,7 @@ def predict(
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16".
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
         library: "vendor": cuDNN and cuBLAS as published; "cubatch": our kernels, counted and never timed.
-        anchors: Tuning results, or paths to their JSON, measured on that GPU or another: see `kriging`.
+        anchors: Tuning results, or paths to their JSON, measured on that GPU or another: see `sharpen`.
         objective: "throughput" or "latency".
         tolerance: Share of the best that may be given up for a smaller batch.
         max_batch_size: Propose nothing larger.
@@ -231,7 +231,7 @@ def _decided_by(
     chosen: int,
     fastest: int,
 ) -> str | None:
-    """Say what kept the answer from being larger, as `choose.answer` does; None if the larger ones do not tell."""
+    """Say what kept the answer from being larger, as `answer.answer` does; None if the larger ones do not tell."""
     larger = [n for n in values if n > chosen]
     beyond = [n for n in larger if n in allowed]
     if beyond and goal.objective == "latency":

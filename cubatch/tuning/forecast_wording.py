@@ -148,7 +148,7 @@ def _weights(found: Forecast, heaviest: Sequence[Sequence[PassShare]]) -> Iterat
 
 
 def _heaviest(found: Forecast) -> list[list[PassShare]]:
-    """Put passes together that are predicted alike, as `listings_forecast.layers` does; longest first."""
+    """Put passes together that are predicted alike, as `tables.forecast.layers` does; longest first."""
     alike: dict[tuple[object, ...], list[PassShare]] = {}
     for share in found.passes:
         kind = share.pass_, share.algorithm, share.blocks, share.bound, share.seconds

@@ -103,7 +103,7 @@ class TuningResult:
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         largest_measured: The largest that really ran.
         tied_with: Sizes that paired per-round differences cannot tell from the fastest.
-        decided_by: One of DECIDED_BY; `choose.answer` defines them.  None in a partial result, and where nothing but
+        decided_by: One of DECIDED_BY; `answer.answer` defines them.  None in a partial result, and where nothing but
             failures lies above the answer.
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.

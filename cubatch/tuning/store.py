@@ -5,7 +5,7 @@ A run is one *identity* (what was asked for) measured under one set of *conditio
 measured with).  A second call with the same identity and the same conditions continues the run; the
 same identity under other conditions begins a new one, and a note says which fields differ.
 
-Each timing is its own commit, so a kill loses none that was reported (see `dbfile`).  The store may
+Each timing is its own commit, so a kill loses none that was reported (see `sqlite_file`).  The store may
 fail but never stops a measurement: where it cannot be written (full disk, read-only place), the run
 goes on unkept and says so once.  Damaged files are moved aside, never deleted, and not while another run
 has them open; a file that somebody moved all the same is noticed and said.  Two tuners of one run take
@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 class Run:
     """
-    One run of the store, open for more; a `results.Keeper`.
+    One run of the store, open for more; a `records.Keeper`.
 
     Made by `open_run`.  A run without a database (`store=False`, or a store that failed) answers the same
     calls and keeps nothing.
@@ -295,7 +295,7 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
 
 def clear(path: Path | str, run_id: int | None = None) -> int:
     """
-    Forget one run, or all of them.
+    Forget one run, or all runs.
 
     Returns:
         How many runs were forgotten.

@@ -96,7 +96,7 @@ def autotune(
         store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
             question, and which kernels won on this GPU, is forgotten.
         seed: Draws parameters, data and the order of the sweeps.
-        progress: Called with a `profiler.Event` after everything that happens.
+        progress: Called with a `search.walk.Event` after everything that happens.
 
     Returns:
         TuningResult: `batch_size` is the answer, `reasons` say why, `measurements` hold every candidate.

@@ -1,7 +1,7 @@
 """
 The sentences beneath a result: why this size, what the fastest was, which limit decided, what else to know.
 
-Only wording: what is said was decided in `choose`.
+Only wording: what is said was decided in `answer`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sentences(
         measurements: All of them, ascending.
         goal: What was asked for.
         tied_with: Sizes that paired rounds cannot tell from the fastest.
-        decided_by: One of results.DECIDED_BY; None where `choose.answer` leaves that open.
+        decided_by: One of results.DECIDED_BY; None where `answer.answer` leaves that open.
         rounds: Seconds by batch size and round, of the timings that count.
         edge: Where the next limit or failure above the largest that ran lies, and which it is, where one is known.
         throttled_only: Sizes that have none but throttled timings.

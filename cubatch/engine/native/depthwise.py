@@ -91,7 +91,7 @@ def conv2d_wgrad(
     Give the gradients by filter and bias; arguments as `functional.conv2d_wgrad`.
 
     Args:
-        workspace: uint8 array of `depthwise_scratch.depthwise_wgrad_workspace` bytes. None allocates one.
+        workspace: uint8 array of `workspace.depthwise.depthwise_wgrad_workspace` bytes. None allocates one.
 
     Raises:
         InvalidArgument: If arrays do not go together, the workspace is too small, or `supports` is False.

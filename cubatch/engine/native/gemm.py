@@ -32,7 +32,7 @@ def gemm(
         bias: (n,), or None. Layout "nt" only.
         layout: "nn", "nt" or "tn".
         out: Where it goes: (m, n); None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
+        workspace: 1-D uint8 array of `products.product_workspace` bytes. None allocates one where it is needed.
         fused: What else happens to the result; what of it a layout takes, `Fused` says.
 
     Returns:

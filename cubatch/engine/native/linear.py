@@ -25,7 +25,7 @@ def linear(
         b: Bias (k,), or None.
         relu: Clamp y at zero.
         out: Where y goes: (..., k); None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.linear_workspace` bytes. None allocates one where it is needed.
+        workspace: 1-D uint8 array of `products.linear_workspace` bytes. None allocates one where it is needed.
 
     Raises:
         InvalidArgument: If arrays do not go together or the workspace is too small.
@@ -48,7 +48,7 @@ def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspac
         dy: Gradient by the output (..., k), C-contiguous.
         w: Filter (k, c).
         out: Where dx goes: (..., c); None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.linear_dgrad_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `products.linear_dgrad_workspace` bytes. None allocates one.
 
     Raises:
         InvalidArgument: If arrays do not go together or the workspace is too small.
@@ -71,7 +71,7 @@ def linear_wgrad(context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, 
         dy: Gradient by the output (..., k), C-contiguous.
         dw: Where the filter's gradient goes: (k, c).
         db: Where the bias's gradient goes: (k,), or None.
-        workspace: 1-D uint8 array of `product_scratch.linear_wgrad_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `products.linear_wgrad_workspace` bytes. None allocates one.
 
     Raises:
         InvalidArgument: If arrays do not go together or the workspace is too small.

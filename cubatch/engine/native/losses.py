@@ -69,7 +69,7 @@ def softmax_cross_entropy(
         dlogits: Where the gradient goes: the shape of logits, may be logits itself. None allocates it.
         count: Positions the mean is taken over; None for those handed in.
         scale: float32 array of one element that the gradient is multiplied by; None for 1.
-        workspace: 1-D uint8 array of `kernel_scratch.softmax_cross_entropy_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `workspace.misc.softmax_cross_entropy_workspace` bytes. None allocates one.
 
     Returns:
         The loss: `loss` where that was given.

@@ -66,7 +66,7 @@ def batch_norm_train(
         reduce: Not called.
         relu: Clamp y at zero.
         out: Where y goes; may be x. None allocates it.
-        workspace: 1-D uint8 array of `kernel_scratch.batch_norm_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `workspace.misc.batch_norm_workspace` bytes. None allocates one.
 
     Returns:
         y, which is `out` where that was given.
@@ -128,7 +128,7 @@ def batch_norm_finish(
         dtype: Storage of the activations, whose compiled unit is used.
         origin: What the partials' means are distances to: (c,), of the activations' type. None where they are means.
         mean: As in `batch_norm_train`, which the others are as well.
-        workspace: 1-D uint8 array of `kernel_scratch.batch_norm_finish_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `workspace.misc.batch_norm_finish_workspace` bytes. None allocates one.
     """
     channels = len(mean)
     check(np.float32, (tiles * _MOMENTS * channels,), partials=partials)
@@ -241,7 +241,7 @@ def batch_norm_backward(
         count: Positions of the whole batch, which must be those of x.
         reduce: Not called.
         out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array of `kernel_scratch.batch_norm_backward_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `workspace.misc.batch_norm_backward_workspace` bytes. None allocates one.
 
     Returns:
         dx, which is `out` where that was given.

@@ -103,7 +103,7 @@ def update_loss_scale(
         state: float32 (4,), overwritten.
         gradients: The gradient, flat; one part, since one member runs on a GPU.
         interval: Steps that must go well before the scale is doubled.
-        workspace: 1-D uint8 array of `kernel_scratch.loss_scale_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `workspace.misc.loss_scale_workspace` bytes. None allocates one.
 
     Raises:
         InvalidArgument: If types differ, there are several gradients, or the workspace is too small.

@@ -191,7 +191,7 @@ def launch(
         fused: What else happens to it.
         conv: Of a convolution, its `geometry`.
         batch: Of a convolution, its samples.
-        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one where it is needed.
+        workspace: 1-D uint8 array of `products.product_workspace` bytes; None allocates one where it is needed.
 
     Raises:
         InvalidArgument: If arrays do not go together, the pass does not end with what is fused to it, the grid has too

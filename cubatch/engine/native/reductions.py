@@ -24,7 +24,7 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
         context: Where it runs.
         x: Array (..., c), C-contiguous.
         out: Where the sums go: (c,), of x's type. None allocates it.
-        workspace: 1-D uint8 array of `kernel_scratch.column_sums_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `workspace.misc.column_sums_workspace` bytes. None allocates one.
 
     Returns:
         The sums, which are `out` where that was given.

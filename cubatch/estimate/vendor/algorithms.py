@@ -144,7 +144,7 @@ class Places:
         l2_bytes: L2 cache.
         lanes: Lanes of float32 in an SM.
         element_bytes: Bytes of a stored element.
-        compute, memory: Factors on the time of arithmetic and of bytes: see `predictor.Scales`.
+        compute, memory: Factors on the time of arithmetic and of bytes: see `parts.Scales`.
         gpu, kin: The catalogue's name of the GPU, empty if it has none, and of those alike: see `fitted.kin_of`.
     """
 

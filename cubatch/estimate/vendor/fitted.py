@@ -97,7 +97,7 @@ class Fitted:
         return predicted, found, np.argmin(times, axis=0)
 
     def save(self, path: Path) -> None:
-        """Write all of it to one file of plain arrays."""
+        """Write the model to one file of plain arrays."""
         facts = {
             "name": self.name, "constants": {name: float(f"{value:.6g}") for name, value in self.constants.items()},
             "scales": {slug: [round(value, 5) for value in pair] for slug, pair in self.scales.items()},
@@ -151,7 +151,7 @@ def sustained(device: Device) -> float:
 
 
 def kin_of(device: Device) -> str:
-    """Name the GPUs whose SMs issue instructions as this one's do, for which libraries have the same kernels."""
+    """Name the GPUs whose SMs issue instructions as this GPU's do: libraries have one set of kernels for all."""
     return _like(device).kin
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cubatch.estimate.vendor.algorithms import Array, Places
 
 FEATURES = ("m", "columns", "depth", "r", "s", "stride_h", "waves 128x64", "intensity", "dgrad", "wgrad")
-"""Names of columns of `residual.features`; the last two, of its pass."""
+"""Names of columns of `trees.features`; the last two, of its pass."""
 
 _CHUNK = 512
 
@@ -51,7 +51,7 @@ class GaussianProcess:
         Give the correction of each case, to be added to the logarithm of its time.
 
         Args:
-            columns: `residual.features` of the cases.
+            columns: `trees.features` of the cases.
             places: Their GPUs.
         """
         at = (table(columns) / self.lengths).astype(np.float32)

@@ -164,7 +164,7 @@ def _as_linear(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
 
 
 def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:
-    """Give the GPU of every row, and whether the model was fitted to measurements of it."""
+    """Give the GPU of every row, and whether the model was fitted to measurements of that GPU."""
     peak = peak_flops_per_second(device, dtype)
     facts = {
         "num_sms": device.num_sms,

@@ -40,7 +40,7 @@ _CHUNK = 128  # cases whose features, and whose places in all trees, a CPU's cac
 @attrs.frozen(eq=False)
 class Trees:
     """
-    An ensemble of regression trees, the nodes of all of them level by level.
+    An ensemble of regression trees, the nodes of all trees level by level.
 
     First come the roots, the deepest tree's first; then, level by level, the two nodes that follow each question.
 
@@ -144,7 +144,7 @@ def _rounding(share: Array) -> Array:
 
 
 def _fused(work: Work, places: Places) -> dict[str, Array]:
-    """Describe each of the blocks that the vendor has of fused F(2x2, 3x3): no GPU's library has all of them."""
+    """Describe each block of the vendor's fused F(2x2, 3x3); no GPU's library has all blocks."""
     high, wide, _, outputs, _ = image(work)
     filters, columns = np.ceil(outputs / FUSED_FILTERS), {}
     for block in FUSED_PIXELS:

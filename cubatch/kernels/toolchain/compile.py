@@ -87,7 +87,7 @@ def compile_unit(
         kernel, arch, root, folder: As there.
         code: Whether the machine code is wanted and kept, or only what is known of it.
         known: Where it is compiled for several architectures, what came of it for the others: spares most of the time
-            where they have something in common, see `sharing`. What comes of it now is added.
+            where they have something in common, see `shared_ptx`. What comes of it now is added.
     """
     root, folder = root or kernels_path(), folder or cubins.default_folder()
     compiler = nvrtc.for_arch(arch_number(arch))

@@ -70,7 +70,7 @@ class SiLU(_Activation):
 
 @attrs.frozen(kw_only=True)
 class GELU(_Activation):
-    """Input times the normal distribution function of it."""
+    """Input times the normal distribution function of the input."""
 
     type: ClassVar[str] = "gelu"
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})

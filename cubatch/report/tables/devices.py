@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def devices(found: Sequence[Device], *, title: str) -> Grid:
-    """Lay out the facts of devices; a fact that none of them has is left out."""
+    """Lay out the facts of devices; a fact that no device has is left out."""
     rows = [
         [
             device.slug or device.kind,

@@ -92,7 +92,7 @@ def test_a_table_is_cut_row_by_row(cases):
 @FEW
 @given(layer=convolutions(strides=(1,)), pass_=st.sampled_from(list(Pass)), n=st.integers(1, 300))
 def test_tiles_of_a_product_are_counted_as_everywhere_in_cubatch(layer, pass_, n):
-    """The grid of each tile is `tiling.num_blocks`, groups included."""
+    """The grid of each tile is `blocks.num_blocks`, groups included."""
     found = by_name(algorithms(work_of((layer, pass_, n)), np.array([48.0])))
     for tile in TILES:
         one = found["{}x{}".format(*tile)]

@@ -180,7 +180,7 @@ def test_what_was_never_measured_is_less_sure():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_our_own_kernels_are_asked_of_themselves(monkeypatch, dtype):
-    """Every pass, of products or of bytes alone, is what `kernel_seconds` says; no published model is asked."""
+    """Every pass, of products or of bytes alone, is what `estimate.ours` says; no published model is asked."""
     monkeypatch.setattr(passes, "shipped", {}.__getitem__)
     layers = [Conv2d(k=64, r=3, s=3, pad=1), ReLU(), Flatten(), Linear(k=99)]
     net = Network(input_shape=(28, 28, 256), layers=layers)
