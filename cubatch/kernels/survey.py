@@ -13,12 +13,13 @@ import attrs
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware.facts import sm_limits
 from cubatch.hardware.waves import Occupancy, occupancy
+from cubatch.kernels import structs
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import nvrtc, sass, shared_ptx
 from cubatch.kernels.toolchain.cubins import Cubin
 from cubatch.kernels.toolchain.nvrtc import Program
-from cubatch.kernels.variant import Kernel, arch_number
+from cubatch.kernels.variant import Kernel, arch_number, kernels_path
 
 ARCHS = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What every kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
@@ -74,7 +75,8 @@ def survey(
     Compile variants for architectures, on all cores, and look for what is wrong with each.
 
     Wrong are: an error or warning of the compiler, a spilled register, launch bounds other than the threads of
-    configs.toml, a block that no SM of the architecture can hold, and machine code without its family's instructions.
+    configs.toml, a block that no SM of the architecture can hold, machine code without its family's instructions, and
+    structs that are other than those of `structs`.
 
     Args:
         chosen: The variants.
@@ -94,6 +96,7 @@ def survey(
     for arch in archs:
         sm_limits(_capability(arch))
     units = _units(chosen, archs)
+    mismatch = structs.mismatch(root or kernels_path(), archs[0]) if units else ""
 
     ending = threading.Event()
 
@@ -108,6 +111,8 @@ def survey(
         except CompileError as error:
             return [Row(kernel, arch, "error", problems=("it does not compile",), error=error) for kernel in kernels]
         rows = [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
+        if mismatch and kernels[0].family in structs.FAMILIES:
+            rows = [attrs.evolve(row, problems=(*row.problems, mismatch)) for row in rows]
         if not expected:
             return rows
         opcodes = sass.count_opcodes(cubin.path.read_bytes())
