@@ -15,12 +15,13 @@ from cubatch.hardware import architectures
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, occupancy
+from cubatch.kernels import structs
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import nvrtc, sass, shared_ptx
 from cubatch.kernels.toolchain.cubins import Cubin
 from cubatch.kernels.toolchain.nvrtc import Program
-from cubatch.kernels.variant import Kernel, arch_number
+from cubatch.kernels.variant import Kernel, arch_number, kernels_path
 
 ARCHS = architectures.surveyed()
 """What every kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
@@ -76,7 +77,8 @@ def survey(
     Compile variants for architectures, on all cores, and look for what is wrong with each.
 
     Wrong are: an error or warning of the compiler, a spilled register, launch bounds other than the threads of
-    configs.toml, a block that no SM of the architecture can hold, and machine code without its family's instructions.
+    configs.toml, a block that no SM of the architecture can hold, machine code without its family's instructions, and
+    structs that are other than those of `structs`.
 
     Args:
         chosen: The variants.
@@ -96,6 +98,7 @@ def survey(
     for arch in archs:
         architectures.of(_capability(arch))
     units = _units(chosen, archs)
+    mismatch = structs.mismatch(root or kernels_path(), archs[0]) if units else ""
 
     ending = threading.Event()
 
@@ -110,6 +113,8 @@ def survey(
         except CompileError as error:
             return [Row(kernel, arch, "error", problems=("it does not compile",), error=error) for kernel in kernels]
         rows = [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
+        if mismatch and kernels[0].family in structs.FAMILIES:
+            rows = [attrs.evolve(row, problems=(*row.problems, mismatch)) for row in rows]
         if not expected:
             return rows
         opcodes = sass.count_opcodes(cubin.path.read_bytes())

@@ -1,40 +1,21 @@
 // SPDX-License-Identifier: MIT
 //
-// The only index arithmetic of convolution on the device; its twin on the host is cubatch/windows.py.
+// The only index arithmetic of convolution on the device; its twin on the host is cubatch/network/windows.py.
 //
 // Along one axis, output position o and tap t read the source at  o * stride + t * step + offset;  what lies
 // outside the source reads as zero.  A forward pass reads x (offset = -pad, step = dilation); the input's gradient
 // reads dy, one phase of the stride at a time, at stride 1 and with a step of its own (see phase_along).
 #pragma once
 
-#include "common/device.cuh"
+#include "common/structs.cuh"
 
 // Division of numbers below 2^31 by a number known at the launch: multiply, keep the high half, shift.
 //   shift = ceil(log2 divisor) - 1,  multiplier = ceil(2^(32 + shift) / divisor)
 // The product exceeds 2^(32 + shift) * quotient by less than one divisor's worth for every dividend below 2^31.
-struct Divisor {
-  u32 divisor, multiplier, shift;
-};
-
 CB_DEVICE int divide(int dividend, Divisor by) {
   const u32 x = (u32)dividend;
   return (int)(by.divisor == 1 ? x : cb_mul_high(x, by.multiplier) >> by.shift);
 }
-
-// A convolution without its batch.  Mirrored by cubatch/engine/native/product.py: integers only, no padding.
-struct Conv {
-  int h, w, c;                        // x: rows, columns, channels of a pixel
-  int p, q, k;                        // y: rows, columns, channels of a pixel
-  int r, s;                           // filter: rows, columns
-  int stride_h, stride_w;
-  int step_h, step_w;                 // the dilation
-  int top, left;                      // zeros above and left of x
-  int group_c, group_k;               // channels of one group
-  int tap_step_h, tap_step_w;         // of a phase: stride / g, g being the greatest common divisor of stride and step
-  int source_step_h, source_step_w;   // step / g
-  Divisor rows, columns;              // of what gemm_m counts: p and q; of a gradient phase the ceil(h / stride_h) ...
-  Divisor short_rows, short_columns;  // ... and for phases beyond the remainder the floor, or 1 where that is 0
-};
 
 // One axis as the header says.  `size` is the source's extent.
 struct Axis {

@@ -6,8 +6,9 @@
 //   barrier    a u64 in shared memory with a phase bit.  A phase ends when all expected arrivals and all expected bytes
 //              have come; waiting for parity p waits for the end of a phase whose bit is p, so that on a new barrier
 //              waiting for parity 1 returns at once.
-//   tensor map 128 bytes that describe an array to the copy engine (cubatch/tensor_map.py).  A copy is issued by one
-//              thread; its bytes count on a barrier, places outside of the array arrive as zeros and count as well.
+//   tensor map 128 bytes that describe an array to the copy engine (cubatch/kernels/tensor_map.py).  A copy is issued
+//              by one thread; its bytes count on a barrier, places outside of the array arrive as zeros and count as
+//              well.
 //   wgmma      4 warps multiply two tiles in shared memory, told by 64-bit descriptors, into registers.  It runs behind
 //              the program's back: what it reads may not be overwritten, nor its sums be touched, before it was waited
 //              for.

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "common/activation.cuh"
+#include "common/structs.cuh"
 
 #if defined(OPERATION_GEMM_NT) || defined(OPERATION_CONV2D_FPROP)
 constexpr bool HAS_FORWARD_TERMS = true, HAS_MASK = false;
@@ -26,15 +27,6 @@ constexpr bool HAS_FORWARD_TERMS = false, HAS_MASK = false;
 #else
 constexpr bool HAS_FORWARD_TERMS = true, HAS_MASK = true;
 #endif
-
-// The output as numbers.  Mirrored by cubatch/engine/native/product.py: no padding.
-struct Output {
-  i64 elements;    // rows * columns, of all groups
-  int columns;     // of all groups
-  int activation;  // enum Activation
-  int wide;        // columns are a multiple of 4, and all pointers allow 4 elements at once
-  int slices;      // of gemm_k
-};
 
 struct Epilogue : Output {
   CB_ELEMENT* out;             // rows x columns

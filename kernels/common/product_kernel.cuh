@@ -15,9 +15,22 @@
 // phases, each a convolution of dy at stride 1 with its own taps: no tap is wasted, and a phase without any writes what
 // its epilogue makes of zero.
 //
-// The family says before it includes this: AlongK, AlongOuter and Operand (how a tile comes to shared memory), Place
-// and Sums (a thread's part of the tile), main_loop, store, NUM_THREADS, MIN_BLOCKS, and
-// DECLARE_SHARED(name) for its buffers.
+// A family defines, before it includes this:
+//
+//   CB_ELEMENT               storage of the elements
+//   TILE_M, TILE_N, TILE_K   the block's tile, and its step along gemm_k
+//   VECTOR                   elements of a load
+//   NUM_STAGES               buffers in shared memory (common/ring.cuh)
+//   MIN_BLOCKS               blocks that an SM is to hold, which bounds registers
+//   DECLARE_SHARED(name)     a statement: its buffers in shared memory, as `name`
+//   NUM_THREADS              a constant: threads of a block, at least TILE_M
+//   AlongK<EXTENT>, AlongOuter<EXTENT>   how threads divide a tile whose neighbours in memory lie along gemm_k, or not
+//   Operand<Source, Map>     how a tile of a source (operand_sources.cuh) comes to shared memory: see common/ring.cuh
+//   Place, Sums              a thread's place in the tile, and its part of the sums, zeros at first
+//   main_loop(a, b, run, place, shared, sums)         multiplies the tiles of a run (product_run.cuh)
+//   store(epilogue, output, place, sums, shared)      hands the sums to common/epilogue.cuh
+//
+// and is compiled with one -DOPERATION_... of the table.
 //
 //   grid      x: tiles (common/tile_order.cuh), the phase slowest; z: groups x slices of gemm_k
 //   needs     contiguous extents of A and B are multiples of VECTOR, their addresses of VECTOR elements.
@@ -25,21 +38,37 @@
 //   slices    of a split gemm_k leave their sums in `partials`; split_k_reduce adds them up and finishes them
 #pragma once
 
+#ifndef CB_ELEMENT
+#error "a family defines CB_ELEMENT: storage of the elements"
+#endif
+#ifndef TILE_M
+#error "a family defines TILE_M: rows of a block's tile"
+#endif
+#ifndef TILE_N
+#error "a family defines TILE_N: columns of a block's tile"
+#endif
+#ifndef TILE_K
+#error "a family defines TILE_K: its step along gemm_k"
+#endif
+#ifndef VECTOR
+#error "a family defines VECTOR: elements of a load"
+#endif
+#ifndef NUM_STAGES
+#error "a family defines NUM_STAGES: buffers in shared memory"
+#endif
+#ifndef MIN_BLOCKS
+#error "a family defines MIN_BLOCKS: blocks that an SM is to hold"
+#endif
+#ifndef DECLARE_SHARED
+#error "a family defines DECLARE_SHARED(name): its buffers in shared memory"
+#endif
+
 #include "common/conv_geometry.cuh"
 #include "common/epilogue.cuh"
 #include "common/operand_sources.cuh"
 #include "common/product_run.cuh"
+#include "common/structs.cuh"
 #include "common/tile_order.cuh"
-
-// Extents of the product and its tiles.  Mirrored by cubatch/engine/native/product.py: no padding.
-struct Product {
-  i64 m, k;              // of a group; of a gradient's phases the largest m, and k is not used
-  int n;
-  int groups;
-  int tiles_m, tiles_n;  // of one phase
-  int band;              // see tile_order.cuh
-  int batch;             // images
-};
 
 // Which way each operand comes.
 #if defined(OPERATION_GEMM_NN)
@@ -66,6 +95,8 @@ using B = Operand<FilterSource<AlongOuter<TILE_N>>, AlongOuter<TILE_N>>;
 #define ENTRY conv2d_wgrad
 using A = Operand<MatrixSource<AlongOuter<TILE_M>>, AlongOuter<TILE_M>>;
 using B = Operand<TapSource<AlongOuter<TILE_N>>, AlongOuter<TILE_N>>;
+#else
+#error "a family is compiled with one -DOPERATION_... of the table above"
 #endif
 
 CB_KERNEL(NUM_THREADS, MIN_BLOCKS)

@@ -38,7 +38,7 @@
 // CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.  The GPU's alone.
 //
 //   grid      x: at most as many blocks as SMs, a multiple of CLUSTER; tiles are dealt out round robin
-//   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/tensor_map.py);
+//   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/kernels/tensor_map.py);
 //             gemm_m and the pixels below 2^31; no groups
 //   phases    of a gradient are a launch each; one without taps writes what its epilogue makes of zero
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up

@@ -2,15 +2,13 @@
 //
 // The one main loop of the family: a block multiplies two operands on tensor cores, tile by tile along gemm_k.
 //
-//   NUM_STAGES = 2   the next tile waits in registers until the second buffer may take it (sm_70, sm_75)
-//   NUM_STAGES > 2   cp.async fills a ring of buffers, NUM_STAGES - 1 tiles ahead (from sm_80 on)
-//
-// One barrier for a tile: behind it the tile is there for all, and the buffer that is filled next was read by all.  A
-// tile is STEPS products of a warp's part.  Where registers allow, the fragments of a step are read while those of the
-// one before are multiplied, across the barrier too; where two blocks share an SM, warps of one cover for the other.
+// Tiles come by the ring of common/ring.cuh, of two buffers on sm_70 and sm_75.  One barrier for a tile: behind it the
+// tile is there for all, and the buffer that is filled next was read by all.  A tile is STEPS products of a warp's
+// part.  Where registers allow, the fragments of a step are read while those of the one before are multiplied, across
+// the barrier too; where two blocks share an SM, warps of one cover for the other.
 #pragma once
 
-#include "common/product_run.cuh"
+#include "common/ring.cuh"
 #include "mma/fragments.cuh"
 
 constexpr int WARPS_N = TILE_N / WARP_N;
@@ -68,19 +66,6 @@ CB_DEVICE void multiply(Sums& sums, const Fragments<MapA, WARP_M, true>& a, cons
   }
 }
 
-CB_DEVICE void commit_copies() {
-#if CB_ARCH >= 80
-  if constexpr (NUM_STAGES > 2) cb_copy_commit();
-#endif
-}
-
-// Wait for the tile that is read next: the copies of the NUM_STAGES - 2 tiles after it may be under way.
-CB_DEVICE void wait_for_copies() {
-#if CB_ARCH >= 80
-  if constexpr (NUM_STAGES > 2) cb_copy_wait<NUM_STAGES - 2>();
-#endif
-}
-
 template <class A, class B>
 CB_DEVICE void main_loop(A& a, B& b, const Run& run, const Place& place, unsigned char* shared, Sums& sums) {
   constexpr u32 STAGE = A::BYTES + B::BYTES;
@@ -94,30 +79,7 @@ CB_DEVICE void main_loop(A& a, B& b, const Run& run, const Place& place, unsigne
   u32 rows = FragmentsA::place(place.m), columns = A::BYTES + FragmentsB::place(place.n);
   u32 a_target = a.shared_place(), b_target = A::BYTES + b.shared_place();
 
-  a.source.seek(0, run.first);
-  b.source.seek(0, run.first);
-  a.template fetch<false>(shared, a_target, run.count);
-  b.template fetch<false>(shared, b_target, run.count);
-  a.source.seek(run.first, run.first + run.count);
-  b.source.seek(run.first, run.first + run.count);
-  CB_UNROLL
-  for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
-    if (stage > 0 && stage < run.tiles) {
-      a.template fetch<true>(shared, a_target, TILE_K);
-      b.template fetch<true>(shared, b_target, TILE_K);
-      a.source.advance();
-      b.source.advance();
-    }
-    if (stage < run.tiles) {
-      a.put(shared, a_target);
-      b.put(shared, b_target);
-    }
-    commit_copies();
-    a_target += STAGE;
-    b_target += STAGE;
-  }
-  wait_for_copies();
-  cb_sync();
+  fill_ring<STAGE>(a, b, run, shared, a_target, b_target);
   if constexpr (READS_AHEAD) {
     left[0].read(shared, rows, 0);
     right[0].read(shared, columns, 0);
@@ -128,12 +90,7 @@ CB_DEVICE void main_loop(A& a, B& b, const Run& run, const Place& place, unsigne
   int read = 0;
   CB_NO_UNROLL
   for (int tiles = run.tiles; tiles > 0; --tiles) {
-    if (tiles >= NUM_STAGES) {
-      a.template fetch<true>(shared, a_target, TILE_K);
-      b.template fetch<true>(shared, b_target, TILE_K);
-      a.source.advance();
-      b.source.advance();
-    }
+    if (tiles >= NUM_STAGES) fetch_next(a, b, shared, a_target, b_target);
     commit_copies();
     CB_UNROLL
     for (int step = 0; step < STEPS; ++step) {

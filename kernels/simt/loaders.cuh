@@ -21,6 +21,14 @@ constexpr int NUM_THREADS = TILE_M / THREAD_M * (TILE_N / THREAD_N);
 
 CB_DEVICE constexpr int row_floats(int extent) { return extent + 4; }
 
+// Shared memory is addressed by bytes from its start: a 32-bit number that a loop adds to.
+CB_DEVICE const float* at_byte(const float* shared, u32 bytes) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(shared) + bytes);
+}
+CB_DEVICE float* at_byte(float* shared, u32 bytes) {
+  return reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + bytes);
+}
+
 template <int EXTENT_>
 struct AlongK {
   static constexpr bool IS_ALONG_K = true;
@@ -79,17 +87,18 @@ struct Operand {
     return (i + 1) * Map::STEP <= Map::EXTENT || map.outer + i * Map::STEP < Map::EXTENT;
   }
 
-  // Set a tile on its way to shared memory: a WHOLE one, or one of which the first `count` places along gemm_k exist
-  // and the others are zeros.
+  // Set a tile on its way to byte `target` of shared memory: a WHOLE one, or one of which the first `count` places
+  // along gemm_k exist and the others are zeros.
   template <bool WHOLE>
-  CB_DEVICE void fetch([[maybe_unused]] float* target, int count) {
+  CB_DEVICE void fetch([[maybe_unused]] float* shared, [[maybe_unused]] u32 target, int count) {
     CB_UNROLL
     for (int i = 0; i < Map::COUNT; ++i) {
       const bool exists = in_tile(i) && source.valid(i) && (WHOLE || map.k < count);
       if constexpr (IS_COPIED) {
 #if CB_ARCH >= 80
         constexpr int BYTES = Map::WIDTH * (int)sizeof(float);
-        if (in_tile(i)) cb_copy_async<BYTES>(target + Map::further(i, 0), source.pointer(i), exists ? BYTES : 0);
+        float* place = at_byte(shared, target) + Map::further(i, 0);
+        if (in_tile(i)) cb_copy_async<BYTES>(place, source.pointer(i), exists ? BYTES : 0);
 #endif
       } else if (exists) {
         held[i] = cb_load<CB_ELEMENT, Map::WIDTH>(source.pointer(i));
@@ -101,8 +110,9 @@ struct Operand {
   }
 
   // Put what waits in registers into shared memory.
-  CB_DEVICE void put([[maybe_unused]] float* target) const {
+  CB_DEVICE void put([[maybe_unused]] float* shared, [[maybe_unused]] u32 target) const {
     if constexpr (!IS_COPIED) {
+      float* tile = at_byte(shared, target);
       CB_UNROLL
       for (int i = 0; i < Map::COUNT; ++i) {
         if (!in_tile(i)) continue;
@@ -111,9 +121,9 @@ struct Operand {
         for (int j = 0; j < Map::WIDTH; ++j) value.v[j] = to_float(held[i].v[j]);
         if constexpr (Map::IS_ALONG_K) {
           CB_UNROLL
-          for (int j = 0; j < Map::WIDTH; ++j) target[Map::further(i, j)] = value.v[j];
+          for (int j = 0; j < Map::WIDTH; ++j) tile[Map::further(i, j)] = value.v[j];
         } else {
-          cb_write<float, Map::WIDTH>(target + Map::further(i, 0), value);
+          cb_write<float, Map::WIDTH>(tile + Map::further(i, 0), value);
         }
       }
     }

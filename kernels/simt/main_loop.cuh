@@ -2,19 +2,17 @@
 //
 // The one main loop of the family: a block multiplies two operands, tile by tile along gemm_k.
 //
-// Fragments of place k + 1 are read from shared memory while those of place k are multiplied, and
-//
-//   NUM_STAGES = 2   the next tile waits in registers until the second buffer may take it
-//   NUM_STAGES > 2   cp.async fills a ring of buffers, NUM_STAGES - 1 tiles ahead (from sm_80 on), with operands that
-//                    are stored as they come; one that is transposed still goes through registers, since 4-byte copies
-//                    and their addresses would cost more instructions than its 5
+// Fragments of place k + 1 are read from shared memory while those of place k are multiplied.
+// Tiles come by the ring of common/ring.cuh; cp.async copies operands that are stored as they come; one that is
+// transposed still goes through registers, since 4-byte copies and their addresses would cost more instructions than
+// its 5.
 //
 // A warp is 4 lanes along gemm_m by 8 along gemm_n; a thread's tile is cut into pieces of 4, 16 (32) apart, so that a
 // fragment is read 16 bytes at a time.  Lane bits 0 and 4 count along gemm_m, bits 1 to 3 along gemm_n: the lanes that
 // are served together then ask for few different addresses.
 #pragma once
 
-#include "common/product_run.cuh"
+#include "common/ring.cuh"
 #include "simt/loaders.cuh"
 
 constexpr int PIECE = 4;
@@ -49,27 +47,6 @@ struct Sums {
     }
   }
 };
-
-// Shared memory is addressed by bytes from its start: a 32-bit number that a loop adds to.
-CB_DEVICE const float* at_byte(const float* shared, u32 bytes) {
-  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(shared) + bytes);
-}
-CB_DEVICE float* at_byte(float* shared, u32 bytes) {
-  return reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + bytes);
-}
-
-CB_DEVICE void commit_copies() {
-#if CB_ARCH >= 80
-  if constexpr (NUM_STAGES > 2) cb_copy_commit();
-#endif
-}
-
-// Wait for the tile that is read next: the copies of the NUM_STAGES - 2 tiles after it may be under way.
-CB_DEVICE void wait_for_copies() {
-#if CB_ARCH >= 80
-  if constexpr (NUM_STAGES > 2) cb_copy_wait<NUM_STAGES - 2>();
-#endif
-}
 
 struct Fragments {
   float a[THREAD_M], b[THREAD_N];
@@ -108,30 +85,7 @@ CB_DEVICE void main_loop(A& a, B& b, const Run& run, const Place& place, float* 
   u32 b_target = (A::FLOATS + b.map.shared_place()) * sizeof(float);
   Fragments fragments[2];
 
-  a.source.seek(0, run.first);
-  b.source.seek(0, run.first);
-  a.template fetch<false>(at_byte(shared, a_target), run.count);
-  b.template fetch<false>(at_byte(shared, b_target), run.count);
-  a.source.seek(run.first, run.first + run.count);
-  b.source.seek(run.first, run.first + run.count);
-  CB_UNROLL
-  for (int stage = 0; stage < NUM_STAGES - 1; ++stage) {
-    if (stage > 0 && stage < run.tiles) {
-      a.template fetch<true>(at_byte(shared, a_target), TILE_K);
-      b.template fetch<true>(at_byte(shared, b_target), TILE_K);
-      a.source.advance();
-      b.source.advance();
-    }
-    if (stage < run.tiles) {
-      a.put(at_byte(shared, a_target));
-      b.put(at_byte(shared, b_target));
-    }
-    commit_copies();
-    a_target += STAGE;
-    b_target += STAGE;
-  }
-  wait_for_copies();
-  cb_sync();
+  fill_ring<STAGE>(a, b, run, shared, a_target, b_target);
   fragments[0].read(shared, rows, columns, 0);
 
   // Reading is at stage r of the ring, writing at the one before it.
@@ -143,18 +97,13 @@ CB_DEVICE void main_loop(A& a, B& b, const Run& run, const Place& place, float* 
     CB_UNROLL
     for (int k = 0; k < TILE_K; ++k) {
       if (k == 0) {
-        if (left >= NUM_STAGES) {
-          a.template fetch<true>(at_byte(shared, a_target), TILE_K);
-          b.template fetch<true>(at_byte(shared, b_target), TILE_K);
-          a.source.advance();
-          b.source.advance();
-        }
+        if (left >= NUM_STAGES) fetch_next(a, b, shared, a_target, b_target);
         commit_copies();
       }
       if (k == TILE_K - 1) {
         if (left >= NUM_STAGES) {
-          a.put(at_byte(shared, a_target));
-          b.put(at_byte(shared, b_target));
+          a.put(shared, a_target);
+          b.put(shared, b_target);
         }
         if constexpr (NUM_STAGES == 2) {
           a_target -= onward;

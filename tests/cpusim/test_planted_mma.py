@@ -34,9 +34,11 @@ AHEAD, IN_TURN = "128x64x32", "128x128x32"
 
 # 4 taps of 72 filters: 9 steps, three times around the ring; part of a tile along all three axes.
 DRAWN = cases.Conv(n=2, h=9, w=8, c=88, k=72, r=2, s=2, pad=(1, 0, 0, 1))
+RING = KERNELS / "common" / "ring.cuh"
 A100 = Device(name="A100", compute_capability=(8, 0), num_sms=4)
 
 WAIT_AHEAD = "          wait_for_copies();\n          cb_sync();\n"
+FIRST_WAIT = "  }\n  wait_for_copies();\n  cb_sync();\n"
 WAIT_IN_TURN = "    if constexpr (!READS_AHEAD) {\n      wait_for_copies();\n      cb_sync();\n"
 COPIED = "      copy_group(sums, group, slab);\n      cb_sync_warp();\n"
 STORED = "      }\n      cb_sync_warp();\n    }\n"
@@ -67,7 +69,8 @@ BUGS = {
         "main_loop.cuh", WAIT_IN_TURN, WAIT_IN_TURN.replace("cb_sync();", ""), modes=LATE, tile=IN_TURN
     ),
     "no wait": Bug("main_loop.cuh", WAIT_AHEAD, WAIT_AHEAD.replace("wait_for_copies();", ""), modes=LATE),
-    "a wait for a tile too few": Bug("main_loop.cuh", "wait<NUM_STAGES - 2>", "wait<NUM_STAGES - 1>", modes=LATE),
+    "a wait for a tile too few": Bug("ring.cuh", "wait<NUM_STAGES - 2>", "wait<NUM_STAGES - 1>", modes=LATE),
+    "no wait for the first tile": Bug("ring.cuh", FIRST_WAIT, FIRST_WAIT.replace("wait_for_copies();", ""), modes=LATE),
     "a tile ahead too many": Bug(
         "main_loop.cuh", "const u32 written = read == 0 ? AROUND : STAGE,", "const u32 written = STAGE * (read < 0),"
     ),
@@ -105,14 +108,14 @@ BUGS = {
 def mutant(name):
     """Give the kernel with a bug, its sources flat in a folder of the cache, so that it is compiled once."""
     bug = BUGS.get(name, Bug("store.cuh", "", ""))
-    texts = {path.name: path.read_text() for path in (KERNELS / "mma").iterdir()}
+    texts = {path.name: path.read_text() for path in [*(KERNELS / "mma").iterdir(), RING]}
     if name in BUGS:
         assert texts[bug.file].count(bug.old) == 1, f"{bug.old!r} in {bug.file}"
         texts[bug.file] = texts[bug.file].replace(bug.old, bug.new)
     folder = building.cache_directory() / "mutants" / f"mma {name}".replace(" ", "-").replace("'", "")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
-        (folder / file).write_text(text.replace('"mma/', '"'))
+        (folder / file).write_text(text.replace('"mma/', '"').replace('"common/ring', '"ring'))
     tile = bug.tile if name in BUGS else name
     found = variant.find("conv2d_dgrad", "float16", family="mma", tile=tile, vector=8)
     return attrs.evolve(found, source=str(folder / "implicit_gemm.cu"))

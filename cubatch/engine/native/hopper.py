@@ -55,7 +55,7 @@ def launch(
         b: Right operand; in tf32 as `transpose` leaves it.
         ends: out, bias, scale, shift, residual, mask.
         partials: Where the slices of a split product go; None where it is not split.
-        output: Record of kernels/common/epilogue.cuh's Output.
+        output: A record `structs.OUTPUT`.
         conv: Of a convolution, its `product.geometry`.
         batch: Of a convolution, its samples.
     """

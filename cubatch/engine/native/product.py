@@ -21,6 +21,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.problem import Problem, vectors
 from cubatch.kernels.ranking import can_run, ranked, slices, tiles, transposed_bytes
+from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.products import product_workspace
 from cubatch.network.windows import ConvShape
@@ -41,24 +42,7 @@ _BAND = 16
 _MOST_X, _MOST_Z = (1 << 31) - 1, 65535
 _LIMIT = 1 << 31
 
-# Product of kernels/common/product_kernel.cuh, Output of epilogue.cuh, Divisor and Conv of conv_geometry.cuh there.
-_PRODUCT = np.dtype(
-    [(name, np.int64) for name in ("m", "k")]
-    + [(name, np.int32) for name in ("n", "groups", "tiles_m", "tiles_n", "band", "batch")],
-    align=True,
-)
-_OUTPUT = np.dtype(
-    [("elements", np.int64)] + [(name, np.int32) for name in ("columns", "activation", "wide", "slices")], align=True
-)
-_DIVISOR = np.dtype([(name, np.uint32) for name in ("divisor", "multiplier", "shift")])
-_CONV = np.dtype(
-    [(name, np.int32) for name in ("h", "w", "c", "p", "q", "k", "r", "s")]
-    + [(name, np.int32) for name in ("stride_h", "stride_w", "step_h", "step_w", "top", "left", "group_c", "group_k")]
-    + [(name, np.int32) for name in ("tap_step_h", "tap_step_w", "source_step_h", "source_step_w")]
-    + [(name, _DIVISOR) for name in ("rows", "columns", "short_rows", "short_columns")],
-    align=True,
-)
-_NO_CONV = np.zeros((), dtype=_CONV)[()]
+_NO_CONV = np.zeros((), dtype=CONV)[()]
 _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are counted in 32 bits too
 
 
@@ -115,7 +99,7 @@ def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int
 
 def divisor(number: int) -> tuple[int, int, int]:
     """
-    Give the multiplier and shift that divide by a number: see Divisor in kernels/common/conv_geometry.cuh.
+    Give the multiplier and shift that divide by a number: see divide() in kernels/common/conv_geometry.cuh.
 
     Args:
         number: From 1 to 2^31 - 1; for 1 the kernels take a short cut.
@@ -152,7 +136,7 @@ def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int
     common = math.gcd(v.stride, v.step), math.gcd(h.stride, h.step)
     phase = (v.stride // common[0], h.stride // common[1], v.step // common[0], h.step // common[1])
     divisors = tuple(divisor(max(1, count)) for count in rows + short_rows)
-    return np.array(extents + steps + phase + divisors, dtype=_CONV)[()]
+    return np.array(extents + steps + phase + divisors, dtype=CONV)[()]
 
 
 def _as_convolution(problem: Problem) -> tuple[Any, int]:
@@ -169,7 +153,7 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
     else:
         images, taps, c, k = problem.m, min(problem.k, 1), problem.n, gemm_k
     extents, steps, phase = (1, pixels, c, 1, pixels, k, taps, 1), (1, 1, 1, 1, 0, 0, c, k), (1, 1, 1, 1)
-    return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=_CONV)[()], images
+    return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=CONV)[()], images
 
 
 def launch(
@@ -253,7 +237,7 @@ def _launch(
         conv, batch = _as_convolution(problem)
     extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
     numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
-    product, output = np.array(extents, dtype=_PRODUCT)[()], np.array(numbers, dtype=_OUTPUT)[()]
+    product, output = np.array(extents, dtype=PRODUCT)[()], np.array(numbers, dtype=OUTPUT)[()]
     ends = (out, bias, fused.scale, fused.shift, fused.residual, fused.mask)
     if chosen.family == "hopper":
         b = hopper.transpose(context, b, out=floats(workspace, b.size)) if transposed else b
