@@ -334,7 +334,7 @@ def _step_clocks(problem: Problem, found: Kernel, device: Device) -> float:
 
 
 def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int, device: Device) -> float:
-    """Count the clocks of one k-step of a wgmma tile; a warpgroup reads half its rows and all columns, swapped all rows."""
+    """Count the clocks of one k-step of a wgmma tile; a warpgroup reads half its rows, all columns; swapped, all."""
     row = tile.k * BYTES_PER_ELEMENT[found.dtype]
     # A board's own rate is no bound here: data sheets give it for less than the boost clock (H100 SXM: at 1830 MHz).
     products = tile.m * tile.n * tile.k / _like(device).wgmma_fma[_rated(found)]

@@ -7,7 +7,8 @@ import pytest
 
 from cubatch.estimate import occupancy_sweep
 from cubatch.estimate.batch_sweep import spread
-from cubatch.hardware.facts import Device, sm_limits
+from cubatch.hardware import architectures
+from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import occupancy
 from cubatch.kernels.resources import Figures, Needs
 from cubatch.kernels.survey import Row
@@ -103,9 +104,9 @@ def occupancy_page():
     held = needs.on(capability)
     answer = occupancy_table.Answer(None, needs, held, spread=spread(82, 80, blocks_per_sm=held.blocks_per_sm))
     title = f"{occupancy_table.subject(needs)} on {V100}"
-    shown = occupancy_table.answers([answer], V100, sm_limits(capability), title=title)
+    shown = occupancy_table.answers([answer], V100, architectures.of(capability), title=title)
     several = [attrs.evolve(answer, name="a_f32_hopper_1", needs=attrs.evolve(needs, nvrtc="12.9.86")), answer]
-    listed = occupancy_table.answers(several, V100, sm_limits(capability), title="Several")
+    listed = occupancy_table.answers(several, V100, architectures.of(capability), title="Several")
     return grids(shown, listed, occupancy_table.sweep(occupancy_sweep.sweep(needs, capability, "registers")))
 
 
