@@ -26,8 +26,7 @@ from cubatch.errors import CubatchError, EnergyNotAvailable, OutOfMemory, TimedO
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, visit_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
-from cubatch.measure.remote import RemoteRunner
-from cubatch.measure.runner import FactoryRef, RunnerFactory
+from cubatch.measure.runner import RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.search import rules, verdicts
 from cubatch.search.events import Event, Teller
@@ -359,33 +358,3 @@ class _Run:
     def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         with self.one_thread():
             self.teller.tell(kind, n, message, self.sweep * PER_VISIT if number is None else number, self.view)
-
-
-def measure_in_worker(
-    factory: FactoryRef,
-    ladder: Sequence[Candidate],
-    *,
-    goal: Goal,
-    kept: Measured | None = None,
-    keep: Keeper | None = None,
-    budget: float,
-    seed: int,
-    progress: Callable[[Event], None] | None = None,
-    extend: Callable[[int], Candidate] | None = None,
-    multiple: int = 1,
-) -> Measured:
-    """
-    Measure as `walk.measure` does, in a worker process.
-
-    The arguments and the answer are those of `walk.measure`; the factory is named rather than
-    given, because another process calls it.
-
-    Raises:
-        WorkerFailed: If the worker cannot be started.
-        CubatchError: Whatever the factory raises of them, and what `walk.measure` raises.
-    """
-    remote = functools.partial(RemoteRunner, factory)
-    return measure(
-        remote, ladder, goal=goal, kept=kept, keep=keep, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple,
-    )  # fmt: skip

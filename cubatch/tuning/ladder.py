@@ -105,13 +105,11 @@ class Ladder:
         candidates: Ascending; those that do not fit are marked `over_limit`.
         largest: The largest batch that fits, by the plan; None where there is no plan.
         memory_bytes: What a step may take.
-        note: How that came about.
     """
 
     candidates: tuple[Candidate, ...]
     largest: int | None
     memory_bytes: int | None
-    note: str = ""
 
     @property
     def most_planned_bytes(self) -> int:
@@ -124,7 +122,8 @@ class Ladder:
             attrs.evolve(step, over_limit=step.over_limit or (step.predicted_peak_bytes or 0) > room.bytes)
             for step in self.candidates
         )
-        return self if again == self.candidates else Ladder(again, largest, room.bytes, room.note)
+        is_whole = self.memory_bytes is not None and again == self.candidates  # nothing is refused that was not
+        return self if is_whole else Ladder(again, largest, room.bytes)
 
 
 def propose(
@@ -144,7 +143,7 @@ def propose(
         kept = _ladder(_proposals(crests_of or work, largest, limits.max_batch_size))
     else:
         kept = asked_for(limits.batch_sizes)
-    return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes, room.note)
+    return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes)
 
 
 def _planned(work: Workload, step: Candidate, largest: int) -> Candidate:

@@ -24,6 +24,7 @@ from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.conditions import conditions
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
+from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit
 from cubatch.network.graph import as_network
@@ -141,10 +142,11 @@ def autotune(
 
         # The timings: visits until the answer is known, here or in a worker that may die.
         story = stories.of_network(work, goal, limits, room, ladder, winners)
+        factory = _factory(work, limits, winners)
         is_isolated = _is_isolated(isolate, work.device, ladder, room)
         measure = functools.partial(
-            walk.measure_in_worker if is_isolated else walk.measure,
-            _factory(work, limits, winners),
+            walk.measure,
+            functools.partial(RemoteRunner, factory) if is_isolated else factory,
             extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
             multiple=_multiple(work),
         )
@@ -328,8 +330,8 @@ def _kept_ladder(run: store.Run) -> Ladder | None:
     """Give the ladder that an interrupted run left."""
     if run.ladder is None:
         return None
-    limit = run.limit or {"memory_bytes": None, "largest_batch_size": None, "note": ""}
-    return Ladder(run.ladder, limit["largest_batch_size"], limit["memory_bytes"], limit["note"])
+    limit = run.limit or {"memory_bytes": None, "largest_batch_size": None}
+    return Ladder(run.ladder, limit["largest_batch_size"], limit["memory_bytes"])
 
 
 def _factory(work: Workload, limits: Limits, winners: Path | None) -> FactoryRef:

@@ -16,6 +16,7 @@ from cubatch.estimate.step import predict_step
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit, parts
 from cubatch.network import models
@@ -408,6 +409,23 @@ def test_the_bounds_hold_at_the_largest_limit_there_is() -> None:
     assert kinds(found) == {
         "coulom", "crest", "past crest", "tensor-core multiple", "power of two", "0.9 of", "0.75 of", "max_batch_size",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "free", "refused", "largest"),
+    [
+        (1000, 800, [], 7),  # all of it still fits: its own limit holds
+        (1000, 500, [8], 3),  # less is free: what no longer fits is refused, by today's limit
+        (None, 800, [], 3),  # the run ended before its limit was kept
+    ],
+)
+def test_a_kept_ladder_is_judged_by_the_memory_that_is_there_now(memory_bytes, free, refused, largest) -> None:
+    """The limit that a ladder was made under stays its limit unless a size is refused or that limit is unknown."""
+    steps = tuple(Candidate(n, predicted_peak_bytes=100 * n) for n in (2, 8))
+    kept = ladder.Ladder(steps, None if memory_bytes is None else 7, memory_bytes)
+    found = kept.within(MemoryLimit(bytes=free, free_bytes=free, note=""), 3)
+    assert [step.batch_size for step in found.candidates if step.over_limit] == refused
+    assert (found.largest, found.memory_bytes) == (largest, memory_bytes if largest == 7 else free)
 
 
 def test_a_ladder_within_forty_is_not_cut() -> None:

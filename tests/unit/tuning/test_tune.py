@@ -545,13 +545,12 @@ def test_a_worker_measures_and_the_answer_is_of_the_same_form():
 def test_isolation_is_decided_by_the_largest_plan(monkeypatch, virtual, limit, isolated):
     """ "auto" on the CPU: a worker where some candidate plans more than a quarter of the limit."""
     asked = []
-    local = tuner.walk.measure
 
-    def in_worker(factory, *arguments, **options):
+    def in_worker(factory):
         asked.append(factory)
-        return local(factory, *arguments, **options)
+        return factory()
 
-    monkeypatch.setattr(tuner.walk, "measure_in_worker", in_worker)
+    monkeypatch.setattr(tuner, "RemoteRunner", in_worker)
     total = footprint("mlp", batch_size=32, device="cpu", mode="inference").total
     tune(isolate="auto", memory_limit=limit * total)
     assert bool(asked) == isolated
@@ -812,14 +811,18 @@ def gpu(monkeypatch):
         found = attrs.evolve(probe.device(slug), live=True, uuid=f"GPU-{slug}")
         monkeypatch.setattr(tuner.probe, "resolve", lambda *_, **__: found)
 
-    def measure(factory, steps, *, keep, **_):
-        asked.append(factory.arguments)
+    local = tuner.walk.measure
+
+    def measure(factory, steps, *, keep, **options):
+        if not isinstance(factory, functools.partial):  # in this process, as on a CPU
+            return local(factory, steps, keep=keep, **options)
+        asked.append(factory.args[0].arguments)
         for step in steps:
             keep.timing(Timing(batch_size=step.batch_size, round=0, seconds=1e-3))
             keep.outcome(Outcome(step.batch_size, "ok"))
         return keep.measured
 
-    monkeypatch.setattr(tuner.walk, "measure_in_worker", measure)
+    monkeypatch.setattr(tuner.walk, "measure", measure)
     here.asked = asked
     return here
 
@@ -890,22 +893,22 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
     kept, seen = tmp_path / "store-kernels.sqlite3", []
     monkeypatch.setattr(tuner.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     gpu("v100-sxm2-16gb")
-    measure = tuner.walk.measure_in_worker
+    measure = tuner.walk.measure
 
     def restarting(factory, steps, **options):
-        assert factory.arguments["winners"] == str(kept)
+        assert factory.args[0].arguments["winners"] == str(kept)
         for _ in range(2):  # the first worker dies after it has timed
             found = winners_of(kept, "v100-sxm2-16gb")
             seen.append(found.get("product"))
             found.put("product", "timed", {"timed": 1e-3})
         return measure(factory, steps, **options)
 
-    monkeypatch.setattr(tuner.walk, "measure_in_worker", restarting)
+    monkeypatch.setattr(tuner.walk, "measure", restarting)
     for slug in ("v100-sxm2-16gb", "t4"):
         winners_of(kept, slug).put("product", "before", {"before": 2e-3})
     for store, mode in ((True, "inference"), ("refresh", "inference"), (True, "training"), (False, "inference")):
         if store is False:
-            monkeypatch.setattr(tuner.walk, "measure_in_worker", measure)
+            monkeypatch.setattr(tuner.walk, "measure", measure)
         autotune("mlp", mode=mode, batch_sizes=[8], store=store)
     assert seen == ["before", "timed", None, "timed", "timed", "timed"]
     assert gpu.asked[-1]["winners"] is None
@@ -939,18 +942,18 @@ def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
 def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
     """What a worker timed in this very run decides; the ranking's first where nothing was timed."""
     gpu("v100-sxm2-16gb")
-    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), tuner.walk.measure_in_worker
+    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), tuner.walk.measure
     problem = problem_of(GO, Pass.FPROP, 64, "float32")
     first, second = ranking.ranked(problem, found)[:2]
 
     def choosing(factory, steps, **options):
-        if factory.arguments["winners"] is not None:
-            kept = kernel_choice.Winners(Path(factory.arguments["winners"]), gpu=found.name, sources=kernels_sha256())
+        if (winners := factory.args[0].arguments["winners"]) is not None:
+            kept = kernel_choice.Winners(Path(winners), gpu=found.name, sources=kernels_sha256())
             device = FakeDevice({second.name: 1e-3})
             kernel_choice.TimedChoice(device.clock, kept, seconds=60.0)(problem, found, device.prepare)
         return measure(factory, steps, **options)
 
-    monkeypatch.setattr(tuner.walk, "measure_in_worker", choosing)
+    monkeypatch.setattr(tuner.walk, "measure", choosing)
     for store, kernel in ((path, second), (False, first)):
         (m,) = autotune(GO, batch_sizes=[64], store=store).measurements
         (row,) = m.layers
