@@ -7,19 +7,17 @@ repeat it with a pocket calculator.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-
-import attrs
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
 from cubatch.measure.goal import Goal, pick
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing, counting
 from cubatch.tuning import wording
+from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.results import Measurement, TuningResult
 
 _REMEDIES = {
@@ -30,10 +28,6 @@ _REMEDIES = {
     "interrupted": "Run it again: what was measured is kept.",
 }
 _NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
-SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
-NEAR_SHARE = 0.02  # how near to what failed the largest that ran must lie, or 1, for its limit to have been met
-_REFUSED, _FAILED = ("out_of_memory", "over_limit"), ("error", "timeout")
-FAILURE = "failure"  # that ends the sizes, beside the limits: no code of `decided_by`
 
 
 def answer(
@@ -62,29 +56,7 @@ def answer(
     than 5 common rounds no such interval exists; then a size is tied if the range of the log ratios
     contains zero or its median is within the tolerance.  Throttled rounds are not common ones.
 
-    `decided_by` says what kept the answer from being larger (latency: from being smaller).  The first that holds:
-
-        None            a larger size was interrupted, in a partial result
-        budget          a larger size is "not_run": the budget ended before it, and it might be better
-        memory          the largest that ran is less than twice the answer, and the next larger size that failed, which
-                        ran out of memory, lies within 2 % or 1 of it; or the plan's limit does
-        latency_limit   likewise; the next larger size that failed takes longer than latency_limit
-        peak            sizes up to twice the answer or more were looked at (timed, or dropped by their neighbours'
-                        readings), and the largest that was timed is clearly worse than the fastest: its interval, or
-                        with fewer than 5 timings all of them, lies beyond the tolerance from that of the fastest, and
-                        paired rounds do not tie the two.  Also where a limit ends the sizes earlier, farther than 2 %
-                        from the largest that ran, and all candidates between are dropped: there the curve did not rise
-        plateau         likewise, and it is not clearly worse, or no larger size had to be timed
-        batch_sizes     nothing larger is in the list that was asked for: at all, or below the size that failed
-        max_batch_size  the sizes looked at reach the end of the ladder, and nothing larger was allowed
-        None            nothing of this holds: the sizes above the largest that ran ended in errors or timeouts, or lie
-                        in a gap below the one that failed, neither tried nor ruled out.  No limit was met, so none
-                        is named; the reasons say which size failed with what, and what is not known
-
-    Sizes above one that failed are never looked at, whatever the readings below say of them.
-
-    By latency, a rise of the larger sizes is the rule: where any was looked at, it is "peak" if the answer itself has
-    the lowest latency, "plateau" if it is larger than the one that has.
+    `decided_by` says what kept the answer from being larger: see `decision.decide`.
 
     Args:
         ladder: The candidates.
@@ -142,29 +114,25 @@ def answer(
         by_size = {m.batch_size: m for m in measurements}
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
-        decision = _Decision(
+        decision = decide(
+            [_fate(m, outcomes.get(n), used[n], goal) for n, m in by_size.items()],
             chosen=chosen,
             fastest=fastest,
             ties=ties,
-            by_size=by_size,
-            outcomes=outcomes,
-            used=used,
             goal=goal,
             largest_batch_size=largest_batch_size,
             max_batch_size=header["limits"]["max_batch_size"],
             asked=asked,
         )
-        limit = decision.decided_by()
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
-        facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": limit}
+        facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": decision.limit}
         reasons = wording.sentences(
             by_size[chosen],
             by_size[fastest],
             measurements,
             goal=goal,
             tied_with=ties,
-            decided_by=limit,
-            edge=decision.edge,
+            decision=decision,
             rounds=seconds,
             throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
             l2=header.get("l2") if header["device"].get("kind") != "cpu" else None,
@@ -269,101 +237,15 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
     return {number: cost for number, cost in costs.items() if cost is not None}
 
 
-@attrs.frozen(kw_only=True, slots=False)
-class _Decision:
-    """What became of the sizes larger than the answer, and so what kept the answer from being larger."""
-
-    chosen: int
-    fastest: int
-    ties: Sequence[int]
-    by_size: Mapping[int, Measurement]
-    outcomes: Mapping[int, Outcome]
-    used: Mapping[int, Sequence[Timing]]
-    goal: Goal
-    largest_batch_size: int | None
-    max_batch_size: int | None
-    asked: bool
-
-    def decided_by(self) -> str | None:
-        """Go through the rules of `answer` in their order."""
-        larger = [m for n, m in sorted(self.by_size.items()) if n > self.chosen]
-        statuses = {m.status for m in larger}
-        top, edge, timed = self.top, self.edge, self._timed
-        looked = [m.batch_size for m in larger if m.status in wording.TIMED]
-        reach = max((n for n in looked if edge is None or n <= max(top, edge[0])), default=self.chosen)
-        if looked and self.goal.objective == "latency":
-            found: str | None = "peak" if self.chosen == self.fastest else "plateau"
-        elif statuses & {"interrupted", "not_run"}:
-            found = None if "interrupted" in statuses else "budget"
-        elif top < SPAN * self.chosen and edge is not None and _is_near(top, edge[0]):
-            found = None if edge[1] == FAILURE else edge[1]
-        elif reach >= SPAN * self.chosen or (reach > self.chosen and self._is_ruled_out_below(edge, top)):
-            found = self._shape(timed)
-        elif edge is not None and edge[1] == FAILURE:
-            found = None
-        elif self.asked and (edge is not None or reach == max(self.by_size)):
-            found = "batch_sizes"
-        else:
-            found = "max_batch_size" if edge is None and _is_near(reach, max(self.by_size)) else None
-        return found
-
-    @functools.cached_property
-    def _timed(self) -> list[int]:
-        """Sizes above the answer with readings of the objective, within every limit."""
-        larger = [m for n, m in sorted(self.by_size.items()) if n > self.chosen and m.status in wording.TIMED]
-        return [m.batch_size for m in larger if wording.value_of(m, self.goal.objective) is not None]
-
-    @property
-    def top(self) -> int:
-        """The largest that ran."""
-        return max(self._timed, default=self.chosen)
-
-    def _is_ruled_out_below(self, edge: tuple[int, str] | None, top: int) -> bool:
-        """Say whether all between the largest that ran and the next limit is dropped: there the curve did not rise."""
-        if edge is None or self.asked:  # a list leaves gaps whatever the curve does
-            return False
-        between = [m for n, m in self.by_size.items() if top < n <= edge[0] and m.status not in _REFUSED]
-        return all(m.status == "dropped" for m in between)
-
-    @functools.cached_property
-    def edge(self) -> tuple[int, str] | None:
-        """The next limit or failure above the largest that ran: where, and which; None where none is known."""
-        limit = self._limit_above
-        failure = min((n for n, m in self.by_size.items() if n > self.top and m.status in _FAILED), default=None)
-        if failure is None or (limit is not None and (limit[0] < failure or _is_near(self.top, limit[0]))):
-            return limit
-        return failure, FAILURE
-
-    @property
-    def _limit_above(self) -> tuple[int, str] | None:
-        for n in sorted(self.by_size):
-            status = self.by_size[n].status
-            is_slow = n in self.outcomes and self.outcomes[n].facts.get("limit") == "latency"
-            if n <= self.top or not (status in _REFUSED or is_slow):
-                continue
-            if is_slow:
-                return n, "latency_limit"
-            is_planned = status == "over_limit" and self.largest_batch_size is not None
-            return (self.largest_batch_size or n) if is_planned else n, "memory"
-        largest, allowed = self.largest_batch_size, self.max_batch_size
-        is_end = not self.asked and largest is not None and (allowed is None or allowed > largest)
-        return (largest, "memory") if is_end and largest is not None else None
-
-    def _shape(self, timed: Sequence[int]) -> str:
-        """Say whether the largest that was timed is clearly worse than the fastest."""
-        if not timed or max(timed) in self.ties:
-            return "plateau"
-        last, best = self._range(max(timed)), self._range(self.fastest)
-        return "peak" if last[0] > self.goal.allowed(best[1]) else "plateau"
-
-    def _range(self, batch_size: int) -> tuple[float, float]:
-        """Give where the median cost of a size lies: its interval, or with few timings all that was seen."""
-        costs = [*_costs(self.used[batch_size], self.goal).values()]
-        return stopping.median_interval(costs) or (min(costs), max(costs))
-
-
-def _is_near(ran: int, edge: int) -> bool:
-    return edge - ran <= max(1, NEAR_SHARE * ran)
+def _fate(measurement: Measurement, outcome: Outcome | None, used: Sequence[Timing], goal: Goal) -> Fate:
+    """Say what became of a size, with its interval, or with few timings all that was seen."""
+    costs = [*_costs(used, goal).values()]
+    return Fate(
+        measurement.batch_size,
+        measurement.status,
+        cost=(stopping.median_interval(costs) or (min(costs), max(costs))) if costs else None,
+        breaks_latency=outcome is not None and outcome.facts.get("limit") == "latency",
+    )
 
 
 def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:

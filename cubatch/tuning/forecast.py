@@ -7,6 +7,7 @@ predicted seconds, and the same rule for the answer.  Nothing here was measured,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from cubatch.measure.goal import Goal
 from cubatch.memory import fit
 from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
+from cubatch.search import bisection
 from cubatch.tuning import anchors as anchored
-from cubatch.tuning import answer, forecast_wording
+from cubatch.tuning import forecast_wording
 from cubatch.tuning.anchors import Anchor
+from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.forecast_record import Forecast, PassShare
-from cubatch.tuning.ladder import Ladder, propose
+from cubatch.tuning.ladder import Ladder, added, propose
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.sharpen import Sharpened, sharpen
@@ -113,6 +116,10 @@ def predict(
 
     # The seconds: those of the model, pulled towards what was measured.
     sharpened = sharpen(work, sizes, known)
+    if met := _at_latency_limit(work, goal, limits, sharpened, known):
+        rungs = [*ladder.candidates, *(added(planned, ladder, n) for n in met)]
+        ladder = attrs.evolve(ladder, candidates=tuple(sorted(rungs, key=lambda rung: rung.batch_size)))
+        sharpened = sharpen(work, sorted([*sizes, *met]), known)
 
     # The answer, and why.
     draft = _draft(work, goal, limits, ladder, sharpened, room, known)
@@ -156,6 +163,24 @@ def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal
     return Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
 
 
+def _at_latency_limit(
+    work: Workload, goal: Goal, limits: Limits, sharpened: Sharpened, known: Sequence[Anchor]
+) -> list[int]:
+    """Give the largest size that keeps the latency limit and the next one, where they lie in a gap of the ladder."""
+    sizes, seconds = sharpened.step.batch_sizes, sharpened.step.seconds
+    limit = math.inf if goal.latency_limit is None else goal.latency_limit
+    last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
+    if limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
+        return []
+    low, high = sizes[last], sizes[last + 1]
+    inside = range(low, high + 1, max(1, int(bisection.MET * low)))
+    if bisection.is_met(low, high):
+        return []
+    keep = [n for n, took in zip(inside, sharpen(work, inside, known).step.seconds, strict=True) if took <= limit]
+    top = max(keep, default=low)
+    return [n for n in (top, top + inside.step) if low < n < high]
+
+
 def _draft(
     work: Workload,
     goal: Goal,
@@ -175,8 +200,17 @@ def _draft(
         wanted = f"at least {format_seconds(min(seconds.values()))}, the shortest step predicted on {work.device}"
         raise InvalidArgument("latency_limit", limit, wanted)
     chosen, fastest = goals.pick(allowed, goal)
-    largest = ladder.largest or chosen
     ties = _ties(values, allowed, fastest, sharpened)
+    decision = decide(
+        [_fate(rung.batch_size, seconds.get(rung.batch_size), goal) for rung in ladder.candidates],
+        chosen=chosen,
+        fastest=fastest,
+        ties=ties,
+        goal=goal,
+        largest_batch_size=ladder.largest,
+        max_batch_size=limits.max_batch_size,
+        asked=limits.batch_sizes is not None,
+    )
     rooflines = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
     return Forecast(
         spec_name=work.name,
@@ -201,10 +235,9 @@ def _draft(
         anchors=tuple(anchor.origin for anchor in known),
         batch_size=chosen,
         fastest_batch_size=fastest,
-        largest_batch_size=largest,
+        largest_batch_size=ladder.largest or chosen,
         tied_with=ties,
-        decided_by=_decided_by(values, allowed, ties, goal, chosen, fastest)
-        or _end(goal, limits, chosen, fastest, largest),
+        decided_by=decision.limit,
         reasons=(),
         passes=_shares(step, sizes.index(chosen), work),
         notes=(*step.notes, *room.told()),
@@ -223,34 +256,14 @@ def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sha
     return tuple(tied)
 
 
-def _decided_by(
-    values: Mapping[int, float],
-    allowed: Mapping[int, float],
-    ties: Sequence[int],
-    goal: Goal,
-    chosen: int,
-    fastest: int,
-) -> str | None:
-    """Say what kept the answer from being larger, as `answer.answer` does; None if the larger ones do not tell."""
-    larger = [n for n in values if n > chosen]
-    beyond = [n for n in larger if n in allowed]
-    if beyond and goal.objective == "latency":
-        return "peak" if chosen == fastest and not set(beyond) <= set(ties) else "plateau"
-    if beyond and max(beyond) >= answer.SPAN * chosen:
-        last = max(beyond)
-        return "peak" if values[last] < (1 - goal.tolerance) * values[fastest] and last not in ties else "plateau"
-    return "latency_limit" if len(beyond) < len(larger) else None
-
-
-def _end(goal: Goal, limits: Limits, chosen: int, fastest: int, largest: int) -> str:
-    """Say what ended the sizes near the answer: memory only where the list, if there is one, left nothing out."""
-    latency = goal.objective == "latency"
-    if limits.batch_sizes is not None:
-        return "batch_sizes" if latency or chosen < largest else "memory"
-    if limits.max_batch_size is not None and limits.max_batch_size <= largest:
-        return "max_batch_size"
-    # More memory lets no step take less time.
-    return "memory" if not latency else "peak" if chosen == fastest else "plateau"
+def _fate(batch_size: int, seconds: float | None, goal: Goal) -> Fate:
+    """Say what would become of a size; without seconds it does not fit."""
+    if seconds is None:
+        return Fate(batch_size, "over_limit")
+    cost = goal.cost(batch_size, seconds=seconds, joules=None)
+    is_slow = goal.latency_limit is not None and seconds > goal.latency_limit
+    sure = None if cost is None else (cost, cost)
+    return Fate(batch_size, "over_limit" if is_slow else "ok", sure, breaks_latency=is_slow)
 
 
 def _shares(step: StepPrediction, place: int, work: Workload) -> tuple[PassShare, ...]:

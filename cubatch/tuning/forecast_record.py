@@ -71,7 +71,7 @@ class Forecast:
         fastest_batch_size: The best predicted objective.
         largest_batch_size: The largest that fits by the plan.
         tied_with: Sizes that the model cannot tell from the fastest.
-        decided_by: What kept the answer from being larger: as in a TuningResult, without "budget".
+        decided_by: What kept the answer from being larger: as in a TuningResult (`decision.decide`), without "budget".
         reasons: Sentences for a person: why this size, what weighs most, what the figures rest on.
         passes: The step at the answer, the pass that takes longest first.
         notes: What the model has never seen of what was asked, and how sure it is, in sentences.
@@ -99,7 +99,7 @@ class Forecast:
     fastest_batch_size: int
     largest_batch_size: int
     tied_with: tuple[int, ...]
-    decided_by: str
+    decided_by: str | None
     reasons: tuple[str, ...]
     passes: tuple[PassShare, ...]
     notes: tuple[str, ...]

@@ -108,29 +108,26 @@ def _ties(found: Forecast) -> Iterator[str]:
 def _limit(found: Forecast) -> str:
     top, n = max(n for n in found.seconds if not found.why_not(n)), found.batch_size
     latency, largest = found.objective == "latency", found.largest_batch_size
-    if latency and n == top:
-        peak = plateau = f"{n} is the largest batch that fits."
+    if latency and n < top and set(found.tied_with).issuperset(size for size in found.seconds if n < size <= top):
+        peak = plateau = f"Larger batches, predicted up to {top}, take longer by no more than the model's error."
     elif latency:
-        flat = set(found.tied_with).issuperset(size for size in found.seconds if n < size <= top)
         peak = f"Larger batches are predicted to take longer than {n}."
-        plateau = (
-            f"Larger batches, predicted up to {top}, take longer by no more than the model's error."
-            if flat
-            else f"The predicted latency stays flat up to {n} and rises beyond."
-        )
+        plateau = f"The predicted latency stays flat up to {n} and rises beyond."
     else:
         peak = f"Beyond it the predicted throughput falls again (up to {top}): the optimum lies inside."
         plateau = f"Larger batches, predicted up to {top}, gain no more than {100 * found.tolerance:g} %: a plateau."
-    better = "which might take no longer" if latency else "which might be better"
+    if found.decided_by is None:
+        return f"Nothing tells what decided: of the sizes above {top} that were looked at none fits."
+    might = "might take no longer" if latency else "might be better"
     return {
         "peak": peak,
         "plateau": plateau,
-        "memory": f"Memory decided: nothing larger than {largest} fits; with more a larger batch might be better.",
+        "memory": f"Memory decided: nothing larger than {largest} fits; with more a larger batch {might}.",
         "latency_limit": f"The latency limit decided: the next larger size is predicted to take longer than "
         f"{format_seconds(found.limits['latency_seconds'] or 0.0)}.",
-        "max_batch_size": f"max_batch_size decided: nothing larger than {top} was allowed, {better}.",
+        "max_batch_size": f"max_batch_size decided: nothing larger than {top} was allowed, which {might}.",
         "batch_sizes": f"The list of batch sizes decided: {top} is the largest in it that fits"
-        + (f"; sizes up to {largest} would fit too, {better}." if top < largest else "."),
+        + (f"; sizes up to {largest} would fit too, which {might}." if top < largest else "."),
     }[found.decided_by]
 
 

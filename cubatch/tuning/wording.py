@@ -16,7 +16,8 @@ import attrs
 from cubatch.measure.goal import Goal
 from cubatch.measure.stopping import MIN_ROUNDS, paired_interval
 from cubatch.report import facts
-from cubatch.report.facts import NOISY_SHARE, is_only_noise
+from cubatch.report.facts import NOISY_SHARE, TIMED, is_only_noise
+from cubatch.tuning.decision import FAILURE, Decision
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_objective, format_percent, format_seconds
 
@@ -27,7 +28,6 @@ MAX_SIZES = 6  # named in a sentence
 MAX_REASON = 160  # characters of a foreign message in a sentence; the measurement keeps all of it
 
 _QUALITY = {"throughput": "throughput", "latency": "latency", "energy": "samples per joule"}
-TIMED = ("ok", "dropped")  # the statuses of sizes that were looked at and are within every limit
 
 
 def value_of(measurement: Measurement, objective: str) -> float | None:
@@ -43,9 +43,8 @@ def sentences(
     *,
     goal: Goal,
     tied_with: Sequence[int],
-    decided_by: str | None,
+    decision: Decision,
     rounds: Mapping[int, Mapping[int, float]],
-    edge: tuple[int, str] | None = None,
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
     could_gain: Mapping[int, float] | None = None,
@@ -60,9 +59,8 @@ def sentences(
         measurements: All of them, ascending.
         goal: What was asked for.
         tied_with: Sizes that paired rounds cannot tell from the fastest.
-        decided_by: One of results.DECIDED_BY; None where `answer.answer` leaves that open.
+        decision: What ended the sizes above the answer.
         rounds: Seconds by batch size and round, of the timings that count.
-        edge: Where the next limit or failure above the largest that ran lies, and which it is, where one is known.
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
         could_gain: Share of the best that a size which was not tried might gain, where that is known.
@@ -75,11 +73,11 @@ def sentences(
         why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
     return [
         *why,
-        _limit(answer, fastest, measurements, goal, decided_by, tied_with, edge, needed or {}),
+        _limit(answer, fastest, measurements, goal, decision, tied_with, needed or {}),
         *_floor(measurements),
         *_powers_of_two(answer, measurements, rounds),
-        *_noisy(fastest, decided_by),
-        *_few(measurements, decided_by),
+        *_noisy(fastest, decision.limit),
+        *_few(measurements, decision.limit),
         *_throttled(measurements, throttled_only),
         *_cold_or_warm(l2),
         *_absent(measurements, goal, could_gain or {}),
@@ -168,23 +166,20 @@ def _limit(
     fastest: Measurement,
     measurements: Sequence[Measurement],
     goal: Goal,
-    decided_by: str | None,
+    decision: Decision,
     tied_with: Sequence[int],
-    edge: tuple[int, str] | None,
     needed: Mapping[int, tuple[float, float]],
 ) -> str:
     n = answer.batch_size
     larger = [m for m in measurements if m.batch_size > n]
-    top = max((m.batch_size for m in larger if m.status in TIMED and m.latency_seconds is not None), default=n)
-    looked = [m.batch_size for m in larger if m.status in TIMED and (edge is None or m.batch_size <= max(top, edge[0]))]
-    reach = max(looked, default=n)
+    top, reach, edge = decision.top, decision.reach, decision.edge
     beyond = [m for m in larger if m.batch_size > top]
     failed = [m for m in beyond if m.status in {"error", "timeout"}]
     refused = [m for m in beyond if m.status in {"out_of_memory", "over_limit"}]
-    if decided_by is None:
+    if decision.limit is None:
         if any(m.status == "interrupted" for m in larger):
             return f"The interruption decided: larger sizes than {n} were not measured to their end."
-        if edge is not None and edge[1] == "failure":
+        if edge is not None and edge[1] == FAILURE:
             return f"No limit decided but a failure: {_at_edge(top, edge[0], measurements, goal)}."
         if refused:
             gap = f"no size between {top}, which ran, and {refused[0].batch_size}, which did not, gave a timing"
@@ -222,7 +217,7 @@ def _limit(
         "max_batch_size": f"max_batch_size decided: nothing larger than {reach} was allowed, which might be better.",
         "batch_sizes": f"{listed}, which might be better.",
         "budget": f"The budget decided: {untried} not tried, {_too_dear(larger, needed)}, and might be better.",
-    }[decided_by]
+    }[decision.limit]
 
 
 def _too_dear(larger: Sequence[Measurement], needed: Mapping[int, tuple[float, float]]) -> str:

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from cubatch.errors import InvalidData
 from cubatch.estimate import expected
 from cubatch.estimate.parts import StepPrediction
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.network import models
+from cubatch.tuning.answer import answer
 from cubatch.tuning.forecast import predict
 from cubatch.tuning.results import TuningResult
 from tests.thorough import examples
@@ -70,11 +73,16 @@ def test_the_answer_can_be_repeated_with_a_pocket_calculator(values, tolerance):
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"max_batch_size": 128}, "batch_sizes"),
         (rates(n8=100, n32=200, n48=190), {"batch_sizes": [8, 32, 48]}, "batch_sizes"),
         (rates(n8=100, n32=200, n64=150), {"batch_sizes": [8, 32, 64]}, "peak"),
-        (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"latency_limit": 0.2134}, "latency_limit"),
+        (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"latency_limit": 0.2134}, "batch_sizes"),
+        (
+            rates(n8=100, n16=150, n32=200, n64=300, n65=300),
+            {"latency_limit": 0.2134, "batch_sizes": [8, 16, 32, 64, 65]},
+            "latency_limit",
+        ),
         (rates(n8=100, n16=150, n32=200, n64=300, n128=400), {"memory_limit": "60MiB"}, "batch_sizes"),
         (rates(n8=100), {"batch_sizes": [8, 10**9]}, "batch_sizes"),
         (rates(n8=100), {"batch_sizes": [8, 10**9], "objective": "latency"}, "batch_sizes"),
-        ({8: 1.0, 16: 1.01, 32: 1.02, 64: 1.03, 128: 1.04}, {"objective": "latency", "tolerance": 0.0}, "plateau"),
+        ({8: 1.0, 16: 1.01, 32: 1.02, 64: 1.03, 128: 1.04}, {"objective": "latency", "tolerance": 0.0}, "peak"),
         ({8: 1.0, 16: 1.5, 32: 2, 64: 3, 128: 4}, {"objective": "latency"}, "peak"),
     ],
 )
@@ -95,9 +103,9 @@ def test_what_decided_is_named(planted, seconds, options, decided):
 
 def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     """
-    Of 8 and too many, the list decided; with the largest that fits in it, memory, but never by latency.
+    Of 8 and too many, the list decided; with the largest that fits in it, or without a list, memory.
 
-    There no time is saved by more memory: the curve is flat up to 8 samples, or the sole size that fits is its lowest.
+    By latency too, where the largest that fits is as fast as smaller ones: nobody knows whether a larger one is.
     """
     largest = predict("mlp", device=V100, memory_limit="3MiB", batch_sizes=[8]).largest_batch_size
     assert largest > 8
@@ -109,15 +117,14 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     assert f"sizes up to {largest} would fit too, which might take no longer." in " ".join(fewer.reasons)
     assert predict("mlp", batch_sizes=[8, largest, 10**9], **options).decided_by == "memory"
     quick = predict("mlp", batch_sizes=[largest, 10**9], objective="latency", **options)
-    assert quick.decided_by == "batch_sizes"
-    assert f"{largest} is the largest in it that fits." in " ".join(quick.reasons)
+    assert quick.decided_by == "memory"
+    assert f"nothing larger than {largest} fits; with more a larger batch might take no longer" in quick.reasons[1]
     options |= {"objective": "latency", "tolerance": 0.9}
     flat = predict("mlp", **options | {"memory_limit": few.peak_bytes[8]})
-    assert (flat.batch_size, flat.fastest_batch_size < 8, flat.decided_by) == (flat.largest_batch_size, True, "plateau")
-    assert f"{flat.batch_size} is the largest batch that fits." in flat.reasons
+    assert (flat.batch_size, flat.fastest_batch_size < 8, flat.decided_by) == (flat.largest_batch_size, True, "memory")
     one = predict("mlp", batch_sizes=[1], device=V100).peak_bytes[1]
     sole = predict("mlp", **options | {"memory_limit": one})
-    assert (sole.batch_size, sole.decided_by) == (1, "peak")
+    assert (sole.batch_size, sole.decided_by) == (1, "memory")
 
 
 def test_a_sole_size_is_not_called_the_fastest(planted):
@@ -190,8 +197,62 @@ def test_sizes_over_the_latency_limit_say_nothing_of_what_lies_beyond_the_answer
     assert "predicted up to 64, gain no more" in " ".join(flat.reasons)
     planted({8: 1.0, 16: 1.01, 32: 1.02, 64: 1.03, 128: 2.0})
     flat = ask(objective="latency", tolerance=0.0, latency_limit=1.5)
-    assert (flat.batch_size, flat.decided_by) == (8, "plateau")
+    assert (flat.batch_size, flat.decided_by) == (8, "peak")
     assert "predicted up to 64, take longer by no more than the model's error" in " ".join(flat.reasons)
+
+
+def test_a_latency_limit_is_met_between_the_sizes_of_the_ladder(planted):
+    """A step of 1 ms and 0.1 ms a sample: 12 ms hold 110 samples, which no ladder has, to 2 % or 1."""
+
+    class Line(dict):
+        def __missing__(self, n: int) -> float:
+            return 1e-3 + 1e-4 * n
+
+    planted(Line())
+    found = ask(batch_sizes=None, latency_limit=0.012)
+    assert 0.98 * 110 <= found.batch_size <= 110
+    assert found.decided_by == "latency_limit"
+    added = next(rung for rung in found.candidates if rung.batch_size == found.batch_size)
+    assert added.reasons[0].startswith("between ")
+    assert found.peak_bytes[found.batch_size] > 0
+    exact = ask(batch_sizes=None, latency_limit=1e-3 + 1e-4 * 64)
+    assert (exact.batch_size, exact.decided_by) == (64, "latency_limit")
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    values=st.lists(st.floats(1.0, 2.0), min_size=5, max_size=5),
+    limit=st.one_of(st.none(), st.floats(8.0, 160.0)),
+    objective=st.sampled_from(["throughput", "latency"]),
+    tolerance=st.floats(0.0, 0.5),
+)
+def test_a_forecast_and_a_run_that_read_the_same_seconds_name_the_same_limit(values, limit, objective, tolerance):
+    """Five timings of just what was predicted: the same answer, decided by the same."""
+    seconds = {n: n / value for n, value in zip(SIZES, values, strict=True)}
+    limit = None if limit is None else max(limit, min(seconds.values()))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def step(spec, sizes, *_, **__):
+            times = np.array([seconds[n] for n in sizes])
+            return StepPrediction(tuple(sizes), times, times * 0.9999, times * 1.0001, (), (), 0.0)
+
+        patch.setattr(expected, "predict_step", step)
+        found = ask(tolerance=tolerance, latency_limit=limit, objective=objective)
+    goal = Goal(objective=objective, tolerance=tolerance, latency_limit=limit)
+    late = {n for n, took in seconds.items() if limit is not None and took > limit}
+    ends = [Outcome(n, "over_limit", "", {"limit": "latency"}) if n in late else Outcome(n, "ok") for n in SIZES]
+    timings = [Timing(batch_size=n, round=r, seconds=took) for n, took in seconds.items() for r in range(5)]
+    run = answer(
+        [Candidate(n) for n in SIZES],
+        Measured(timings=tuple(timings), outcomes=tuple(ends)),
+        goal=goal,
+        setting={},
+        largest_batch_size=found.largest_batch_size,
+        asked=True,
+    )
+    assert (found.batch_size, found.fastest_batch_size) == (run.batch_size, run.fastest_batch_size)
+    if found.tied_with == run.tied_with:
+        assert found.decided_by == run.decided_by
 
 
 # --- how sure it is ------------------------------------------------------------------------------------------
