@@ -1,0 +1,84 @@
+"""
+What every Python process of the simulation does first.
+
+It loads the simulated libraries under the names that CuPy looks for, and sees to it that each cubin that cubatch
+compiles has a file beside it which names the unit of tests/cpusim made of the same kernel: that is what a launch runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.abc
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def _load_libraries(folder: Path) -> None:
+    order = ("libcuda.so.1", "libnvrtc.so.*", "libcublasLt.so.*", "libcublas.so.*", "libnvidia-ml.so.1")
+    for name in order:
+        for library in folder.glob(name):
+            ctypes.CDLL(str(library))
+
+
+def _with_units(module: object) -> None:
+    plain = module.compile_unit
+
+    @functools.wraps(plain)
+    def compile_unit(kernel: object, arch: str, **options: object) -> object:
+        found = plain(kernel, arch, **options)
+        if found.path is None:
+            return found
+        is_twin = Path(kernel.source).is_absolute()  # of no registry: one unit for each entry
+        beside = Path(f"{found.path}.{kernel.entry}.sim" if is_twin else f"{found.path}.sim")
+        if not beside.exists():
+            from cubatch.kernels.variant import arch_number
+            from tests.cpusim import building
+
+            unit = building.shared_object(kernel, arch_number(arch), "plain")
+            part = beside.with_name(f"{beside.name}.{os.getpid()}")
+            part.write_text(f"{unit}\n")
+            part.replace(beside)
+        return found
+
+    module.compile_unit = compile_unit
+
+
+def _without_clusters(module: object) -> None:
+    """Leave out variants that tests/cpusim cannot run: it runs one block at a time."""
+    plain = module._load
+
+    @functools.cache
+    def _load(path: object) -> tuple[object, ...]:
+        return tuple(kernel for kernel in plain(path) if not (kernel.tile and (kernel.tile.cluster or 1) > 1))
+
+    module._load = _load
+
+
+class _Changed(importlib.abc.MetaPathFinder):
+    """Changes one module right after it is loaded."""
+
+    def __init__(self, name: str, change: object) -> None:
+        self._name, self._change = name, change
+
+    def find_spec(self, name: str, path: object, target: object = None) -> object:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module: object) -> None:
+            load(module)
+            self._change(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if "CUDASIM_HOME" in os.environ:
+    _load_libraries(Path(os.environ["CUDASIM_HOME"]) / "lib")
+    sys.meta_path.insert(0, _Changed("cubatch.kernels.toolchain.compile", _with_units))
+    sys.meta_path.insert(0, _Changed("cubatch.kernels.variant", _without_clusters))
