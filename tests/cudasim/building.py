@@ -174,7 +174,7 @@ def _translated(module: str) -> str:
 
 def _build(toolkit: Toolkit, packages: Path, home: Path) -> None:
     """Compile the simulated libraries, then the two modules; CuPy's other files are linked, not copied."""
-    for folder in ("lib", "jit"):
+    for folder in ("lib", "jit", "units"):
         (home / folder).mkdir(parents=True)
     shutil.copytree(packages / "site", home / "site", symlinks=True, copy_function=os.link)
     include = [f"-I{packages / 'headers' / toolkit.include}", f"-I{packages / 'headers' / 'nvidia/cuda_nvcc/include'}"]

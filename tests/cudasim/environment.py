@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
+from cubatch.kernels.toolchain import cubins
+from tests.cpusim import building as cpusim
 from tests.cudasim.building import HERE, SOURCES
 
 ROOT = HERE.parent.parent
@@ -31,7 +34,18 @@ def of(home: Path, *, devices: str = "h100", late: bool = False, faults: str = "
         "CUDASIM_LATE": "1" if late else "",
         "CUDASIM_FAULTS": faults,
         "CUPY_ACCELERATORS": "",  # CUB's headers want nvcc
-        "CUPY_CACHE_DIR": str(home / "cupy"),
-        "XDG_CACHE_HOME": str(home / "cache"),  # cubins with a unit beside them are for the simulation alone
-        "CUBATCH_CPUSIM_CACHE": str(home.parent.parent / "cpusim"),
+        "CUPY_CACHE_DIR": str(home / "jit"),
+        "XDG_CACHE_HOME": str(_cache(home)),
+        "CUBATCH_CPUSIM_CACHE": str(cpusim.cache_directory()),
     }
+
+
+def _cache(home: Path) -> Path:
+    """Give a cache of its own, so that no tuning result of a simulated GPU is kept; only cubins are the user's."""
+    found, theirs = home / "cache" / "cubatch", cubins.default_folder()
+    found.mkdir(parents=True, exist_ok=True)
+    theirs.mkdir(parents=True, exist_ok=True)
+    if not (found / theirs.name).exists():
+        with contextlib.suppress(FileExistsError):
+            (found / theirs.name).symlink_to(theirs)
+    return found.parent

@@ -1,8 +1,8 @@
 """
 What every Python process of the simulation does first.
 
-It loads the simulated libraries under the names that CuPy looks for, and sees to it that each cubin that cubatch
-compiles has a file beside it which names the unit of tests/cpusim made of the same kernel: that is what a launch runs.
+It loads the simulated libraries under the names that CuPy looks for, and sees to it that for each cubin that cubatch
+compiles a file of its name names the unit of tests/cpusim made of the same kernel: that is what a launch runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+import threading
 from pathlib import Path
+
+
+_UNITS = Path(os.environ.get("CUDASIM_HOME", "")) / "units"
 
 
 def _load_libraries(folder: Path) -> None:
@@ -31,16 +35,16 @@ def _with_units(module: object) -> None:
         found = plain(kernel, arch, **options)
         if found.path is None:
             return found
-        is_twin = Path(kernel.source).is_absolute()  # of no registry: one unit for each entry
-        beside = Path(f"{found.path}.{kernel.entry}.sim" if is_twin else f"{found.path}.sim")
-        if not beside.exists():
-            from cubatch.kernels.variant import arch_number
-            from tests.cpusim import building
+        from cubatch.kernels.variant import arch_number
+        from tests.cpusim import building
 
-            unit = building.shared_object(kernel, arch_number(arch), "plain")
-            part = beside.with_name(f"{beside.name}.{os.getpid()}")
-            part.write_text(f"{unit}\n")
-            part.replace(beside)
+        unit = f"{building.shared_object(kernel, arch_number(arch), 'plain')}\n"
+        is_twin = Path(kernel.source).is_absolute()  # of no registry: one unit for each entry
+        place = _UNITS / f"{found.path.name}{f'.{kernel.entry}' if is_twin else ''}"
+        if not place.exists() or place.read_text() != unit:
+            part = place.with_name(f"{place.name}.{os.getpid()}.{threading.get_ident()}")
+            part.write_text(unit)
+            part.replace(place)
         return found
 
     module.compile_unit = compile_unit

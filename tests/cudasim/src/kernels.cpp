@@ -2,8 +2,8 @@
 //
 // Modules, functions and launches.
 //
-// Two kinds of images can be run.  A cubin that has a file CUBIN.sim or CUBIN.ENTRY.sim beside it, which names the unit
-// of tests/cpusim made of the same source; and an image that nvrtc.cpp made of CuPy's own sources, which names a shared
+// Two kinds of images can be run.  A cubin of which $CUDASIM_HOME/units/CUBIN or CUBIN.ENTRY names the unit of
+// tests/cpusim made of the same source; and an image that nvrtc.cpp made of CuPy's own sources, which names a shared
 // object too.
 #include <dlfcn.h>
 #include <ucontext.h>
@@ -22,7 +22,7 @@ namespace {
 const char JIT[] = "CUDASIM-JIT:";
 
 struct Module {
-  std::string path;  // of the cubin, where each entry has a unit of its own
+  std::string path;  // of the file that names its unit, or with an entry behind it that entry's
   void* library = nullptr;
   bool jit = false;
 };
@@ -216,8 +216,9 @@ API CUresult cuModuleLoad(CUmodule* module, const char* path) {
   char head[4] = {};
   if (!file.read(head, sizeof head)) return CUDA_ERROR_FILE_NOT_FOUND;
   if (memcmp(head, "\177ELF", sizeof head)) return CUDA_ERROR_INVALID_IMAGE;
-  Module* made = new Module{path};
-  const std::string unit = first_line(std::string(path) + ".sim");
+  const std::string name(path);
+  Module* made = new Module{std::string(getenv("CUDASIM_HOME")) + "/units/" + name.substr(name.rfind('/') + 1)};
+  const std::string unit = first_line(made->path);
   if (!unit.empty() && !(made->library = open_library(unit))) return CUDA_ERROR_INVALID_IMAGE;
   *module = (CUmodule)made;
   return CUDA_SUCCESS;
@@ -245,7 +246,7 @@ API CUresult cuModuleGetFunction(CUfunction* function, CUmodule handle, const ch
     made.syncs = syncs && *syncs;
     if (!made.call || !made.sizes) return CUDA_ERROR_NOT_FOUND;
   } else {
-    if (!made.library) made.library = open_library(first_line(module->path + "." + name + ".sim"));
+    if (!made.library) made.library = open_library(first_line(module->path + "." + name));
     if (!made.library) return CUDA_ERROR_NOT_FOUND;
     for (auto entry = (const CpusimEntry*)dlsym(made.library, "cpusim_entries"); entry && entry->name; ++entry)
       if (made.name == entry->name) made.entry = entry;
