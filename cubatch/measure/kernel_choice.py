@@ -22,7 +22,7 @@ import attrs
 
 from cubatch import sqlite_file
 from cubatch.engine.native.context import Context, Prepare
-from cubatch.errors import StoreError
+from cubatch.errors import DeviceFailed, StoreError
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks
@@ -149,9 +149,15 @@ class TimedChoice:
         repeats: dict[str, int] = {}
         readings: dict[str, list[float]] = {name: [] for name in found}
         for name, kernel in found.items():
-            works[name] = prepare(kernel)
-            self._read(works[name], 1)  # cold caches and clocks
-            one = self._read(works[name], 1)
+            try:
+                work = prepare(kernel)
+                self._read(work, 1)  # cold caches and clocks
+            except DeviceFailed as error:  # another may be taken
+                if error.is_fatal:
+                    raise
+                _log.warning("%s is left out: %s", name, error)
+                continue
+            works[name], one = work, self._read(work, 1)
             if not repeats and one * len(found) * (2 + TIMED_ROUNDS) > self.seconds:
                 self.seconds -= self.clock.now() - began
                 return None
@@ -159,7 +165,9 @@ class TimedChoice:
         for _ in range(TIMED_ROUNDS):
             for name, work in works.items():
                 readings[name].append(self._read(work, repeats[name]))
-        medians = {name: statistics.median(taken) for name, taken in readings.items()}
+        medians = {name: statistics.median(readings[name]) for name in works}
+        if not medians:
+            return None
         winner = min(medians, key=medians.__getitem__)
         self.winners.put(key, winner, medians)
         self.seconds -= self.clock.now() - began

@@ -8,6 +8,7 @@ import pytest
 from cubatch.engine import backend
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused
+from cubatch.errors import DeviceFailed
 from cubatch.measure.clocks import HostClock
 from cubatch.measure.kernel_choice import TimedChoice, Winners
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
@@ -62,3 +63,30 @@ def test_a_product_added_to_its_own_output_is_not_tried(launcher):
     want = held + a.astype(np.float64) @ b.T.astype(np.float64)
     size = abs(held) + abs(a).astype(np.float64) @ abs(b).T.astype(np.float64)
     assert_within(launcher.get(out), want, gamma(17, U) * size, axes="mn")
+
+
+@pytest.mark.parametrize("status", [1, 700])
+def test_a_family_that_the_driver_refuses_is_replaced_once_and_for_all(launcher, status, monkeypatch):
+    """The product is right by another family; the refused one is not asked again.  A broken device is no refusal."""
+    if launcher.context().device.compute_capability < (7, 0):
+        pytest.skip("a GPU without tensor cores has one family of products")
+    random = np.random.default_rng(2)
+    a, b = (random.integers(-2, 3, shape).astype(np.float16) for shape in ((40, 16), (24, 16)))  # sums are exact
+    out, context, asked = launcher.unwritten((40, 24), np.float16), launcher.context(), []
+    bind = context.launcher.bind
+
+    def refuse(kernel, grid, arguments):
+        asked.append(kernel.family)
+        if kernel.family == asked[0]:
+            raise DeviceFailed.by_driver(f"launching {kernel.name}", status)
+        return bind(kernel, grid, arguments)
+
+    monkeypatch.setattr(context.launcher, "bind", refuse)
+    for _ in range(2):
+        if status == 700:
+            with pytest.raises(DeviceFailed):
+                gemm.gemm(context, launcher.put(a), launcher.put(b), layout="nt", out=out)
+        else:
+            gemm.gemm(context, launcher.put(a), launcher.put(b), layout="nt", out=out)
+            np.testing.assert_array_equal(launcher.get(out), a @ b.T)
+    assert asked.count(asked[0]) == (1 if status == 1 else 2)

@@ -57,12 +57,14 @@ class Context:
         launcher: Runs the kernels.
         chooser: Gives the variant for a problem; may launch some to see.
         tf32: Whether products of float32 arrays may round their operands to tf32, for tensor cores.
+        refused: Families of kernels that the driver has refused to launch here: others take their place.
     """
 
     device: Device
     launcher: Launcher
     chooser: Callable[[Problem, Device, Prepare | None], Kernel] = first_ranked
     tf32: bool = False
+    refused: set[str] = attrs.field(factory=set, init=False, eq=False)
 
     def choose(self, problem: Problem, run: Callable[[Kernel], object] | None = None) -> Kernel:
         """
@@ -73,7 +75,10 @@ class Context:
             run: Launches a variant on the arrays, overwriting the result; None: choose without trying.
         """
         prepare = None if run is None else functools.partial(backend.prepare, run)
-        return self.chooser(problem, self.device, prepare)
+        chosen = self.chooser(problem, self.device, prepare)
+        if chosen.family not in self.refused:
+            return chosen
+        return next((other for other in ranked(problem, self.device) if other.family not in self.refused), chosen)
 
     def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:
         """Launch now, or with every repetition inside `backend.prepare`; an empty grid is no launch."""

@@ -7,7 +7,9 @@ splits gemm_k and adds up its slices.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -17,7 +19,7 @@ from cubatch.engine.native import hopper
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
-from cubatch.errors import InvalidArgument
+from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.problem import Problem, vectors
 from cubatch.kernels.ranking import can_run, ranked, slices, tiles, transposed_bytes
@@ -42,6 +44,7 @@ _BAND = 16
 _MOST_X, _MOST_Z = (1 << 31) - 1, 65535
 _LIMIT = 1 << 31
 
+_log = logging.getLogger(__name__)
 _NO_CONV = np.zeros((), dtype=CONV)[()]
 _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are counted in 32 bits too
 
@@ -193,7 +196,20 @@ def launch(
         run(_of_height(context, problem, fused.statistics))
     else:  # what is read from the output's own memory would be lost to the first trial
         in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
-        run(context.choose(problem, None if in_place else run))
+        _run_what_is_taken(context, problem, run, try_out=not in_place)
+
+
+def _run_what_is_taken(context: Context, problem: Problem, run: Callable[[Kernel], None], *, try_out: bool) -> None:
+    """Run the variant that is chosen, or where the driver refuses it one of another family, from then on."""
+    chosen = context.choose(problem, run if try_out else None)
+    try:
+        run(chosen)
+    except DeviceFailed as error:
+        if error.is_fatal or chosen.family in context.refused:
+            raise
+        _log.warning("%s; kernels/%s is not used any more", error, chosen.family)
+        context.refused.add(chosen.family)
+        run(context.choose(problem))
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:

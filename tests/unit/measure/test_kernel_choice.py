@@ -8,7 +8,7 @@ import types
 import attrs
 import pytest
 
-from cubatch.errors import UnsupportedDtype
+from cubatch.errors import DeviceFailed, UnsupportedDtype
 from cubatch.hardware import catalogue, probe
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import ranked
@@ -42,6 +42,34 @@ def test_the_fastest_of_the_contenders_wins_not_the_first_of_the_ranking():
     device = FakeDevice(taking(3e-3, 1e-3, 2e-3))
     assert choice(device)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
     assert set(device.launched) == {kernel.name for kernel in CONTENDERS}
+
+
+def refusing(device, refused, status):
+    """Bind as a device does, but for some variants that the driver does not take."""
+
+    def prepare(kernel):
+        if kernel in refused:
+            raise DeviceFailed.by_driver(f"launching {kernel.name}", status)
+        return device.prepare(kernel)
+
+    return prepare
+
+
+def test_a_contender_that_the_driver_refuses_leaves_the_choice_to_the_others(caplog):
+    """The fastest of those that run wins; where none does, the ranking's first is the answer, and nothing is kept."""
+    device = FakeDevice(taking(1e-3, 3e-3, 2e-3, 4e-3))
+    assert choice(device)(PROBLEM, V100, refusing(device, CONTENDERS[:1], 1)) == CONTENDERS[2]
+    assert f"{CONTENDERS[0].name} is left out" in caplog.text
+    kept = winners()
+    assert choice(device, kept)(PROBLEM, V100, refusing(device, CONTENDERS, 1)) == CONTENDERS[0]
+    assert not kept._known
+
+
+def test_a_contender_that_breaks_the_device_ends_the_choice():
+    """After an illegal address nothing more runs in this process."""
+    device = FakeDevice(taking(1e-3))
+    with pytest.raises(DeviceFailed):
+        choice(device)(PROBLEM, V100, refusing(device, CONTENDERS[1:2], 700))
 
 
 def test_a_problem_is_timed_once():
