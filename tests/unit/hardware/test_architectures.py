@@ -255,8 +255,7 @@ def test_lanes_are_those_of_the_architecture_papers(name, table):
     capability = tuple(table["compute_capability"])
     assert table["float32_lanes"] == LANES.get(capability, 128)
     assert fitted.lanes(gpu(table)) == min(128, LANES.get(capability, 128))
-    if capability in test_catalogue.CORES_PER_SM:
-        assert table["float32_lanes"] == test_catalogue.CORES_PER_SM[capability][0]
+    assert table["float32_lanes"] == test_catalogue.CORES_PER_SM[capability][0]
 
 
 @every_table
@@ -269,7 +268,7 @@ def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
     board = gpu(table, tensor_cores=bool(dtypes))
     assert [one for one in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, one)] == dtypes
     assert ("tf32" in arithmetic.supported_dtypes(board)) == (capability >= (8, 0))
-    if capability in test_catalogue.CORES_PER_SM and "tensor_cores" in table:
+    if "tensor_cores" in table:
         assert table["tensor_cores"] == test_catalogue.CORES_PER_SM[capability][1]
 
 
