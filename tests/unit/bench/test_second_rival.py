@@ -14,6 +14,7 @@ from cubatch.bench.contest import Contest
 from cubatch.bench.rivals import Missing, Rival
 from cubatch.network import layers
 from cubatch.network.passes import Pass
+from tests.unit import bench_fakes
 from tests.unit.bench_fakes import World, enter
 
 GEMM = cases.gemm(70, 50, 30)
@@ -140,3 +141,12 @@ def page_of(items):
         "schema": 1, "date": "2000-01-01", "commit": "0000000", "device": None, "environment": None,
         "stages": [{"name": "gemm", "status": "ok", "items": items, "skipped": []}],
     }  # fmt: skip
+
+
+def test_whoever_adds_a_rival_can_see_its_columns_without_a_gpu(world, capsys):
+    """By running the module of fakes, as the recipe says."""
+    del world
+    bench_fakes.main()
+    shown = capsys.readouterr().out
+    assert "ratio to other" in shown
+    assert "No other for some: it only multiplies." in " ".join(shown.split())

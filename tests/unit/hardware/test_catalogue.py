@@ -14,6 +14,7 @@ import cubatch
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue
 from cubatch.hardware.facts import DTYPES
+from tests.unit.hardware.published import SMS
 
 TABLE = tomllib.loads((Path(cubatch.__file__).parent / "data/devices.toml").read_text(encoding="utf-8"))
 FIELDS = {
@@ -21,27 +22,8 @@ FIELDS = {
     "tensor_cores", "base_clock_mhz", "boost_clock_mhz", "memory_gib", "memory_type", "memory_bus_bits",
     "bandwidth_gb_per_second", "l2_mib", "peak_tflops", "tdp_watts", "source", "note",
 }  # fmt: skip
-# Of one SM, a row for every capability of architectures.toml: CUDA cores and Tensor Cores, from NVIDIA's architecture
-# papers and the CUDA Programming Guide; MiB of L2 of the smallest and the largest board, wider than published where the
-# catalogue has no board.  None: not published.
-SMS = {
-    (3, 7): (192, 0, (1.5, 1.5)), (5, 0): (128, 0, (1, 2)), (5, 2): (128, 0, (1, 3)), (5, 3): (128, 0, (0.25, 0.25)),
-    (6, 0): (64, 0, (3, 4)), (6, 1): (128, 0, (0.5, 3)), (6, 2): (128, 0, (0.5, 0.5)),
-    (7, 0): (64, 8, (4.5, 6)), (7, 2): (64, 8, (0.5, 0.5)), (7, 5): (64, 8, (0.5, 6)),
-    (8, 0): (64, 4, (24, 48)), (8, 6): (128, 4, (1, 6)), (8, 7): (128, 4, (1, 4)), (8, 8): (128, None, (1, 6)),
-    (8, 9): (128, 4, (12, 96)), (9, 0): (128, 4, (50, 60)), (10, 0): (128, 4, (126, 126)), (10, 3): (128, 4, (96, 192)),
-    (11, 0): (128, 4, (32, 32)), (12, 0): (128, 4, (24, 128)), (12, 1): (128, 4, (24, 24)),
-}  # fmt: skip
-CORES_PER_SM = {capability: (cores, tensor_cores) for capability, (cores, tensor_cores, _) in SMS.items()}
 WITHOUT_TENSOR_CORES = {"TU116", "TU117"}  # the chips of Turing that have none: GeForce GTX 16
 
-# Multiply-adds of 16 bits, summed in float32, that a Tensor Core does in a clock, from NVIDIA's architecture papers; of
-# 7.2, 8.7, 10.3 and 12.1 from data sheets (Jetson AGX Xavier and Orin, HGX B300, DGX Spark).  GeForce boards have half
-# of what their chips do elsewhere.  Of 8.8 and 11.0 no source was seen: their boards have no such rate here.
-FMA_PER_CLOCK = {
-    (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 256, (8, 6): 128, (8, 7): 256, (8, 9): 128, (9, 0): 512,
-    (10, 0): 1024, (10, 3): 1024, (12, 0): 128, (12, 1): 128,
-}  # fmt: skip
 LOWER_CLOCK = {"h100-nvl": 1545}  # of printed tensor rates, where it is further from the boost clock than elsewhere
 
 # Gbit/s of a pin from NVIDIA's slowest board to JEDEC's fastest, and GiB for 32 bits of the bus from the smallest board
@@ -165,21 +147,16 @@ def test_a_row_has_known_fields_positive_numbers_and_a_source(slug):
 def test_a_row_agrees_with_its_architecture(slug):
     """Cores follow from SMs, the float32 rate from cores and clock: a slip in one breaks the ratio."""
     facts = TABLE[slug]
-    per_sm, tensor_per_sm = CORES_PER_SM[tuple(facts["compute_capability"])]
+    sm = SMS[tuple(facts["compute_capability"])]
     if "num_sms" in facts:
-        assert facts["cuda_cores"] == per_sm * facts["num_sms"]
-    if "tensor_cores" in facts and tensor_per_sm is not None:
+        assert facts["cuda_cores"] == sm.cores * facts["num_sms"]
+    if "tensor_cores" in facts and sm.tensor_cores is not None:
         assert facts["tensor_cores"] == (
-            0 if facts["chip"] in WITHOUT_TENSOR_CORES else tensor_per_sm * facts["num_sms"]
+            0 if facts["chip"] in WITHOUT_TENSOR_CORES else sm.tensor_cores * facts["num_sms"]
         )
     if "boost_clock_mhz" in facts:
         by_clock = 2 * facts["cuda_cores"] * facts["boost_clock_mhz"] * 1e-6
         assert facts["peak_tflops"]["float32"] == pytest.approx(by_clock, rel=0.01)
-
-
-def test_every_architecture_has_a_row_of_what_its_boards_are_held_to():
-    """The first board of one would else be held to nothing."""
-    assert list(SMS) == list(architectures.known())
 
 
 def test_bounds_of_memory_are_too_narrow_for_a_slip_of_twice_the_speed_or_ten_times_the_size():
@@ -201,7 +178,7 @@ def test_memory_of_a_row_hangs_together(slug):
     if "bandwidth_gb_per_second" in facts:
         assert low <= facts["bandwidth_gb_per_second"] * 8 / bits <= high
     if "l2_mib" in facts:
-        smallest, largest = SMS[capability][2]
+        smallest, largest = SMS[capability].l2_mib
         assert smallest <= facts["l2_mib"] <= largest
 
 
@@ -234,10 +211,9 @@ def test_tensor_rates_follow_from_cores_and_clock(slug):
     """
     facts = TABLE[slug]
     capability = tuple(facts["compute_capability"])
-    assert capability in FMA_PER_CLOCK, (
-        "what a Tensor Core of it does in a clock is to be written there, with its source"
-    )
-    per_clock = FMA_PER_CLOCK[capability] / (2 if "GeForce" in facts["name"] and capability > (7, 0) else 1)
+    rate = SMS[capability].tensor_fma
+    assert rate, "what a Tensor Core of it does in a clock is to be written there, with its source"
+    per_clock = rate / (2 if "GeForce" in facts["name"] and capability > (7, 0) else 1)
     by_clock = 2 * facts["tensor_cores"] * per_clock * LOWER_CLOCK.get(slug, facts["boost_clock_mhz"]) * 1e-6
     assert 0.9 <= facts["peak_tflops"]["float16"] / by_clock <= 1.06
     if "computed" in facts.get("note", ""):
