@@ -19,7 +19,7 @@ from cubatch.estimate.vendor import fitted
 from cubatch.hardware import architectures, arithmetic, catalogue, probe, waves
 from cubatch.hardware.architectures import Architecture, Every
 from cubatch.hardware.facts import Device
-from cubatch.kernels import survey, variant
+from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import shared_ptx
 from tests.unit.hardware import test_catalogue
@@ -264,6 +264,13 @@ def test_boards_have_the_name_and_the_cores_of_their_architecture():
 def test_every_kernel_is_checked_for_the_architectures_that_are_surveyed():
     """One of each generation and size of SM, from Maxwell to Blackwell, in this order."""
     assert tuple("sm_{}{}".format(*capability) for capability, sm in SMS.items() if sm.surveyed) == survey.ARCHS
+
+
+def test_the_budget_has_figures_of_every_architecture_that_is_surveyed():
+    """Of each variant wherever it runs; one that was not compiled for an architecture has no occupancy there."""
+    figures, numbers = resources.recorded_figures().figures, [variant.arch_number(arch) for arch in survey.ARCHS]
+    for kernel in variant.kernels():
+        assert sorted(figures[kernel.name]) == [number for number in numbers if kernel.runs_on(number)], kernel.name
 
 
 @every_table
