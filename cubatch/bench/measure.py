@@ -15,7 +15,7 @@ from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways
 from cubatch.bench.records import OURS, Entry, Result
-from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
+from cubatch.bench.rivals import RIVALS, Missing, Rival, failure, rivals
 from cubatch.bench.target import COLD, Arrays, Target, count_sets, fill, filled
 from cubatch.engine import backend
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
@@ -98,7 +98,7 @@ def time_case(
         copy_bytes_per_second: What a copy reaches; None where that was not measured.
 
     Returns:
-        Result: An entry whose results are not right is "wrong" and was not timed.
+        Result: An entry whose results are not right is "wrong" and was not timed; a rival whose are not is missing.
 
     Raises:
         UnsupportedLayer: If no kernel computes it.
@@ -106,7 +106,7 @@ def time_case(
     """
     found = ways(case, target.device, variants, without)
     planned = _planned(case, target.device, found)
-    others = rivals(case, target.module) if with_rivals else [Missing(name, records.NOT_ASKED) for name in RIVALS]
+    missing = {} if with_rivals else dict.fromkeys(RIVALS, records.NOT_ASKED)
     try:
         sets = list(itertools.islice(filled(target.module, case, seed), count_sets(case, target.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
@@ -119,13 +119,14 @@ def time_case(
             entries[index], step = _ready(way, target, entry, sets, expected, kept)
             if step is not None:
                 entrants.append((index, Entrant(entry.name, OURS, step)))
-        for other in others:
-            if isinstance(other, Missing):
+        for other in rivals(case, target.module) if with_rivals else ():
+            bound = other if isinstance(other, Missing) else _bound(other, case, target, sets, expected, kept)
+            if isinstance(bound, Missing):
+                missing[other.name] = bound.reason
                 continue
-            entry, step = _bound(other, sets)
+            entry, step = bound
             entries.append(entry)
-            if step is not None:
-                entrants.append((len(entries) - 1, Entrant(other.library, other.name, step)))
+            entrants.append((len(entries) - 1, Entrant(entry.name, entry.side, step)))
         contest.run([entrant for _, entrant in entrants], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
@@ -137,7 +138,7 @@ def time_case(
         entries=records.compared(entries),
         sets=len(sets),
         l2="cold" if is_cold else "warm",
-        missing={other.name: other.reason for other in others if isinstance(other, Missing)},
+        missing=missing,
     )
 
 
@@ -196,9 +197,7 @@ def _ready(
 ) -> tuple[Entry, Callable[[], None] | None]:
     """Bind a variant to its buffers and check it on the first set; the step is None where it must not be timed."""
     case, found = way.case, way.operations(Tracer(target.launcher))
-    for name, array in kept.items():
-        target.module.copyto(sets[0][name], array)
-    poison(case, sets[0])
+    _reset(case, target, sets[0], kept)
     try:
         with target.trying(way.main):
             steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
@@ -216,15 +215,28 @@ def _ready(
     return entry, _rotating(steps)
 
 
-def _bound(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
-    """Bind a rival's library; where it refuses a case, that is its result and not the end of the others'."""
-    entry = Entry(name=rival.library, side=rival.name)
+def _bound(
+    rival: Rival, case: Case, target: Target, sets: Sequence[Arrays], expected: Expected, kept: Arrays
+) -> tuple[Entry, Callable[[], None]] | Missing:
+    """Bind a rival's library and check it as ours are; what it refuses or gets wrong does not end the others'."""
+    _reset(case, target, sets[0], kept)
     try:
         steps = [rival.bind(arrays) for arrays in sets]
-        steps[0]()
-    except RuntimeError as error:
-        return attrs.evolve(entry, status="error", reason=str(error)), None
-    return entry, _rotating(steps)
+        returned = steps[0]()
+        check = expected.check({**sets[0], **(rival.results(returned) if rival.results else {})})
+    except Exception as error:  # noqa: BLE001 - whatever a library raises
+        return Missing(f"{rival.library} failed with {failure(error)}")
+    if check.worst > rival.slack:
+        times = f"{check.worst / rival.slack:.3g}x the rounding bound"
+        return Missing(f"{rival.library} is wrong, {times} at {check.where}")
+    return Entry(name=rival.library, side=rival.name, worst_error=check.worst), _rotating(steps)
+
+
+def _reset(case: Case, target: Target, arrays: Arrays, kept: Arrays) -> None:
+    """Put back what is written over, and forget every result."""
+    for name, array in kept.items():
+        target.module.copyto(arrays[name], array)
+    poison(case, arrays)
 
 
 def _rotating(steps: Sequence[Step]) -> Callable[[], None]:

@@ -123,7 +123,8 @@ class Entry:
             timed; "error": it did not run; "planned": nothing was measured.
         reason: Why measuring it ended, or what went wrong.
         launches: Its kernels in order; empty for a rival's.
-        worst_error: In units of the bound, at most 1 where right; None where it was not checked.
+        worst_error: In units of the bound of our kernels, at most 1 where they are right and its slack where a rival
+            is; None where it was not checked.
         timings: By round.
         seconds, interval: Median and where it lies with 90 %; None where it was not timed.
         flops_per_second, bytes_per_second: What it computed and moved in that time.

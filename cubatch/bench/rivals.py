@@ -2,7 +2,7 @@
 Whom our kernels are timed beside: the functions in RIVALS, each of which does a case or says why it cannot.
 
 Today that is the vendor: cuBLAS by the array module's matmul or PyTorch's, cuDNN by PyTorch where it is installed.
-Another is a function with its name in RIVALS: tables, JSON and figures show whoever is there, by name.
+Another is a function in RIVALS: tables, JSON and figures show whoever is there, by its key.
 
 All compute in the same precision.  Whether float32 may become TF32, and whether sums may be kept in 16 bits,
 is said each time and for every library: defaults differ, and a TF32 kernel beside a float32 one is the most common
@@ -20,14 +20,24 @@ import attrs
 import numpy as np
 
 from cubatch.bench.cases import Case
+from cubatch.errors import DeviceFailed
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 
 VENDOR = "vendor"
 """Name of the vendor's libraries, whichever of them does a case."""
 
-Step = Callable[[], None]
+Step = Callable[[], Any]
 _NO_TORCH = "PyTorch with CUDA is not installed"
+
+_WINOGRAD = 32.0
+"""
+How many times more a convolution without strides may be off: libraries have fast algorithms for it.
+
+Winograd's F(4 x 4, 3 x 3) computes A' ((G w) * (B' x)).  Of random data the variance of its worst output along one
+axis is the sum of A^2 (sum of G^2) (sum of B^2), over the 3 of a direct sum: 31; along both it is the square of that.
+FFTs are off by less than a direct sum.
+"""
 
 
 @attrs.frozen
@@ -36,14 +46,19 @@ class Rival:
     How somebody else does a case.
 
     Attributes:
-        name: Its name in RIVALS, which heads its columns.
         library: The library and what of it.
-        bind: Gives the step for a set of arrays.
+        bind: Gives the step for a set of arrays: what does the case once, or enqueues it.
+        results: Gives the results by name, laid out as the case's arrays, from what a step returns; None: the step
+            writes them into the arrays.
+        slack: How many of the bounds of our kernels they may be off.
+        name: Its key in RIVALS, which heads its columns; `rivals` fills it in.
     """
 
-    name: str
     library: str
     bind: Callable[[Mapping[str, Any]], Step]
+    results: Callable[[Any], Mapping[str, Any]] | None = None
+    slack: float = 1.0
+    name: str = attrs.field(default="", kw_only=True)
 
 
 @attrs.frozen
@@ -52,12 +67,12 @@ class Missing:
     A rival that cannot do a case here.
 
     Attributes:
-        name: Its name in RIVALS.
         reason: Why, as the end of a sentence.
+        name: Its key in RIVALS; `rivals` fills it in.
     """
 
-    name: str
     reason: str
+    name: str = attrs.field(default="", kw_only=True)
 
 
 class Find(Protocol):
@@ -79,21 +94,42 @@ def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> l
     Returns:
         list: In the order of RIVALS.
     """
-    return [find(case, module, benchmark=benchmark) for find in RIVALS.values()]
+    found = []
+    for name, find in RIVALS.items():
+        try:
+            answer = find(case, module, benchmark=benchmark)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, the others take part
+            answer = Missing(failure(error))
+        found.append(attrs.evolve(answer, name=name))
+    return found
+
+
+def failure(error: Exception) -> str:
+    """
+    Say why a rival that raised an error is missing.
+
+    Raises:
+        DeviceFailed: If nothing more runs in this process: that is nobody's answer.
+    """
+    if isinstance(error, DeviceFailed) and error.is_fatal:
+        raise error
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
     layer, torch = case.layer, torch_of(module)
     if layer is None or not layer.gemms(Pass.FPROP, 1):
-        return Missing(VENDOR, "compared with the bandwidth of a copy")
+        return Missing("compared with the bandwidth of a copy")
+    if "db" in case.operands or ("b" in case.operands and not isinstance(layer, layers.Conv2d)):
+        return Missing("the vendor's product has no bias")
     # PyTorch is handed the convolution's own fields, of which the windows' geometry has no padding behind the input.
     if not isinstance(layer, layers.Conv2d):
         return _product(torch, case, module)
     if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
-        return _convolution(torch, case, layer, benchmark=benchmark)
+        return _convolution(torch, case, module, layer, benchmark=benchmark)
     if _is_plain_product(layer) and "b" not in case.operands:
         return _product(torch, case, module)
-    return Missing(VENDOR, _NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike")
+    return Missing(_NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike")
 
 
 RIVALS: dict[str, Find] = {VENDOR: _vendor}
@@ -137,15 +173,15 @@ def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleTyp
     if case.dtype == "float32" or (torch is None and case.dtype == "float16"):
         os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
         library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
-        return Rival(VENDOR, library, lambda arrays: _matmul(case, arrays, module.matmul))
+        return Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))
     if torch is None:
-        return Missing(VENDOR, _NO_TORCH)
+        return Missing(_NO_TORCH)
 
     def bind(arrays: Mapping[str, Any]) -> Step:
         set_precision(torch, case.dtype, benchmark=True)
         return _matmul(case, {name: _tensor(torch, array) for name, array in arrays.items()}, torch.mm)
 
-    return Rival(VENDOR, "cuBLAS (torch.mm)" if torch.cuda.is_available() else "torch", bind)
+    return Rival("cuBLAS (torch.mm)" if torch.cuda.is_available() else "torch", bind)
 
 
 def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any]) -> Step:
@@ -162,7 +198,10 @@ def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any])
     return step
 
 
-def _convolution(torch: types.ModuleType, case: Case, layer: layers.Conv2d, *, benchmark: bool) -> Rival:
+def _convolution(
+    torch: types.ModuleType, case: Case, module: types.ModuleType, layer: layers.Conv2d, *, benchmark: bool
+) -> Rival:
+    place = {Pass.FPROP: None, Pass.DGRAD: 0, Pass.WGRAD: 1}[case.pass_ or Pass.FPROP]
     geometry = (list(layer.stride), [layer.pad[0], layer.pad[2]], list(layer.dilation))
 
     def bind(arrays: Mapping[str, Any]) -> Step:
@@ -174,12 +213,13 @@ def _convolution(torch: types.ModuleType, case: Case, layer: layers.Conv2d, *, b
             x, w, b, residual = (tensors.get(name) for name in ("x", "w", "b", "residual"))
             clamps = residual is not None or case.options.get("relu", False)
 
-            def step() -> None:
+            def step() -> Any:
                 y = torch.nn.functional.conv2d(x, w, b, *geometry, layer.groups)
                 if residual is not None:
                     y.add_(residual)
                 if clamps:
                     torch.relu_(y)
+                return y
 
             return step
         wanted = [case.pass_ is Pass.DGRAD, case.pass_ is Pass.WGRAD, False]
@@ -187,12 +227,18 @@ def _convolution(torch: types.ModuleType, case: Case, layer: layers.Conv2d, *, b
         x, w = (tensors.get(name, tensors.get(other)) for name, other in (("x", "out"), ("w", "dw")))
         backward, dy = torch.ops.aten.convolution_backward, tensors["dy"]
 
-        def gradient() -> None:
-            backward(dy, x, w, None, *geometry, False, [0, 0], layer.groups, wanted)  # noqa: FBT003 - not transposed
+        def gradient() -> Any:
+            return backward(dy, x, w, None, *geometry, False, [0, 0], layer.groups, wanted)  # noqa: FBT003 - not transposed
 
         return gradient
 
-    return Rival(VENDOR, "cuDNN (torch)" if torch.cuda.is_available() else "torch", bind)
+    def results(returned: Any) -> dict[str, Any]:
+        found = returned if place is None else returned[place]
+        return {case.results[0]: _array(torch, found.permute(0, 2, 3, 1), module)}
+
+    is_fast = layer.r * layer.s > 1 and set(layer.stride) == {1}
+    library = "cuDNN (torch)" if torch.cuda.is_available() else "torch"
+    return Rival(library, bind, results, slack=_WINOGRAD if is_fast else 1.0)
 
 
 def _tensor(torch: types.ModuleType, array: Any) -> Any:
@@ -200,6 +246,13 @@ def _tensor(torch: types.ModuleType, array: Any) -> Any:
     if array.dtype == np.uint16:
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
+
+
+def _array(torch: types.ModuleType, tensor: Any, module: types.ModuleType) -> Any:
+    """Give a tensor's memory to the array module, as `_tensor` took it."""
+    if tensor.dtype == torch.bfloat16:
+        return module.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
+    return module.from_dlpack(tensor)
 
 
 def _is_plain_product(layer: layers.Conv2d) -> bool:

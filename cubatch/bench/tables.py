@@ -15,8 +15,8 @@ _NOTES = {
     "wrong": "A kernel marked wrong gave results outside of its rounding bound and was not timed.",
     "planned": "Nothing was timed. Kernels stand in the order of the cost model, which expects most of the first; "
     "“at best” is the roofline of the case, whichever runs it. Blocks of hopper stay and take tiles in turn.",
-    "ratio": "“ratio” is the vendor's time over ours, from rounds in turns, with its 90 % interval: above 1 is faster.",
-    "ratio to": "“ratio to {name}” is the time of {name} over ours, likewise.",
+    "ratio": "“{head}” is {whose} time over ours, from rounds in turns, with its 90 % interval: above 1 ours "
+    "is faster.",
 }
 
 
@@ -147,9 +147,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
     if found and all(entry.status == "planned" for entry in found):
         said.append(_NOTES["planned"])
     compared = [name for name in names_of(results) if any(name in entry.ratios for entry in found)]
-    if VENDOR in compared:
-        said.append(_NOTES["ratio"])
-    said += [_NOTES["ratio to"].format(name=name) for name in compared if name != VENDOR]
+    said += [_NOTES["ratio"].format(head=_ratio_to(name), whose=f"{_spoken(name)}'s") for name in compared]
     if any(entry.seconds is not None for entry in found):
         said.append(
             "“of best”: of the roofline of the data sheet; for what only moves bytes, of the bandwidth of a copy."

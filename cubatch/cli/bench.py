@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Time our kernels beside the vendor's; each result is checked first.\n\n"
+    help="Time our kernels beside the vendor's and other rivals; each result is checked first.\n\n"
     "Example: cubatch bench gemm --m 4096 --n 4096 --k 4096",
 )
 
@@ -33,7 +33,9 @@ VariantsOption = Annotated[
     Literal["chosen", "all"],
     typer.Option("--variants", help="The variant ranked first, or all that can run it, the naive one too."),
 ]
-RivalOption = Annotated[bool, typer.Option("--rival/--no-rival", help="Time the vendor's library too.")]
+RivalOption = Annotated[
+    bool, typer.Option("--rival/--no-rival", help="Time the rivals too, such as the vendor's library.")
+]
 SecondsOption = Annotated[float, typer.Option("--seconds", min=0.01, help="Timing of each case, at most.")]
 DryOption = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would run: variants, blocks, fill; needs no GPU.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ _KINDS: Mapping[str, _Kind] = {
     "source": _TEXT,
     "note": _TEXT,
 }
+_RATE = "peak_flops_per_second["
+_KEYS = {
+    "clock_hz": "boost_clock_mhz",
+    "memory_bytes": "memory_gib",
+    "peak_bytes_per_second": "bandwidth_gb_per_second",
+}
 _REMEDY = 'The README shows such a file under "A GPU of your own".'
 
 
@@ -88,7 +94,8 @@ def read(name: str) -> Device:
         name: Path of a .toml file. Of its keys, "compute_capability" must be there; "name" is the file's without it.
 
     Returns:
-        Device: Its facts; what the file does not say is None. Not live, and of no name in the catalogue.
+        Device: Its facts; what the file does not say is None. Not live, of no name in the
+            catalogue, and with the file as its source, whatever source that has its figures from.
 
     Raises:
         InvalidArgument: If the file cannot be read, or a key has no value that makes sense; the message names both.
@@ -121,8 +128,29 @@ def read(name: str) -> Device:
         remedy = "It says what an SM is: [7, 0] is a V100, [8, 6] an RTX 3090."
         raise InvalidArgument(f"compute_capability in {name}", None, "given as [major, minor]", remedy)
     major, minor = facts["compute_capability"]
-    defaults = {"name": path.stem, "architecture": architectures.like((major, minor)).name, "source": name}
-    return catalogue.device_of(defaults | facts)
+    defaults = {"name": path.stem, "architecture": architectures.like((major, minor)).name}
+    return catalogue.device_of(defaults | facts | {"source": name})
+
+
+def lacks(device: Device, facts: Sequence[str]) -> str:
+    """
+    Say which keys a device's file lacks, as a sentence; empty where no file describes it.
+
+    Args:
+        device: Some facts of which are not known.
+        facts: Which, as `Device` calls them: "num_sms", "peak_flops_per_second['float32']".
+
+    Example:
+        >>> lacks(Device(name="mine", source="my-gpu.toml"), ["clock_hz", "peak_flops_per_second['float32']"])
+        'my-gpu.toml lacks boost_clock_mhz, peak_tflops.float32.'
+    """
+    if device.slug or device.live or not device.source.lower().endswith(SUFFIX):
+        return ""
+    keys = (
+        f"peak_tflops.{fact.removeprefix(_RATE)[1:-2]}" if fact.startswith(_RATE) else _KEYS.get(fact, fact)
+        for fact in facts
+    )
+    return f"{device.source} lacks {', '.join(keys)}."
 
 
 def _row(name: str, table: Mapping[str, Any]) -> dict[str, Any]:

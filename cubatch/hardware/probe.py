@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from cubatch.errors import DeviceNotAvailable, InvalidArgument
+from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue, device_file, driver, host, nvml
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
@@ -73,7 +73,7 @@ def device(name: str | None = None) -> Device:
         return device_file.read(name)
     live = _CUDA_NAME.fullmatch(spelled)
     if live is None:
-        return catalogue.find(name)
+        return _catalogue(name)
     gpus = _gpus()
     index = int(live[1] or 0)
     if index >= len(gpus):
@@ -112,10 +112,24 @@ def _named(name: str | None) -> Device:
     return device(name)
 
 
+def _catalogue(name: str) -> Device:
+    """Find a name in the catalogue; what looks like a file is told how it would be one."""
+    try:
+        return catalogue.find(name)
+    except UnknownName:
+        if not {"/", "\\"} & set(name):
+            raise
+        remedy = f"A file that describes a GPU ends in {device_file.SUFFIX}."
+        raise InvalidArgument("device", name, "a name, or a file that describes a GPU", remedy) from None
+
+
 def _present(wanted: Device) -> Device:
     if wanted.kind == "cpu":
         return wanted if wanted.live else _cpu()
     remedy = "cubatch predict, candidates and memory work for a GPU that is not here."
+    if not wanted.live and not wanted.slug:
+        reason = 'a GPU that a file or a Device describes is in no machine; the first one here is "cuda"'
+        raise DeviceNotAvailable(wanted.name, reason, remedy)
     try:
         gpus = _gpus()
     except DeviceNotAvailable as error:

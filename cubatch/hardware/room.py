@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument
-from cubatch.hardware import architectures, host, nvml
+from cubatch.hardware import architectures, device_file, host, nvml
 from cubatch.hardware.facts import Device
 from cubatch.units import format_bytes, parse_bytes
 
@@ -102,7 +102,9 @@ def _gpu_room(device: Device) -> tuple[int, int, str]:
         free = device.memory_bytes
         what = "of the GPU's memory (what is free of it is not known)" if device.live else "of an empty GPU"
     if free is None:
-        raise InvalidArgument("device", device.name, "one whose memory is known", "Its catalogue entry has no size.")
+        catalogued = "Its catalogue entry has no size." if device.slug else ""
+        remedy = device_file.lacks(device, ["memory_bytes"]) or catalogued
+        raise InvalidArgument("device", device.name, "one whose memory is known", remedy)
     reserve = _context_bytes(device)
     note = f"{format_bytes(free)} {what} less {format_bytes(reserve)} for the CUDA context and libraries"
     return free, max(0, free - reserve), note

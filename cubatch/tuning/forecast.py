@@ -18,7 +18,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.parts import Z90, StepPrediction
-from cubatch.hardware import probe
+from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
@@ -149,7 +149,9 @@ def _asked(
     work = Workload.of(spec, found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
     # The memory plan is that of our kernels, which asks for SMs and compute capability too.
     if missing := missing_facts(found, dtype, library):
-        remedy = "The catalogue has no such figure for it; build a Device that has."
+        if remedy := device_file.lacks(found, missing):
+            raise InvalidArgument("device", str(found), "a GPU whose speed is known", remedy)
+        remedy = "The catalogue has no such figure for it; build a Device that has." if found.slug else ""
         raise InvalidArgument("device", str(found), f"a GPU of which {', '.join(missing)} are known", remedy)
     return attrs.evolve(work, library=library)
 

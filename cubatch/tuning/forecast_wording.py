@@ -19,6 +19,8 @@ from cubatch.estimate.blocks import (
     winograd_blocks,
 )
 from cubatch.estimate.step import UNTIMED
+from cubatch.hardware import architectures
+from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, fill
 from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.graph import Network
@@ -66,7 +68,17 @@ def notes(found: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
     plan = "Memory is planned as cubatch's own engine takes it; a framework takes more, so that less fits."
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     ours = f"Times of our kernels are clocks counted in the compiled code, mended by measurements of them: {timed}."
-    return (*(ours if timed and note == UNTIMED else note for note in found.notes), plan)
+    told = (ours if timed and note == UNTIMED else note for note in found.notes)
+    return (*told, *_taken_for(found.device), plan)
+
+
+def _taken_for(device: Device) -> Iterator[str]:
+    """Say whose SMs a GPU of an architecture that is not known is taken to have."""
+    asked = device.compute_capability
+    if asked is not None and asked not in architectures.known():
+        like = architectures.like(asked)
+        name, of = ("{}.{}".format(*each) for each in (asked, like.compute_capability))
+        yield f"Compute capability {name} is not known: its SMs are taken for those of {of}, {like.name}."
 
 
 def _why(found: Forecast) -> Iterator[str]:

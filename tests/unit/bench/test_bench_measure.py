@@ -93,20 +93,6 @@ def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(wor
     assert "an earlier process" in result.entries[1].reason
 
 
-def test_a_vendor_that_refuses_a_case_does_not_end_ours(world, monkeypatch):
-    """Its error is its result; ours is timed, without a ratio."""
-
-    def refuse(_):
-        raise RuntimeError("no algorithm")
-
-    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: rivals.Rival("vendor", "library", refuse))
-    result = measure.time_case(GEMM, world.target(), Contest(world), seconds=10.0)
-    ours, vendor = result.entries
-    assert (ours.status, ours.ratio) == ("ok", None)
-    assert (vendor.status, vendor.reason, vendor.seconds) == ("error", "no algorithm", None)
-    assert result.wrong == ()
-
-
 def test_only_what_is_asked_for_runs(world):
     """The first of the ranking, and no vendor."""
     result = measure.time_case(GEMM, world.target(), Contest(world), with_rivals=False)

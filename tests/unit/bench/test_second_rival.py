@@ -14,6 +14,7 @@ from cubatch.bench.contest import Contest
 from cubatch.bench.rivals import Missing, Rival
 from cubatch.network import layers
 from cubatch.network.passes import Pass
+from tests.unit import bench_fakes
 from tests.unit.bench_fakes import World, enter
 
 GEMM = cases.gemm(70, 50, 30)
@@ -27,8 +28,16 @@ def world(monkeypatch):
     def other(case, module, *, benchmark):
         del module, benchmark
         if case.operation != "linear":
-            return Missing("other", "it only multiplies")
-        return Rival("other", "other 1.0", lambda _: lambda: here.launched.append("other"))
+            return Missing("it only multiplies")
+
+        def bind(arrays):
+            def step():
+                here.launched.append("other")
+                np.matmul(arrays["x"], arrays["w"].T, out=arrays["out"])
+
+            return step
+
+        return Rival("other 1.0", bind)
 
     here = enter(World(), monkeypatch)
     here.seconds = {"vendor": 0.9e-3, "other": 2e-3}
@@ -43,8 +52,8 @@ def results(world):
     return [measure.time_case(case, world.target(), Contest(world), seconds=10.0) for case in (GEMM, CONV)]
 
 
-def test_every_rival_says_its_own_name(world):
-    """The one that it is found by: a column would else be headed by a name that nobody asked for."""
+def test_every_rival_has_the_name_it_is_listed_by(world):
+    """Its key heads its columns, whoever made it."""
     del world
     assert [each.name for case in (GEMM, CONV) for each in rivals.rivals(case, np)] == ["vendor", "other"] * 2
 
@@ -77,7 +86,8 @@ def test_the_tables_have_its_columns(results):
     assert "Where the vendor was timed too: 1.00 ms on ours, 900 µs on the vendor's; " in notes
     assert "Where other was timed too: 1.00 ms on ours, 2.00 ms on other's; " in notes
     assert "No other for some: it only multiplies." in notes
-    assert "“ratio to other”" in notes
+    assert "“ratio” is the vendor's time over ours" in notes
+    assert "“ratio to other” is other's time over ours" in notes
     assert summary.text()
 
 
@@ -131,3 +141,12 @@ def page_of(items):
         "schema": 1, "date": "2000-01-01", "commit": "0000000", "device": None, "environment": None,
         "stages": [{"name": "gemm", "status": "ok", "items": items, "skipped": []}],
     }  # fmt: skip
+
+
+def test_whoever_adds_a_rival_can_see_its_columns_without_a_gpu(world, capsys):
+    """By running the module of fakes, as the recipe says."""
+    del world
+    bench_fakes.main()
+    shown = capsys.readouterr().out
+    assert "ratio to other" in shown
+    assert "No other for some: it only multiplies." in " ".join(shown.split())

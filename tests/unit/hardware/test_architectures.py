@@ -1,8 +1,7 @@
 """
 The table of architectures says what NVIDIA prints, and its reader gives what the table says.
 
-What is printed is written out here once more, so that a slip in the table is seen; what no page prints, such as which
-architectures share PTX, is written out as it was found.
+What is printed is written out in `published` once more, so that a slip in the table is seen.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from cubatch.estimate.vendor import fitted
 from cubatch.hardware import architectures, arithmetic, catalogue, probe, waves
 from cubatch.hardware.architectures import Architecture, Every
 from cubatch.hardware.facts import Device
-from cubatch.kernels import survey, variant
+from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import shared_ptx
 from tests.unit.hardware import test_catalogue
+from tests.unit.hardware.published import CARVEOUTS, NAMES, SAME_PTX, SMS
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
 REFERENCE = Path(__file__).with_name("occupancy_reference.csv")
@@ -33,57 +33,6 @@ TABLES = {name: table for name, table in WHOLE.items() if name != "every"}
 BY_CAPABILITY = {tuple(table["compute_capability"]): table for table in TABLES.values()}
 KEPLER = (3, 7)
 
-# Typed from the table of compute capabilities in the CUDA Programming Guide; 3.7 from that of CUDA 11.8, 7.2 from
-# deviceQuery of a Jetson AGX Xavier: warps, blocks, registers of an SM and of a block in units of 1024, shared KiB of
-# an SM and of a block.
-PUBLISHED = {
-    (3, 7): (64, 16, 128, 64, 112, 48),
-    (5, 0): (64, 32, 64, 64, 64, 48),
-    (5, 2): (64, 32, 64, 64, 96, 48),
-    (5, 3): (64, 32, 64, 32, 64, 48),
-    (6, 0): (64, 32, 64, 64, 64, 48),
-    (6, 1): (64, 32, 64, 64, 96, 48),
-    (6, 2): (64, 32, 64, 32, 64, 48),
-    (7, 0): (64, 32, 64, 64, 96, 96),
-    (7, 2): (64, 32, 64, 64, 96, 96),
-    (7, 5): (32, 16, 64, 64, 64, 64),
-    (8, 0): (64, 32, 64, 64, 164, 163),
-    (8, 6): (48, 16, 64, 64, 100, 99),
-    (8, 7): (48, 16, 64, 64, 164, 163),
-    (8, 8): (48, 16, 64, 64, 100, 99),
-    (8, 9): (48, 24, 64, 64, 100, 99),
-    (9, 0): (64, 32, 64, 64, 228, 227),
-    (10, 0): (64, 32, 64, 64, 228, 227),
-    (10, 3): (64, 32, 64, 64, 228, 227),
-    (11, 0): (48, 24, 64, 64, 228, 227),
-    (12, 0): (48, 24, 64, 64, 100, 99),
-    (12, 1): (48, 24, 64, 64, 100, 99),
-}
-# Sizes that shared memory can be set to, by its largest; those of Kepler to Pascal, and of Turing, are others.
-CARVEOUTS = {
-    96: [0, 8, 16, 32, 64, 96], 100: [0, 8, 16, 32, 64, 100], 164: [0, 8, 16, 32, 64, 100, 132, 164],
-    228: [0, 8, 16, 32, 64, 100, 132, 164, 196, 228],
-}  # fmt: skip
-BARRIERS = {(9, 0): 64, (10, 0): 64, (10, 3): 32, (11, 0): 24, (12, 0): 24, (12, 1): 24}  # by NVIDIA's header
-LANES = {(3, 7): 192} | dict.fromkeys([(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)], 64)  # and 128 of all others
-# Multiply-adds of an SM in a clock by mma.sync, of float16 and tf32, by peak FLOP/s / 2 / SMs / boost clock: NVIDIA's
-# architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000).  Of 9.0, 62 % of wgmma's
-# (arXiv 2402.13499); of 10.0 no source is known, and the rate of the A100 stands.
-MMA = {
-    (7, 0): (512,), (7, 2): (512,), (7, 5): (512,), (8, 0): (1024, 512), (8, 6): (512, 256), (8, 7): (512, 256),
-    (8, 8): (512, 256), (8, 9): (512, 256), (9, 0): (1270, 635), (10, 0): (1024, 512), (10, 3): (1024, 512),
-    (11, 0): (1024, 512), (12, 0): (512, 256), (12, 1): (512, 256),
-}  # fmt: skip
-WGMMA = {(9, 0): (2048, 1024)}
-SURVEYED = ("sm_52", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-# By all variants under one build of the compiler.
-SAME_PTX = {
-    "plain": ((52, 61), (70, 75, 80, 86, 89, 90), (100, 120)),
-    "bfloat16": ((52, 61), (70, 75), (80, 86, 89, 90), (100, 120)),
-    "mma": ((80, 86, 89, 90), (100, 120)),
-}
-
-NAMES = {3: "Kepler", 5: "Maxwell", 6: "Pascal", 9: "Hopper", 10: "Blackwell", 11: "Blackwell", 12: "Blackwell"}
 KINDS = {
     "name": str, "compute_capability": list, "threads_per_sm": int, "warps_per_sm": int, "blocks_per_sm": int,
     "registers_per_sm": int, "registers_per_block": int, "partitions": int, "shared_kib_per_sm": int,
@@ -123,15 +72,15 @@ def test_a_table_has_every_field_and_no_other(name, table):
 
 def test_the_tables_are_in_order_and_none_is_missing():
     """In the file and in the record that the reader makes of it."""
-    assert list(BY_CAPABILITY) == sorted(BY_CAPABILITY) == list(PUBLISHED)
-    assert list(architectures.known()) == list(PUBLISHED)
+    assert list(BY_CAPABILITY) == sorted(BY_CAPABILITY) == list(SMS)
+    assert list(architectures.known()) == list(SMS)
 
 
 @every_table
 def test_limits_are_the_published_ones(name, table):
     """A slip in the table would move every occupancy of that architecture."""
     capability = tuple(table["compute_capability"])
-    warps, blocks, registers, of_block, shared, shared_of_block = PUBLISHED[capability]
+    warps, blocks, registers, of_block, shared, shared_of_block = SMS[capability].limits
 
     limits = architectures.of(capability)
 
@@ -144,7 +93,7 @@ def test_limits_are_the_published_ones(name, table):
     sizes = CARVEOUTS[shared] if since_ampere else fixed[capability[0]]
     assert limits.shared_carveouts == tuple(1024 * size for size in sizes)
     assert limits.partitions == (2 if capability == (6, 0) else 4)
-    assert limits.barriers_per_sm == BARRIERS.get(capability)
+    assert limits.barriers_per_sm == SMS[capability].barriers
 
 
 @every_table
@@ -213,7 +162,7 @@ def test_barriers_are_counted_from_hopper_on(name, table):
     """A launch of one barrier has the whole pool as its limit."""
     capability = tuple(table["compute_capability"])
     found = waves.occupancy(compute_capability=capability, threads_per_block=32, registers_per_thread=8)
-    assert found.limits.get("barriers") == BARRIERS.get(capability)
+    assert found.limits.get("barriers") == SMS[capability].barriers
 
 
 def test_occupancy_by_the_table_is_what_nvidias_header_says():
@@ -253,10 +202,8 @@ def _blocks(row):
 def test_lanes_are_those_of_the_architecture_papers(name, table):
     """The model of the vendor's libraries was fitted with 128 of Kepler's 192."""
     capability = tuple(table["compute_capability"])
-    assert table["float32_lanes"] == LANES.get(capability, 128)
-    assert fitted.lanes(gpu(table)) == min(128, LANES.get(capability, 128))
-    if capability in test_catalogue.CORES_PER_SM:
-        assert table["float32_lanes"] == test_catalogue.CORES_PER_SM[capability][0]
+    assert table["float32_lanes"] == SMS[capability].cores
+    assert fitted.lanes(gpu(table)) == min(128, SMS[capability].cores)
 
 
 @every_table
@@ -269,8 +216,8 @@ def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
     board = gpu(table, tensor_cores=bool(dtypes))
     assert [one for one in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, one)] == dtypes
     assert ("tf32" in arithmetic.supported_dtypes(board)) == (capability >= (8, 0))
-    if capability in test_catalogue.CORES_PER_SM and "tensor_cores" in table:
-        assert table["tensor_cores"] == test_catalogue.CORES_PER_SM[capability][1]
+    if "tensor_cores" in table:
+        assert table["tensor_cores"] == SMS[capability].tensor_cores
 
 
 @every_table
@@ -278,9 +225,9 @@ def test_rates_of_mma_sync_and_wgmma_are_the_published_ones(name, table):
     """Of float16, which is bfloat16's too, and of tf32, where they take it."""
     capability = tuple(table["compute_capability"])
     names = ("float16", "tf32")
-    assert table.get("mma_fma", {}) == dict(zip(names, MMA.get(capability, ()), strict=False))
-    assert table.get("wgmma_fma", {}) == dict(zip(names, WGMMA.get(capability, ()), strict=False))
-    assert ("wgmma" in table["instructions"]) == (capability in WGMMA)
+    assert table.get("mma_fma", {}) == dict(zip(names, SMS[capability].mma, strict=False))
+    assert table.get("wgmma_fma", {}) == dict(zip(names, SMS[capability].wgmma, strict=False))
+    assert ("wgmma" in table["instructions"]) == bool(SMS[capability].wgmma)
 
 
 @every_table
@@ -289,7 +236,7 @@ def test_peak_rates_are_those_of_the_catalogue(name, table):
     if "tensor_fma" not in table:
         return
     capability, rates = tuple(table["compute_capability"]), table["tensor_fma"]
-    assert rates["float16"] == test_catalogue.FMA_PER_CLOCK[capability] * table["tensor_cores"]
+    assert rates["float16"] == SMS[capability].tensor_fma * table["tensor_cores"]
     assert rates.get("tf32", rates["float16"] / 2) == rates["float16"] / 2
     boards = [one for one in catalogue.all_devices() if one.compute_capability == capability and one.num_sms]
     seen = set()
@@ -316,7 +263,14 @@ def test_boards_have_the_name_and_the_cores_of_their_architecture():
 
 def test_every_kernel_is_checked_for_the_architectures_that_are_surveyed():
     """One of each generation and size of SM, from Maxwell to Blackwell, in this order."""
-    assert survey.ARCHS == SURVEYED
+    assert tuple("sm_{}{}".format(*capability) for capability, sm in SMS.items() if sm.surveyed) == survey.ARCHS
+
+
+def test_the_budget_has_figures_of_every_architecture_that_is_surveyed():
+    """Of each variant wherever it runs; one that was not compiled for an architecture has no occupancy there."""
+    figures, numbers = resources.recorded_figures().figures, [variant.arch_number(arch) for arch in survey.ARCHS]
+    for kernel in variant.kernels():
+        assert sorted(figures[kernel.name]) == [number for number in numbers if kernel.runs_on(number)], kernel.name
 
 
 @every_table
@@ -369,7 +323,7 @@ def test_predictions_take_the_same_for_alike(name, table):
     """GPUs of one kin, those whose clock falls with their power, and those whose Tensor Cores were measured."""
     capability = tuple(table["compute_capability"])
     board = gpu(table, peak_flops_per_second={"float32": 30e12}, power_limit_watts=100.0)
-    half = LANES.get(capability) == 64
+    half = SMS[capability].cores == 64
     kin = "P100" if capability == (6, 0) else "Maxwell and Pascal" if capability < (7, 0) else "Volta, Turing, A100"
     assert fitted.kin_of(board) == table["kin"] == (kin if capability < (7, 0) or half else "later")
     assert table["power_limited"] == (fitted.sustained(board) < 1) == (capability[0] in {6, 7})

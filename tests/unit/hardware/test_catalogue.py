@@ -14,6 +14,7 @@ import cubatch
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue
 from cubatch.hardware.facts import DTYPES
+from tests.unit.hardware.published import SMS
 
 TABLE = tomllib.loads((Path(cubatch.__file__).parent / "data/devices.toml").read_text(encoding="utf-8"))
 FIELDS = {
@@ -21,21 +22,20 @@ FIELDS = {
     "tensor_cores", "base_clock_mhz", "boost_clock_mhz", "memory_gib", "memory_type", "memory_bus_bits",
     "bandwidth_gb_per_second", "l2_mib", "peak_tflops", "tdp_watts", "source", "note",
 }  # fmt: skip
-# CUDA cores and Tensor Cores of one SM, from NVIDIA's architecture papers.
-CORES_PER_SM = {
-    (3, 7): (192, 0), (7, 2): (64, 8),
-    (5, 2): (128, 0), (6, 0): (64, 0), (6, 1): (128, 0), (7, 0): (64, 8), (7, 5): (64, 8), (8, 0): (64, 4),
-    (8, 6): (128, 4), (8, 7): (128, 4), (8, 9): (128, 4), (9, 0): (128, 4), (10, 0): (128, 4), (11, 0): (128, 4),
-    (12, 0): (128, 4), (12, 1): (128, 4),
-}  # fmt: skip
 WITHOUT_TENSOR_CORES = {"TU116", "TU117"}  # the chips of Turing that have none: GeForce GTX 16
 
-# Multiply-adds of 16 bits, summed in float32, that a Tensor Core does in a clock, from NVIDIA's architecture papers;
-# GeForce boards have half of what their chips do elsewhere.
-FMA_PER_CLOCK = {
-    (7, 0): 64, (7, 5): 64, (8, 0): 256, (8, 6): 128, (8, 9): 128, (9, 0): 512, (10, 0): 1024, (12, 0): 128,
-}  # fmt: skip
 LOWER_CLOCK = {"h100-nvl": 1545}  # of printed tensor rates, where it is further from the boost clock than elsewhere
+
+# Gbit/s of a pin from NVIDIA's slowest board to JEDEC's fastest, and GiB for 32 bits of the bus from the smallest board
+# to the largest: two chips, on both sides of a board, or a stack of 8 to 12 layers for 1024 bits.
+MEMORY = {
+    "GDDR5": (4.8, 9, 0.25, 2), "GDDR5X": (9, 14, 1, 2), "GDDR6": (10, 16.1, 1, 4), "GDDR6X": (19, 24, 1, 2),
+    "GDDR7": (24, 36, 2, 6), "HBM2": (1.4, 2.45, 0.125, 0.25), "HBM2e": (2.4, 3.7, 0.25, 0.5),
+    "HBM3": (4.8, 6.5, 0.5, 0.75), "HBM3e": (6.3, 9.8, 0.5, 1.125), "LPDDR4": (2.6, 4.3, 1, 2),
+    "LPDDR4X": (3.1, 4.3, 2, 8), "LPDDR5": (4.2, 6.5, 2, 8), "LPDDR5X": (6.4, 10.7, 8, 16),
+}  # fmt: skip
+FASTER = {("GDDR6", (8, 9)): (12.4, 20.1)}  # chips that came with a generation
+WITHOUT_BUS = {"b200": 8192, "gb200": 8192}  # no source prints it: eight stacks
 
 # Typed by hand from vendors' pages: SMs, boost MHz, GiB, GB/s within 1 %, float32 TFLOP/s within 1 %.
 PUBLISHED = {
@@ -147,16 +147,39 @@ def test_a_row_has_known_fields_positive_numbers_and_a_source(slug):
 def test_a_row_agrees_with_its_architecture(slug):
     """Cores follow from SMs, the float32 rate from cores and clock: a slip in one breaks the ratio."""
     facts = TABLE[slug]
-    per_sm, tensor_per_sm = CORES_PER_SM[tuple(facts["compute_capability"])]
+    sm = SMS[tuple(facts["compute_capability"])]
     if "num_sms" in facts:
-        assert facts["cuda_cores"] == per_sm * facts["num_sms"]
-    if "tensor_cores" in facts:
+        assert facts["cuda_cores"] == sm.cores * facts["num_sms"]
+    if "tensor_cores" in facts and sm.tensor_cores is not None:
         assert facts["tensor_cores"] == (
-            0 if facts["chip"] in WITHOUT_TENSOR_CORES else tensor_per_sm * facts["num_sms"]
+            0 if facts["chip"] in WITHOUT_TENSOR_CORES else sm.tensor_cores * facts["num_sms"]
         )
     if "boost_clock_mhz" in facts:
         by_clock = 2 * facts["cuda_cores"] * facts["boost_clock_mhz"] * 1e-6
         assert facts["peak_tflops"]["float32"] == pytest.approx(by_clock, rel=0.01)
+
+
+def test_bounds_of_memory_are_too_narrow_for_a_slip_of_twice_the_speed_or_ten_times_the_size():
+    """Of every type, whatever the board."""
+    speeds = [(low, high) for low, high, *_ in MEMORY.values()] + list(FASTER.values())
+    assert all(high < 2 * low for low, high in speeds)
+    assert all(high < 10 * low for *_, low, high in MEMORY.values())
+
+
+@pytest.mark.parametrize("slug", TABLE)
+def test_memory_of_a_row_hangs_together(slug):
+    """A known type; speed and size are those of its chips on that bus, and the L2 is one of its generation."""
+    facts = TABLE[slug]
+    capability = tuple(facts["compute_capability"])
+    low, high, smallest, largest = MEMORY[facts["memory_type"]]
+    low, high = FASTER.get((facts["memory_type"], capability), (low, high))
+    bits = WITHOUT_BUS[slug] if slug in WITHOUT_BUS else facts["memory_bus_bits"]
+    assert smallest * 0.97 <= facts["memory_gib"] / (bits / 32) <= largest
+    if "bandwidth_gb_per_second" in facts:
+        assert low <= facts["bandwidth_gb_per_second"] * 8 / bits <= high
+    if "l2_mib" in facts:
+        smallest, largest = SMS[capability].l2_mib
+        assert smallest <= facts["l2_mib"] <= largest
 
 
 @pytest.mark.parametrize("slug", TABLE)
@@ -188,7 +211,9 @@ def test_tensor_rates_follow_from_cores_and_clock(slug):
     """
     facts = TABLE[slug]
     capability = tuple(facts["compute_capability"])
-    per_clock = FMA_PER_CLOCK[capability] / (2 if "GeForce" in facts["name"] and capability > (7, 0) else 1)
+    rate = SMS[capability].tensor_fma
+    assert rate, "what a Tensor Core of it does in a clock is to be written there, with its source"
+    per_clock = rate / (2 if "GeForce" in facts["name"] and capability > (7, 0) else 1)
     by_clock = 2 * facts["tensor_cores"] * per_clock * LOWER_CLOCK.get(slug, facts["boost_clock_mhz"]) * 1e-6
     assert 0.9 <= facts["peak_tflops"]["float16"] / by_clock <= 1.06
     if "computed" in facts.get("note", ""):

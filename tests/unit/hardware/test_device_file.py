@@ -51,15 +51,55 @@ def test_what_is_absent_is_unknown(write):
     device = cubatch.device(write(LEAST, "Odd Card.TOML"))
     assert (device.name, device.architecture, device.num_sms, device.tensor_cores) == ("Odd Card", "Ampere", None, None)
     assert cubatch.device(write(LEAST + "tensor_cores = 0")).tensor_cores is False
-    with pytest.raises(InvalidArgument, match=r"must be a GPU of which num_sms"):
-        cubatch.predict("lenet5", device=write(LEAST))
+
+
+@pytest.mark.parametrize(
+    ("ask", "keys"),
+    [
+        (lambda gpu: cubatch.predict("lenet5", device=gpu), "num_sms, peak_tflops.float32, bandwidth_gb_per_second"),
+        (
+            lambda gpu: cubatch.predict("lenet5", device=gpu, library="cubatch"),
+            "num_sms, boost_clock_mhz, bandwidth_gb_per_second",
+        ),
+        (lambda gpu: cubatch.candidates("lenet5", device=gpu), "memory_gib"),
+    ],
+)
+def test_what_needs_a_key_that_a_file_lacks_names_it_as_the_file_would(ask, keys, write):
+    """With the path as it was given, whatever source the file names; those keys are enough."""
+    path = write(LEAST + 'source = "https://example.org"\n')
+    with pytest.raises(InvalidArgument, match=re.escape(f"{path} lacks {keys}.")):
+        ask(path)
+    with pytest.raises(InvalidArgument) as caught:
+        ask(cubatch.Device(name="card", compute_capability=(8, 6)))
+    assert "lacks" not in str(caught.value)
+    assert "atalogue" not in str(caught.value)
+    values = {"num_sms": "28", "boost_clock_mhz": "1500", "bandwidth_gb_per_second": "360", "memory_gib": "12"}
+    values["peak_tflops.float32"] = "10.8"
+    lines = "".join(f"{key} = {values[key]}\n" for key in {*keys.split(", "), "memory_gib"})
+    assert ask(write(LEAST + lines))
+
+
+def test_a_file_of_an_architecture_to_come_is_answered_for_with_a_note(write):
+    """It is taken for the last that is known before it; of one that is known nothing is said."""
+    for capability, notes in (("[13, 0]", ["Compute capability 13.0 is not known"]), ("[8, 6]", [])):
+        path = write(EXAMPLE.replace("[8, 6]", capability))
+        said = [note for note in cubatch.predict("lenet5", device=path).notes if "is not known" in note]
+        assert [note.partition(":")[0] for note in said] == notes
+        assert all(note.endswith("taken for those of 12.1, Blackwell.") for note in said)
+
+
+def test_a_path_that_does_not_end_in_toml_is_told_so(write):
+    """It is no name that a device could have."""
+    for path in (write(EXAMPLE, "my-gpu"), "./my-gpu", "gpus/mine"):
+        with pytest.raises(InvalidArgument, match=r"A file that describes a GPU ends in \.toml\."):
+            cubatch.device(path)
 
 
 @pytest.mark.parametrize("slug", ["v100-sxm2-16gb", "k80", "jetson-thor-t5000", "gb10"])
 def test_a_row_of_the_catalogue_is_such_a_file(write, slug):
-    """Copied with its header or without; it is the same GPU but for its name in the catalogue."""
+    """Copied with its header or without; it is the same GPU but for its name in the catalogue, and its source."""
     row = re.search(rf"^\[{slug}\]\n(.*?)(?=^\[|\Z)", DATA, re.DOTALL | re.MULTILINE)
-    board = attrs.evolve(catalogue.find(slug), slug="")
+    board = attrs.evolve(catalogue.find(slug), slug="", source=write(row[0]))
     assert probe.device(write(row[0])) == probe.device(write(row[1])) == board
 
 
@@ -147,7 +187,9 @@ def test_it_goes_wherever_a_device_does(write):
             lambda gpu=gpu: cubatch.autotune("lenet5", device=gpu),
             lambda gpu=gpu: cubatch.autotune_callable(lambda _: lambda: None, max_batch_size=8, device=gpu),
         ):
-            with pytest.raises(DeviceNotAvailable, match=r"'RTX 3060 at 115 W' cannot be used: .*GPU that is not here"):
+            with pytest.raises(
+                DeviceNotAvailable, match=r"'RTX 3060 at 115 W' cannot be used: a GPU that a file .* in no machine"
+            ):
                 measure()
 
 
@@ -174,5 +216,5 @@ def test_tune_says_that_the_gpu_is_not_here(write):
     command = [sys.executable, "-m", "cubatch", "tune", "lenet5", "--device", write(EXAMPLE), "--no-store"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    assert "'RTX 3060 at 115 W' cannot be used" in " ".join(done.stderr.split())
+    assert "'RTX 3060 at 115 W' cannot be used: a GPU that a file" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

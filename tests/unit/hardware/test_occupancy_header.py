@@ -132,7 +132,7 @@ def test_occupancy_is_what_nvidias_header_says(header):
 @pytest.mark.parametrize(
     ("threads", "registers", "shared", "expected"),
     [
-        (256, 128, 16896, {arch: 4 if arch == (3, 7) else 2 for arch in KNOWN}),
+        (256, 128, 16896, {arch: limits.registers_per_sm // (256 * 128) for arch, limits in KNOWN.items()}),
         (
             128,
             128,
@@ -144,13 +144,13 @@ def test_occupancy_is_what_nvidias_header_says(header):
             384,
             168,
             196 * 1024,
-            {arch: int(arch in {(9, 0), (10, 0), (10, 3), (11, 0)}) for arch in KNOWN},
+            {arch: int(limits.shared_bytes_per_block >= 196 * 1024) for arch, limits in KNOWN.items()},
         ),
         (384, 168, 99328, {arch: 1 for arch in KNOWN if arch >= (8, 0)}),
     ],
 )
 def test_the_launches_that_kernels_were_designed_by(threads, registers, shared, expected):
-    """The answers of NVIDIA's header that tiles and pipelines here were chosen by."""
+    """What tiles and pipelines here were chosen by; of the first registers decide, of the third shared memory."""
     found = {
         arch: waves.occupancy(
             compute_capability=arch,

@@ -183,7 +183,7 @@ def test_a_damaged_entry_is_compiled_again_and_mended(build, compiled, damage):
 
 
 def test_a_survey_keeps_what_is_known_and_a_launch_then_compiles_the_code(build, tree, tmp_path, compiled):
-    """Hundreds of units for ten architectures would be hundreds of megabytes of code that nobody loads."""
+    """Hundreds of units for all architectures would be hundreds of megabytes of code that nobody loads."""
     known = compile_unit(kernel_tree.kernel(), "sm_80", root=tree, folder=tmp_path / "cache", code=False)
     again = compile_unit(kernel_tree.kernel(), "sm_80", root=tree, folder=tmp_path / "cache", code=False)
     assert len(compiled) == 1

@@ -75,7 +75,8 @@ def test_what_sm_89_takes_is_what_sm_86_takes(family):
 def test_a_group_is_named_after_its_first_architecture(facts, names):
     """Conversion to bfloat16 and tensor cores part what is the same otherwise; what was not compared stands alone."""
     kernel = kernel_tree.kernel(**facts)
-    assert [shared_ptx.shared_ptx(kernel, arch) for arch in survey.ARCHS] == [f"sm_{name}" for name in names.split()]
+    archs = [f"sm_{number}" for number in (52, 61, 70, 75, 80, 86, 89, 90, 100, 120)]
+    assert [shared_ptx.shared_ptx(kernel, arch) for arch in archs] == [f"sm_{name}" for name in names.split()]
     assert shared_ptx.shared_ptx(kernel, "sm_87") == "sm_87"
 
 
