@@ -81,7 +81,7 @@ class CudaLauncher:
                 maps by value.
 
         Raises:
-            InvalidArgument: If it needs more shared memory than a block can have on this GPU.
+            InvalidArgument: If it needs more shared memory than a block can have on this GPU, or an array is not on it.
             CompileError: If it does not compile.
             DeviceFailed: From the launch, if the driver refuses it.
         """
@@ -104,11 +104,11 @@ class CudaLauncher:
         if argument is None:
             return ctypes.c_void_p(None)
         if isinstance(argument, TensorMap):
-            data = tensor_map.encode(argument, argument.array.data.ptr, self._driver)
+            data = tensor_map.encode(argument, _address(argument.array), self._driver)
         elif isinstance(argument, np.generic):
             data = argument.tobytes()
         else:
-            return ctypes.c_void_p(argument.data.ptr)  # type: ignore[attr-defined]
+            return ctypes.c_void_p(_address(argument))
         return ctypes.create_string_buffer(data, len(data))
 
     def _function(self, kernel: Kernel) -> ctypes.c_void_p:
@@ -131,6 +131,12 @@ class CudaLauncher:
         if needed > architectures.every().shared_bytes_without_opting_in:
             function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
         return int(function.kernel.ptr)
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        raise InvalidArgument("array", f"NumPy's, of shape {array.shape}", "in the GPU's memory: CuPy's")
+    return int(array.data.ptr)
 
 
 def _failure(kernel: Kernel, grid: tuple[int, int, int], status: int) -> Exception:

@@ -101,6 +101,14 @@ def test_arguments_reach_the_driver_as_pointers_and_by_value(gpu):
     assert data[4] == record.tobytes()
 
 
+def test_an_array_of_the_hosts_is_refused(gpu):
+    """NumPy's arrays have an address too, which a kernel would read from the GPU's memory."""
+    described = TensorMap(np.zeros((64, 64), np.float16), "float16", (64, 64), (64, 64))
+    for argument in (np.zeros(4, np.float32), described):
+        with pytest.raises(InvalidArgument, match="in the GPU's memory"):
+            gpu.launcher.bind(kernel(), (1, 1, 1), [argument])
+
+
 def test_tensor_maps_are_encoded_by_the_driver_and_passed_by_value(gpu):
     """Extents, strides, corners and steps go to the driver in its order; its 128 bytes go to the kernel."""
     calls = []
