@@ -215,7 +215,9 @@ def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> Ker
     """
     import cupy
 
-    source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
+    # Outside the pool, which what is measured has to itself: what the pool holds is compared with the plan.
+    with cupy.cuda.using_allocator(None):
+        source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
 
     def elapsed(start: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import types
@@ -189,6 +190,25 @@ def test_a_callable_is_timed_by_cupys_events(libraries, monkeypatch):
     assert libraries == ["GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"]
     clock._monitor = None
     assert clock.time(lambda: None, 2).seconds == pytest.approx(0.002)
+
+
+def test_the_other_work_lies_outside_cupys_pool(libraries, monkeypatch):
+    """What a model holds of the pool is compared with its plan, which knows no clock."""
+    allocators, made_by = ["pool"], []
+
+    @contextlib.contextmanager
+    def using_allocator(allocator):
+        allocators.append(allocator)
+        yield
+        allocators.pop()
+
+    cupy = fake_cupy(available=True)
+    cupy.cuda.using_allocator = using_allocator
+    cupy.zeros = lambda size, dtype: made_by.append((size, allocators[-1]))
+    cupy.uint8, cupy.copyto = None, lambda target, source: None
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    clocks.cupy_kernel_clock(None, 1 << 20)
+    assert made_by == [(1 << 20, None)] * 2
 
 
 def test_a_gpu_that_no_driver_of_nvidias_lists_is_timed_all_the_same(libraries, monkeypatch):
