@@ -270,9 +270,7 @@ def layouts(session: Session) -> dict[str, Any]:
 
 def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
     """Registers, shared memory and blocks per SM: what was computed beside what the driver says."""
-    import cupy
-
-    session.target  # noqa: B018 - the driver answers only in a context
+    cupy = session.target.module  # and a context, in which alone the driver answers
     driver, rows = cuda_driver.load(), []
     for variant in found:
         compiled = compiler.compile_kernel(variant, session.device.arch or "")

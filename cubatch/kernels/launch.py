@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
-from cubatch.hardware import architectures, driver
+from cubatch.errors import DeviceFailed, InvalidArgument, OutOfMemory
+from cubatch.hardware import architectures, driver, gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.kernels import tensor_map
 from cubatch.kernels.tensor_map import TensorMap
@@ -39,18 +39,14 @@ class CudaLauncher:
         module: The array module whose arrays it takes: CuPy.
 
     Raises:
-        MissingDependency: If CuPy is not installed.
+        MissingDependency: If CuPy is not installed, or of another release.
         InvalidArgument: If the device is none that CUDA code is compiled for.
     """
 
     def __init__(self, device: Device) -> None:
         if device.compute_capability is None:
             raise InvalidArgument("device", str(device), "a GPU of known compute capability")
-        try:
-            import cupy
-        except ImportError as error:
-            raise MissingDependency("cupy", "launching kernels on a GPU", "cuda12x") from error
-        self.module: ModuleType = cupy
+        self.module: ModuleType = gpu_library.cupy("launching kernels on a GPU")
         self.device, self._arch = device, str(device.arch)
         self._limits = architectures.of(device.compute_capability)
         self._driver = driver.load()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cubatch.errors import CubatchError, DeviceNotAvailable
-from cubatch.hardware import driver
+from cubatch.hardware import driver, gpu_library
 from cubatch.measure.runner import Reading
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class EventClock(HostClock):
 
 def cupy_clock(uuid: str | None) -> EventClock:
     """Make a clock of CuPy's events for the current device."""
-    import cupy
+    cupy: Any = gpu_library.cupy()
 
     def elapsed(start: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
@@ -213,7 +213,7 @@ def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> Ker
         uuid: The device in NVML, which tells its clock; None leaves that out.
         filler_bytes: Size of each of two arrays, which are held as long as the clock.
     """
-    import cupy
+    cupy: Any = gpu_library.cupy()
 
     # Outside the pool, which what is measured has to itself: what the pool holds is compared with the plan.
     with cupy.cuda.using_allocator(None):

@@ -56,9 +56,14 @@ class FakeFunction:
 class FakeCupy:
     """CuPy with modules and a current stream."""
 
+    __version__ = "14.0.1"
+
     def __init__(self):
         self.loaded, self.functions = [], {}
-        self.cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=STREAM))
+        self.cuda = SimpleNamespace(
+            get_current_stream=lambda: SimpleNamespace(ptr=STREAM),
+            runtime=SimpleNamespace(runtimeGetVersion=lambda: 12090),
+        )
 
     def RawModule(self, *, path):
         self.loaded.append(path)

@@ -154,8 +154,11 @@ def fake_cupy(available):
         Device=lambda: types.SimpleNamespace(id=0),
         Event=lambda: event,
         get_elapsed_time=lambda start, end: 4.0,
+        runtime=types.SimpleNamespace(runtimeGetVersion=lambda: 13000),
     )
-    return types.SimpleNamespace(cuda=cuda)
+    cupy = types.ModuleType("cupy")  # as sys.modules holds it: hashable
+    cupy.cuda, cupy.__version__ = cuda, "14.2.0"
+    return cupy
 
 
 def test_a_callable_is_timed_by_the_host_where_no_library_has_a_gpu(libraries, monkeypatch):
