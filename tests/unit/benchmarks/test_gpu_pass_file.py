@@ -24,7 +24,7 @@ def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0, facts=FACTS):
     """Run stages whose results are given, on a clock that passes 10 s in each."""
     now, limits = [0.0], []
 
-    def stand_in(_, run, save, __):
+    def stand_in(_, run, save, *__):
         now[0] += 10
         limits.append(run.limit_seconds)
         run.items.extend(runs.get(run.name, ()))
