@@ -13,11 +13,13 @@ from cubatch.bench import records
 from cubatch.bench.cases import Case
 from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.guard import ERRORS, Guarded, twice
 from cubatch.bench.implementations import Tracer, Way, Which, ways
 from cubatch.bench.records import OURS, Entry, Result
 from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
 from cubatch.bench.target import COLD, Arrays, Target, count_sets, fill, filled
 from cubatch.engine import backend
+from cubatch.engine.native.arrays import sharing_workspace
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
 from cubatch.hardware.facts import Device
 
@@ -106,12 +108,13 @@ def time_case(
     """
     found = ways(case, target.device, variants, without)
     planned = _planned(case, target.device, found)
+    target.free_pools()  # of the case before
     others = rivals(case, target.module) if with_rivals else [Missing(name, records.NOT_ASKED) for name in RIVALS]
     try:
         sets = list(itertools.islice(filled(target.module, case, seed), count_sets(case, target.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
         kept = {name: sets[0][name].copy() for name in _given_results(case)}
-        entries, entrants = list(planned.entries), []
+        entries, entrants, guards = list(planned.entries), [], {}
         for index, way in enumerate(found):
             entry = entries[index]
             if entry.status == "error":
@@ -122,14 +125,18 @@ def time_case(
         for other in others:
             if isinstance(other, Missing):
                 continue
-            entry, step = _bound(other, sets)
+            entry, guard = _bound(other, target, sets)
             entries.append(entry)
-            if step is not None:
-                entrants.append((len(entries) - 1, Entrant(other.library, other.name, step)))
+            if guard is not None:
+                guards[len(entries) - 1] = guard
+                entrants.append((len(entries) - 1, Entrant(other.library, other.name, guard)))
         contest.run([entrant for _, entrant in entrants], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
     for index, entrant in entrants:
+        if index in guards and guards[index].failure:
+            entries[index] = attrs.evolve(entries[index], status="error", reason=guards[index].failure)
+            continue
         entries[index] = records.entered(entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second)
     is_cold = len(sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
     return attrs.evolve(
@@ -201,7 +208,8 @@ def _ready(
     poison(case, sets[0])
     try:
         with target.trying(way.main):
-            steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
+            with sharing_workspace():
+                steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
             steps[0]()
     except (CompileError, InvalidArgument, DeviceFailed) as error:
         if isinstance(error, DeviceFailed) and error.is_fatal:
@@ -216,15 +224,24 @@ def _ready(
     return entry, _rotating(steps)
 
 
-def _bound(rival: Rival, sets: Sequence[Arrays]) -> tuple[Entry, Callable[[], None] | None]:
+def _bound(rival: Rival, target: Target, sets: Sequence[Arrays]) -> tuple[Entry, Guarded | None]:
     """Bind a rival's library; where it refuses a case, that is its result and not the end of the others'."""
     entry = Entry(name=rival.library, side=rival.name)
-    try:
+
+    def bind() -> Sequence[Step]:
         steps = [rival.bind(arrays) for arrays in sets]
-        steps[0]()
-    except RuntimeError as error:
-        return attrs.evolve(entry, status="error", reason=str(error)), None
-    return entry, _rotating(steps)
+        for step in steps:  # takes the memory of every set's results
+            step()
+        target.synchronize()
+        return steps
+
+    target.synchronize()  # an error of our kernels is none of theirs
+    try:
+        return entry, Guarded(_rotating(twice(bind, target)), target)
+    except ERRORS as error:
+        failed = attrs.evolve(entry, status="error", reason=str(error))
+    target.synchronize()  # raises where the context is broken: nothing of ours would run either
+    return failed, None
 
 
 def _rotating(steps: Sequence[Step]) -> Callable[[], None]:

@@ -265,10 +265,13 @@ def entered(
 
 
 def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Compare every entry of ours with each rival's, round by round."""
-    others = [entry for entry in entries if entry.side != OURS and entry.seconds]
+    """Compare every entry of ours with each rival's fastest, round by round."""
+    others: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.side != OURS and entry.seconds:
+            others[entry.side] = min(others.get(entry.side, entry), entry, key=lambda each: each.seconds or math.inf)
     return tuple(
-        attrs.evolve(entry, ratios={other.side: _ratio(other, entry) for other in others})
+        attrs.evolve(entry, ratios={side: _ratio(other, entry) for side, other in others.items()})
         if entry.side == OURS and entry.seconds
         else entry
         for entry in entries

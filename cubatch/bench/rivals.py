@@ -11,6 +11,7 @@ false comparison there is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
+from cubatch.bench import cudnn
 from cubatch.bench.cases import Case
 from cubatch.network import layers
 from cubatch.network.passes import Pass
@@ -39,11 +41,13 @@ class Rival:
         name: Its name in RIVALS, which heads its columns.
         library: The library and what of it.
         bind: Gives the step for a set of arrays.
+        alternatives: Other ways of the same library, of which the fastest is its best.
     """
 
     name: str
     library: str
     bind: Callable[[Mapping[str, Any]], Step]
+    alternatives: tuple[Rival, ...] = ()
 
 
 @attrs.frozen
@@ -77,9 +81,13 @@ def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> l
         benchmark: Let a library time its algorithms and take the fastest; else it takes the one it expects to be.
 
     Returns:
-        list: In the order of RIVALS.
+        list: In the order of RIVALS, each with its alternatives behind it.
     """
-    return [find(case, module, benchmark=benchmark) for find in RIVALS.values()]
+    found: list[Rival | Missing] = []
+    for find in RIVALS.values():
+        answer = find(case, module, benchmark=benchmark)
+        found += [answer] if isinstance(answer, Missing) else [answer, *answer.alternatives]
+    return found
 
 
 def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
@@ -106,10 +114,11 @@ def torch_of(module: types.ModuleType) -> types.ModuleType | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of PyTorch and the cuDNN in it; None for what is not there."""
-    torch = _torch()
-    cudnn = torch.backends.cudnn.version() if torch is not None else None
-    return {"torch": getattr(torch, "__version__", None), "cudnn": None if cudnn is None else str(cudnn)}
+    """Give the versions of PyTorch and the cuDNN in it; None for what is not there, or does not take this GPU."""
+    torch, version = _torch(), None
+    with contextlib.suppress(RuntimeError):  # a cuDNN that no longer knows the GPU's architecture
+        version = torch.backends.cudnn.version() if torch is not None else None
+    return {"torch": getattr(torch, "__version__", None), "cudnn": None if version is None else str(version)}
 
 
 def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> None:
@@ -163,36 +172,15 @@ def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any])
 
 
 def _convolution(torch: types.ModuleType, case: Case, layer: layers.Conv2d, *, benchmark: bool) -> Rival:
-    geometry = (list(layer.stride), [layer.pad[0], layer.pad[2]], list(layer.dilation))
+    def rival(library: str, step: Callable[[Mapping[str, Any]], Step]) -> Rival:
+        def bind(arrays: Mapping[str, Any]) -> Step:
+            set_precision(torch, case.dtype, benchmark=benchmark)
+            return step({name: _tensor(torch, array) for name, array in arrays.items()})
 
-    def bind(arrays: Mapping[str, Any]) -> Step:
-        set_precision(torch, case.dtype, benchmark=benchmark)
-        tensors = {name: _tensor(torch, array) for name, array in arrays.items()}
-        # The same memory, seen as NCHW with the channels last.
-        tensors = {name: each.permute(0, 3, 1, 2) if each.ndim > 1 else each for name, each in tensors.items()}
-        if case.pass_ is Pass.FPROP:
-            x, w, b, residual = (tensors.get(name) for name in ("x", "w", "b", "residual"))
-            clamps = residual is not None or case.options.get("relu", False)
+        return Rival(VENDOR, library, bind)
 
-            def step() -> None:
-                y = torch.nn.functional.conv2d(x, w, b, *geometry, layer.groups)
-                if residual is not None:
-                    y.add_(residual)
-                if clamps:
-                    torch.relu_(y)
-
-            return step
-        wanted = [case.pass_ is Pass.DGRAD, case.pass_ is Pass.WGRAD, False]
-        # What is not wanted is asked for its shape alone.
-        x, w = (tensors.get(name, tensors.get(other)) for name, other in (("x", "out"), ("w", "dw")))
-        backward, dy = torch.ops.aten.convolution_backward, tensors["dy"]
-
-        def gradient() -> None:
-            backward(dy, x, w, None, *geometry, False, [0, 0], layer.groups, wanted)  # noqa: FBT003 - not transposed
-
-        return gradient
-
-    return Rival(VENDOR, "cuDNN (torch)" if torch.cuda.is_available() else "torch", bind)
+    first, *others = (rival(library, step) for library, step in cudnn.steps(torch, case, layer).items())
+    return attrs.evolve(first, alternatives=tuple(others))
 
 
 def _tensor(torch: types.ModuleType, array: Any) -> Any:
@@ -209,7 +197,7 @@ def _is_plain_product(layer: layers.Conv2d) -> bool:
 def _torch() -> types.ModuleType | None:
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError, RuntimeError):  # not there, or its libraries do not load
         return None
     found: types.ModuleType = torch
     return found
