@@ -13,7 +13,9 @@ beside it.  It needs NumPy, CuPy and cubatch's own dependencies; with PyTorch, c
 
 --stage NAME runs only this stage (may be given again), --only REGEX only items whose name it finds (and the facts),
 --seconds bounds the whole.  Where kernels hang, --skip-kernel NAME and --without FAMILY measure the others from the
-start.  --commit NAME says what a tree without a repository is a copy of.
+start.  --commit NAME says what a tree without a repository is a copy of.  --resume FILE goes on with an earlier pass,
+which may be the one that --out names: what is ok there is not done again, and all of it is written.  --patience FACTOR
+lengthens what anything may take, for a slow machine or under compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -21,16 +23,12 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
-import queue
 import re
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,101 +37,17 @@ import attrs
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import plan, sweep
 from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu.process import Run, end_with, run_stage
+from benchmarks.gpu.resume import Earlier
 from benchmarks.gpu.stages import Stage
 from benchmarks.provenance import provenance
-from cubatch.errors import CubatchError, DeviceFailed
+from cubatch.errors import CubatchError, DeviceFailed, InvalidData
 from cubatch.hardware import catalogue, probe
 from cubatch.kernels import variant
+from cubatch.report.tables.common import plain
 
 SECONDS = 450.0
-READY_SECONDS = 180.0  # Python, CuPy, PyTorch, a context and a first kernel, from a cold disk
-NEXT_SECONDS = 40.0  # from the end of an item to the next
-END_SECONDS = 10.0
-MAX_RESTARTS = 4
 SAVE_SECONDS = 1.0
-_TAIL = 2000
-
-Record = dict[str, Any]
-
-
-@attrs.define
-class Run:
-    """
-    A stage while it runs.
-
-    Attributes:
-        name: Of the stage.
-        limit_seconds: Its time.
-        status: "ok", "timeout": its time was over, "failed": it could not go on.
-        message: Why.
-        seconds: What it took.
-        ready_seconds: What its first process took of that until it was ready, which is no part of the stage's time.
-        items: What its items gave, in order, each with its name and status.
-        skipped: Names of items that did not fit the time.
-    """
-
-    name: str
-    limit_seconds: float
-    status: str = "ok"
-    message: str = ""
-    seconds: float = 0.0
-    ready_seconds: float = 0.0
-    items: list[Record] = attrs.field(factory=list)
-    skipped: list[str] = attrs.field(factory=list)
-
-
-@attrs.define
-class Position:
-    """
-    Where a process is, by what it told.
-
-    Attributes:
-        item: What it told of the item that it is at; None: it is at none.
-        kernel: The kernel that it is launching for the first time; empty for none.
-        limit_seconds: It hangs if it says nothing for longer.
-        begun: When it was started, on the monotone clock.
-    """
-
-    item: Record | None = None
-    kernel: str = ""
-    limit_seconds: float = READY_SECONDS
-    begun: float = attrs.field(factory=time.monotonic)
-
-    def hear(self, facts: Record, run: Run) -> None:
-        """Take in a line; what the stage keeps of it goes into the run."""
-        if "count" in facts:
-            self.limit_seconds = NEXT_SECONDS
-            run.ready_seconds = run.ready_seconds or time.monotonic() - self.begun
-        elif "begins" in facts:
-            self.item, self.limit_seconds = facts, facts["limit"]
-        elif "tries" in facts:
-            self.kernel = facts["tries"]
-        elif "ends" in facts:
-            self.item, self.limit_seconds = None, NEXT_SECONDS
-            run.items.append(facts["item"])
-        elif "skipped" in facts:
-            run.skipped = facts["skipped"]
-
-
-@attrs.frozen
-class Fall:
-    """
-    How a process ended early.
-
-    Attributes:
-        why: What it said last, or for how long it said nothing.
-        status: "hung" or "crashed".
-        at: Where it was.
-    """
-
-    why: str
-    status: str
-    at: Position
-
-    @property
-    def reason(self) -> str:
-        """The last line of why: of a traceback, the error."""
-        return self.why.splitlines()[-1] if self.why else "no message"
 
 
 # --- the child: one stage's items, a line of JSON for each ---------------------------------------------------------
@@ -148,21 +62,24 @@ def child(
     lines: TextIO,
     without: Sequence[str] = (),
     skipped: Sequence[str] = (),
+    done: Collection[str] = (),
+    patience: float = 1.0,
 ) -> None:
-    """Run a stage's items from one on; say which begins, and what it gave."""
+    """Run a stage's items from one on, but for those that are done; say which begins, and what it gave."""
 
     def tell(**facts: Any) -> None:
-        lines.write(json.dumps(facts, allow_nan=False) + "\n")
+        lines.write(json.dumps(plain(facts), allow_nan=False) + "\n")
         lines.flush()
 
     session = gpu_items.session_here(seconds, without, skipped, tell)
     items = gpu_stages.chosen(stage, session.device, only)
     tell(count=len(items))
-    for index, item in enumerate(items[start:], start):
+    left = [(index, item) for index, item in enumerate(items) if index >= start and item.name not in done]
+    for number, (index, item) in enumerate(left):
         if not session.seconds_left():
-            tell(skipped=[left.name for left in items[index:]])
+            tell(skipped=[later.name for _, later in left[number:]])
             return
-        tell(begins=index, name=item.name, limit=item.limit_seconds)
+        tell(begins=index, name=item.name, limit=patience * item.limit_seconds)
         begun = time.monotonic()
         try:
             found = {"status": "ok"} | item.run(session)
@@ -176,101 +93,6 @@ def child(
 # --- the parent ----------------------------------------------------------------------------------------------------
 
 
-def run_stage(
-    command: Callable[[int, float], Sequence[str]], run: Run, save: Callable[[], None], skipped: dict[str, str]
-) -> None:
-    """
-    Run a stage to its end or limit, whatever its processes do.
-
-    Args:
-        command: Gives the child's command line for the first item and the seconds left.
-        run: Filled in.
-        save: Called when there is something new to keep.
-        skipped: Why kernels are left out, by their names; each that ends a process is added.
-    """
-    begun, start, fallen, restarts, left = time.monotonic(), 0, 0, 0, run.limit_seconds
-    while True:
-        before = len(run.items)
-        fall = _run_child(command(start, left), run, save)
-        run.seconds = time.monotonic() - begun
-        left = run.limit_seconds - (run.seconds - run.ready_seconds)
-        if fall is None:
-            break
-        fallen += 1
-        run.message = f"{fallen} processes ended early, the last: {fall.reason}"
-        item, variant = fall.at.item, fall.at.kernel
-        if item is not None and variant and variant not in skipped:
-            skipped[variant] = f"{run.name}, {item['name']}: {fall.reason}"
-            if left > 0:
-                start = item["begins"]
-                continue
-        if item is not None:
-            run.items.append({"name": item["name"], "status": fall.status, "message": fall.why})
-        restarts = restarts + 1 if len(run.items) - before <= 1 else 1  # it got no further than to what broke it
-        if item is None or restarts > MAX_RESTARTS:  # it did not even begin, or does nothing but fall
-            run.status, run.message = "failed", fall.why
-            break
-        start = item["begins"] + 1
-        if left <= 0:
-            run.status = "timeout"
-            break
-    save()
-
-
-def _run_child(command: Sequence[str], run: Run, save: Callable[[], None]) -> Fall | None:
-    """Follow one process; say how it ended early, None if it did not."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )  # fmt: skip
-        told: queue.Queue[str | None] = queue.Queue()
-        reader = threading.Thread(target=_read_lines, args=(process, told), daemon=True)
-        reader.start()
-        # The child keeps to the stage's time between items; an item may run over by its own limit.
-        at, patience = Position(), END_SECONDS
-        try:
-            while True:
-                try:
-                    line = told.get(timeout=at.limit_seconds)
-                except queue.Empty:
-                    patience = 0.0
-                    what = at.item["name"] if at.item else "the start of the process"
-                    return Fall(f"{what} took longer than {at.limit_seconds:g} s", "hung", at)
-                if line is None:
-                    break
-                facts = json.loads(line)
-                at.hear(facts, run)
-                if "ends" in facts:
-                    save()
-        finally:
-            _end(process, patience)
-            reader.join()
-            if process.stdout:
-                process.stdout.close()
-        errors.seek(0)
-        said = errors.read()[-_TAIL:].strip()
-    if process.returncode == 0:
-        if run.skipped:
-            run.status, run.message = "timeout", f"{len(run.skipped)} items did not fit {run.limit_seconds:.0f} s"
-        return None
-    return Fall(said or f"exit status {process.returncode}", "crashed", at)
-
-
-def _read_lines(process: subprocess.Popen[str], told: queue.Queue[str | None]) -> None:
-    for line in process.stdout or ():
-        told.put(line)
-    told.put(None)
-
-
-def _end(process: subprocess.Popen[str], patience: float) -> None:
-    """End a process with all that it started; one that is through ends by itself."""
-    try:
-        process.wait(timeout=patience)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def run_all(
     stages: Sequence[Stage],
     out: Path,
@@ -281,22 +103,34 @@ def run_all(
     without: Sequence[str] = (),
     skipped: Sequence[str] = (),
     commit: str = "",
+    resumed: Path | None = None,
+    patience: float = 1.0,
 ) -> dict[str, Any]:
-    """Run stages into a file, below the facts; time that a stage leaves goes to those after it, by their shares."""
-    begun, last = time.monotonic(), 0.0
+    """
+    Run stages into a file, below the facts; time that a stage leaves goes to those after it, by their shares.
+
+    Raises:
+        InvalidData: If the pass that is to be resumed is none, or of another device.
+    """
+    begun, last, earlier = time.monotonic(), 0.0, Earlier()
+    if resumed is not None:
+        earlier = Earlier.read(resumed)
+        earlier.check(facts["device"], resumed)
     found: dict[str, Any] = {
         "schema": 1, "benchmark": "gpu_pass", **provenance(commit), **facts, "seconds": seconds,
-        "without": list(without), "skipped_kernels": dict.fromkeys(skipped, "named by --skip-kernel"), "stages": [],
+        "resumed": earlier.calls(), "patience": patience, "without": list(without), "skipped_kernels": {},
+        "stages": [],
     }  # fmt: skip
     left_out: dict[str, str] = found["skipped_kernels"]
+    left_out |= earlier.skipped_kernels(found["commit"]) | dict.fromkeys(skipped, "named by --skip-kernel")
     runs: list[Run] = []
 
     def save(*, always: bool = False) -> None:
         nonlocal last
         if always or time.monotonic() - last >= SAVE_SECONDS:
-            found["stages"] = [attrs.asdict(run) for run in runs]
+            found["stages"] = earlier.joined([attrs.asdict(run) for run in runs], found["commit"])
             found["seconds_spent"] = time.monotonic() - begun
-            found["environment"] = {**facts["environment"], **libraries_of(runs)}
+            found["environment"] = {**facts["environment"], **libraries_of(found["stages"])}
             atomically(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
             last = time.monotonic()
 
@@ -311,24 +145,32 @@ def run_all(
 
         def command(start: int, rest: float, name: str = stage.name) -> list[str]:
             return [
-                sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--start", str(start),
-                "--seconds", str(rest), "--only", only, *(part for name in without for part in ("--without", name)),
+                sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--parent", str(os.getpid()),
+                "--start", str(start), "--seconds", str(rest), "--patience", str(patience), "--only", only,
+                *(() if resumed is None else ("--resume", str(resumed))),
+                *(part for name in without for part in ("--without", name)),
                 *(part for name in left_out for part in ("--skip-kernel", name)),
             ]  # fmt: skip
 
-        run_stage(command, run, save, left_out)
+        run_stage(command, run, save, left_out, patience)
         save(always=True)
         print(_line(run), flush=True)
-    rows = [row for run in runs if run.name == "sweep" for item in run.items for row in item.get("rows", ())]
+    save(always=True)
+    rows = [
+        row
+        for run in found["stages"]
+        if run["name"] == "sweep"
+        for item in run["items"]
+        for row in item.get("rows", ())
+    ]
     if rows:
         write_csv(out.with_suffix(".csv"), rows)
-    save(always=True)
     return found
 
 
-def libraries_of(runs: Sequence[Run]) -> dict[str, str | None]:
+def libraries_of(stages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Find the versions of the vendor's libraries among what the stage of facts gave."""
-    items = {item["name"]: item for run in runs if run.name == "facts" for item in run.items}
+    items = {item["name"]: item for run in stages if run["name"] == "facts" for item in run["items"]}
     return {name: items.get("libraries", {}).get(name) for name in ("torch", "cudnn")}
 
 
@@ -364,6 +206,8 @@ def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
         re.compile(given.only)
         if given.seconds <= 0:
             return f"--seconds must be positive, got {given.seconds:g}"
+        if not 1 <= given.patience < math.inf:
+            return f"--patience must be at least 1, got {given.patience:g}"
         if given.dry_run:
             catalogue.find(given.device)
             return ""
@@ -378,6 +222,13 @@ def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
     return "" if given.out.parent.is_dir() else f"there is no folder {given.out.parent}"
 
 
+def _done(given: argparse.Namespace) -> Collection[str]:
+    """Name what a stage of this call need not do again; the file may have grown since, by what came before."""
+    if given.resume is None or gpu_stages.stage_named(given.child).always:
+        return ()
+    return Earlier.read(given.resume).done(given.child)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in gpu_stages.STAGES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -386,12 +237,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in variant.kernels()}))
     parser.add_argument("--skip-kernel", action="append", default=[], metavar="NAME")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="do not what is ok there; write that and the new")
+    parser.add_argument("--patience", type=float, default=1.0, metavar="FACTOR", help="for what an item may take")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--device", default="h200-sxm", help="for --dry-run: a GPU of the catalogue")
     parser.add_argument("--no-compile", action="store_true", help="for --dry-run: do not compile the kernels")
     parser.add_argument("--child", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     stages = [stage for stage in gpu_stages.STAGES if given.stage is None or stage.name in given.stage]
@@ -399,19 +253,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What libraries print must not get among the lines.
         lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
+        end_with(given.parent)
         child(
             gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines,
-            without=given.without, skipped=given.skip_kernel,
+            without=given.without, skipped=given.skip_kernel, done=_done(given), patience=given.patience,
         )  # fmt: skip
         return 0
     if problem := _problem(given):
         parser.error(problem)
     if given.dry_run:
         return plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
-    found = run_all(
-        stages, given.out, seconds=given.seconds, only=given.only, without=given.without, skipped=given.skip_kernel,
-        commit=given.commit, facts=gpu_items.device_facts(probe.resolve("cuda")),
-    )  # fmt: skip
+    try:
+        found = run_all(
+            stages, given.out, seconds=given.seconds, only=given.only, without=given.without,
+            skipped=given.skip_kernel, commit=given.commit, resumed=given.resume, patience=given.patience,
+            facts=gpu_items.device_facts(probe.resolve("cuda")),
+        )  # fmt: skip
+    except InvalidData as error:
+        parser.error(str(error))
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
     wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]
     for name, reason in found["skipped_kernels"].items():

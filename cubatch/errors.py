@@ -20,6 +20,7 @@ Every exception that cubatch raises on purpose.
     ├── StoreError                          the store cannot be opened or read
     ├── InvalidData (ValueError)            a data set or result file that is not what it should be
     └── MissingDependency (ImportError)     an optional library is not installed; gives the install line
+        └── UnsupportedVersion              it is, in a version that cubatch is not written for
 
 An error carries the facts it speaks of as attributes; `args` holds them too, so that errors
 pickle and compare.  Foreign exceptions (CUDA, CuPy, NVML, SQLite) are translated where they
@@ -332,6 +333,24 @@ class MissingDependency(CubatchError, ImportError):
 
     def __str__(self) -> str:
         return f"{self.purpose} needs {self.library}, which is not installed: pip install 'cubatch[{self.extra}]'"
+
+
+class UnsupportedVersion(MissingDependency):
+    """
+    An optional library is installed in a version that cubatch is not written for.
+
+    Args:
+        wanted: Which it is written for: "CuPy 13 or 14".
+        found: Which is there.
+        extra: Of cubatch, which brings one that is wanted.
+    """
+
+    def __init__(self, wanted: str, found: str, extra: str) -> None:
+        super().__init__(wanted, found, extra)
+        self.wanted, self.found = wanted, found
+
+    def __str__(self) -> str:
+        return f"cubatch needs {self.wanted}, found {self.found}: pip install 'cubatch[{self.extra}]'"
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -20,10 +20,9 @@ from cubatch import errors
 PACKAGE = Path(cubatch.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch")
-# The only modules that may import a GPU library: one for the arrays, one for NVML, one for the clock's events.
+# The only modules that may import a GPU library, one for each.
 GPU_MODULES = {
-    "engine/backend.py": {"cupy"}, "kernels/launch.py": {"cupy"}, "measure/clocks.py": {"cupy"},
-    "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},
+    "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},
 }  # fmt: skip
 
 # Loads everything else first, so that no module can hide a function of its name, then uses every name twice.

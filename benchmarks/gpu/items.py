@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import itertools
 import math
+import os
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +46,7 @@ CASE_SECONDS = 0.3
 LAYOUTS = ("encode", "decode", "pack", "nchw_to_nhwc", "nhwc_to_nchw")
 """Operations that `layouts` checks."""
 
+_PACES = 15
 _COPIED_MIB = (1, 4, 16, 32, 64, 128, 256, 1024)
 
 
@@ -58,7 +61,7 @@ class Session:
         tell: Told which kernel is launched for the first time, and when it is through.
         without: Families of kernels that take no part.
         skipped: Names of kernels that are not launched, since a process ended over each.
-        workers: Threads that compile.
+        workers: Threads that compile: as many as there are cores.
     """
 
     device: Device
@@ -66,7 +69,7 @@ class Session:
     tell: Callable[..., None]
     without: Collection[str] = ()
     skipped: Collection[str] = ()
-    workers: int = 8
+    workers: int = attrs.field(factory=lambda: len(os.sched_getaffinity(0)))
 
     def seconds_left(self) -> float:
         """Seconds of the stage's time that are left."""
@@ -164,14 +167,27 @@ def compile_units(session: Session) -> dict[str, Any]:
 
 def device_facts(device: Device) -> dict[str, Any]:
     """What driver, NVML and installed packages say of a device, without a context and without a GPU library."""
-    state = None
+    state = taken = None
     with contextlib.suppress(CubatchError):
-        state = Monitor(device.uuid).snapshot() if device.uuid else None
+        if device.uuid:
+            monitor = Monitor(device.uuid)
+            state, taken = monitor.snapshot(), pace_seconds(monitor)
     return {
         "device": device.to_mapping(),
         "environment": environment(device),
         "monitor": plain(state) if state else None,
+        "pace_seconds": taken,
     }
+
+
+def pace_seconds(monitor: Monitor) -> float:
+    """Give what NVML takes of every timing, the median of some: it may be as long as what is timed."""
+    taken = []
+    for _ in range(_PACES):
+        begun = time.perf_counter()
+        monitor.pace()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
 
 
 def libraries(_: Session) -> dict[str, Any]:
@@ -254,9 +270,7 @@ def layouts(session: Session) -> dict[str, Any]:
 
 def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
     """Registers, shared memory and blocks per SM: what was computed beside what the driver says."""
-    import cupy
-
-    session.target  # noqa: B018 - the driver answers only in a context
+    cupy = session.target.module  # and a context, in which alone the driver answers
     driver, rows = cuda_driver.load(), []
     for variant in found:
         compiled = compiler.compile_kernel(variant, session.device.arch or "")

@@ -60,12 +60,14 @@ class Stage:
         shows: What it is for, in a phrase.
         seconds: Its share of the default time.
         items: Lists what it does on a device.
+        always: Whether a resumed pass does it again: what it leaves is on the machine, not in the file.
     """
 
     name: str
     shows: str
     seconds: float
     items: Callable[[Device], list[Item]]
+    always: bool = False
 
 
 def _of_cases(found: Iterable[Case], device: Device) -> list[Item]:
@@ -196,7 +198,7 @@ def _units(device: Device) -> list[Item]:
 
 
 STAGES = (
-    Stage("compile", "every kernel for this GPU", 35, _units),
+    Stage("compile", "every kernel for this GPU", 35, _units, always=True),
     Stage("facts", "the device's copy bandwidth, cuBLAS's rates", 12, _facts),
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import torch_network
 from benchmarks.gpu.items import Session
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.guard import ERRORS, Guarded, twice
 from cubatch.bench.records import OURS
 from cubatch.bench.rivals import VENDOR
+from cubatch.bench.target import Target
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
 from cubatch.measure.stopping import paired_interval
@@ -54,14 +57,39 @@ def training_step(name: str, batch_size: int, dtype: str, session: Session) -> d
     try:
         runner.prepare(batch_size)
         entrants = [Entrant("cubatch", OURS, runner.step)]
-        torch = rivals.torch_of(session.target.module)
-        if torch is not None:
-            rivals.set_precision(torch, dtype, benchmark=True)
-            step = torch_network.training_step(models.build(name), batch_size, dtype)
-            entrants.append(Entrant("PyTorch eager, channels_last, AMP", VENDOR, step))
-        return compared_steps(entrants, batch_size, runner.clock) | {"dtype": dtype, "network": name}
+        theirs, failure = _theirs(name, batch_size, dtype, session.target)
+        if theirs is not None:
+            entrants.append(Entrant("PyTorch eager, channels_last, AMP", VENDOR, theirs))
+        found = compared_steps(entrants, batch_size, runner.clock)
+        if theirs is not None and theirs.failure:  # in the middle: ours are still right
+            failure = theirs.failure
+            del found["images_per_second"][entrants[1].name], found["timings"][entrants[1].name]
+            found |= {"ratio": None, "ratio_interval": None}
+        return found | {"dtype": dtype, "network": name, "vendor_failure": failure}
     finally:
         runner.close()
+
+
+def _theirs(name: str, batch_size: int, dtype: str, target: Target) -> tuple[Guarded | None, str | None]:
+    """Give PyTorch's step, done once; None where there is none, and why where it failed."""
+    torch = rivals.torch_of(target.module)
+    if torch is None:
+        return None, None
+
+    def make() -> Callable[[], None]:
+        rivals.set_precision(torch, dtype, benchmark=True)
+        step = torch_network.training_step(models.build(name), batch_size, dtype)
+        step()
+        target.synchronize()
+        return step
+
+    target.synchronize()  # an error of ours is none of theirs
+    try:
+        return Guarded(twice(make, target), target), None
+    except ERRORS as error:
+        failure = f"{type(error).__name__}: {error}"
+    target.synchronize()  # raises where the context is broken
+    return None, failure
 
 
 def compared_steps(entrants: list[Entrant], batch_size: int, clock: Clock) -> dict[str, Any]:

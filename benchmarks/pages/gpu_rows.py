@@ -30,7 +30,8 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
         timed = [e for e in found["entries"] if e["side"] == OURS and e["status"] == "ok" and e["seconds"]]
         if timed:
             best = min(timed, key=lambda entry: entry["seconds"])
-            others = {e["side"]: e for e in found["entries"] if e["side"] != OURS and e["seconds"]}
+            theirs = [e for e in found["entries"] if e["side"] != OURS and e["seconds"]]
+            others = {e["side"]: e for e in sorted(theirs, key=lambda entry: -entry["seconds"])}  # the fastest stays
             facts = {"case": found["case"], "entries": found["entries"], "bound": found["bound"]}
             rows.append(facts | {"best": best, "rivals": others, "ratio": ratio_of(best)})
     return rows

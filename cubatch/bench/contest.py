@@ -17,7 +17,8 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.runner import Clock
 from cubatch.measure.stopping import MAX_ROUNDS, StopRule, is_clearly_worse, median, median_interval
-from cubatch.measure.stopwatch import THROTTLED_CLOCK, WARM_SECONDS
+from cubatch.measure.stopwatch import WARM_SECONDS
+from cubatch.measure.throttling import HighestClocks
 
 SPAN_SECONDS = 0.002
 """A timing spans at least this: hundreds of times what two events around nothing are apart."""
@@ -79,7 +80,8 @@ class Contest:
     clock: Clock
     span_seconds: float = SPAN_SECONDS
     seed: int = 0
-    _highest_clock: float = attrs.field(default=0.0, init=False)
+    _clocks: HighestClocks = attrs.field(factory=HighestClocks, init=False)
+    _contests: int = attrs.field(default=0, init=False)
     _is_warm: bool = attrs.field(default=False, init=False)
 
     def run(self, entrants: Sequence[Entrant], seconds: float) -> None:
@@ -91,6 +93,7 @@ class Contest:
             seconds: How long, discarded first steps included.
         """
         begun, order = self.clock.now(), random.Random(self.seed)  # noqa: S311 - an order, not a secret
+        self._contests += 1
         for entrant in entrants:
             self.clock.time(entrant.step, 1)  # may compile, load, or choose an algorithm
             entrant.repeats = repeats_for(max(self.clock.time(entrant.step, 1).seconds, 1e-9), self.span_seconds)
@@ -112,15 +115,14 @@ class Contest:
         begun, repeats = self.clock.now(), entrant.repeats
         while not self._is_warm:
             reading = self.clock.time(entrant.step, repeats)
-            self._highest_clock = max(self._highest_clock, reading.sm_clock_mhz or 0.0)
             repeats = min(2 * repeats, repeats_for(reading.seconds, WARM_SECONDS / 4))
             self._is_warm = self.clock.now() - begun >= WARM_SECONDS
 
     def _time(self, entrant: Entrant, number: int) -> None:
         reading = self.clock.time(entrant.step, entrant.repeats)
-        clock = reading.sm_clock_mhz
-        self._highest_clock = max(self._highest_clock, clock or 0.0)
-        throttled = reading.throttled or (clock is not None and clock < THROTTLED_CLOCK * self._highest_clock)
+        clock, work = reading.sm_clock_mhz, (self._contests, entrant.name)
+        self._clocks.see(work, clock)
+        throttled = reading.throttled or self._clocks.is_lowered(work, clock)
         entrant.timings.append(
             Timing(
                 batch_size=1, round=number, seconds=reading.seconds, repeats=entrant.repeats, throttled=throttled,

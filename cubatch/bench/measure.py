@@ -13,11 +13,13 @@ from cubatch.bench import records
 from cubatch.bench.cases import Case
 from cubatch.bench.check import Expected, poison
 from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.guard import Guarded, twice
 from cubatch.bench.implementations import Tracer, Way, Which, ways
 from cubatch.bench.records import OURS, Entry, Result
 from cubatch.bench.rivals import RIVALS, Missing, Rival, failure, rivals
 from cubatch.bench.target import COLD, Arrays, Target, count_sets, fill, filled
 from cubatch.engine import backend
+from cubatch.engine.native.arrays import sharing_workspace
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
 from cubatch.hardware.facts import Device
 
@@ -107,11 +109,12 @@ def time_case(
     found = ways(case, target.device, variants, without)
     planned = _planned(case, target.device, found)
     missing = {} if with_rivals else dict.fromkeys(RIVALS, records.NOT_ASKED)
+    target.free_pools()  # of the case before
     try:
         sets = list(itertools.islice(filled(target.module, case, seed), count_sets(case, target.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
         kept = {name: sets[0][name].copy() for name in _given_results(case)}
-        entries, entrants = list(planned.entries), []
+        entries, entrants, guards, failed = list(planned.entries), [], {}, list[Missing]()
         for index, way in enumerate(found):
             entry = entries[index]
             if entry.status == "error":
@@ -122,16 +125,22 @@ def time_case(
         for other in rivals(case, target.module) if with_rivals else ():
             bound = other if isinstance(other, Missing) else _bound(other, case, target, sets, expected, kept)
             if isinstance(bound, Missing):
-                missing[other.name] = bound.reason
+                failed.append(bound)
                 continue
-            entry, step = bound
+            entry, guard = bound
             entries.append(entry)
-            entrants.append((len(entries) - 1, Entrant(entry.name, entry.side, step)))
+            guards[len(entries) - 1] = guard
+            entrants.append((len(entries) - 1, Entrant(entry.name, entry.side, guard)))
         contest.run([entrant for _, entrant in entrants], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
     for index, entrant in entrants:
+        if index in guards and guards[index].failure:
+            entries[index] = attrs.evolve(entries[index], status="error", reason=guards[index].failure)
+            continue
         entries[index] = records.entered(entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second)
+    ran = {entry.side for entry in entries}
+    missing |= {one.name: one.reason for one in failed if one.name not in ran}
     is_cold = len(sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
     return attrs.evolve(
         planned,
@@ -200,7 +209,8 @@ def _ready(
     _reset(case, target, sets[0], kept)
     try:
         with target.trying(way.main):
-            steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
+            with sharing_workspace():
+                steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
             steps[0]()
     except (CompileError, InvalidArgument, DeviceFailed) as error:
         if isinstance(error, DeviceFailed) and error.is_fatal:
@@ -217,19 +227,28 @@ def _ready(
 
 def _bound(
     rival: Rival, case: Case, target: Target, sets: Sequence[Arrays], expected: Expected, kept: Arrays
-) -> tuple[Entry, Callable[[], None]] | Missing:
+) -> tuple[Entry, Guarded] | Missing:
     """Bind a rival's library and check it as ours are; what it refuses or gets wrong does not end the others'."""
     _reset(case, target, sets[0], kept)
-    try:
+
+    def bind() -> tuple[Sequence[Step], object]:
         steps = [rival.bind(arrays) for arrays in sets]
-        returned = steps[0]()
+        returned = [step() for step in steps]  # takes the memory of every set's results
+        target.synchronize()
+        return steps, returned[0]
+
+    target.synchronize()  # an error of our kernels is none of theirs
+    try:
+        steps, returned = twice(bind, target)
         check = expected.check({**sets[0], **(rival.results(returned) if rival.results else {})})
     except Exception as error:  # noqa: BLE001 - whatever a library raises
-        return Missing(f"{rival.library} failed with {failure(error)}")
+        reason = failure(error)
+        target.synchronize()  # raises where the context is broken: nothing of ours would run either
+        return Missing(f"{rival.library} failed with {reason}", name=rival.name)
     if check.worst > rival.slack:
         times = f"{check.worst / rival.slack:.3g}x the rounding bound"
-        return Missing(f"{rival.library} is wrong, {times} at {check.where}")
-    return Entry(name=rival.library, side=rival.name, worst_error=check.worst), _rotating(steps)
+        return Missing(f"{rival.library} is wrong, {times} at {check.where}", name=rival.name)
+    return Entry(name=rival.library, side=rival.name, worst_error=check.worst), Guarded(_rotating(steps), target)
 
 
 def _reset(case: Case, target: Target, arrays: Arrays, kept: Arrays) -> None:

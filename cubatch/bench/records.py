@@ -13,10 +13,12 @@ from cubatch.bench.cases import Case
 from cubatch.bench.contest import Entrant
 from cubatch.bench.implementations import Launch
 from cubatch.bench.rivals import RIVALS, VENDOR
+from cubatch.errors import MissingDependency
 from cubatch.hardware import waves
 from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
+from cubatch.kernels.resources import Figures, recorded_figures
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain.cubins import Resources
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import paired_interval
@@ -63,7 +65,8 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
     Args:
         launch: The kernel and its grid.
         device: What it is for.
-        compiled: Whether to compile the kernel, which gives registers and occupancy.
+        compiled: Whether to compile the kernel, which gives registers and occupancy; those recorded with the sources
+            do where there is no compiler, and where there is neither, these are unknown.
         tiles: What its blocks share among them; None where each has one.
 
     Raises:
@@ -71,17 +74,17 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
     """
     kernel, pieces = launch.kernel, launch.blocks if tiles is None else tiles
     facts: dict[str, Any] = {}
-    if compiled and device.arch and device.compute_capability:
-        resources = _resources(kernel, device.arch)
-        shared = resources.shared_bytes + kernel.dynamic_shared_bytes
+    figures = _figures(kernel, device.arch) if compiled and device.arch else None
+    if figures is not None and device.compute_capability:
+        shared = figures.shared_bytes + kernel.dynamic_shared_bytes
         found = waves.occupancy(
             compute_capability=device.compute_capability,
             threads_per_block=kernel.threads,
-            registers_per_thread=resources.registers,
+            registers_per_thread=figures.registers,
             shared_bytes_per_block=shared,
         )
         facts = {
-            "registers": resources.registers, "spill_bytes": resources.spill_bytes, "shared_bytes": shared,
+            "registers": figures.registers, "spill_bytes": figures.spill_bytes, "shared_bytes": shared,
             "blocks_per_sm": found.blocks_per_sm, "occupancy": found.occupancy, "limiters": found.limiters,
         }  # fmt: skip
     if device.num_sms:
@@ -91,9 +94,13 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
 
 
 @functools.cache
-def _resources(kernel: Kernel, arch: str) -> Resources:
+def _figures(kernel: Kernel, arch: str) -> Figures | None:
     """Compile a kernel once in a process: finding it in the cache of cubins takes milliseconds."""
-    return compiler.compile_kernel(kernel, arch).resources[kernel.entry]
+    try:
+        found = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
+    except MissingDependency:
+        return recorded_figures().figures.get(kernel.name, {}).get(variant.arch_number(arch))
+    return Figures(found.registers, found.shared_bytes, found.spill_bytes)
 
 
 @attrs.frozen
@@ -259,10 +266,13 @@ def entered(
 
 
 def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Compare every entry of ours with each rival's, round by round."""
-    others = [entry for entry in entries if entry.side != OURS and entry.seconds]
+    """Compare every entry of ours with each rival's fastest, round by round."""
+    others: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.side != OURS and entry.seconds:
+            others[entry.side] = min(others.get(entry.side, entry), entry, key=lambda each: each.seconds or math.inf)
     return tuple(
-        attrs.evolve(entry, ratios={other.side: _ratio(other, entry) for other in others})
+        attrs.evolve(entry, ratios={side: _ratio(other, entry) for side, other in others.items()})
         if entry.side == OURS and entry.seconds
         else entry
         for entry in entries

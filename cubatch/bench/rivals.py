@@ -11,6 +11,7 @@ false comparison there is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
+from cubatch.bench import cudnn
 from cubatch.bench.cases import Case
 from cubatch.errors import DeviceFailed
 from cubatch.network import layers
@@ -51,6 +53,7 @@ class Rival:
         results: Gives the results by name, laid out as the case's arrays, from what a step returns; None: the step
             writes them into the arrays.
         slack: How many of the bounds of our kernels they may be off.
+        alternatives: Other ways of the same library, of which the fastest is its best.
         name: Its key in RIVALS, which heads its columns; `rivals` fills it in.
     """
 
@@ -58,6 +61,7 @@ class Rival:
     bind: Callable[[Mapping[str, Any]], Step]
     results: Callable[[Any], Mapping[str, Any]] | None = None
     slack: float = 1.0
+    alternatives: tuple[Rival, ...] = ()
     name: str = attrs.field(default="", kw_only=True)
 
 
@@ -92,15 +96,16 @@ def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> l
         benchmark: Let a library time its algorithms and take the fastest; else it takes the one it expects to be.
 
     Returns:
-        list: In the order of RIVALS.
+        list: In the order of RIVALS, each with its alternatives behind it.
     """
-    found = []
+    found: list[Rival | Missing] = []
     for name, find in RIVALS.items():
         try:
             answer = find(case, module, benchmark=benchmark)
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the others take part
             answer = Missing(failure(error))
-        found.append(attrs.evolve(answer, name=name))
+        others = () if isinstance(answer, Missing) else answer.alternatives
+        found += [attrs.evolve(one, name=name) for one in (answer, *others)]
     return found
 
 
@@ -142,10 +147,11 @@ def torch_of(module: types.ModuleType) -> types.ModuleType | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of PyTorch and the cuDNN in it; None for what is not there."""
-    torch = _torch()
-    cudnn = torch.backends.cudnn.version() if torch is not None else None
-    return {"torch": getattr(torch, "__version__", None), "cudnn": None if cudnn is None else str(cudnn)}
+    """Give the versions of PyTorch and the cuDNN in it; None for what is not there, or does not take this GPU."""
+    torch, version = _torch(), None
+    with contextlib.suppress(RuntimeError):  # a cuDNN that no longer knows the GPU's architecture
+        version = torch.backends.cudnn.version() if torch is not None else None
+    return {"torch": getattr(torch, "__version__", None), "cudnn": None if version is None else str(version)}
 
 
 def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> None:
@@ -202,43 +208,21 @@ def _convolution(
     torch: types.ModuleType, case: Case, module: types.ModuleType, layer: layers.Conv2d, *, benchmark: bool
 ) -> Rival:
     place = {Pass.FPROP: None, Pass.DGRAD: 0, Pass.WGRAD: 1}[case.pass_ or Pass.FPROP]
-    geometry = (list(layer.stride), [layer.pad[0], layer.pad[2]], list(layer.dilation))
-
-    def bind(arrays: Mapping[str, Any]) -> Step:
-        set_precision(torch, case.dtype, benchmark=benchmark)
-        tensors = {name: _tensor(torch, array) for name, array in arrays.items()}
-        # The same memory, seen as NCHW with the channels last.
-        tensors = {name: each.permute(0, 3, 1, 2) if each.ndim > 1 else each for name, each in tensors.items()}
-        if case.pass_ is Pass.FPROP:
-            x, w, b, residual = (tensors.get(name) for name in ("x", "w", "b", "residual"))
-            clamps = residual is not None or case.options.get("relu", False)
-
-            def step() -> Any:
-                y = torch.nn.functional.conv2d(x, w, b, *geometry, layer.groups)
-                if residual is not None:
-                    y.add_(residual)
-                if clamps:
-                    torch.relu_(y)
-                return y
-
-            return step
-        wanted = [case.pass_ is Pass.DGRAD, case.pass_ is Pass.WGRAD, False]
-        # What is not wanted is asked for its shape alone.
-        x, w = (tensors.get(name, tensors.get(other)) for name, other in (("x", "out"), ("w", "dw")))
-        backward, dy = torch.ops.aten.convolution_backward, tensors["dy"]
-
-        def gradient() -> Any:
-            return backward(dy, x, w, None, *geometry, False, [0, 0], layer.groups, wanted)  # noqa: FBT003 - not transposed
-
-        return gradient
+    is_fast = layer.r * layer.s > 1 and set(layer.stride) == {1}
 
     def results(returned: Any) -> dict[str, Any]:
         found = returned if place is None else returned[place]
         return {case.results[0]: _array(torch, found.permute(0, 2, 3, 1), module)}
 
-    is_fast = layer.r * layer.s > 1 and set(layer.stride) == {1}
-    library = "cuDNN (torch)" if torch.cuda.is_available() else "torch"
-    return Rival(library, bind, results, slack=_WINOGRAD if is_fast else 1.0)
+    def rival(library: str, step: Callable[[Mapping[str, Any]], Step]) -> Rival:
+        def bind(arrays: Mapping[str, Any]) -> Step:
+            set_precision(torch, case.dtype, benchmark=benchmark)
+            return step({name: _tensor(torch, array) for name, array in arrays.items()})
+
+        return Rival(library, bind, results, slack=_WINOGRAD if is_fast else 1.0)
+
+    first, *others = (rival(library, step) for library, step in cudnn.steps(torch, case, layer).items())
+    return attrs.evolve(first, alternatives=tuple(others))
 
 
 def _tensor(torch: types.ModuleType, array: Any) -> Any:
@@ -262,7 +246,7 @@ def _is_plain_product(layer: layers.Conv2d) -> bool:
 def _torch() -> types.ModuleType | None:
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError, RuntimeError):  # not there, or its libraries do not load
         return None
     found: types.ModuleType = torch
     return found

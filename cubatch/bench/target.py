@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -41,6 +42,8 @@ class Target:
         module: Whose arrays the launcher takes.
         clock: Tells the time of what is launched.
         trying: Entered with a variant's main kernel around its first launch in a case; may refuse it with an error.
+        synchronize: Waits for all that was launched; raises what it did to the GPU.
+        free_pools: Gives back what the array libraries keep of memory that is free.
     """
 
     device: Device
@@ -48,6 +51,8 @@ class Target:
     module: ModuleType
     clock: Clock
     trying: Callable[[Kernel], AbstractContextManager[object]] = contextlib.nullcontext
+    synchronize: Callable[[], object] = lambda: None
+    free_pools: Callable[[], object] = lambda: None
 
 
 def on_gpu(device: Device) -> Target:
@@ -64,7 +69,18 @@ def on_gpu(device: Device) -> Target:
     module = backend.module("cuda")
     module.cuda.Device(device.index).use()
     launcher = CudaLauncher(device)
-    return Target(device, launcher, module, cupy_kernel_clock(device.uuid))
+
+    def synchronize() -> None:
+        module.cuda.get_current_stream().synchronize()
+
+    def free_pools() -> None:
+        module.get_default_memory_pool().free_all_blocks()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    clock = cupy_kernel_clock(device.uuid)
+    return Target(device, launcher, module, clock, synchronize=synchronize, free_pools=free_pools)
 
 
 def storage(dtype: str) -> str:

@@ -11,6 +11,7 @@ from cubatch.cli import console
 from cubatch.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from cubatch.kernels.resources import Recorded
     from cubatch.kernels.survey import Row
     from cubatch.kernels.variant import Kernel
 
@@ -34,7 +35,8 @@ def kernels(
     """
     List the kernels: what each does, where it runs, its registers, spills, shared memory and occupancy.
 
-    Compiling needs no GPU. Without one, and without --arch, the figures are those recorded with the sources.
+    Compiling needs no GPU. Without one and without --arch, or without a compiler, the figures are those recorded with
+    the sources.
 
     Example: cubatch kernels --arch sm_70 --operation conv2d_fprop
     """
@@ -51,8 +53,7 @@ def kernels(
         survey.require_compiler(budget)
     archs = _known(arch or []) or (survey.ARCHS if check or update_budget else _here())
     if archs:
-        with console.progress_bar("compiling kernels") as show:
-            rows = survey.survey(chosen, archs, may_spill=budget.may_spill, progress=show)
+        rows = _compiled(chosen, archs, budget, must_compile=check or update_budget)
     else:
         rows = survey.recorded(chosen, budget)
     leftovers: list[str] = []
@@ -70,6 +71,22 @@ def kernels(
     console.emit(grids, kernels_table.mapping(rows, leftovers), json)
     if any(row.error for row in rows) or (failed and (check or update_budget)):
         raise typer.Exit(1)
+
+
+def _compiled(chosen: Sequence[Kernel], archs: Sequence[str], budget: Recorded, *, must_compile: bool) -> list[Row]:
+    """Compile, or give the recorded figures where there is no compiler and they do."""
+    from cubatch.errors import MissingDependency
+    from cubatch.kernels import survey
+
+    try:
+        with console.progress_bar("compiling kernels") as show:
+            return survey.survey(chosen, archs, may_spill=budget.may_spill, progress=show)
+    except MissingDependency as error:
+        rows = survey.recorded(chosen, budget, archs)
+        if must_compile or {row.arch for row in rows if row.status == "unknown"}:
+            raise
+        console.say(f"These are the figures recorded with the sources: {error}")
+        return rows
 
 
 def _chosen(family: str | None, operation: str | None) -> Sequence[Kernel]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import gpu_library
 from cubatch.memory.blocks import workspace_bytes
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ def of(array: Any) -> Any:
     Give the module that owns an array, NumPy or CuPy; inside `prepare()`, its recording twin.
 
     Raises:
-        MissingDependency: If the array is not NumPy's and CuPy cannot be imported.
+        MissingDependency: If the array is not NumPy's and CuPy cannot be imported, or is of another release.
 
     Example:
         >>> of(np.zeros(3)).__name__
         'numpy'
     """
-    module = np if isinstance(array, np.ndarray) else _cupy()
+    module = np if isinstance(array, np.ndarray) else gpu_library.cupy()
     calls = _recording.get()
     return module if calls is None else _RecordingModule(module, calls)
 
@@ -63,7 +64,7 @@ def module(kind: str) -> ModuleType:
     Give the array module for a kind of device: "cpu" or "cuda".
 
     Raises:
-        MissingDependency: If kind is "cuda" and CuPy is not installed.
+        MissingDependency: If kind is "cuda" and CuPy is not installed, or of another release.
         InvalidArgument: If kind is neither.
 
     Example:
@@ -73,7 +74,7 @@ def module(kind: str) -> ModuleType:
     if kind == "cpu":
         return np
     if kind == "cuda":
-        return _cupy()
+        return gpu_library.cupy()
     raise InvalidArgument("kind", kind, '"cpu" or "cuda"')
 
 
@@ -150,7 +151,7 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
     """
     if isinstance(base, np.ndarray):
         return np.ndarray(shape, dtype, base, offset, strides)
-    return _cupy().ndarray(shape, dtype, memptr=base.data + offset, strides=strides)
+    return gpu_library.cupy().ndarray(shape, dtype, memptr=base.data + offset, strides=strides)
 
 
 def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
@@ -201,7 +202,7 @@ def random_generator(like: Any, seed: Any) -> Any:
     """
     if isinstance(like, np.ndarray):
         return np.random.Generator(np.random.SFC64(seed))
-    random = _cupy().random
+    random = gpu_library.cupy().random
     return random.Generator(random.XORWOW(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])))
 
 
@@ -247,12 +248,3 @@ def _zeros(dtype: Any) -> np.ndarray[Any, Any]:
     zeros = np.zeros(4096, dtype=dtype)
     zeros.flags.writeable = False
     return zeros
-
-
-def _cupy() -> ModuleType:
-    try:
-        import cupy  # takes seconds and needs a driver
-    except ImportError as error:
-        raise MissingDependency("cupy", "computing on a GPU", "cuda12x") from error
-    module: ModuleType = cupy
-    return module

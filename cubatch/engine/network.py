@@ -213,7 +213,8 @@ class Model:
         try:
             self._lay_out(plan)
         except Exception as error:
-            self.release()
+            with contextlib.suppress(Exception):  # a GPU that faulted gives nothing back, and the first error says why
+                self.release()
             if is_out_of_memory(error):
                 raise self._out_of_memory(plan) from error
             raise

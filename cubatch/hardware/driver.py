@@ -45,9 +45,9 @@ class VisibleGpu:
         compute_capability: (major, minor).
         num_sms: SMs of the GPU or slice.
         memory_bytes: Memory of the GPU or slice.
-        l2_bytes: L2 cache; None where the driver says 0.
-        clock_hz: Highest SM clock; None where the driver says 0.
-        bytes_per_second: Of the memory's bus, twice its clock times its width; None where the driver says 0 of either.
+        l2_bytes: L2 cache; None where the driver says 0 or refuses to say.
+        clock_hz: Highest SM clock; None likewise.
+        bytes_per_second: Of the memory's bus, twice its clock times its width; None where either is unknown so.
     """
 
     index: int
@@ -114,8 +114,15 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         _check(cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle), "cuDeviceGetAttribute")
         return value.value
 
+    def attribute_or_0(number: int) -> int:
+        """Give 0, as for what is unknown, where a driver refuses it: what the others say is worth having."""
+        value = ctypes.c_int()
+        status = cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
+        return value.value if status == _SUCCESS else 0
+
     name = text.value.decode()
     mig = name.partition(" MIG ")[2] or None
+    bus_bits = attribute_or_0(_MEMORY_BUS_BITS)
     return VisibleGpu(
         index=index,
         name=name,
@@ -124,10 +131,9 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         compute_capability=(attribute(_MAJOR), attribute(_MINOR)),
         num_sms=attribute(_NUM_SMS),
         memory_bytes=size.value,
-        l2_bytes=attribute(_L2_BYTES) or None,
-        clock_hz=attribute(_CLOCK_KHZ) * 1000.0 or None,
-        bytes_per_second=_TRANSFERS_PER_CLOCK * 1000.0 * attribute(_MEMORY_CLOCK_KHZ) * attribute(_MEMORY_BUS_BITS) / 8
-        or None,
+        l2_bytes=attribute_or_0(_L2_BYTES) or None,
+        clock_hz=attribute_or_0(_CLOCK_KHZ) * 1000.0 or None,
+        bytes_per_second=bus_bits / 8 * _TRANSFERS_PER_CLOCK * 1000.0 * attribute_or_0(_MEMORY_CLOCK_KHZ) or None,
     )
 
 

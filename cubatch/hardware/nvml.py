@@ -63,6 +63,20 @@ class Snapshot:
         return None if self.throttle_reasons is None else bool(self.throttle_reasons)
 
 
+@attrs.frozen
+class Pace:
+    """
+    At what clock a GPU works; None is what it does not tell.
+
+    Attributes:
+        sm_clock_mhz: SM clock now.
+        throttled: Whether it holds its clock down because of heat or power.
+    """
+
+    sm_clock_mhz: float | None = None
+    throttled: bool | None = None
+
+
 class Monitor:
     """
     Live figures of one GPU or MIG device.
@@ -105,7 +119,7 @@ class Monitor:
             board = {
                 "sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)),
                 "max_sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)),
-                "throttle_reasons": self._throttle_reasons(),
+                "throttle_reasons": self._throttle_reasons(self._read),
                 "power_watts": None if power is None else power / 1000,
                 "power_limit_watts": None if limit is None else limit / 1000,
                 "temperature_celsius": _float(
@@ -117,19 +131,35 @@ class Monitor:
             board |= {"free_bytes": memory.free, "used_bytes": memory.used, "total_bytes": memory.total}
         return Snapshot(**board)
 
+    def pace(self) -> Pace:
+        """
+        Read what every timing is judged by, in two calls: a snapshot's eight may last as long as what is timed.
+
+        Returns:
+            Pace: None for what was not told, for whatever reason: a timing is worth having without it.
+
+        Example:
+            >>> Monitor("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").pace()  # doctest: +SKIP
+            Pace(sm_clock_mhz=1980.0, throttled=False)
+        """
+        if self.is_mig:
+            return Pace()
+        nvml = self._nvml
+        clock = self._told(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM)
+        reasons = self._throttle_reasons(self._told)
+        return Pace(_float(clock), None if reasons is None else bool(reasons))
+
     def energy_joules(self) -> float | None:
         """
         Read the board's energy counter; the difference of two readings is what was used between them.
 
         Returns:
-            float | None: Joules since the driver was loaded; None on MIG devices and GPUs before Volta.
-
-        Raises:
-            DeviceFailed: If NVML reports an error other than "not supported".
+            float | None: Joules since the driver was loaded; None on MIG devices, GPUs before Volta, and where NVML
+            fails: it is read around every timing, which is worth having without it.
         """
         if self.is_mig:
             return None
-        millijoules = self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        millijoules = self._told(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1000
 
     def process_bytes(self, pid: int | None = None) -> int | None:
@@ -141,14 +171,11 @@ class Monitor:
 
         Returns:
             int | None: Bytes; None where NVML does not list the process (a container with its own
-            process numbers) or does not know its memory.
-
-        Raises:
-            DeviceFailed: If NVML reports an error other than "not supported" or "no permission".
+            process numbers), does not know its memory, or fails: it is read in the middle of what is measured.
         """
         wanted = os.getpid() if pid is None else pid
         # Asked of a MIG device's own handle, NVML lists the processes of its GPU instance only.
-        processes = self._read(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        processes = self._told(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         sizes = [process.usedGpuMemory for process in processes or () if process.pid == wanted]
         known = [size for size in sizes if size is not None]
         return sum(known) if known else None
@@ -158,10 +185,10 @@ class Monitor:
         version = self._read(self._nvml.nvmlSystemGetDriverVersion)
         return None if version is None else str(version)
 
-    def _throttle_reasons(self) -> tuple[str, ...] | None:
-        mask = self._read(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+    def _throttle_reasons(self, ask: Callable[..., Any]) -> tuple[str, ...] | None:
+        mask = ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
         if mask is None:  # drivers before 535 know the older name only
-            mask = self._read(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            mask = ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
         return None if mask is None else tuple(name for name, bit in _THROTTLE_REASONS.items() if mask & bit)
 
     def _find(self, uuid: str) -> object:
@@ -183,10 +210,18 @@ class Monitor:
             nvml.NVMLError_FunctionNotFound,
             nvml.NVMLError_NoPermission,
             nvml.NVMLError_NoData,
+            nvml.NVMLLibraryMismatchError,  # no NVMLError: the driver lacks a version of the call that pynvml wants
         ):
             return None
         except nvml.NVMLError as error:
             raise _failure(query.__name__, error) from error
+
+    def _told(self, query: Callable[..., Any], *arguments: object) -> Any:
+        """Ask NVML while something is measured; None where there is no answer, whatever the reason."""
+        try:
+            return self._read(query, *arguments)
+        except DeviceFailed:  # a GPU that is really lost fails at the next launch, with more to say
+            return None
 
 
 def _start(uuid: str) -> Any:

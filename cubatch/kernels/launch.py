@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
-from cubatch.hardware import architectures, driver
+from cubatch.errors import DeviceFailed, InvalidArgument, OutOfMemory
+from cubatch.hardware import architectures, driver, gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.kernels import tensor_map
 from cubatch.kernels.tensor_map import TensorMap
@@ -39,18 +39,14 @@ class CudaLauncher:
         module: The array module whose arrays it takes: CuPy.
 
     Raises:
-        MissingDependency: If CuPy is not installed.
+        MissingDependency: If CuPy is not installed, or of another release.
         InvalidArgument: If the device is none that CUDA code is compiled for.
     """
 
     def __init__(self, device: Device) -> None:
         if device.compute_capability is None:
             raise InvalidArgument("device", str(device), "a GPU of known compute capability")
-        try:
-            import cupy
-        except ImportError as error:
-            raise MissingDependency("cupy", "launching kernels on a GPU", "cuda12x") from error
-        self.module: ModuleType = cupy
+        self.module: ModuleType = gpu_library.cupy("launching kernels on a GPU")
         self.device, self._arch = device, str(device.arch)
         self._limits = architectures.of(device.compute_capability)
         self._driver = driver.load()
@@ -81,7 +77,7 @@ class CudaLauncher:
                 maps by value.
 
         Raises:
-            InvalidArgument: If it needs more shared memory than a block can have on this GPU.
+            InvalidArgument: If it needs more shared memory than a block can have on this GPU, or an array is not on it.
             CompileError: If it does not compile.
             DeviceFailed: From the launch, if the driver refuses it.
         """
@@ -104,11 +100,11 @@ class CudaLauncher:
         if argument is None:
             return ctypes.c_void_p(None)
         if isinstance(argument, TensorMap):
-            data = tensor_map.encode(argument, argument.array.data.ptr, self._driver)
+            data = tensor_map.encode(argument, _address(argument.array), self._driver)
         elif isinstance(argument, np.generic):
             data = argument.tobytes()
         else:
-            return ctypes.c_void_p(argument.data.ptr)  # type: ignore[attr-defined]
+            return ctypes.c_void_p(_address(argument))
         return ctypes.create_string_buffer(data, len(data))
 
     def _function(self, kernel: Kernel) -> ctypes.c_void_p:
@@ -131,6 +127,12 @@ class CudaLauncher:
         if needed > architectures.every().shared_bytes_without_opting_in:
             function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
         return int(function.kernel.ptr)
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        raise InvalidArgument("array", f"NumPy's, of shape {array.shape}", "in the GPU's memory: CuPy's")
+    return int(array.data.ptr)
 
 
 def _failure(kernel: Kernel, grid: tuple[int, int, int], status: int) -> Exception:

@@ -7,21 +7,16 @@ the second can time work that is merely enqueued.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cubatch.errors import DeviceNotAvailable
-from cubatch.hardware import driver
+from cubatch.errors import CubatchError, DeviceNotAvailable
+from cubatch.hardware import driver, gpu_library
 from cubatch.measure.runner import Reading
-
-if TYPE_CHECKING:
-    from cubatch.hardware.nvml import Monitor
-
-
-import math
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cubatch.hardware.nvml import Monitor
@@ -86,22 +81,22 @@ class EventClock(HostClock):
             step()
         end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
-        state = self._monitor.snapshot() if self._monitor else None
+        pace = self._monitor.pace() if self._monitor else None
         end.synchronize()
         after = self._monitor.energy_joules() if self._monitor else None
         # The counter stands still between its ticks: no movement is no reading.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
         return Reading(
             seconds=self._elapsed_seconds(start, end) / repeats,
-            sm_clock_mhz=state.sm_clock_mhz if state else None,
-            throttled=bool(state and state.throttled),
+            sm_clock_mhz=pace.sm_clock_mhz if pace else None,
+            throttled=bool(pace and pace.throttled),
             joules=joules,
         )
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
     """Make a clock of CuPy's events for the current device."""
-    import cupy
+    cupy: Any = gpu_library.cupy()
 
     def elapsed(start: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
@@ -117,15 +112,21 @@ def callable_clock() -> HostClock:
     """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
         return EventClock(
             lambda: torch.cuda.Event(enable_timing=True),
             lambda start, end: float(start.elapsed_time(end)) * 1e-3,
-            monitor_of(None if uuid is None else f"GPU-{uuid}"),
+            monitor_of(_uuid_of(torch.cuda.current_device())),
         )
     if cupy is not None and cupy.cuda.is_available():
-        return cupy_clock(driver.visible_gpus()[cupy.cuda.Device().id].uuid)
+        return cupy_clock(_uuid_of(cupy.cuda.Device().id))
     return HostClock()
+
+
+def _uuid_of(index: int) -> str | None:
+    """Name a GPU by its number in CUDA as NVML does: PyTorch does not tell a MIG slice's uuid from a GPU's."""
+    with contextlib.suppress(CubatchError):  # no driver of NVIDIA's: time all the same
+        return next((gpu.uuid for gpu in driver.visible_gpus() if gpu.index == index), None)
+    return None
 
 
 def monitor_of(uuid: str | None) -> Monitor | None:
@@ -194,12 +195,12 @@ class KernelClock(HostClock):
         enqueueing = self._host_seconds() - begun
         end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
-        state = self._monitor.snapshot() if self._monitor else None
+        pace = self._monitor.pace() if self._monitor else None
         end.synchronize()
         reading = Reading(
             seconds=self._elapsed_seconds(start, end) / repeats,
-            sm_clock_mhz=state.sm_clock_mhz if state else None,
-            throttled=bool(state and state.throttled),
+            sm_clock_mhz=pace.sm_clock_mhz if pace else None,
+            throttled=bool(pace and pace.throttled),
         )
         return reading, enqueueing
 
@@ -212,9 +213,11 @@ def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> Ker
         uuid: The device in NVML, which tells its clock; None leaves that out.
         filler_bytes: Size of each of two arrays, which are held as long as the clock.
     """
-    import cupy
+    cupy: Any = gpu_library.cupy()
 
-    source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
+    # Outside the pool, which what is measured has to itself: what the pool holds is compared with the plan.
+    with cupy.cuda.using_allocator(None):
+        source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
 
     def elapsed(start: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3

@@ -18,6 +18,7 @@ from cubatch.measure.budget import Budget, readings_for, repeats_for
 from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing
 from cubatch.measure.runner import Reading, Runner
 from cubatch.measure.stopping import median
+from cubatch.measure.throttling import HighestClocks
 
 # A timing spans at least this: a thousand times what starting a kernel, waking a thread or one tick of
 # the clock takes, and short beside a round.
@@ -30,7 +31,6 @@ WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
 AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
 MOST_OF_VISIT = PER_VISIT - 2  # readings: rounds of their own are kept free
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
-THROTTLED_CLOCK = 0.75  # of the highest clock seen, as in NVBench
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
 # A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
@@ -85,7 +85,7 @@ class Stopwatch:
         self._prepared: int | None = None
         self._is_warm = False
         self._rests, self._rested = 0, 0.0
-        self._highest_clock = max(clocks_mhz, default=0.0)
+        self._clocks = HighestClocks(clocks_mhz)
 
     def visit(
         self,
@@ -189,14 +189,13 @@ class Stopwatch:
     def _timing(
         self, batch_size: int, number: int, reading: Reading, repeats: int, memory: tuple[int | None, int | None]
     ) -> Timing:
-        clock = reading.sm_clock_mhz
         return Timing(
             batch_size=batch_size,
             round=number,
             seconds=reading.seconds,
             repeats=repeats,
-            throttled=reading.throttled or (clock is not None and clock < THROTTLED_CLOCK * self._highest_clock),
-            sm_clock_mhz=clock,
+            throttled=reading.throttled or self._clocks.is_lowered(batch_size, reading.sm_clock_mhz),
+            sm_clock_mhz=reading.sm_clock_mhz,
             joules=reading.joules,
             peak_bytes=memory[0],
             peak_device_bytes=memory[1],
@@ -257,7 +256,7 @@ class Stopwatch:
             raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")
         if reading.seconds * repeats > limit:
             raise TimedOut(f"batch size {self._prepared}", limit)
-        self._highest_clock = max(self._highest_clock, reading.sm_clock_mhz or 0.0)
+        self._clocks.see(self._prepared, reading.sm_clock_mhz)
         return reading
 
 

@@ -38,6 +38,23 @@ def simulate(kernel, arguments, **options):
     Simulator(90, **options).launch(kernel, (1, 1, 1), arguments)
 
 
+def placed(module, array):
+    """Copy an array to where it is aligned as before: a copy of the module's own begins at a multiple of 16."""
+    start = array.ctypes.data % 16
+    copy = module.empty(array.nbytes + start, np.uint8)[start:].view(array.dtype).reshape(array.shape)
+    module.copyto(copy, module.asarray(array))
+    return copy
+
+
+def test_a_copy_is_aligned_as_its_array_is():
+    """What the driver refuses on the host's addresses it is to refuse on the GPU's."""
+    for start in (0, 1, 3):
+        array = np.arange(64 + start, dtype=np.float16)[start:].reshape(8, 8)
+        copy = placed(np, array)
+        assert (copy.ctypes.data - array.ctypes.data) % 16 == 0
+        np.testing.assert_array_equal(copy, array)
+
+
 def on_gpu(gpu):
     """Give what launches on a GPU copies of all arrays, and brings them back."""
     import cupy
@@ -46,7 +63,7 @@ def on_gpu(gpu):
 
     def run(kernel, arguments, **_):
         arrays = [x.array if isinstance(x, TensorMap) else x for x in arguments]
-        copies = [cupy.asarray(x) if isinstance(x, np.ndarray) else x for x in arrays]
+        copies = [placed(cupy, x) if isinstance(x, np.ndarray) else x for x in arrays]
         given = [
             attrs.evolve(x, array=copy) if isinstance(x, TensorMap) else copy
             for x, copy in zip(arguments, copies, strict=True)

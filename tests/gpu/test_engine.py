@@ -72,6 +72,12 @@ NETWORK = Network(
 )
 
 
+# Batch norm takes the mean, so a bias before it has rounding errors for a gradient, of which Adam makes whole steps.
+MEANINGLESS = {
+    (node.inputs[0], "b") for node in NETWORK.nodes if isinstance(node.layer, BatchNorm2d)
+}  # fmt: skip
+
+
 def our_kernels(dtype="float32"):
     """Give what the engine needs to run on our kernels, variants timed as in tuning."""
     return kernel_choice.kernel_context(GPU, dtype, seconds=1.0, path=None)
@@ -109,6 +115,8 @@ def test_training_is_that_of_the_cpu(optimizer, context):
     expected_losses, expected = trained(attrs.evolve(probe.device("cpu"), threads=1), optimizer)
     assert losses == pytest.approx(expected_losses, rel=1e-4)
     for key, array in expected.items():
+        if optimizer == "adam" and key in MEANINGLESS:
+            continue
         assert np.abs(parameters[key] - array).max() <= 1e-3 * max(np.abs(array).max(), 1e-3), key
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.misc import VECTOR_BYTES, ColumnTiles, element_blocks
 
+_shared: ContextVar[list[Any] | None] = ContextVar("shared", default=None)
 _STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 
@@ -79,15 +82,34 @@ def vector_width(context: Context, channels: int, *arrays: Any) -> int:
     return wide if whole else 1
 
 
+@contextlib.contextmanager
+def sharing_workspace() -> Iterator[None]:
+    """
+    Let all operations that are bound inside, and given no workspace, use the same: no two of them run at a time.
+
+    Sets of arrays that a kernel is timed on in turn would else have one each, of up to gigabytes in all.
+    """
+    token = _shared.set([])
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
 def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
     """
-    Check the workspace a caller gave, or allocate one where none was given.
+    Check the workspace a caller gave, or allocate one where none was given; one for all `sharing_workspace`.
 
     Raises:
         InvalidArgument: If the workspace is too small.
     """
     if workspace is None:
-        return of(like).empty(num_bytes, dtype=np.uint8)
+        shared = _shared.get()
+        if shared is None:
+            return of(like).empty(num_bytes, dtype=np.uint8)
+        if not shared or shared[-1].nbytes < num_bytes:
+            shared.append(of(like).empty(num_bytes, dtype=np.uint8))
+        return shared[-1]
     if workspace.nbytes < num_bytes:
         raise InvalidArgument("workspace", workspace.nbytes, f"at least {num_bytes} bytes")
     return workspace

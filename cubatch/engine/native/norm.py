@@ -77,7 +77,10 @@ def batch_norm_train(
     dtype, channels = dtype_of(x), x.shape[-1]
     y = of(x).empty_like(x) if out is None else out
     rows = _whole_batch(x, count)
-    check(x.dtype, x.shape, x=x)
+    # All that the three steps check, before the first is launched.
+    check(x.dtype, x.shape, x=x, out=y)
+    check(x.dtype, (channels,), gamma=gamma, beta=beta)
+    check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
     tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
     workspace = take_workspace(workspace, x, batch_norm_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * _MOMENTS * channels)

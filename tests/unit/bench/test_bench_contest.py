@@ -111,15 +111,22 @@ def test_clocks_are_warmed_once():
     assert clock.now() - before < 0.02
 
 
-def test_a_sunken_clock_is_flagged_and_its_timing_not_used():
-    """Half of the highest clock that was seen: the timing is kept and does not count."""
+def flags(mhz, **seconds):
+    """What of each entrant's timings counted as throttled, at clocks by its name and how many timings it has."""
     clock = Paced()
-    contest_ = Contest(clock)
-    contest_.run(entrants(a=0.001), 0.0)
-    start = len(clock.order)
-    clock.mhz = lambda number: 900.0 if number == start + 3 else 1800.0
-    contest_._highest_clock = 1800.0
-    found = entrants(a=0.001)
-    contest_.run(found, 100.0)
-    assert [timing.throttled for timing in found[0].timings] == [True, False, False, False, False, False]
-    assert len(found[0].used) == 5
+    found = {entrant.name: entrant for entrant in entrants(**seconds)}
+    clock.mhz = lambda _: mhz(clock.order[-1][0], len(found[clock.order[-1][0]].timings))
+    Contest(clock).run(list(found.values()), 100.0)
+    return {name: [timing.throttled for timing in entrant.timings] for name, entrant in found.items()}
+
+
+def test_a_sunken_clock_is_flagged():
+    """Half of what the same entrant ran at before: the timing is kept and does not count."""
+    sunken = flags(lambda _, done: 900.0 if done == 2 else 1800.0, v=0.0001)
+    assert sunken == {"v": [False, False, True, False, False, False]}
+
+
+def test_who_draws_more_is_not_flagged_for_the_power_limit():
+    """Products at 1.3 GHz beside a copy at 1.98: each is held against itself, and every timing counts."""
+    found = flags(lambda name, _: {"a": 1300.0, "v": 1980.0}[name], a=0.0001, v=0.0002)
+    assert not any(any(timings) for timings in found.values())

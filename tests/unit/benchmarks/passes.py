@@ -7,9 +7,8 @@ import textwrap
 
 import attrs
 
-from benchmarks import gpu_pass
+from benchmarks.gpu.process import Run, run_stage
 from benchmarks.gpu.stages import Item, Stage
-from benchmarks.gpu_pass import Run
 from cubatch.bench import cases
 from cubatch.hardware import catalogue
 from cubatch.network import layers as kinds
@@ -35,7 +34,7 @@ def tell(script, skipped):
 def ran(script, seconds=30.0, skipped=None):
     """What became of a stage, and how often it was saved; kernels that are left out go into `skipped`."""
     run, saved, skipped = Run("stage", seconds), [], {} if skipped is None else skipped
-    gpu_pass.run_stage(tell(script, skipped), run, lambda: saved.append(len(run.items)), skipped)
+    run_stage(tell(script, skipped), run, lambda: saved.append(len(run.items)), skipped)
     return run, saved
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import render
 from benchmarks.pages import gpu
+from benchmarks.pages.gpu_rows import rows_of
 from cubatch.bench import cases, measure
 from cubatch.bench.contest import Contest
 from cubatch.network import layers as kinds
@@ -102,3 +105,11 @@ def test_a_real_result_is_what_the_tables_read(world):
     assert "| gemm | float32 | fake | 1 |" in gpu.families(passed)
     assert gpu.limit_of(gpu.rows_of(passed, "gemm")[0])
     assert DEVICE.num_sms == 10
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_a_rivals_ways_the_fastest_is_listed(order):
+    """Whichever comes first; it is the one that ours are compared with."""
+    ways = [entry(3e-3, side="vendor"), entry(2e-3, side="vendor")][::order]
+    (row,) = rows_of(result_of(gemm=([item_of(cases.gemm(64, 64, 64), [entry(1e-3, ratio=2.0), *ways])], 0)), "gemm")
+    assert row["rivals"]["vendor"]["seconds"] == 2e-3

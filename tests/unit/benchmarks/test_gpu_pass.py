@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import attrs
 import pytest
 
 from benchmarks import gpu_pass
-from benchmarks.gpu import conformance, probes
+from benchmarks.gpu import conformance, probes, process
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu_pass import Position
+from benchmarks.gpu.process import Position
 from cubatch.bench import target
 from cubatch.errors import DeviceFailed, InvalidArgument
 from tests.unit.benchmarks.passes import H200, ran, stage_of
@@ -62,7 +61,7 @@ def test_a_stage_that_only_crashes_is_given_up():
     """A GPU that fell off the bus is not asked a thousand times."""
     run, _ = ran("say(begins=start, name=f'item {start}', limit=5); sys.exit('gone')")
     assert run.status == "failed"
-    assert len(run.items) == gpu_pass.MAX_RESTARTS + 1
+    assert len(run.items) == process.MAX_RESTARTS + 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_a_kernel_that_ends_its_process_is_left_out_of_the_same_item(falls, reas
 
 def test_a_stage_in_which_many_kernels_fall_goes_on():
     """Each ends one process and no more, so that they are all found; a stage is given up for what has no name."""
-    skipped, count = {}, gpu_pass.MAX_RESTARTS + 3
+    skipped, count = {}, process.MAX_RESTARTS + 3
     run, _ = ran(
         f"""
         say(begins=0, name="item 0", limit=5)
@@ -247,11 +246,11 @@ def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
 
 def test_a_start_that_takes_long_is_no_hang_and_one_without_end_is(monkeypatch):
     """It has minutes, not the seconds between items."""
-    assert gpu_pass.Position().limit_seconds == gpu_pass.READY_SECONDS > 4 * gpu_pass.NEXT_SECONDS
+    assert Position().limit_seconds == process.READY_SECONDS > 4 * process.NEXT_SECONDS
     script = "time.sleep(0.6); say(count=1); do(0)"
-    monkeypatch.setattr(gpu_pass, "NEXT_SECONDS", 0.3)
+    monkeypatch.setattr(process, "NEXT_SECONDS", 0.3)
     assert ran(script)[0].status == "ok"
-    monkeypatch.setattr(gpu_pass, "Position", lambda: attrs.evolve(Position(), limit_seconds=0.3))
+    monkeypatch.setattr(process, "READY_SECONDS", 0.3)
     run, _ = ran(script)
     assert (run.status, run.message) == ("failed", "the start of the process took longer than 0.3 s")
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import attrs
 import numpy as np
@@ -23,7 +24,7 @@ def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0, facts=FACTS):
     """Run stages whose results are given, on a clock that passes 10 s in each."""
     now, limits = [0.0], []
 
-    def stand_in(_, run, save, __):
+    def stand_in(_, run, save, *__):
         now[0] += 10
         limits.append(run.limit_seconds)
         run.items.extend(runs.get(run.name, ()))
@@ -60,6 +61,24 @@ def test_the_file_says_what_it_is_of_though_no_stage_could_begin(monkeypatch, tm
     assert found["device"]["name"] == "NVIDIA H200"
     assert found["environment"]["numpy"] == np.__version__
     assert (found["environment"]["torch"], found["monitor"]) == (None, None)
+
+
+def test_the_facts_say_what_nvml_takes_of_a_timing():
+    """The median of some readings, of which some are slow."""
+    asked = []
+
+    class Slow:
+        def pace(self):
+            asked.append(1)
+            time.sleep(0.05 if len(asked) < 5 else 0.002)
+
+    assert 0.002 <= gpu_items.pace_seconds(Slow()) < 0.05
+    assert len(asked) >= 10
+
+
+def test_a_pass_compiles_on_all_cores():
+    """NVRTC lets go of everything that threads share."""
+    assert gpu_items.Session(H200, 0.0, print).workers == len(os.sched_getaffinity(0))
 
 
 def test_the_file_names_the_commit_that_it_is_told(tmp_path):

@@ -158,7 +158,7 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
     """By the child's command line, into its session, and into the file; a kernel that falls, into all that follows."""
     commands = []
 
-    def stand_in(command, run, save, skipped):
+    def stand_in(command, run, save, skipped, _):
         commands.append(command(0, 5.0))
         skipped["bad"] = "an illegal address"
         save()

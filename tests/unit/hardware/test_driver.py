@@ -114,6 +114,20 @@ def test_zero_from_the_driver_is_unknown(install):
     assert (gpu.bytes_per_second, other.bytes_per_second) == (None, None)
 
 
+@pytest.mark.parametrize("number", [13, 36, 37, 38])
+def test_what_may_be_unknown_may_be_refused(install, number):
+    """Clocks, bus and cache are facts that a GPU can do without: a driver that refuses one is no broken driver."""
+    driver = FakeDriver(H200)
+    answer = driver.cuDeviceGetAttribute
+    driver.cuDeviceGetAttribute = lambda value, asked, handle: 1 if asked == number else answer(value, asked, handle)
+    install(driver)
+
+    (gpu,) = cuda_driver.visible_gpus()
+
+    unknown = {name for name in ("clock_hz", "l2_bytes", "bytes_per_second") if getattr(gpu, name) is None}
+    assert unknown == {{13: "clock_hz", 38: "l2_bytes"}.get(number, "bytes_per_second")}
+
+
 @pytest.mark.parametrize(
     ("driver", "words"),
     [

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
-from cubatch.hardware.nvml import Monitor
+from cubatch.hardware.nvml import Monitor, Pace
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
@@ -32,7 +32,7 @@ class FakeNvml(ModuleType):
     def __init__(self):
         super().__init__("pynvml")
         for name in dir(pynvml):
-            if name.startswith(("NVML_", "NVMLError")):
+            if name.startswith(("NVML_", "NVMLError", "NVMLLibrary")):
                 setattr(self, name, getattr(pynvml, name))
         self.calls = []
         self.answers = {
@@ -221,6 +221,42 @@ def test_any_other_nvml_error_is_a_failed_device(nvml, function):
 
     assert caught.value.operation == function
     assert str(pynvml.NVML_ERROR_GPU_IS_LOST) in caught.value.status
+
+
+def test_a_pace_takes_two_calls(nvml):
+    """It is read with every timing, which may last as long as NVML's answers."""
+    nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"] = pynvml.nvmlClocksEventReasonHwSlowdown
+    monitor = Monitor(GPU)
+    nvml.calls.clear()
+
+    assert monitor.pace() == Pace(1755.0, throttled=True)
+    assert len(nvml.calls) == 2
+
+
+@pytest.mark.parametrize("error", [pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown, pynvml.NVMLError_Timeout])
+def test_no_nvml_error_ends_a_measurement(nvml, error):
+    """Clock, energy and memory are what a timing can do without; a GPU that is lost fails at the next launch."""
+    for name in (*BOARD_ONLY, "nvmlDeviceGetComputeRunningProcesses"):
+        nvml.answers[name] = error
+    monitor = Monitor(GPU)
+
+    assert monitor.pace() == Pace()
+    assert monitor.energy_joules() is None
+    assert monitor.process_bytes(7) is None
+
+
+def test_a_mig_device_is_not_asked_for_its_boards_pace(nvml):
+    """Other slices share the clock, and may be what holds it down."""
+    assert Monitor(MIG).pace() == Pace()
+    assert not {name for name, _ in nvml.calls} & set(BOARD_ONLY)
+
+
+def test_a_driver_that_is_too_old_for_the_list_of_processes_gives_none(nvml):
+    """The bindings then raise an error that is none of NVML's own."""
+    assert not issubclass(pynvml.NVMLLibraryMismatchError, pynvml.NVMLError)
+    nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = pynvml.NVMLLibraryMismatchError
+
+    assert Monitor(GPU).process_bytes(7) is None
 
 
 def test_driver_and_board_are_named():

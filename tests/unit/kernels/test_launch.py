@@ -56,9 +56,14 @@ class FakeFunction:
 class FakeCupy:
     """CuPy with modules and a current stream."""
 
+    __version__ = "14.0.1"
+
     def __init__(self):
         self.loaded, self.functions = [], {}
-        self.cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=STREAM))
+        self.cuda = SimpleNamespace(
+            get_current_stream=lambda: SimpleNamespace(ptr=STREAM),
+            runtime=SimpleNamespace(runtimeGetVersion=lambda: 12090),
+        )
 
     def RawModule(self, *, path):
         self.loaded.append(path)
@@ -99,6 +104,14 @@ def test_arguments_reach_the_driver_as_pointers_and_by_value(gpu):
     assert (function, grid, block, shared, stream) == (HANDLE, (5, 2, 3), (96, 1, 1), 0, STREAM)
     assert [int.from_bytes(part, "little", signed=True) for part in data[:4]] == [ADDRESS, 0, -9, 1 << 40]
     assert data[4] == record.tobytes()
+
+
+def test_an_array_of_the_hosts_is_refused(gpu):
+    """NumPy's arrays have an address too, which a kernel would read from the GPU's memory."""
+    described = TensorMap(np.zeros((64, 64), np.float16), "float16", (64, 64), (64, 64))
+    for argument in (np.zeros(4, np.float32), described):
+        with pytest.raises(InvalidArgument, match="in the GPU's memory"):
+            gpu.launcher.bind(kernel(), (1, 1, 1), [argument])
 
 
 def test_tensor_maps_are_encoded_by_the_driver_and_passed_by_value(gpu):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import types
@@ -70,8 +71,8 @@ class FakeGpu:
         assert (start.number, end.number) == (0, 1)
         return 0.25
 
-    def snapshot(self):
-        self.diary.append("snapshot")
+    def pace(self):
+        self.diary.append("pace")
         return types.SimpleNamespace(sm_clock_mhz=1380.0, throttled=self._throttled)
 
     def energy_joules(self):
@@ -87,7 +88,7 @@ def test_events_stand_around_the_steps_and_the_gpu_is_read_while_it_works():
     gpu = FakeGpu(throttled=True)
     reading = EventClock(gpu.event, gpu.elapsed, gpu).time(gpu.step, 2)
     assert gpu.diary == [
-        "energy", "event 0", "event 1", "record 0", "step", "step", "record 1", "snapshot", "wait 1", "energy",
+        "energy", "event 0", "event 1", "record 0", "step", "step", "record 1", "pace", "wait 1", "energy",
     ]  # fmt: skip
     assert reading.seconds == 0.125
     assert reading.sm_clock_mhz == 1380.0
@@ -141,7 +142,6 @@ def fake_torch(available):
     cuda = types.SimpleNamespace(
         is_available=lambda: available,
         current_device=lambda: 1,
-        get_device_properties=lambda index: types.SimpleNamespace(uuid=f"uuid-of-{index}"),
         Event=Event,
     )
     return types.SimpleNamespace(cuda=cuda)
@@ -154,8 +154,11 @@ def fake_cupy(available):
         Device=lambda: types.SimpleNamespace(id=0),
         Event=lambda: event,
         get_elapsed_time=lambda start, end: 4.0,
+        runtime=types.SimpleNamespace(runtimeGetVersion=lambda: 13000),
     )
-    return types.SimpleNamespace(cuda=cuda)
+    cupy = types.ModuleType("cupy")  # as sys.modules holds it: hashable
+    cupy.cuda, cupy.__version__ = cuda, "14.2.0"
+    return cupy
 
 
 def test_a_callable_is_timed_by_the_host_where_no_library_has_a_gpu(libraries, monkeypatch):
@@ -168,18 +171,20 @@ def test_a_callable_is_timed_by_the_host_where_no_library_has_a_gpu(libraries, m
 
 
 def test_a_callable_is_timed_by_pytorchs_events(libraries, monkeypatch):
-    """Milliseconds become seconds; NVML is asked for PyTorch's current GPU."""
+    """Milliseconds become seconds; NVML is asked for PyTorch's current GPU, a MIG slice by its own name."""
+    gpus = [types.SimpleNamespace(index=index, uuid=f"MIG-{index}") for index in (0, 1)]
+    monkeypatch.setattr(clocks.driver, "visible_gpus", lambda: gpus)
     monkeypatch.setitem(sys.modules, "torch", fake_torch(available=True))
     clock = clocks.callable_clock()
     assert isinstance(clock, EventClock)
-    assert libraries == ["GPU-uuid-of-1"]
+    assert libraries == ["MIG-1"]
     clock._monitor = None
     assert clock.time(lambda: None, 4).seconds == pytest.approx(0.002)
 
 
 def test_a_callable_is_timed_by_cupys_events(libraries, monkeypatch):
     """The current device's uuid, by which NVML knows it, comes from the driver."""
-    gpus = [types.SimpleNamespace(uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")]
+    gpus = [types.SimpleNamespace(index=0, uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")]
     monkeypatch.setattr(clocks.driver, "visible_gpus", lambda: gpus)
     monkeypatch.setitem(sys.modules, "torch", fake_torch(available=False))
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
@@ -188,6 +193,37 @@ def test_a_callable_is_timed_by_cupys_events(libraries, monkeypatch):
     assert libraries == ["GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"]
     clock._monitor = None
     assert clock.time(lambda: None, 2).seconds == pytest.approx(0.002)
+
+
+def test_the_other_work_lies_outside_cupys_pool(libraries, monkeypatch):
+    """What a model holds of the pool is compared with its plan, which knows no clock."""
+    allocators, made_by = ["pool"], []
+
+    @contextlib.contextmanager
+    def using_allocator(allocator):
+        allocators.append(allocator)
+        yield
+        allocators.pop()
+
+    cupy = fake_cupy(available=True)
+    cupy.cuda.using_allocator = using_allocator
+    cupy.zeros = lambda size, dtype: made_by.append((size, allocators[-1]))
+    cupy.uint8, cupy.copyto = None, lambda target, source: None
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    clocks.cupy_kernel_clock(None, 1 << 20)
+    assert made_by == [(1 << 20, None)] * 2
+
+
+def test_a_gpu_that_no_driver_of_nvidias_lists_is_timed_all_the_same(libraries, monkeypatch):
+    """PyTorch says that CUDA is there on other makers' GPUs too."""
+
+    def refuse():
+        raise DeviceNotAvailable("cuda", "the CUDA driver is not installed")
+
+    monkeypatch.setattr(clocks.driver, "visible_gpus", refuse)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(available=True))
+    assert isinstance(clocks.callable_clock(), EventClock)
+    assert libraries == []
 
 
 def test_a_gpu_that_nvml_does_not_list_has_no_monitor(monkeypatch):

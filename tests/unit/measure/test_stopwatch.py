@@ -231,15 +231,16 @@ def test_the_very_first_step_does_not_count_against_the_budget() -> None:
 
 
 def test_a_lowered_clock_is_flagged_against_the_highest_seen() -> None:
-    """1000 MHz after 1500 is below three quarters, 1130 is not; a runner that says so itself is believed."""
-    for clock, flagged, expected in ((1000.0, False, True), (1130.0, False, False), (1130.0, True, True)):
+    """Of the same size 1.5 GHz and then 890 MHz is lowered, 910 is not; a runner that says so itself is believed."""
+    for clock, flagged, expected in ((890.0, False, True), (910.0, False, False), (910.0, True, True)):
         stopwatch = scripted(
             Reading(seconds=0.02, sm_clock_mhz=1500.0), Reading(seconds=0.02, sm_clock_mhz=clock, throttled=flagged)
         )
         kept = visit(stopwatch)
         assert {(timing.throttled, timing.sm_clock_mhz) for timing in kept} == {(expected, clock)}
-    earlier = scripted(Reading(seconds=0.02, sm_clock_mhz=1000.0), clocks_mhz=[900.0, 1500.0])
-    assert all(timing.throttled for timing in visit(earlier))
+    for clock, expected in ((750.0, True), (760.0, False)):  # of other sizes: half, which no power limit explains
+        earlier = scripted(Reading(seconds=0.02, sm_clock_mhz=clock), clocks_mhz=[900.0, 1500.0])
+        assert {timing.throttled for timing in visit(earlier)} == {expected}
     assert not any(timing.throttled for timing in visit(scripted(0.02)))
 
 

@@ -1,0 +1,235 @@
+"""
+A stage in processes that may hang or die: what each tells is kept, and a new one goes on behind what ended it.
+
+A process tells lines of JSON: "count", its items; "begins", an item and how long that may take; "tries", a kernel that
+is launched for the first time; "ends", what an item gave; "skipped", what it has no time for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+READY_SECONDS = 180.0  # Python, CuPy, PyTorch, a context and a first kernel, from a cold disk
+NEXT_SECONDS = 40.0  # from the end of an item to the next
+END_SECONDS = 10.0
+MAX_RESTARTS = 4
+_TAIL = 2000
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+Record = dict[str, Any]
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process after its parent, whatever it does then: a driver's call may take minutes."""
+    with contextlib.suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be said
+        os._exit(1)
+
+
+@attrs.define
+class Run:
+    """
+    A stage while it runs.
+
+    Attributes:
+        name: Of the stage.
+        limit_seconds: Its time.
+        status: "ok", "timeout": its time was over, "failed": it could not go on.
+        message: Why.
+        seconds: What it took.
+        ready_seconds: What its first process took of that until it was ready, which is no part of the stage's time.
+        items: What its items gave, in order, each with its name and status.
+        skipped: Names of items that did not fit the time.
+    """
+
+    name: str
+    limit_seconds: float
+    status: str = "ok"
+    message: str = ""
+    seconds: float = 0.0
+    ready_seconds: float = 0.0
+    items: list[Record] = attrs.field(factory=list)
+    skipped: list[str] = attrs.field(factory=list)
+
+
+@attrs.define
+class Position:
+    """
+    Where a process is, by what it told.
+
+    Attributes:
+        item: What it told of the item that it is at; None: it is at none.
+        kernel: The kernel that it is launching for the first time; empty for none.
+        patience: What every limit but an item's own is multiplied by.
+        limit_seconds: It hangs if it says nothing for longer.
+        begun: When it was started, on the monotone clock.
+    """
+
+    item: Record | None = None
+    kernel: str = ""
+    patience: float = 1.0
+    limit_seconds: float = attrs.Factory(lambda self: self.patience * READY_SECONDS, takes_self=True)
+    begun: float = attrs.field(factory=time.monotonic)
+
+    def hear(self, facts: Record, run: Run) -> None:
+        """Take in a line; what the stage keeps of it goes into the run."""
+        if "count" in facts:
+            self.limit_seconds = self.patience * NEXT_SECONDS
+            run.ready_seconds = run.ready_seconds or time.monotonic() - self.begun
+        elif "begins" in facts:
+            self.item, self.limit_seconds = facts, facts["limit"]
+        elif "tries" in facts:
+            self.kernel = facts["tries"]
+        elif "ends" in facts:
+            self.item, self.limit_seconds = None, self.patience * NEXT_SECONDS
+            run.items.append(facts["item"])
+        elif "skipped" in facts:
+            run.skipped = facts["skipped"]
+
+
+@attrs.frozen
+class Fall:
+    """
+    How a process ended early.
+
+    Attributes:
+        why: What it said last, or for how long it said nothing.
+        status: "hung" or "crashed".
+        at: Where it was.
+    """
+
+    why: str
+    status: str
+    at: Position
+
+    @property
+    def reason(self) -> str:
+        """The last line of why: of a traceback, the error."""
+        return self.why.splitlines()[-1] if self.why else "no message"
+
+
+def run_stage(
+    command: Callable[[int, float], Sequence[str]],
+    run: Run,
+    save: Callable[[], None],
+    skipped: dict[str, str],
+    patience: float = 1.0,
+) -> None:
+    """
+    Run a stage to its end or limit, whatever its processes do.
+
+    Args:
+        command: Gives the child's command line for the first item and the seconds left.
+        run: Filled in.
+        save: Called when there is something new to keep.
+        skipped: Why kernels are left out, by their names; each that ends a process is added.
+        patience: What limits are multiplied by, where something makes all slower.
+    """
+    begun, start, fallen, restarts, left = time.monotonic(), 0, 0, 0, run.limit_seconds
+    while True:
+        before = len(run.items)
+        fall = _run_child(command(start, left), run, save, patience)
+        run.seconds = time.monotonic() - begun
+        left = run.limit_seconds - (run.seconds - run.ready_seconds)
+        if fall is None:
+            break
+        fallen += 1
+        run.message = f"{fallen} processes ended early, the last: {fall.reason}"
+        item, variant = fall.at.item, fall.at.kernel
+        if item is not None and variant and variant not in skipped:
+            skipped[variant] = f"{run.name}, {item['name']}: {fall.reason}"
+            if left > 0:
+                start = item["begins"]
+                continue
+        if item is not None:
+            run.items.append({"name": item["name"], "status": fall.status, "message": fall.why})
+        restarts = restarts + 1 if len(run.items) - before <= 1 else 1  # it got no further than to what broke it
+        if item is None or restarts > MAX_RESTARTS:  # it did not even begin, or does nothing but fall
+            run.status, run.message = "failed", fall.why
+            break
+        start = item["begins"] + 1
+        if left <= 0:
+            run.status = "timeout"
+            break
+    save()
+
+
+def _run_child(command: Sequence[str], run: Run, save: Callable[[], None], patience: float) -> Fall | None:
+    """Follow one process; say how it ended early, None if it did not."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )  # fmt: skip
+        told: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read_lines, args=(process, told), daemon=True)
+        reader.start()
+        at = Position(patience=patience)
+        try:
+            hung = _follow(told, at, run, save)
+        except BaseException:  # Ctrl-C too
+            _end(process, 0.0)
+            raise
+        # The child keeps to the stage's time between items; an item may run over by its own limit.
+        if not _end(process, 0.0 if hung else END_SECONDS):  # its pipe stays with the thread that reads it
+            return Fall(f"{hung or 'it told all'}, and it cannot be ended: stuck in the driver", "hung", at)
+        reader.join()
+        if hung:
+            return Fall(hung, "hung", at)
+        errors.seek(0)
+        said = errors.read()[-_TAIL:].strip()
+    if process.returncode == 0:
+        if run.skipped:
+            run.status, run.message = "timeout", f"{len(run.skipped)} items did not fit {run.limit_seconds:.0f} s"
+        return None
+    return Fall(said or f"exit status {process.returncode}", "crashed", at)
+
+
+def _follow(told: queue.Queue[str | None], at: Position, run: Run, save: Callable[[], None]) -> str:
+    """Take in what a process tells until it says no more; what hangs, if anything does."""
+    while True:
+        try:
+            line = told.get(timeout=at.limit_seconds)
+        except queue.Empty:
+            what = at.item["name"] if at.item else "the start of the process"
+            return f"{what} took longer than {at.limit_seconds:g} s"
+        if line is None:
+            return ""
+        facts = json.loads(line)
+        at.hear(facts, run)
+        if "ends" in facts:
+            save()
+
+
+def _read_lines(process: subprocess.Popen[str], told: queue.Queue[str | None]) -> None:
+    for line in process.stdout or ():
+        told.put(line)
+    told.put(None)
+    if process.stdout:
+        process.stdout.close()
+
+
+def _end(process: subprocess.Popen[str], patience: float) -> bool:
+    """End a process with all that it started; one that is through ends by itself. Say whether it has ended."""
+    for seconds in (patience, END_SECONDS):
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.killpg(process.pid, signal.SIGKILL)
+        else:
+            return True
+    return False
