@@ -4,6 +4,7 @@
 //
 //     trap:TEXT     a kernel whose name contains TEXT faults: the launch succeeds, everything after it fails
 //     hang:TEXT     a kernel whose name contains TEXT never ends
+//     die:TEXT      the process is killed where a kernel whose name contains TEXT runs
 //     oom:N         the N-th allocation from now fails, and no other
 //     memory:BYTES  all devices have so much memory
 //     tensor-map    every tensor map is refused; tensor-map:im2col only those of convolutions

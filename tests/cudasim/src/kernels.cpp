@@ -6,6 +6,7 @@
 // tests/cpusim made of the same source; and an image that nvrtc.cpp made of CuPy's own sources, which names a shared
 // object too.
 #include <dlfcn.h>
+#include <signal.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -166,6 +167,7 @@ void run(const Function& function, const uint32_t grid[3], const uint32_t shape[
   if (broken(function.device)) return;
   if (planted("trap", function.name)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
   while (planted("hang", function.name)) pause();
+  if (planted("die", function.name)) kill(getpid(), SIGKILL);
   if (function.entry && points_off_device(function, arguments)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
   open_to_kernels(true);
   if (function.entry)

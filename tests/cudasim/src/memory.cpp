@@ -2,8 +2,9 @@
 //
 // Device memory: pages of the host that the host may not touch.
 //
-// Every allocation ends at a page that cannot be accessed, is poisoned, and is closed to host code: a pointer that is
-// dereferenced on the host faults, as it would with a GPU.  The pages open while a kernel or a copy runs.
+// Every allocation ends at a page that cannot be accessed and is poisoned.  Small ones are closed to host code: a pointer
+// that is dereferenced on the host faults, as it would with a GPU.  They open while a kernel or a copy runs; closing large
+// ones each time would take longer than most kernels.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -15,7 +16,7 @@
 namespace sim {
 namespace {
 
-constexpr uint64_t PAGE = 4096, MOST_POISONED = 64ull << 20;
+constexpr uint64_t PAGE = 4096, MOST_POISONED = 64ull << 20, MOST_CLOSED = 256ull << 10;
 constexpr uint64_t CONTEXT_BYTES = 512ull << 20;  // what a context takes, about
 
 std::map<uintptr_t, Block> blocks;
@@ -46,7 +47,7 @@ int allocate(void** address, uint64_t size) {
   if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   if (mapped <= MOST_POISONED) memset(found, 0xA5, mapped);  // more would take the host's memory too
   mprotect(found + mapped, PAGE, PROT_NONE);
-  if (!opened) mprotect(found, mapped, PROT_NONE);
+  if (!opened && mapped <= MOST_CLOSED) mprotect(found, mapped, PROT_NONE);
   blocks[(uintptr_t)found] = {(uintptr_t)found, size, mapped, device};
   taken[device] += mapped;
   *address = found;
@@ -95,7 +96,9 @@ bool is_pinned(const void* pointer, uint64_t bytes) {
 void open_to_kernels(bool open) {
   opened += open ? 1 : -1;
   if (opened > 1 || (opened == 1 && !open)) return;
-  for (auto& one : blocks) mprotect((void*)one.first, one.second.mapped, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+  for (auto& one : blocks)
+    if (one.second.mapped <= MOST_CLOSED)
+      mprotect((void*)one.first, one.second.mapped, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 // How a copy is meant to go, checked when it is asked for: cudaMemcpyKind.
