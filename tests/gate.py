@@ -31,7 +31,7 @@ _HEADER = "# Sources and compilers that the dear stages have passed on; renewed 
 _WHEREVER = (  # prose, the record, rooms above the engine, how results are shown, other tests
     "*.md", "LICENSE", ".gitignore", PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
     "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/gpu/*",
-    "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "tests/fakes.py",
+    "tests/cudasim/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "tests/fakes.py",
     "cubatch/estimate/*", "cubatch/report/*", "cubatch/search/*", "cubatch/tuning/*", "cubatch/worker.py",
     "cubatch/__main__.py",
 )  # fmt: skip
@@ -49,6 +49,11 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
     "sanitizers": (
         *_WHEREVER, *_MEASURING, "cubatch/cli/*",
         *(f"cubatch/measure/{name}.py" for name in ("budget", "goal", "records", "remote", "stopping", "stopwatch")),
+    ),
+    "simulated": (  # all that tuning on a GPU goes through
+        "*.md", "LICENSE", ".gitignore", PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
+        "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/data/*", "tests/engine/test_*.py",
+        "tests/test_*.py", "cubatch/report/*",
     ),
 }  # fmt: skip
 """Files whose change cannot alter what a stage finds, as patterns in which * matches / too."""

@@ -44,7 +44,8 @@ def opened(tree, versions=VERSIONS):
     return {stage for stage in gate.HARMLESS if gate.is_open(stage, tree, versions)}
 
 
-ALL = {"kernels", "gpu_pass", "sanitizers"}
+ON_THE_CPU = {"sanitizers", "simulated"}
+ALL = {"kernels", "gpu_pass", *ON_THE_CPU}
 
 
 def test_what_has_passed_need_not_run(tree):
@@ -59,11 +60,11 @@ def test_what_has_passed_need_not_run(tree):
         ("kernels/common/device.cuh", ALL),
         ("kernels/configs.toml", ALL),
         ("cubatch/kernels/variant.py", ALL),
-        ("cubatch/engine/native/gemm.py", {"sanitizers"}),
-        ("tests/cpusim/runtime.cpp", {"sanitizers"}),
-        ("tests/kernels/test_simt.py", {"sanitizers"}),
-        ("benchmarks/gpu/probes.py", {"gpu_pass"}),
-        ("cubatch/tuning/tune.py", set()),
+        ("cubatch/engine/native/gemm.py", ON_THE_CPU),
+        ("tests/cpusim/runtime.cpp", ON_THE_CPU),
+        ("tests/kernels/test_simt.py", ON_THE_CPU),
+        ("benchmarks/gpu/probes.py", {"gpu_pass", "simulated"}),
+        ("cubatch/tuning/tune.py", {"simulated"}),
         ("tests/unit/test_errors.py", set()),
         ("README.md", set()),
     ],
@@ -82,10 +83,10 @@ def test_a_new_file_opens_every_stage(tree, name):
 
 
 @pytest.mark.parametrize("name", ["tests/cpusim/new.h", "tests/kernels/test_new.py", "cubatch/engine/native/new.py"])
-def test_a_new_file_beside_the_simulator_opens_the_sanitizers(tree, name):
+def test_a_new_file_beside_the_simulator_opens_what_runs_on_the_cpu(tree, name):
     """What is compiled for GPUs does not see it."""
     (tree / name).write_text("")
-    assert opened(tree) == {"sanitizers"}
+    assert opened(tree) == ON_THE_CPU
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,7 @@ def imported(path):
         ("kernels", ["tests/gate.py", "cubatch/cli/kernels.py"]),
         ("gpu_pass", ["cubatch/kernels/toolchain/*.py"]),  # what it compiles with; the probes import all that they time
         ("sanitizers", ["tests/kernels/*.py", "tests/cpusim/*.py", "tests/conftest.py"]),
+        ("simulated", ["tests/cudasim/*.py", "tests/gpu/*.py", "benchmarks/gpu/*.py", "cubatch/worker.py"]),
     ],
 )
 def test_nothing_that_a_stage_imports_is_harmless_to_it(stage, roots):

@@ -151,3 +151,30 @@ API int cublasDgemm_v2(void* handle, int op_a, int op_b, int m, int n, int k, co
                        int lead_a, const double* b, int lead_b, const double* beta, double* c, int lead_c) {
   return cublasGemmEx(handle, op_a, op_b, m, n, k, alpha, a, FLOAT64, lead_a, b, FLOAT64, lead_b, beta, c, FLOAT64, lead_c, 0, 0);
 }
+// Pointers to matrices lie on the device.
+API int cublasSgemmBatched(void* handle, int op_a, int op_b, int m, int n, int k, const float* alpha,
+                           const float* const* a, int lead_a, const float* const* b, int lead_b, const float* beta,
+                           float* const* c, int lead_c, int count) {
+  struct Batch {
+    Product product;
+    const float *const *a, *const *b;
+    float* const* c;
+    int count;
+  };
+  auto batch = new Batch{{m, n, k, 1, *alpha, *beta, {nullptr, FLOAT32, lead_a, op_a != 0, 0},
+                          {nullptr, FLOAT32, lead_b, op_b != 0, 0}, nullptr, FLOAT32, lead_c, 0},
+                         a, b, c, count};
+  cudasim_enqueue(
+      ((Handle*)handle)->stream,
+      [](void* data) {
+        Batch& batch = *(Batch*)data;
+        for (int i = 0; i < batch.count; ++i) {
+          batch.product.a.data = (const char*)batch.a[i];
+          batch.product.b.data = (const char*)batch.b[i];
+          batch.product.c = (char*)batch.c[i];
+          batch.product.run();
+        }
+      },
+      batch, [](void* data) { delete (Batch*)data; });
+  return 0;
+}
