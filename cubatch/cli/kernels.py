@@ -49,24 +49,30 @@ def kernels(
     chosen = _chosen(family, operation)
     path = variant.kernels_path() / "resources.toml"
     budget = resources.read(path)
+    sources = ""
     if update_budget:
         survey.require_compiler(budget)
+        sources = resources.digest(path.parent)  # before minutes in which somebody may edit
     archs = _known(arch or []) or (survey.ARCHS if check or update_budget else _here())
     if archs:
         rows = _compiled(chosen, archs, budget, must_compile=check or update_budget)
     else:
         rows = survey.recorded(chosen, budget)
     leftovers: list[str] = []
+    savings: list[str] = []
     if check and not update_budget:
+        savings = survey.savings(rows, budget)
         rows, leftovers = survey.excesses(rows, budget), survey.leftovers(variant.kernels(), budget)
     _show_logs(rows)
     failed = bool(leftovers) or any(row.problems for row in rows)
     if update_budget and not failed:
         with console.writing("--update-budget", str(path)):
-            resources.write(path, survey.budget_of(rows, budget))
+            resources.write(path, survey.budget_of(rows, budget, sources))
         console.say(f"wrote {path}")
     grids = (
-        kernels_table.problems(rows, leftovers, budget.nvrtc) if check or update_budget else kernels_table.table(rows)
+        kernels_table.problems(rows, leftovers, budget.nvrtc, savings)
+        if check or update_budget
+        else kernels_table.table(rows)
     )
     console.emit(grids, kernels_table.mapping(rows, leftovers), json)
     if any(row.error for row in rows) or (failed and (check or update_budget)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
@@ -15,6 +16,8 @@ from cubatch.hardware.waves import Occupancy, occupancy
 from cubatch.kernels import variant as kernel_module
 from cubatch.kernels.variant import Kernel, arch_number
 
+_SOURCES = (".cu", ".cuh")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FIGURES = re.compile(r"(\d+)(?:/(\d+))?(?:\+(\d+))?")
 _HEAD = """\
 # What each kernel variant takes per architecture, as the assembler reports it:
@@ -70,11 +73,27 @@ class Recorded:
         nvrtc: The build they are of.
         may_spill: Variants that are allowed to, each with the reason; written by hand.
         figures: By variant and architecture (compute capability times ten).
+        sources: The digest of what they were compiled from, see `digest`; empty where nobody wrote it down.
     """
 
     nvrtc: str
     may_spill: Mapping[str, str]
     figures: Mapping[str, Mapping[int, Figures]]
+    sources: str = ""
+
+
+def digest(root: Path) -> str:
+    """
+    Sum up what figures follow from: the code of all sources, without comments and spacing, and configs.toml.
+
+    Args:
+        root: Folder of the sources.
+    """
+    state = hashlib.sha256((root / "configs.toml").read_bytes())
+    for path in sorted(path for path in root.rglob("*") if path.suffix in _SOURCES):
+        code = _COMMENT.sub(" ", path.read_text(encoding="utf-8")).split()
+        state.update(f"\0{path.relative_to(root).as_posix()}\0{' '.join(code)}".encode())
+    return state.hexdigest()[:16]
 
 
 def read(path: Path) -> Recorded:
@@ -88,14 +107,19 @@ def read(path: Path) -> Recorded:
         with path.open("rb") as file:
             data = tomllib.load(file)
         figures = {name: dict(_entry(word) for word in line.split()) for name, line in data["figures"].items()}
-        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures)
+        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures, data.get("sources", ""))
     except (OSError, ValueError, LookupError, AttributeError) as error:
         raise InvalidData(str(path), f"is no budget of kernels: {error!r}") from error
 
 
 def write(path: Path, budget: Recorded) -> None:
     """Write resources.toml, one line for each variant, in the order given."""
-    lines = [_HEAD + f'nvrtc = "{budget.nvrtc}"', "", "[may_spill] # by hand: variant = reason"]
+    lines = [
+        _HEAD + f'nvrtc = "{budget.nvrtc}"',
+        f'sources = "{budget.sources}"',
+        "",
+        "[may_spill] # by hand: variant = reason",
+    ]
     lines += [f"{name} = {json.dumps(reason)}" for name, reason in budget.may_spill.items()]
     lines += ["", "[figures]"]
     for name, figures in budget.figures.items():

@@ -219,19 +219,30 @@ def require_compiler(budget: Recorded) -> None:
             raise InvalidArgument(f"NVRTC for {arch}", version, f"{budget.nvrtc}, which the budget is of")
 
 
-def budget_of(rows: Iterable[Row], previous: Recorded) -> Recorded:
+def savings(rows: Iterable[Row], budget: Recorded) -> list[str]:
+    """List the variants that take less than the budget allows, on any architecture: it could be lowered."""
+    found: dict[str, None] = {}  # an ordered set
+    for row in rows:
+        limit = budget.figures.get(row.kernel.name, {}).get(arch_number(row.arch))
+        if row.figures is not None and limit is not None and row.nvrtc == budget.nvrtc and _excess(limit, row.figures):
+            found[row.kernel.name] = None
+    return list(found)
+
+
+def budget_of(rows: Iterable[Row], previous: Recorded, sources: str) -> Recorded:
     """
     Make a budget of what a survey found, with the exemptions of the previous one.
 
     Args:
         rows: Of a survey of all variants.
         previous: What it takes the place of.
+        sources: Digest of what was surveyed.
     """
     figures: dict[str, dict[int, Figures]] = {}
     for row in rows:
         if row.figures is not None:
             figures.setdefault(row.kernel.name, {})[arch_number(row.arch)] = row.figures
-    return attrs.evolve(previous, figures=figures)
+    return attrs.evolve(previous, figures=figures, sources=sources)
 
 
 def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) -> Row:

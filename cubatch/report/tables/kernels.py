@@ -20,6 +20,8 @@ _GRAMMAR = (
     "elements of a load. Figures that differ between architectures are given from the least to the most."
 )
 
+_MOST_NAMED = 3
+
 
 def table(rows: Sequence[Row]) -> list[Grid]:
     """Lay out a survey: a grid for each family, a line for each variant, over the architectures of the rows."""
@@ -54,7 +56,7 @@ def _line(rows: Sequence[Row]) -> list[Any]:
     ]
 
 
-def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str) -> list[Grid]:
+def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str, savings: Sequence[str] = ()) -> list[Grid]:
     """
     Lay out a check: what is wrong, each once with all the architectures it concerns, and what was looked at.
 
@@ -62,6 +64,7 @@ def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str) -> list
         rows: Of the survey.
         leftovers: What is wrong with the budget itself.
         pinned: The build of NVRTC that the budget binds.
+        savings: Variants that take less than the budget allows.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -80,6 +83,10 @@ def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str) -> list
     notes = [f"{counted} by NVRTC {', '.join(builds) or 'none'}: {verdict}."]
     if any(build != pinned for build in builds):
         notes.append(f"The budget is of NVRTC {pinned} and was not applied to what another compiled.")
+    if savings:
+        more = f" and {len(savings) - _MOST_NAMED} more" if len(savings) > _MOST_NAMED else ""
+        named = ", ".join(savings[:_MOST_NAMED])
+        notes.append(f"The budget allows more than is taken by {named}{more}: --update-budget lowers it.")
     if not lines:
         return [Grid(notes=notes)]
     return [Grid(title="Problems", columns=["variant", "problem", "on"], rows=lines, notes=notes)]

@@ -196,6 +196,29 @@ def test_a_check_fails_where_a_figure_exceeds_the_budget_or_is_missing_in_it(run
     assert problem in " ".join(out.split())
 
 
+def test_a_check_says_where_the_budget_is_higher_than_needed_and_passes(run, tree):
+    """Registers that fell are no fault, and nothing else would show them."""
+    root = tree()
+    run("--update-budget")
+    budget = resources.read(root / "resources.toml")
+    more = {arch: attrs.evolve(found, registers=64) for arch, found in budget.figures["sums_f32"].items()}
+    resources.write(root / "resources.toml", attrs.evolve(budget, figures={**budget.figures, "sums_f32": more}))
+
+    code, out, _ = run("--check")
+
+    assert code == 0
+    assert "no problems. The budget allows more than is taken by sums_f32: --update" in " ".join(out.split())
+    run("--update-budget")
+    assert "The budget allows" not in run("--check")[1]
+
+
+def test_a_budget_says_which_sources_it_is_of(run, tree):
+    """So that one that was not renewed after a change of them is found without compiling."""
+    root = tree()
+    run("--update-budget")
+    assert resources.read(root / "resources.toml").sources == resources.digest(root)
+
+
 def test_a_budget_of_another_nvrtc_does_not_bind_and_says_so(run, tree):
     """Builds differ by a few registers; spills and errors still count."""
     root = tree()
@@ -387,7 +410,7 @@ def test_figures_read_back_as_they_were_written(text):
 def test_a_budget_reads_back_as_it_was_written(tmp_path):
     """One line for each variant, whatever its reason says."""
     budget = Recorded(
-        "12.9.86", {"a_f32": 'a "reason" \\ here'}, {"a_f32": {80: Figures(20, 1024, 8), 52: Figures(21)}}
+        "12.9.86", {"a_f32": 'a "reason" \\ here'}, {"a_f32": {80: Figures(20, 1024, 8), 52: Figures(21)}}, "5eed"
     )
     path = tmp_path / "resources.toml"
     resources.write(path, budget)

@@ -115,6 +115,41 @@ def test_the_budget_has_every_variant_on_every_architecture_and_nothing_else():
     assert all(reason.strip() for reason in budget.may_spill.values())
 
 
+def test_the_budget_is_of_these_sources():
+    """Registers that grew or fell are looked at with the change that made them so, not by whoever comes next."""
+    budget = resources.read(BUDGET)
+    assert budget.sources == resources.digest(ROOT), "run `cubatch kernels --check`, then with --update-budget"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "is_same"),
+    [
+        ("a.cu", "int a; // one\n", "int a;\n\n/* two\n lines */", True),
+        ("a.cu", "int a;", "int b;", False),
+        ("common/b.cuh", "int a;", "int b;", False),
+        ("configs.toml", "a = 1", "a = 2", False),
+        ("README.md", "a", "b", True),
+        ("resources.toml", "a", "b", True),
+    ],
+)
+def test_the_digest_of_the_sources_is_that_of_their_code(name, before, after, is_same, tmp_path):
+    """Of every source, header and configuration; words about them, and what is made of them, do not count."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "configs.toml").touch()
+    (tmp_path / name).write_text(before)
+    was = resources.digest(tmp_path)
+    (tmp_path / name).write_text(after)
+    assert (resources.digest(tmp_path) == was) == is_same
+
+
+def test_every_entry_of_a_source_is_in_the_configs():
+    """One that is in no variant would never be compiled for a check, nor launched."""
+    for path in ROOT.rglob("*.cu"):
+        entries = set(re.findall(r"CB_KERNEL\([^)]*\)\s*(\w+)\(", code_of(path)))
+        configured = {kernel.entry for kernel in kernels() if kernel.source == str(path.relative_to(ROOT))}
+        assert entries <= configured, path.name
+
+
 def test_the_budget_is_of_the_compiler_that_the_tests_install():
     """Else it would bind nothing."""
     project = kernels_path().parent / "pyproject.toml"
