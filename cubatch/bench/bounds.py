@@ -54,7 +54,7 @@ def bounds(case: Case, operands: Arrays, want: Arrays, again: Again) -> dict[str
         want: The right results.
         again: Calls the case on other operands.
     """
-    found = _RULES.get(case.operation, _linear_bounds)(case, operands, want, again)
+    found = RULES[case.operation](case, operands, want, again)
     given = {}
     for name in want:
         unit, smallest = _STORED.get(case.dtype_of(name), (0.0, 0.0))
@@ -166,7 +166,7 @@ def _optimizer_bounds(_: Case, operands: Arrays, want: Arrays, __: Again) -> dic
     return {name: _rounding(16) * size for name in want}
 
 
-_RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
+RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
     **dict.fromkeys(("linear", "linear_dgrad", "linear_wgrad"), _product_bounds),
     **dict.fromkeys(("conv2d", "conv2d_dgrad", "conv2d_wgrad", WITH_RESIDUAL), _product_bounds),
     "relu": _exact,
@@ -176,6 +176,9 @@ _RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = 
     "activation_backward": _curve_bounds,
     "batch_norm_train": _batch_norm_bounds,
     "batch_norm_backward": _batch_norm_backward_bounds,
+    **dict.fromkeys(("max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"), _linear_bounds),
+    **dict.fromkeys(("global_avg_pool", "global_avg_pool_backward"), _linear_bounds),
+    **dict.fromkeys(("add", "scale", "scale_backward", "dropout_backward"), _linear_bounds),
     "concat": _exact,
     "softmax": _softmax_bounds,
     "softmax_backward": _softmax_bounds,
@@ -185,3 +188,4 @@ _RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = 
     "adam": _optimizer_bounds,
     "update_loss_scale": _exact,
 }
+"""By operation; one without a rule has no case, since nothing would say how far off it may be."""

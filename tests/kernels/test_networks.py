@@ -13,9 +13,9 @@ from cubatch.engine import functional, loss_scale
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network import layers, models
-from cubatch.network.graph import Network
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
+from tests.engine.every_kind import EVERY_KIND
 from tests.kernels.cases import SMALLEST, bound, decoded, encoded
 
 pytestmark = pytest.mark.heavy
@@ -141,40 +141,6 @@ def within(op, role, want, sums, dtype):
         return 2 * error
     return 2 * (error + UNIT_ROUNDOFF[dtype] * (np.abs(want.astype(np.float64)) + error) + SMALLEST[dtype] / 2)
 
-
-# Small, and with a layer of every kind that the engine runs: what 16 bits need beside the networks in float32.
-EVERY_KIND = Network(
-    input_shape=(19, 18, 3),
-    layers=[
-        layers.Conv2d(k=16, r=3, s=3, stride=2, pad=1, bias=False),
-        layers.BatchNorm2d(),
-        layers.ReLU(name="stem"),
-        layers.Conv2d(k=16, r=3, s=3, pad=1),
-        layers.BatchNorm2d(name="branch"),
-        layers.Add(inputs=["stem", "branch"]),
-        layers.ReLU(name="sum"),
-        layers.Conv2d(k=16, r=3, s=3, pad=1, groups=16),
-        layers.HardSwish(name="wide"),
-        layers.GlobalAvgPool(),
-        layers.Conv2d(k=8, r=1, s=1),
-        layers.SiLU(),
-        layers.Conv2d(k=16, r=1, s=1),
-        layers.HardSigmoid(name="gate"),
-        layers.Scale(name="excited", inputs=["wide", "gate"]),
-        layers.Concat(inputs=["sum", "excited"]),
-        layers.MaxPool2d(r=3, s=3, stride=2, pad=1),
-        layers.Conv2d(k=12, r=3, s=3, groups=2),
-        layers.Sigmoid(),
-        layers.AvgPool2d(r=2, s=2),
-        layers.Dropout(p=0.3),
-        layers.Flatten(),
-        layers.Linear(k=20),
-        layers.ReLU6(),
-        layers.Linear(k=10),
-        layers.Softmax(),
-        layers.Linear(k=7),
-    ],
-)
 
 MNIST, RESNET, MOBILENET = ("mnist-cnn", (28, 28, 1)), ("resnet18", (64, 64, 3)), ("mobilenet-v3-large", (64, 64, 3))
 

@@ -9,9 +9,10 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, measure, target, training_calls
+from cubatch.bench import bounds, calls, cases, check, measure, target, training_calls
 from cubatch.bench.contest import Contest
 from cubatch.engine import functional, pointwise
+from cubatch.engine import layers as engine
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.facts import Device
 from cubatch.network import layers, models
@@ -21,6 +22,27 @@ from tests.unit.bench.building import EVERY, GEMM, LAYERS
 from tests.unit.bench_fakes import DEVICE
 
 # --- cases ---------------------------------------------------------------------------------------------------------
+
+UNTIMED = {
+    (layers.Flatten, Pass.FPROP): "is no operation",
+    (layers.Flatten, Pass.DGRAD): "is no operation",
+    (layers.Add, Pass.DGRAD): "is no operation: the gradient is passed on",
+    (layers.Concat, Pass.DGRAD): "copies as the forward pass does",
+    (layers.Dropout, Pass.FPROP): "is random: no right result to compare with",
+}
+
+
+def test_every_kind_that_is_written_can_be_timed_in_every_pass():
+    """By a row in bench/calls.py, or there is a reason why not."""
+    written = {kind for kind, ops in engine.TABLE.items() if ops is not engine.NOT_WRITTEN}
+    asked = {(kind, pass_) for kind in written for pass_ in (Pass.FPROP, Pass.DGRAD)}
+    assert {pair for pair in calls.BUILDERS if pair[1] is not Pass.WGRAD} == asked - set(UNTIMED)
+    assert {kind for kind, _ in calls.BUILDERS} == {type(layer) for layer in LAYERS}
+
+
+def test_every_operation_that_is_timed_has_a_rule_for_its_errors():
+    """One of its own: what is no sum of products must not get the bound of one unasked."""
+    assert {case.operation for case in EVERY} <= set(bounds.RULES)
 
 
 @pytest.mark.parametrize(

@@ -286,5 +286,5 @@ def test_without_pytorch_float16_is_multiplied_by_the_array_module(pass_, monkey
 
 
 def test_every_rule_belongs_to_an_operation():
-    """A misspelt name would leave an operation to the rule for sums."""
-    assert set(bounds._RULES) <= {*functional.__all__, fused.WITH_RESIDUAL}
+    """A misspelt name would be no operation's."""
+    assert set(bounds.RULES) <= {*functional.__all__, fused.WITH_RESIDUAL}

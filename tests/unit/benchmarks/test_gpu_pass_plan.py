@@ -17,6 +17,7 @@ from benchmarks.gpu import stages as gpu_stages
 from cubatch.bench import cases, measure
 from cubatch.bench.contest import Contest
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
+from cubatch.hardware import catalogue
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
 from tests.unit.benchmarks.passes import H200
@@ -105,6 +106,15 @@ def test_an_uncovered_kernel_is_a_problem():
     assert plan._unchecked(every, H200) == []
     lost = next(name for name in sorted(every) if name.startswith("conv2d_fprop_implicit"))
     assert plan._unchecked(every - {lost}, H200) == [f"no case runs {lost}"]
+
+
+def test_every_kernel_is_run_by_a_case_on_some_gpu():
+    """Of the correctness stage, planned for the newest GPU of ours and for one without its tensor cores."""
+    (stage,) = (stage for stage in gpu_stages.STAGES if stage.name == "correctness")
+    for device in (H200, catalogue.find("v100-sxm2-16gb")):
+        launched, problems = plan._planned(gpu_stages.chosen(stage, device, ""), device, compiled=False)
+        assert problems == []
+        assert plan._unchecked(launched, device) == []
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------
