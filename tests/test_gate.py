@@ -99,6 +99,14 @@ def test_a_path_that_nobody_knows_opens_every_stage(tree, name):
     assert opened(tree) == ALL
 
 
+def test_a_new_command_opens_none_that_compiles(tree):
+    """But for the one that compiles kernels, and what it is made with."""
+    (tree / "cubatch/cli").mkdir()
+    for name, stages in (("new", set()), ("app", set()), ("kernels", {"kernels", "gpu_pass"})):
+        (tree / f"cubatch/cli/{name}.py").write_text("")
+        assert opened(tree) - {"simulated"} == stages
+
+
 def test_a_file_that_is_gone_or_renamed_opens_them(tree):
     """Its name is part of the sum."""
     (tree / "kernels/common/device.cuh").rename(tree / "kernels/common/devices.cuh")

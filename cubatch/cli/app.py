@@ -18,7 +18,8 @@ from cubatch import __version__
 from cubatch.cli import bench, candidates, console, devices, kernels, memory, occupancy, predict, store, train, tune
 from cubatch.errors import CubatchError
 
-# A new command is a file of its name beside this one, and a line here; `--help` keeps the order, groups last.
+# A new command is a function of its name in a file of its name beside this one, imported above and listed here;
+# `--help` keeps the order, groups last.
 COMMANDS = (
     kernels.kernels, occupancy.occupancy, predict.predict, tune.tune, candidates.candidates, memory.memory,
     devices.devices, train.train,

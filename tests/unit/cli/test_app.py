@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import cubatch
 import cubatch.engine
 import cubatch.tuning
 from cubatch.cli import app
+from tests.unit import golden
 
 ROOT = Path(cubatch.__file__).parent.parent
 
@@ -114,6 +116,19 @@ def test_every_command_has_help_with_an_example(run):
         assert code == 0
         assert "Example: cubatch" in " ".join(out.split()), command
         assert not command or command[-1] in groups or "--json" in out
+
+
+PARTS = {"__init__", "app", "console", "options"}  # modules beside the commands: what they share
+UNSEEN = {"bench": "its tables are beside what it times, not in report/; tests/unit/bench has them"}
+
+
+def test_every_command_is_registered_described_and_seen_whole():
+    """A module of its name, a row in README's table, and the page it prints under tests/data/golden, all of each."""
+    commands = {command.__name__ for command in app.COMMANDS} | set(app.GROUPS)
+    assert {path.stem for path in Path(app.__file__).parent.glob("*.py")} - PARTS == commands
+    table = re.findall(r"^\| `cubatch (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(table) == sorted(commands)
+    assert commands - {path.stem for path in golden.FOLDER.iterdir()} == set(UNSEEN)
 
 
 def test_help_loads_nothing_heavy():
