@@ -119,16 +119,17 @@ def test_every_command_has_help_with_an_example(run):
 
 
 PARTS = {"__init__", "app", "console", "options"}  # modules beside the commands: what they share
-UNSEEN = {"bench": "its tables are beside what it times, not in report/; tests/unit/bench has them"}
+ELSEWHERE = {"bench": "its tables are beside what it times, not in report/; its tests are in tests/unit/bench"}
 
 
-def test_every_command_is_registered_described_and_seen_whole():
-    """A module of its name, a row in README's table, and the page it prints under tests/data/golden, all of each."""
+def test_every_command_is_registered_described_tested_and_seen_whole():
+    """A module of its name, a row in README's table, a file of tests, and the page it prints in tests/data/golden."""
     commands = {command.__name__ for command in app.COMMANDS} | set(app.GROUPS)
     assert {path.stem for path in Path(app.__file__).parent.glob("*.py")} - PARTS == commands
     table = re.findall(r"^\| `cubatch (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(table) == sorted(commands)
-    assert commands - {path.stem for path in golden.FOLDER.iterdir()} == set(UNSEEN)
+    assert commands - {path.stem for path in golden.FOLDER.iterdir()} == set(ELSEWHERE)
+    assert commands - {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("*.py")} == set(ELSEWHERE)
 
 
 def test_help_loads_nothing_heavy():
