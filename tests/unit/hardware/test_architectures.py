@@ -23,7 +23,7 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels import survey, variant
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import shared_ptx
-from tests.unit.hardware import test_catalogue
+from tests.unit.hardware.printed import CORES_PER_SM, FMA_PER_CLOCK, LOWER_CLOCK, TABLE
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
 REFERENCE = Path(__file__).with_name("occupancy_reference.csv")
@@ -255,8 +255,8 @@ def test_lanes_are_those_of_the_architecture_papers(name, table):
     capability = tuple(table["compute_capability"])
     assert table["float32_lanes"] == LANES.get(capability, 128)
     assert fitted.lanes(gpu(table)) == min(128, LANES.get(capability, 128))
-    if capability in test_catalogue.CORES_PER_SM:
-        assert table["float32_lanes"] == test_catalogue.CORES_PER_SM[capability][0]
+    if capability in CORES_PER_SM:
+        assert table["float32_lanes"] == CORES_PER_SM[capability][0]
 
 
 @every_table
@@ -269,8 +269,8 @@ def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
     board = gpu(table, tensor_cores=bool(dtypes))
     assert [one for one in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, one)] == dtypes
     assert ("tf32" in arithmetic.supported_dtypes(board)) == (capability >= (8, 0))
-    if capability in test_catalogue.CORES_PER_SM and "tensor_cores" in table:
-        assert table["tensor_cores"] == test_catalogue.CORES_PER_SM[capability][1]
+    if capability in CORES_PER_SM and "tensor_cores" in table:
+        assert table["tensor_cores"] == CORES_PER_SM[capability][1]
 
 
 @every_table
@@ -289,14 +289,14 @@ def test_peak_rates_are_those_of_the_catalogue(name, table):
     if "tensor_fma" not in table:
         return
     capability, rates = tuple(table["compute_capability"]), table["tensor_fma"]
-    assert rates["float16"] == test_catalogue.FMA_PER_CLOCK[capability] * table["tensor_cores"]
+    assert rates["float16"] == FMA_PER_CLOCK[capability] * table["tensor_cores"]
     assert rates.get("tf32", rates["float16"] / 2) == rates["float16"] / 2
     boards = [one for one in catalogue.all_devices() if one.compute_capability == capability and one.num_sms]
     seen = set()
     for board in boards:
         if "float16" in board.peak_flops_per_second:
             share = table.get("geforce_share", 1) if "GeForce" in board.name else 1
-            clock = test_catalogue.LOWER_CLOCK.get(board.slug, board.clock_hz / 1e6) * 1e6
+            clock = LOWER_CLOCK.get(board.slug, board.clock_hz / 1e6) * 1e6
             by_clock = 2 * rates["float16"] * share * board.num_sms * clock
             assert 0.9 <= board.peak_flops_per_second["float16"] / by_clock <= 1.06, board.slug
             seen.add(share)
@@ -305,7 +305,7 @@ def test_peak_rates_are_those_of_the_catalogue(name, table):
 
 def test_boards_have_the_name_and_the_cores_of_their_architecture():
     """Of every GPU of the catalogue."""
-    for slug, board in test_catalogue.TABLE.items():
+    for slug, board in TABLE.items():
         table = BY_CAPABILITY[tuple(board["compute_capability"])]
         assert board["architecture"] == table["name"], slug
         if "num_sms" in board:
