@@ -16,7 +16,6 @@ import sys
 import threading
 from pathlib import Path
 
-
 _UNITS = Path(os.environ.get("CUDASIM_HOME", "")) / "units"
 
 
