@@ -465,38 +465,3 @@ class ImpatientFakeRunner(FakeRunner):
     def longest_reading(self) -> float:
         """Give the seconds that a reading may take."""
         return math.inf if self.step_seconds is None else self.step_seconds
-
-
-def from_facts(
-    *,
-    overhead_seconds: float = 1e-3,
-    seconds_per_sample: float = 1e-5,
-    noise: float = 0.0,
-    bytes_per_sample: int = 1024,
-    memory_bytes: int | None = None,
-    fails_at: Iterable[int] = (),
-    dies_at: Iterable[int] = (),
-    dies_of: int = signal.SIGKILL,
-    hangs_at: Iterable[int] = (),
-    hang_seconds: float = 3600.0,
-    seed: int = 0,
-) -> FakeRunner:
-    """
-    Open a session on a device given in numbers, as a worker process is told of one (JSON).
-
-    Its curve is affine.  `fails_at` raises, `dies_at` kills the process by the signal `dies_of`, and
-    `hangs_at` sleeps for real.
-
-    Example:
-        >>> from_facts(fails_at=[3]).device.throughput(100)
-        50000.0
-    """
-    device = FakeDevice(
-        affine(overhead_seconds, seconds_per_sample),
-        noise=noise,
-        bytes_needed=lambda batch_size: bytes_per_sample * batch_size,
-        memory_bytes=memory_bytes,
-        behaviours=(Fails(fails_at), Dies(dies_at, dies_of), Hangs(hangs_at, hang_seconds, really=True)),
-        seed=seed,
-    )
-    return device()

@@ -21,9 +21,9 @@ from tests.fakes import (
     Throttling,
     affine,
     cliff,
-    from_facts,
     sawtooth,
 )
+from tests.unit.worker_fakes import from_facts
 
 
 def read(runner: FakeRunner, repeats: int = 1) -> float:

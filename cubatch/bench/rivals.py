@@ -125,14 +125,15 @@ def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival |
     layer, torch = case.layer, torch_of(module)
     if layer is None or not layer.gemms(Pass.FPROP, 1):
         return Missing("compared with the bandwidth of a copy")
-    if "db" in case.operands or ("b" in case.operands and not isinstance(layer, layers.Conv2d)):
-        return Missing("the vendor's product has no bias")
     # PyTorch is handed the convolution's own fields, of which the windows' geometry has no padding behind the input.
-    if not isinstance(layer, layers.Conv2d):
+    conv = layer if isinstance(layer, layers.Conv2d) else None
+    if "db" in case.operands or ("b" in case.operands and conv is None):
+        return Missing("the vendor's product has no bias")
+    if conv is None:
         return _product(torch, case, module)
-    if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
-        return _convolution(torch, case, module, layer, benchmark=benchmark)
-    if _is_plain_product(layer) and "b" not in case.operands:
+    if torch is not None and conv.pad[0] == conv.pad[1] and conv.pad[2] == conv.pad[3]:
+        return _convolution(torch, case, module, conv, benchmark=benchmark)
+    if _is_plain_product(conv) and "b" not in case.operands:
         return _product(torch, case, module)
     return Missing(_NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike")
 

@@ -23,8 +23,8 @@ from cubatch.kernels.tensor_map import TensorMap, Window
 from cubatch.kernels.variant import kernels_path
 from tests.checks import assert_within
 from tests.cpusim import building
+from tests.cpusim.planting import twin
 from tests.cpusim.simulator import SCHEDULES, SimulationError, Simulator
-from tests.cpusim.test_twins import twin
 from tests.kernels.cases import bound, decoded, encoded
 from tests.kernels.conftest import _gpu
 

@@ -7,10 +7,8 @@ that sanitizer must report; test_sanitizers.py does so.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from pathlib import Path
 
 import attrs
 import numpy as np
@@ -18,33 +16,14 @@ import pytest
 
 from cubatch.kernels.variant import Kernel
 from tests.cpusim import building
-from tests.cpusim.simulator import SCHEDULES, SimulationError, Simulator
+from tests.cpusim.planting import CENTER_ROWS, EARLY, LATE, MODES, PLANTED, SGEMM, WRONG, not_in, planted
+from tests.cpusim.simulator import SimulationError, Simulator
 
-PLANTED = Path(__file__).parent / "planted"
 BUILD = os.environ.get("CUBATCH_CPUSIM", "plain")
-MODES = tuple(itertools.product(SCHEDULES, ("late", "early")))
-WRONG = "wrong result"
 
 pytestmark = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())
 
-
-def planted(entry, source, threads, dynamic_shared_bytes=0):
-    return Kernel(
-        name=entry,
-        family="planted",
-        source=str(PLANTED / source),
-        operation=entry,
-        entry=entry,
-        dtype="float32",
-        threads=threads,
-        defines=(),
-        dynamic_shared_bytes=dynamic_shared_bytes,
-    )
-
-
-SGEMM = planted("sgemm", "sgemm.cu", 256)
 PIPELINE = planted("pipeline", "pipeline.cu", 128, 2 * 3 * 8 * 64 * 4)
-CENTER_ROWS = planted("center_rows", "rows.cu", 128)
 REVERSE_LANES = planted("reverse_lanes", "rows.cu", 128)
 
 KERNELS = (SGEMM, PIPELINE, CENTER_ROWS, REVERSE_LANES)
@@ -84,14 +63,6 @@ def race(source, *texts):
     assert len(numbers) >= len(texts)
     place = rf"{source}:(?:{'|'.join(numbers)})\b"
     return rf"(?s)data race.*{place}.*Previous.*{place}"
-
-
-LATE = tuple(mode for mode in MODES if mode[1] == "late")
-EARLY = tuple(mode for mode in MODES if mode[1] == "early")
-
-
-def not_in(*schedules):
-    return tuple(mode for mode in MODES if mode[0] not in schedules)
 
 
 TILES = race("sgemm.cu", "a_tiles[slot", "b_tiles[slot")

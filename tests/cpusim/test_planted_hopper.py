@@ -18,8 +18,8 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import tensor_map, variant
 from tests.cpusim import building
+from tests.cpusim.planting import EARLY, LATE, MODES, WRONG, not_in
 from tests.cpusim.simulator import SimulationError, Simulator
-from tests.cpusim.test_planted_bugs import EARLY, LATE, MODES, WRONG, not_in
 from tests.kernels import cases
 
 pytestmark = [

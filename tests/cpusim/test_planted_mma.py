@@ -18,8 +18,8 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from tests.cpusim import building
+from tests.cpusim.planting import LATE, MODES, WRONG, not_in
 from tests.cpusim.simulator import SimulationError, Simulator
-from tests.cpusim.test_planted_bugs import LATE, MODES, WRONG, not_in
 from tests.kernels import cases
 
 pytestmark = [

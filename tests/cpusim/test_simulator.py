@@ -12,9 +12,8 @@ import pytest
 
 from tests.cpusim import building
 from tests.cpusim.building import BuildError
+from tests.cpusim.planting import CENTER_ROWS, SGEMM, twin
 from tests.cpusim.simulator import SimulationError, Simulator
-from tests.cpusim.test_planted_bugs import CENTER_ROWS, SGEMM
-from tests.cpusim.test_twins import twin
 from tests.kernels.cases import reserved
 
 pytestmark = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())

@@ -9,27 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cubatch.kernels.variant import Kernel, kernels_path
+from cubatch.kernels.variant import kernels_path
 from tests.checks import assert_within
 from tests.cpusim import building
+from tests.cpusim.planting import twin
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels.cases import decoded, encoded
 
 pytestmark = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())
-
-
-def twin(entry, threads, dynamic_shared_bytes=0):
-    return Kernel(
-        name=entry,
-        family="twins",
-        source=str(Path(__file__).parent / "twins.cu"),
-        operation=entry,
-        entry=entry,
-        dtype="float32",
-        threads=threads,
-        defines=(),
-        dynamic_shared_bytes=dynamic_shared_bytes,
-    )
 
 
 def test_every_name_of_the_gpu_branch_has_a_twin():

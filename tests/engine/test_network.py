@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 import types
 
-import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,136 +12,11 @@ from hypothesis import strategies as st
 
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedLayer
-from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import (
-    GELU,
-    Add,
-    AvgPool2d,
-    BatchNorm2d,
-    Concat,
-    Conv2d,
-    Dropout,
-    Flatten,
-    GlobalAvgPool,
-    HardSigmoid,
-    HardSwish,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    ReLU6,
-    Scale,
-    Sigmoid,
-    SiLU,
-    Softmax,
-)
-from tests import reference
-
-HERE = probe.device("cpu")
-
-
-def cpu(threads):
-    """This machine's CPU with so many threads."""
-    return attrs.evolve(HERE, threads=threads)
-
-
-def branched(p=0.0):
-    """Branches of every kind: in place, shared, concatenated, pooled in all three ways."""
-    return Network(
-        input_shape=(6, 7, 3),
-        layers=[
-            Conv2d(name="stem", k=4, r=3, s=3, pad=1),
-            BatchNorm2d(name="norm"),
-            ReLU(name="a"),
-            Conv2d(name="left", k=4, r=3, s=2, pad=[1, 1, 0, 1], groups=2, bias=False),
-            ReLU(name="left2"),
-            Add(name="sum", inputs=["left2", "a"]),
-            Conv2d(name="thin", k=4, r=3, s=3, pad=1, groups=4),
-            Add(name="sum2", inputs=["a", "sum", "thin"]),
-            Concat(name="both", inputs=["sum2", "sum"]),
-            Dropout(p=p),
-            MaxPool2d(name="max", r=3, s=3, stride=2, pad=1),
-            AvgPool2d(name="mean", inputs=["both"], r=2, s=3, stride=2, pad=[1, 0, 1, 1], ceil=True),
-            Conv2d(name="down", inputs=["both"], k=8, r=3, s=3, stride=2, pad=1),
-            BatchNorm2d(name="norm2"),
-            Add(name="sum3", inputs=["norm2", "max"]),
-            ReLU(),
-            GlobalAvgPool(name="pooled"),
-            Flatten(name="flat", inputs=["mean"]),
-            Linear(name="wide", k=8),
-            ReLU(name="wide2"),
-            Add(name="sum4", inputs=["wide2", "pooled"]),
-            Linear(k=5),
-        ],
-        name="branched",
-    )
-
-
-def mobile(p=0.0):
-    """Squeeze-and-excite twice, by either gate, and every activation function: in place, beside its input, in a row."""
-    return Network(
-        input_shape=(7, 6, 3),
-        layers=[
-            Conv2d(k=4, r=3, s=3, stride=2, pad=1, bias=False),
-            BatchNorm2d(),
-            HardSwish(name="stem"),
-            Conv2d(k=8, r=1, s=1, bias=False),
-            BatchNorm2d(),
-            ReLU6(),
-            Conv2d(k=8, r=3, s=3, pad=1, groups=8, bias=False),
-            BatchNorm2d(),
-            SiLU(name="wide"),
-            GlobalAvgPool(),
-            Conv2d(k=4, r=1, s=1),
-            ReLU(),
-            Conv2d(k=8, r=1, s=1),
-            HardSigmoid(name="gate"),
-            Scale(name="excited", inputs=["wide", "gate"]),
-            Conv2d(k=4, r=1, s=1),
-            Add(name="sum", inputs=["stem", "layer16"]),
-            GlobalAvgPool(),
-            Linear(k=4),
-            Sigmoid(name="gate2"),
-            Scale(inputs=["sum", "gate2"]),
-            Flatten(),
-            Linear(k=9),
-            Sigmoid(),
-            ReLU6(),
-            HardSwish(),
-            HardSigmoid(),
-            Dropout(p=p),
-            Linear(k=5),
-        ],
-        name="mobile",
-    )
-
-
-def deal(network, n, seed=0):
-    """Random images and labels."""
-    random = np.random.default_rng(seed)
-    images = random.standard_normal((n, *network.input_shape))
-    return images, random.integers(0, network.output_shape[2], n)
-
-
-def flat(parameters):
-    """All parameters, gradients or statistics as one array, copied."""
-    return np.concatenate([array.ravel() for layer in parameters.values() for array in layer.values()])
-
-
-def trained(network, n, *, steps=1, device=HERE, **options):
-    """Losses, last gradients and parameters of a few steps in float64, each on data of its own."""
-    losses = []
-    options = {"dtype": "float64", "learning_rate": 0.1} | options
-    with Model(network, device=device, mode="training", **options) as model:
-        model.prepare(n)
-        for step in range(steps):
-            model.load(*deal(network, n, step))
-            model.step()
-            losses.append(model.loss())
-        return np.array(losses), flat(model.gradients), flat(model.parameters), {**model.states}
-
+from cubatch.network.layers import GELU, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from tests.engine.networks import HERE, branched, cpu, deal, flat, mobile, trained
 
 # --- memory --------------------------------------------------------------------------------------------------
 
@@ -354,88 +228,6 @@ def test_a_model_that_shares_parameters_follows_the_training():
         assert not np.allclose(tested.output(), before)
         assert not np.allclose(tested.states["norm"]["mean"], 0)
         np.testing.assert_array_equal(tested.parameters["stem"]["w"], model.parameters["stem"]["w"])
-
-
-# --- a layer on its own --------------------------------------------------------------------------------------
-
-
-def given_arrays(model):
-    """Input and output gradient as the model holds them, in one piece."""
-    place = model._places[0][0]
-    names = {model.plan.schedule.buffers[number].part: number for number in model.plan.schedule.given}
-    return place.arena[names["activations"]].copy(), place.arena[names["activation_gradients"]].copy()
-
-
-def test_a_single_convolution_does_all_three_passes():
-    """Output gradient in, gradients of input, filter and bias out: those of the reference loops."""
-    conv = Conv2d(h=5, w=6, c=4, k=6, r=3, s=2, stride=[2, 1], pad=[1, 0, 1, 1], groups=2)
-    geometry = {"stride": conv.stride, "pad": conv.pad, "dilation": conv.dilation, "groups": conv.groups}
-    with Model(conv, device=cpu(1), mode="training", dtype="float64") as model:
-        model.prepare(2)
-        model.load_random()
-        x, dy = given_arrays(model)
-        parameters = model.parameters["conv2d"]
-        w = parameters["w"].copy()
-        model.step()
-        dw, db = reference.conv2d_wgrad(x, dy, w_shape=w.shape, **geometry)
-        dx = reference.conv2d_dgrad(dy, w, x_shape=x.shape, **geometry)
-        np.testing.assert_allclose(model.input_gradient(), dx, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(model.gradients["conv2d"]["w"], dw, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(model.gradients["conv2d"]["b"], db, rtol=1e-12, atol=1e-12)
-        np.testing.assert_array_equal(parameters["w"], w)  # there is no loss that a step could lower
-
-
-@pytest.mark.parametrize(
-    ("layer", "gradient"),
-    [
-        (Linear(c=5, k=3), lambda x, dy, p: dy @ p["w"]),
-        (ReLU(h=2, w=3, c=4), lambda x, dy, p: dy * (x > 0)),
-        *(
-            (kind(h=2, w=3, c=4), lambda x, dy, p, kind=kind: reference.activation_backward(dy, x, kind=kind.type))
-            for kind in (ReLU6, Sigmoid, SiLU, HardSigmoid, HardSwish)
-        ),
-        (GlobalAvgPool(h=2, w=3, c=4), lambda x, dy, p: np.broadcast_to(dy / 6, x.shape)),
-        (Flatten(h=2, w=3, c=4), lambda x, dy, p: dy.reshape(x.shape)),
-        (Softmax(h=1, w=1, c=3), lambda x, dy, p: softmax(x) * (dy - (dy * softmax(x)).sum(-1, keepdims=True))),
-    ],
-    ids=lambda value: getattr(value, "type", ""),
-)
-def test_other_layers_on_their_own_give_their_inputs_gradient(layer, gradient):
-    """The gradient of the input follows from the output's by the layer's formula, in whichever buffer it lies."""
-    with Model(layer, device=cpu(1), mode="training", dtype="float64") as model:
-        model.prepare(3)
-        model.load_random()
-        x, dy = given_arrays(model)
-        dy *= 1.5
-        for place in model._places[0]:
-            for number in model.plan.schedule.given:
-                if model.plan.schedule.buffers[number].part == "activation_gradients":
-                    place.arena[number][...] = dy
-        model.step()
-        parameters = model.parameters.get(layer.type, {})
-        np.testing.assert_allclose(model.input_gradient(), gradient(x, dy, parameters), rtol=1e-12, atol=1e-12)
-
-
-def softmax(x):
-    """Probabilities along the last axis."""
-    powers = np.exp(x - x.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
-def test_a_small_layer_rotates_over_buffers():
-    """With a known L2 a small layer has several sets of buffers, and walks through them in turn."""
-    device = Device(name="a GPU's L2", kind="cpu", threads=1, l2_bytes=1 << 20)
-    layer = Linear(c=64, k=64)
-    with Model(layer, device=device, dtype="float32") as model:
-        model.prepare(64)
-        assert model.plan.copies * model.plan.arena_bytes >= 2 << 20
-        x = np.random.default_rng(0).standard_normal((64, 1, 1, 64)).astype(np.float32)
-        model.load(x)
-        want = (x.reshape(64, 64) @ model.parameters["linear"]["w"].T).reshape(64, 1, 1, 64)
-        for _ in range(model.plan.copies + 1):
-            model.step()
-            np.testing.assert_allclose(model.output(), want, rtol=1e-4, atol=1e-5)
-        assert len({place.arena._block.ctypes.data for places in model._places for place in places}) > 1
 
 
 # --- bad input -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from cubatch.kernels.ranking import can_run, ranked
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
-from tests.kernels.test_simt import context, operand
+from tests.kernels.tiles import context, operand
 
 
 def test_the_operation_that_stands_in_has_the_code():

@@ -21,10 +21,10 @@ from cubatch.network.layers import (
     HardSigmoid,
     HardSwish,
     Linear,
-    MaxPool2d,
     ReLU,
     Scale,
 )
+from tests.parity.blocks import BLOCK, block
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -35,27 +35,6 @@ STEPS = 4
 # Rounding of float64 over a few steps of sums of thousands of products.
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
-BLOCK = Network(
-    input_shape=(9, 8, 3),
-    layers=[
-        Conv2d(name="stem", k=8, r=3, s=3, pad=1, bias=False),
-        BatchNorm2d(name="norm1"),
-        ReLU(),
-        MaxPool2d(name="pool", r=3, s=3, stride=2, pad=1),
-        Conv2d(name="first", k=16, r=3, s=3, stride=2, pad=1, bias=False),
-        BatchNorm2d(name="norm2", momentum=0.3, eps=1e-3),
-        ReLU(),
-        Conv2d(name="second", k=16, r=3, s=3, pad=1, bias=False),
-        BatchNorm2d(name="norm3"),
-        Conv2d(name="short", inputs=["pool"], k=16, r=1, s=1, stride=2, bias=False),
-        BatchNorm2d(name="norm4"),
-        Add(inputs=["norm3", "norm4"]),
-        ReLU(),
-        GlobalAvgPool(),
-        Linear(name="head", k=5),
-    ],
-)
-
 
 def mnist_cnn(x, p, norm):
     """Run `mnist-cnn` as PyTorch has it; flatten reads height, width, channels as ours does."""
@@ -64,15 +43,6 @@ def mnist_cnn(x, p, norm):
     x = x.permute(0, 2, 3, 1).flatten(1)
     x = F.relu(F.linear(x, p["fc1", "w"], p["fc1", "b"]))
     return F.linear(x, p["fc2", "w"], p["fc2", "b"])
-
-
-def block(x, p, norm):
-    """Run a stem and a block of a residual network as PyTorch has them."""
-    x = F.max_pool2d(F.relu(norm("norm1", F.conv2d(x, p["stem", "w"], padding=1))), 3, 2, 1)
-    y = F.relu(norm("norm2", F.conv2d(x, p["first", "w"], stride=2, padding=1), momentum=0.3, eps=1e-3))
-    y = norm("norm3", F.conv2d(y, p["second", "w"], padding=1))
-    y = F.relu(y + norm("norm4", F.conv2d(x, p["short", "w"], stride=2)))
-    return F.linear(y.mean((2, 3)), p["head", "w"], p["head", "b"])
 
 
 def mobilenet():

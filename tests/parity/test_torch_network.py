@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")  # first: a module that was skipped before 
 from benchmarks import torch_network  # noqa: E402
 from cubatch.network import models  # noqa: E402
 from cubatch.network.layers import Conv2d, Linear  # noqa: E402
-from tests.parity.test_network_torch import BLOCK, block  # noqa: E402
+from tests.parity.blocks import BLOCK, block  # noqa: E402
 
 F = torch.nn.functional
 

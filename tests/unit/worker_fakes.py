@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 import cubatch
 from cubatch.errors import DeviceNotAvailable, OutOfMemory
 from cubatch.measure.runner import Reading
+from tests import fakes
 
 
 class SilentCubatchError(OutOfMemory):
@@ -126,3 +127,42 @@ def report(path: str) -> FakeRunner:
 def refuse() -> FakeRunner:
     """Fail to make a runner, in a way that the caller can act on."""
     raise DeviceNotAvailable("cuda", "no driver")
+
+
+def from_facts(
+    *,
+    overhead_seconds: float = 1e-3,
+    seconds_per_sample: float = 1e-5,
+    noise: float = 0.0,
+    bytes_per_sample: int = 1024,
+    memory_bytes: int | None = None,
+    fails_at: Iterable[int] = (),
+    dies_at: Iterable[int] = (),
+    dies_of: int = signal.SIGKILL,
+    hangs_at: Iterable[int] = (),
+    hang_seconds: float = 3600.0,
+    seed: int = 0,
+) -> fakes.FakeRunner:
+    """
+    Open a session on a device given in numbers, as a worker process is told of one (JSON).
+
+    Its curve is affine.  `fails_at` raises, `dies_at` kills the process by the signal `dies_of`, and
+    `hangs_at` sleeps for real.
+
+    Example:
+        >>> from_facts(fails_at=[3]).device.throughput(100)
+        50000.0
+    """
+    device = fakes.FakeDevice(
+        fakes.affine(overhead_seconds, seconds_per_sample),
+        noise=noise,
+        bytes_needed=lambda batch_size: bytes_per_sample * batch_size,
+        memory_bytes=memory_bytes,
+        behaviours=(
+            fakes.Fails(fails_at),
+            fakes.Dies(dies_at, dies_of),
+            fakes.Hangs(hangs_at, hang_seconds, really=True),
+        ),
+        seed=seed,
+    )
+    return device()

@@ -22,7 +22,7 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import shared_ptx
-from tests.unit.hardware import test_catalogue
+from tests.unit.hardware.printed import LOWER_CLOCK, TABLE
 from tests.unit.hardware.published import CARVEOUTS, NAMES, SAME_PTX, SMS
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
@@ -243,7 +243,7 @@ def test_peak_rates_are_those_of_the_catalogue(name, table):
     for board in boards:
         if "float16" in board.peak_flops_per_second:
             share = table.get("geforce_share", 1) if "GeForce" in board.name else 1
-            clock = test_catalogue.LOWER_CLOCK.get(board.slug, board.clock_hz / 1e6) * 1e6
+            clock = LOWER_CLOCK.get(board.slug, board.clock_hz / 1e6) * 1e6
             by_clock = 2 * rates["float16"] * share * board.num_sms * clock
             assert 0.9 <= board.peak_flops_per_second["float16"] / by_clock <= 1.06, board.slug
             seen.add(share)
@@ -252,7 +252,7 @@ def test_peak_rates_are_those_of_the_catalogue(name, table):
 
 def test_boards_have_the_name_and_the_cores_of_their_architecture():
     """Of every GPU of the catalogue."""
-    for slug, board in test_catalogue.TABLE.items():
+    for slug, board in TABLE.items():
         table = BY_CAPABILITY[tuple(board["compute_capability"])]
         assert board["architecture"] == table["name"], slug
         if "num_sms" in board:

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-import tomllib
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-import cubatch
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue
 from cubatch.hardware.facts import DTYPES
+from tests.unit.hardware.printed import FIELDS, LOWER_CLOCK, TABLE, WITHOUT_TENSOR_CORES
 from tests.unit.hardware.published import SMS
-
-TABLE = tomllib.loads((Path(cubatch.__file__).parent / "data/devices.toml").read_text(encoding="utf-8"))
-FIELDS = {
-    "name", "aliases", "shared_names", "architecture", "chip", "compute_capability", "num_sms", "cuda_cores",
-    "tensor_cores", "base_clock_mhz", "boost_clock_mhz", "memory_gib", "memory_type", "memory_bus_bits",
-    "bandwidth_gb_per_second", "l2_mib", "peak_tflops", "tdp_watts", "source", "note",
-}  # fmt: skip
-WITHOUT_TENSOR_CORES = {"TU116", "TU117"}  # the chips of Turing that have none: GeForce GTX 16
-
-LOWER_CLOCK = {"h100-nvl": 1545}  # of printed tensor rates, where it is further from the boost clock than elsewhere
 
 # Gbit/s of a pin from NVIDIA's slowest board to JEDEC's fastest, and GiB for 32 bits of the bus from the smallest board
 # to the largest: two chips, on both sides of a board, or a stack of 8 to 12 layers for 1024 bits.

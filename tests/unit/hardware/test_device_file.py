@@ -14,7 +14,7 @@ import pytest
 import cubatch
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName
 from cubatch.hardware import catalogue, device_file, probe
-from tests.unit.hardware import test_catalogue
+from tests.unit.hardware.printed import FIELDS
 
 ROOT = Path(cubatch.__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_a_row_of_the_catalogue_is_such_a_file(write, slug):
 
 def test_every_key_of_the_catalogue_is_a_key_of_a_file():
     """And no other."""
-    assert set(device_file._KINDS) == test_catalogue.FIELDS
+    assert set(device_file._KINDS) == FIELDS
 
 
 @pytest.mark.parametrize(

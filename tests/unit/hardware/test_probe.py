@@ -7,83 +7,15 @@ import pytest
 
 import cubatch
 from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, UnknownName, UnsupportedDtype
-from cubatch.hardware import arithmetic, catalogue, driver, host, probe
-from cubatch.hardware import nvml as nvml_module
-from cubatch.hardware import room as hardware_room
-from cubatch.hardware.driver import VisibleGpu
+from cubatch.hardware import arithmetic, catalogue, host, probe
 from cubatch.hardware.facts import Device
-from cubatch.hardware.nvml import Snapshot
 from cubatch.kernels import survey
 from cubatch.kernels.resources import recorded_figures
 from cubatch.kernels.variant import kernels
-from tests.unit.hardware import test_catalogue
+from tests.unit.hardware.gpus import GIB, SLICE, T4, V100
+from tests.unit.hardware.printed import TABLE
 
-GIB = 2**30
-V100 = VisibleGpu(
-    index=0,
-    name="Tesla V100-SXM2-16GB",
-    uuid="GPU-00000000-0000-0000-0000-000000000001",
-    mig=None,
-    compute_capability=(7, 0),
-    num_sms=80,
-    memory_bytes=16_900_000_000,
-    l2_bytes=6 * 2**20,
-    clock_hz=1.53e9,
-)
-T4 = attrs.evolve(
-    V100,
-    index=1,
-    name="Tesla T4",
-    uuid="GPU-00000000-0000-0000-0000-000000000002",
-    compute_capability=(7, 5),
-    num_sms=40,
-)
-SLICE = attrs.evolve(
-    V100,
-    name="NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-    uuid="MIG-00000000-0000-0000-0000-000000000003",
-    mig="3g.20gb",
-    compute_capability=(8, 0),
-    num_sms=42,
-)
-
-
-@pytest.fixture(autouse=True)
-def gpus(monkeypatch):
-    """Give the machine GPUs, or an error in their place, and a monitor that knows them all."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def put(*found, free_bytes=10 * GIB, power_limit_watts=250.0, nvml=True):
-        def visible():
-            if isinstance(found[0], Exception):
-                raise found[0]
-            return found
-
-        class FakeMonitor:
-            def __init__(self, uuid):
-                if not nvml:
-                    raise DeviceNotAvailable(uuid, "no NVML")
-                assert uuid in {gpu.uuid for gpu in found}
-
-            def snapshot(self):
-                return Snapshot(free_bytes=free_bytes, power_limit_watts=power_limit_watts)
-
-        monkeypatch.setattr(driver, "visible_gpus", visible)
-        monkeypatch.setattr(nvml_module, "Monitor", FakeMonitor)
-
-    put(DeviceNotAvailable("cuda", "no driver", "use the CPU"))
-    return put
-
-
-@pytest.fixture
-def memory(monkeypatch):
-    """Give the machine available memory and room in its cgroup."""
-
-    def put(available, room):
-        monkeypatch.setattr(host, "available_memory_bytes", lambda: available)
-        monkeypatch.setattr(host, "cgroup_room_bytes", lambda: room)
-
-    return put
+pytestmark = pytest.mark.usefixtures("gpus")  # whatever this machine has
 
 
 def test_a_gpu_that_is_too_old_for_kernels_is_planned_and_predicted_for():
@@ -230,7 +162,7 @@ def test_every_board_of_a_shared_name_can_be_told_from_the_others_or_from_none(g
 
 
 def board_names(board):
-    facts = test_catalogue.TABLE[board.slug]
+    facts = TABLE[board.slug]
     return facts.get("shared_names", [])
 
 
@@ -416,103 +348,3 @@ def test_an_unknown_dtype_lists_the_known(dtype, near):
         arithmetic.check_dtype(probe.device("t4"), dtype)
 
     assert near in str(caught.value)
-
-
-def test_the_cpu_keeps_a_fifth_of_the_tighter_memory(memory):
-    """0.8 x the smaller of available memory and the cgroup's room, which the note names."""
-    memory(10 * GIB, 5 * GIB)
-    by_cgroup = hardware_room.memory_limit(probe.device("cpu"))
-    memory(10 * GIB, 50 * GIB)
-    by_memory = hardware_room.memory_limit(probe.device("cpu"))
-    memory(10 * GIB, None)
-    without = hardware_room.memory_limit(probe.device("cpu"))
-
-    assert (by_cgroup.bytes, by_cgroup.free_bytes) == (4 * GIB, 5 * GIB)
-    assert "cgroup" in by_cgroup.note
-    assert (by_memory.bytes, by_memory.free_bytes) == (8 * GIB, 10 * GIB)
-    assert "cgroup" not in by_memory.note
-    assert without == by_memory
-
-
-@pytest.mark.parametrize(
-    ("requested", "limit"),
-    [("4GiB", 4 * GIB), (GIB, GIB), ("50%", 5 * GIB), ("100%", 8 * GIB), ("64GiB", 8 * GIB)],
-)
-def test_an_explicit_limit_holds_up_to_what_is_there(memory, requested, limit):
-    """A percentage is one of free memory; nothing above what may be taken is promised."""
-    memory(10 * GIB, None)
-
-    found = hardware_room.memory_limit(probe.device("cpu"), requested)
-
-    assert (found.bytes, found.free_bytes) == (limit, 10 * GIB)
-    assert repr(requested) in found.note
-
-
-@pytest.mark.parametrize("requested", [0, -1, 1.5, "lots", "0%", "-3GiB", float("nan"), True, "1" * 400 + "GiB"])
-def test_a_limit_that_is_no_size_is_refused(memory, requested):
-    """Field, value and what is allowed, from the one parser of sizes."""
-    memory(10 * GIB, None)
-
-    with pytest.raises(InvalidArgument) as caught:
-        hardware_room.memory_limit(probe.device("cpu"), requested)
-
-    assert caught.value.field == "memory_limit"
-    assert caught.value.value is requested
-
-
-def test_a_gpu_keeps_what_a_context_will_take(gpus):
-    """Free memory by NVML less 2 KiB for each resident thread (80 SMs x 2048) and 128 MiB for libraries."""
-    gpus(V100, free_bytes=10 * GIB)
-
-    found = hardware_room.memory_limit(probe.device())
-
-    assert found.free_bytes == 10 * GIB
-    assert found.bytes == 10 * GIB - (80 * 2048 * 2048 + 128 * 2**20)
-
-
-@pytest.mark.parametrize(
-    ("num_sms", "compute_capability", "measured_mib"),
-    [(34, (8, 9), 107), (82, (8, 6), 256), (142, (8, 9), 426), (188, (12, 0), 555)],
-)
-def test_the_reserve_covers_contexts_that_others_measured(num_sms, compute_capability, measured_mib):
-    """RTX 4060 Ti, 3090, 6000 Ada, PRO 6000: a bare context, beside the 128 MiB that libraries may take."""
-    empty = Device(name="x", num_sms=num_sms, compute_capability=compute_capability, memory_bytes=48 * GIB)
-
-    found = hardware_room.memory_limit(empty)
-
-    reserved_mib = (found.free_bytes - found.bytes) / 2**20
-    assert measured_mib <= reserved_mib <= 1.1 * measured_mib + 128
-
-
-def test_a_full_gpu_leaves_nothing(gpus):
-    """A limit is never negative."""
-    gpus(V100, free_bytes=GIB // 8)
-
-    assert hardware_room.memory_limit(probe.device()).bytes == 0
-
-
-@pytest.mark.parametrize("nvml", [{"free_bytes": None}, {"nvml": False}])
-def test_without_a_reading_the_capacity_is_taken_and_said(gpus, nvml):
-    """Jetsons and some containers have no NVML reading; the note says what stands in for it."""
-    gpus(V100, **nvml)
-
-    found = hardware_room.memory_limit(probe.device())
-
-    assert found.free_bytes == V100.memory_bytes
-    assert "not known" in found.note
-
-
-def test_a_gpu_that_is_elsewhere_is_taken_to_be_empty():
-    """A prediction asks what would fit on the card."""
-    found = hardware_room.memory_limit(catalogue.find("titan-x-pascal"), "80%")
-
-    assert found.free_bytes == 12 * GIB
-    assert found.bytes == int(0.8 * 12 * GIB)
-
-
-def test_a_gpu_of_unknown_memory_has_no_limit_to_give():
-    """There is nothing to be a default."""
-    with pytest.raises(InvalidArgument) as caught:
-        hardware_room.memory_limit(Device(name="made up"))
-
-    assert caught.value.value == "made up"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from importlib import metadata
-from pathlib import Path, PurePosixPath
 
 import pytest
 
 from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency
 from cubatch.kernels.toolchain import nvrtc
+from tests.unit.kernels.wheels import Distribution
 
 
 class Library:
@@ -60,20 +60,6 @@ def test_an_architecture_that_none_knows_is_an_error_with_versions_lists_and_rem
     assert "NVRTC 13.0.88 knows sm_75, sm_90, sm_110" in text
     assert f"got 'sm_{arch}'" in text
     assert remedy in text
-
-
-class File(PurePosixPath):
-    """A file of a wheel."""
-
-    def locate(self):
-        return Path("/site") / self
-
-
-class Distribution:
-    """A wheel's list of files."""
-
-    def __init__(self, *files):
-        self.files = [File(file) for file in files]
 
 
 def test_it_is_looked_for_in_wheels_of_both_layouts_then_the_toolkit_then_the_loader(monkeypatch, tmp_path):

@@ -2,14 +2,159 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured, Timing
 from cubatch.report.tables import result as result_table
 from cubatch.search import rules
+from cubatch.tuning import answer
+from cubatch.tuning.store import open_run
 from tests.fakes import Fails, FakeDevice, affine
-from tests.unit.search.test_walk import near, seek, statuses
+from tests.unit.search.walking import (
+    FLAT,
+    RISES,
+    SIZES,
+    Sessions,
+    first_visits,
+    given,
+    go,
+    near,
+    outcome_of,
+    seek,
+    share_of_best,
+    statuses,
+)
 from tests.unit.situations import along, view
+
+
+def test_a_size_planned_over_the_limit_is_never_tried() -> None:
+    """It is over_limit without being prepared, and if nothing else is left no runner is made."""
+    sessions = Sessions(FakeDevice(FLAT))
+    measured = go(sessions, given(8, 16, over=[16]))
+    assert (statuses(measured)[16], outcome_of(measured, 16).facts) == ("over_limit", {"limit": "memory"})
+    assert 16 not in sessions.opened[0].prepared
+    assert statuses(go(lambda: pytest.fail("a runner was made"), given(16, over=[16]))) == {16: "over_limit"}
+
+
+@pytest.mark.parametrize("most", [9, 100, 777, 1025, 3000])
+def test_where_memory_ends_is_found_to_2_percent_or_1(most: int) -> None:
+    """A step has a large fixed cost, so the largest batch is the best: it is found though no plan knows it."""
+    device = FakeDevice(affine(0.5, 1e-5), noise=0.001, memory_bytes=1024 * most)
+    measured, result = seek(device, 4096)
+    failed = min(n for n, status in statuses(measured).items() if status == "out_of_memory")
+    assert result.largest_measured <= most < failed
+    assert near(result.largest_measured, failed)
+    assert share_of_best(device, result, 4096) >= 0.97
+    assert result.decided_by == "memory"
+
+
+@pytest.mark.parametrize("bad", [627, 730, 756, 769, 782])
+def test_a_size_that_fails_where_memory_is_sought_does_not_stall_the_search(bad: int) -> None:
+    """The bisection would try just that size again and again; it ends, near the limit, long before the budget."""
+    device = FakeDevice(affine(0.05, 1e-4), memory_bytes=1024 * 777, behaviours=(Fails({bad}),))
+    measured, result = seek(device, 4096)
+    assert measured.seconds_spent < 20
+    assert share_of_best(device, result, 4096) >= 0.98
+
+
+@pytest.mark.parametrize(
+    ("overhead", "top"),
+    [(0.3, 100), (0.3, 503), (0.3, 877), (0.3, 2633), (0.1, 1312), (0.05, 978)],  # the last: hardly a rise is left
+)
+def test_where_the_latency_limit_lies_is_found_to_2_percent_or_1(overhead: float, top: int) -> None:
+    """The largest size that keeps it is the best: it is found, and the next larger one that was read breaks it."""
+    device = FakeDevice(affine(overhead, 1e-4))
+    goal = Goal(latency_limit=overhead + 1e-4 * (top + 0.5))
+    measured, result = seek(device, 4096, goal=goal)
+    over = min(n for n, status in statuses(measured).items() if status == "over_limit")
+    assert result.largest_measured >= over > top
+    kept = max(n for n, status in statuses(measured).items() if status == "ok")
+    assert kept <= top
+    assert near(kept, over)
+    assert result.decided_by == "latency_limit"
+    assert "is above the latency limit of " in outcome_of(measured, over).stop_reason
+    assert measured.of(over)
+    larger = [outcome for outcome in measured.outcomes if outcome.batch_size >= over]
+    assert {outcome.facts["limit"] for outcome in larger} == {"latency"}
+    assert {outcome.status for outcome in larger} <= {"over_limit", "dropped"}
+
+
+def test_a_gap_above_the_latency_limit_is_not_searched_for_the_end_of_memory() -> None:
+    """What lies between the limit and what ran out of memory cannot be the answer."""
+    device = FakeDevice(affine(0.05, 1e-5), memory_bytes=700 * 1024)
+    goal = Goal(latency_limit=0.056)
+    measured, result = seek(device, 8192, goal=goal)
+    assert measured.seconds_spent < 20
+    assert result.batch_size == pytest.approx(600, rel=0.03)
+
+
+def test_a_latency_limit_that_the_first_size_breaks_ends_at_once() -> None:
+    """A limit of 1 us with steps of 20 ms: one size is read, nobody else is prepared, and each says why."""
+    sessions = Sessions(FakeDevice(RISES))
+    goal = Goal(latency_limit=1e-6)
+    with pytest.raises(NothingMeasured, match="Raise latency_limit"):
+        seek(sessions, 4096, goal=goal)
+    assert set(sessions.opened[0].prepared) == {1}
+    assert sessions.opened[0].clock.now() < 1.5
+    measured = go(sessions, given(), goal=goal, extend=Candidate)
+    assert outcome_of(measured, 8).stop_reason == "batch size 1, which is smaller, breaks the latency limit"
+    assert statuses(measured) == {1: "over_limit"} | dict.fromkeys(SIZES[1:], "dropped")
+
+
+def test_where_steps_are_dear_the_first_size_keeps_the_latency_limit_by_the_model() -> None:
+    """The model would begin with the largest size, whose steps take five minutes where 100 s are allowed."""
+    steps = [Candidate(2**k, predicted_seconds=20 + 3 * 2**k) for k in range(9)]
+    measured, _ = seek(FakeDevice(affine(20.0, 3.0)), steps, budget=400.0, goal=Goal(latency_limit=100.0))
+    assert first_visits(measured)[0] == 16
+
+
+def test_smaller_sizes_are_tried_where_the_first_breaks_the_latency_limit() -> None:
+    """The model is wrong by half: what it began with is too slow, and the answer is a smaller size."""
+    steps = [Candidate(2**k, predicted_seconds=5 + 0.3 * 2**k) for k in range(9)]
+    measured, result = seek(FakeDevice(affine(4.0, 0.9)), steps, budget=120.0, goal=Goal(latency_limit=8.0))
+    assert first_visits(measured)[:2] == [8, 1]
+    assert statuses(measured)[8] == "over_limit"
+    assert 2 <= result.batch_size <= 4
+
+
+def test_no_size_is_dropped_for_a_faster_one_above_the_latency_limit() -> None:
+    """128 has four times the throughput of 4 and may not be the answer, so 4 must stay."""
+    measured = go(FakeDevice(affine(9e-3, 1e-4)), given(1, 2, 4, 128), goal=Goal(latency_limit=0.01))
+    assert statuses(measured) == {1: "dropped", 2: "dropped", 4: "ok", 128: "over_limit"}
+
+
+@pytest.mark.parametrize("budget", [60.0, 0.08])
+def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -> None:
+    """Most timings were throttled and took 12 ms: those that count took 9 of the 10 ms allowed."""
+    goal = Goal(latency_limit=0.01)
+    kept = Measured(
+        timings=tuple(
+            Timing(batch_size=8, round=n, seconds=0.012 if n % 3 else 0.009, throttled=n % 3 > 0) for n in range(11)
+        )
+    )
+    measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, kept=kept, budget=budget)
+    result = answer.answer(given(8), measured, goal=goal, setting={})
+    assert result.measurements[0].latency_seconds == pytest.approx(0.009)
+    assert (statuses(measured), result.batch_size) == ({8: "ok"}, 8)
+
+
+def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_limit(tmp_path: Path) -> None:
+    """A first timing of 12 ms was all that the budget held; the size takes 9 of the 10 ms allowed."""
+    goal = Goal(latency_limit=0.01)
+    asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {}, "conditions": {}}
+    slow = Timing(batch_size=8, round=0, seconds=0.012)
+    for budget, status in ((1e-3, "over_limit"), (60.0, "ok")):
+        with open_run(**asked, budget=budget) as run:
+            kept = run.kept if run.kept.timings else Measured(timings=(slow,), seconds_spent=1e-3)
+            run.timing(slow)
+            measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, kept=kept, keep=run, budget=budget)
+            run.finish()
+        assert statuses(measured) == {8: status}
 
 
 def line(n: int) -> float:

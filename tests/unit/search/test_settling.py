@@ -12,7 +12,7 @@ from cubatch.search.history import suspect
 from cubatch.search.verdicts import verdicts
 from cubatch.search.walk import Event
 from tests.fakes import Behaviour, FakeDevice, affine
-from tests.unit.search.test_walk import seek, share_of_best, statuses
+from tests.unit.search.walking import seek, share_of_best, statuses
 from tests.unit.situations import record, view
 
 CURVE = affine(0.024, 5e-4)

@@ -1,4 +1,4 @@
-"""A model of planted times in the place of the one that was learned."""
+"""A model of planted times in the place of the one that was learned, and runs whose runners and clock are watched."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import pytest
 from cubatch.estimate import expected
 from cubatch.estimate.blocks import num_blocks
 from cubatch.estimate.parts import PassPrediction, StepPrediction
+from cubatch.hardware import load
+from cubatch.measure import clocks, network_runner
+from cubatch.measure.callable_runner import CallableRunner
+from cubatch.measure.network_runner import NetworkRunner
+from cubatch.measure.runner import Reading
 from cubatch.network.passes import Pass
 from tests.unit.tuning.forecasts import GO, SCALE_SD
 
@@ -34,3 +39,71 @@ def planted(monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "cache" / "store.sqlite3"
+
+
+@pytest.fixture
+def no_runner(monkeypatch):
+    """From now on nothing can be measured: a runner is an error."""
+
+    def forbid():
+        def refuse(**_):
+            raise AssertionError("a runner was made")
+
+        monkeypatch.setattr(network_runner, "network_runner", refuse)
+
+    return forbid
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Batch sizes that were prepared, in order."""
+    prepared = []
+    prepare = NetworkRunner.prepare
+
+    def count(self, batch_size):
+        prepared.append(batch_size)
+        prepare(self, batch_size)
+
+    monkeypatch.setattr(NetworkRunner, "prepare", count)
+    return prepared
+
+
+class VirtualClock(clocks.HostClock):
+    """Time that only measuring moves on: a step of n samples takes 1 ms and 10 us a sample, whatever the machine."""
+
+    passed = 0.0
+    batch_size = 0
+
+    def now(self):
+        return VirtualClock.passed
+
+    def sleep(self, seconds):
+        VirtualClock.passed += seconds
+
+    def time(self, step, repeats):
+        step()
+        seconds = 1e-3 + 1e-5 * VirtualClock.batch_size
+        VirtualClock.passed += repeats * seconds
+        return Reading(seconds=seconds)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Nobody else is busy here, whatever runs beside the tests."""
+    monkeypatch.setattr(load, "snapshot", lambda: None)
+
+
+@pytest.fixture
+def virtual(monkeypatch):
+    """Runners of this process are told their time by a VirtualClock; the steps are really done, once each."""
+
+    def noting(prepare):
+        def note(self, batch_size):
+            VirtualClock.batch_size = batch_size
+            prepare(self, batch_size)
+
+        return note
+
+    monkeypatch.setattr(clocks, "HostClock", VirtualClock)
+    for runner in (NetworkRunner, CallableRunner):
+        monkeypatch.setattr(runner, "prepare", noting(runner.prepare))

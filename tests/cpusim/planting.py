@@ -1,0 +1,52 @@
+"""Kernels for planted bugs, when a bug must be seen, and what its reports are like."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from cubatch.kernels.variant import Kernel
+from tests.cpusim.simulator import SCHEDULES
+
+PLANTED = Path(__file__).parent / "planted"
+MODES = tuple(itertools.product(SCHEDULES, ("late", "early")))
+WRONG = "wrong result"
+
+
+def planted(entry, source, threads, dynamic_shared_bytes=0):
+    return Kernel(
+        name=entry,
+        family="planted",
+        source=str(PLANTED / source),
+        operation=entry,
+        entry=entry,
+        dtype="float32",
+        threads=threads,
+        defines=(),
+        dynamic_shared_bytes=dynamic_shared_bytes,
+    )
+
+
+SGEMM = planted("sgemm", "sgemm.cu", 256)
+CENTER_ROWS = planted("center_rows", "rows.cu", 128)
+
+LATE = tuple(mode for mode in MODES if mode[1] == "late")
+EARLY = tuple(mode for mode in MODES if mode[1] == "early")
+
+
+def not_in(*schedules):
+    return tuple(mode for mode in MODES if mode[0] not in schedules)
+
+
+def twin(entry, threads, dynamic_shared_bytes=0):
+    return Kernel(
+        name=entry,
+        family="twins",
+        source=str(Path(__file__).parent / "twins.cu"),
+        operation=entry,
+        entry=entry,
+        dtype="float32",
+        threads=threads,
+        defines=(),
+        dynamic_shared_bytes=dynamic_shared_bytes,
+    )

@@ -1,0 +1,43 @@
+"""How the tests are kept: files that one reads at a sitting, and test modules that stand alone."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+MOST_LINES = 500
+SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".inl")
+
+
+def imported(path):
+    """Give the modules that a file may import: each module named, and each name taken from one."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
+            yield node.module or ""
+
+
+def test_no_file_of_the_tests_is_long():
+    """At most 500 lines: beyond it a file holds more than one idea."""
+    lines = {
+        str(path.relative_to(TESTS)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in TESTS.rglob("*")
+        if path.suffix in SOURCES
+    }
+    assert len(lines) > 100
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_no_file_of_the_tests_imports_a_test_module():
+    """What tests share is in a module of its own, not in one whose tests whoever imports it would have to read."""
+    modules = {path.stem for path in TESTS.rglob("test_*.py")}
+    found = {
+        f"{path.relative_to(TESTS)} imports {name}"
+        for path in TESTS.rglob("*.py")
+        for name in imported(path)
+        if name.startswith("tests.") and name.rpartition(".")[2] in modules
+    }
+    assert found == set()

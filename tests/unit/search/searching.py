@@ -1,0 +1,42 @@
+"""Curves that the rules are shown, and a search of a device to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured
+from cubatch.search.walk import measure
+from tests.fakes import Curve, FakeDevice, FakeRunner
+from tests.unit.situations import POWERS
+
+LATENCY = Goal(objective="latency", tolerance=0.05)
+
+
+def line(n: int) -> float:
+    """A step of 64 ms and 1 ms a sample."""
+    return 0.064 + 0.001 * n
+
+
+def flat(n: int) -> float:
+    """Work only: all sizes have the same throughput."""
+    return 0.001 * n
+
+
+def falling(n: int) -> float:
+    """Throughput falls by a third with every octave."""
+    return 0.001 * n**1.5
+
+
+def go(device: FakeDevice, sizes: tuple[int, ...] = POWERS, **more: Any) -> tuple[FakeRunner, Measured]:
+    """Search on a device; the model, where there is one, is a curve."""
+    opened: list[FakeRunner] = []
+
+    def open_session() -> FakeRunner:
+        opened.append(device())
+        return opened[-1]
+
+    model: Curve = more.pop("model", lambda n: None)
+    arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0, "extend": Candidate}
+    found = measure(open_session, [Candidate(n, predicted_seconds=model(n)) for n in sizes], **arguments | more)
+    return opened[0], found

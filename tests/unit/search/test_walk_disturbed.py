@@ -1,0 +1,94 @@
+"""Throttling, other processes and what visits cost: which timings of the walk count."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Measured, Timing
+from cubatch.measure.stopwatch import MAX_REST_SHARE
+from cubatch.tuning import answer
+from cubatch.tuning.results import TuningResult
+from tests.fakes import Behaviour, FakeDevice, Throttling, affine
+from tests.unit.search.walking import FLAT, SlowFirst, given, go, statuses
+
+
+def test_throttled_timings_are_kept_flagged_and_the_device_rests() -> None:
+    """A device that heats up gives flagged timings, it rests after each, and what is clear is right."""
+    rests: list[float] = []
+
+    @attrs.define
+    class Rests(Behaviour):
+        def spend(self, seconds: float, *, busy: bool) -> None:
+            if not busy and seconds != pytest.approx(0.02):  # what preparing takes
+                rests.append(seconds)
+
+    device = FakeDevice(FLAT, noise=0.01, behaviours=(Throttling(hot_after=0.8, rest_cools=1.0), Rests()))
+    measured = go(device, given())
+    flagged = [timing for timing in measured.timings if timing.throttled]
+    assert flagged
+    assert 0 < len(rests) <= len(flagged)
+    clear = [timing.seconds for timing in measured.timings if not timing.throttled]
+    assert all(value == pytest.approx(0.02, rel=0.1) for value in clear)
+
+
+def test_a_fallen_clock_is_throttling_even_if_the_device_does_not_say_so() -> None:
+    """Below three quarters of the highest clock of the run, those of earlier runs included, a timing is flagged."""
+
+    @attrs.define
+    class Falls(Behaviour):
+        passed: float = 0.0
+
+        def clock(self) -> float:
+            return 0.5 if self.passed > 0.6 else 1.0
+
+        def spend(self, seconds: float, *, busy: bool) -> None:
+            self.passed += seconds
+
+    measured = go(FakeDevice(FLAT, noise=0.05, behaviours=(Falls(),)), given(8, 16))
+    assert {t.throttled for t in measured.timings if t.sm_clock_mhz == 750.0} == {True}
+    assert {t.throttled for t in measured.timings if t.sm_clock_mhz == 1500.0} <= {False}
+    kept = Measured(timings=(Timing(batch_size=8, round=0, seconds=0.02, sm_clock_mhz=3000.0),))
+    again = go(FakeDevice(FLAT, noise=0.05), given(8, 16), kept=kept)
+    assert {timing.throttled for timing in again.timings[1:]} == {True}
+
+
+def test_a_device_that_always_throttles_is_measured_all_the_same() -> None:
+    """If every timing would be thrown away all are used, and rests stay within their share."""
+
+    class Always(Throttling):
+        def factor(self) -> float:
+            self.throttled = True
+            return 1.5
+
+    measured = go(FakeDevice(FLAT, behaviours=(Always(),)), given(8))
+    result = answer.answer(given(8), measured, goal=Goal(), setting={})
+    assert statuses(measured) == {8: "ok"}
+    assert result.measurements[0].throttled == len(result.measurements[0].timings_seconds) > 0
+    assert measured.seconds_spent < MAX_REST_SHARE * 60 + 3
+
+
+def test_a_disturbed_visit_does_not_count_and_is_counted() -> None:
+    """Another process was there at the first visit: the result is what the size does undisturbed, and says so."""
+    measured = go(FakeDevice(FLAT, behaviours=(SlowFirst(21, 0.01),)), given(8))
+    result = answer.answer(given(8), measured, goal=Goal(), setting={})
+    (m,) = result.measurements
+    assert m.latency_seconds == pytest.approx(0.02)
+    assert m.disturbed == sum(timing.seconds > 0.025 for timing in measured.timings) > 0
+    assert len(m.timings_seconds) + m.disturbed == len(measured.timings)
+
+
+def test_what_visits_took_is_in_the_result() -> None:
+    """20 ms of preparing and at least a step of warming a visit; visits that had to prepare nothing count too."""
+    device = FakeDevice(affine(0.0, 1e-3), noise=0.003)
+    measured = go(device, given(32, 48))
+    result = answer.answer(given(32, 48), measured, goal=Goal(), setting={})
+    for m in result.measurements:
+        visits = len({timing.round // PER_VISIT for timing in measured.of(m.batch_size)})
+        assert m.visits == visits
+        assert m.prepare_seconds == pytest.approx(0.02 * round(m.prepare_seconds / 0.02))
+        assert 0.02 - 1e-9 <= m.prepare_seconds <= 0.02 * visits + 1e-9
+        assert m.warmup_seconds >= 0.9e-3 * m.batch_size * visits
+        assert m.query_seconds == 0.0
+    assert TuningResult.from_json(result.to_json()) == result

@@ -1,0 +1,319 @@
+"""What decided: peak, plateau, memory, the latency limit, the budget, the list or max_batch_size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured, Outcome
+from cubatch.tuning import answer as answers
+from tests.unit.tuning.ends import (
+    DROPPED,
+    ERROR,
+    NO_MEMORY,
+    NOT_RUN,
+    PLANNED,
+    Ended,
+    answer_of,
+    decide,
+    rate,
+    rounds,
+    steady,
+    too_slow,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "statuses", "more", "decided_by"),
+    [
+        ({1: 1.0, 2: 1.0, 4: 4.0}, {}, {}, "peak"),  # 1, 2, 1 samples/s
+        ({1: 1.0, 2: 1.0, 4: 4.0}, {4: "dropped"}, {}, "peak"),
+        ({1: 1.0, 2: 1.0, 4: 2.0}, {}, {}, "plateau"),  # 1, 2, 2
+        ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2}, "memory"),
+        ({1: 1.0, 2: 1.0, 3: None}, {3: "out_of_memory"}, {"largest_batch_size": 8}, "memory"),
+        ({1: 1.0, 2: 1.0, 4: None}, {4: "over_limit"}, {"largest_batch_size": 2}, "memory"),
+        ({1: 1.0, 2: 1.0, 3: 1.5}, {3: "latency"}, {}, "latency_limit"),
+        ({1: 1.0, 2: 1.0, 4: None}, {4: "not_run"}, {}, "budget"),
+        ({1: 1.0, 2: 1.0, 4: None, 8: None}, {4: "error", 8: "not_run"}, {}, "budget"),
+        ({1: 1.0, 2: 1.0}, {}, {"asked": True, "largest_batch_size": 2}, "batch_sizes"),
+        (
+            {1: 1.0, 2: 1.0},
+            {},
+            {"largest_batch_size": 9, "setting": {"limits": {"max_batch_size": 2}}},
+            "max_batch_size",
+        ),
+        ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2, "setting": {"limits": {"max_batch_size": 9}}}, "memory"),
+        ({1: 1.0, 2: 1.0}, {}, {}, "max_batch_size"),  # a callable: there is no plan
+    ],
+)
+def test_what_decided_is_what_became_of_the_larger_sizes(
+    seconds: dict[int, float | None], statuses: dict[int, str], more: dict[str, Any], decided_by: str
+) -> None:
+    """Each of the seven words from the smallest history that calls for it."""
+    timings = [timing for n, value in seconds.items() if value for timing in rounds(n, [value] * 5)]
+    outcomes = []
+    for n in seconds:
+        status = statuses.get(n, "ok")
+        facts = {"limit": "latency" if status == "latency" else "memory"}
+        outcomes.append(Outcome(n, "over_limit" if status == "latency" else status, "", facts))
+    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
+    result = answers.answer([Candidate(n) for n in seconds], measured, goal=Goal(), **{"setting": {}, **more})
+    assert (result.batch_size, result.decided_by) == (2, decided_by)
+    if decided_by in {"peak", "plateau"}:
+        assert any("measured up to 4" in reason for reason in result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answer", "decided_by"), [({1: 1.0, 2: 1.005, 4: 2.0}, 2, "plateau"), ({1: 1.0, 2: 2.0}, 1, "peak")]
+)
+def test_by_latency_the_largest_flat_size_is_the_answer(
+    seconds: dict[int, float], answer: int, decided_by: str
+) -> None:
+    """A floor that ends at 2 is a plateau; a latency that rises at once has its peak at the smallest."""
+    result = answer_of({n: [value] * 5 for n, value in seconds.items()}, goal=Goal(objective="latency"))
+    assert (result.batch_size, result.decided_by) == (answer, decided_by)
+
+
+def test_by_latency_the_lowest_itself_has_nothing_larger_near_it() -> None:
+    """As by throughput it has nothing smaller."""
+    result = answer_of(steady((8, 1.0), (16, 2.0)), goal=Goal(objective="latency"))
+    assert result.reasons[0] == "8 has the lowest latency, 1.00 s, and no larger size is within 1 % of it."
+    result = answer_of(steady((4, 1.0), (8, 1.0), (16, 4.0)))
+    assert result.reasons[0] == "8 has the best throughput, 8 samples/s, and no smaller size is within 1 % of it."
+    result = answer_of(steady((8, 1.0), (16, 4.0)))
+    assert result.reasons[0] == "8 has the best throughput, 8 samples/s."  # of nothing smaller anything is known
+
+
+@pytest.mark.parametrize(("top", "decided_by"), [(100, "max_batch_size"), (191, "max_batch_size"), (192, "peak")])
+def test_a_peak_needs_sizes_up_to_twice_the_answer(top: int, decided_by: str) -> None:
+    """A slower size a little above the answer may be a tooth of a saw; one at twice the answer shows the other side."""
+    result = answer_of(steady((48, 0.5), (96, 0.96), (top, top / 80)))
+    assert (result.batch_size, result.decided_by) == (96, decided_by)
+
+
+def test_a_tie_far_above_is_a_plateau_and_no_peak() -> None:
+    """A size whose median is 5 % worse but that paired rounds cannot tell from the fastest shows no fall."""
+    noisy = [4.2, 2.0, 4.2, 2.0, 4.2, 2.0, 4.2]
+    result = answer_of({64: [1.0] * 7, 256: noisy})
+    assert result.batch_size == 64
+    assert 256 in result.tied_with
+    assert result.decided_by == "plateau"
+
+
+def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
+    """48 ran, 64 fails, and 96 to 512 are dropped for that: no readings judged them, and nothing is a plateau."""
+    timings = {**steady((48, 1.0)), 64: [], 96: [], 512: []}
+    for status, decided_by in (("error", None), ("timeout", None), ("out_of_memory", None)):
+        result = answer_of(timings, {64: status, 96: "dropped", 512: "dropped"})
+        assert result.decided_by == decided_by
+        assert not any("judged up to 512" in reason for reason in result.reasons)
+
+
+def test_the_size_that_met_a_limit_is_named() -> None:
+    """300 ran and 306 did not: both are in the sentence, and so is what 36 takes beside the latency limit."""
+    result = answer_of({**steady((300, 1.0)), 306: []}, {306: "out_of_memory"})
+    assert result.decided_by == "memory"
+    assert any("the largest that ran is 300; 306 runs out of memory" in reason for reason in result.reasons)
+    slow = decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
+    assert slow.decided_by == "latency_limit"
+    assert any("the largest that keeps it is 35; 36 already takes 1.20 s" in reason for reason in slow.reasons)
+
+
+def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
+    """An error below the largest timing leaves the decision to memory, and so does none at all."""
+    for failed in ({16: "error"}, {}):
+        seconds = {**steady((8, 1.0)), **{n: [] for n in failed}, **steady((32, 2.0))}
+        result = answer_of(seconds, failed, largest_batch_size=32)
+        assert (result.batch_size, result.decided_by) == (32, "memory")
+        assert any(reason.startswith("Memory decided: nothing larger than 32 fits") for reason in result.reasons)
+
+
+def test_the_budget_decided_wherever_a_larger_size_was_not_tried() -> None:
+    """A size that might be better was left out: that the others show a peak does not say it is the peak."""
+    ended = {8: rate(80, 8), 16: rate(100, 16), 32: rate(60, 32, "dropped"), 64: NOT_RUN}
+    assert decide(ended).decided_by == "budget"
+    assert decide({**ended, 64: DROPPED}).decided_by == "peak"
+    assert decide({4: NOT_RUN, **ended, 64: DROPPED}).decided_by == "peak"  # a smaller one keeps nothing from growing
+
+
+@pytest.mark.parametrize(
+    ("ran", "failed", "decided_by"),
+    [
+        (100, {102: NO_MEMORY}, "memory"),
+        (100, {103: NO_MEMORY}, None),
+        (3, {4: NO_MEMORY}, "memory"),
+        (3, {5: NO_MEMORY}, None),
+        (100, {102: too_slow(1.2)}, "latency_limit"),
+        (100, {103: too_slow(1.2)}, None),
+        (100, {102: too_slow(1.2), 103: NO_MEMORY}, "latency_limit"),
+        (100, {101: ERROR, 102: NO_MEMORY}, "memory"),
+        (100, {103: NO_MEMORY, 200: NO_MEMORY}, None),
+        (100, {101: DROPPED, 102: NO_MEMORY}, "memory"),
+    ],
+)
+def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
+    ran: int, failed: dict[int, Ended], decided_by: str | None
+) -> None:
+    """Between 100 that ran and 103 that failed there may be a better one, so neither memory nor latency is blamed."""
+    result = decide({ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}, Goal(latency_limit=1.1))
+    assert (result.batch_size, result.decided_by) == (ran, decided_by)
+    if decided_by is None:
+        said = f"no size between {ran}, which ran, and {min(failed)}, which did not, gave a timing"
+        assert said in " ".join(result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("ended", "largest", "decided_by"),
+    [
+        ({500: rate(100, 500), 4096: PLANNED}, 510, "memory"),
+        ({500: rate(100, 500), 4096: PLANNED}, 511, None),
+        ({500: rate(100, 500)}, 510, "memory"),
+        ({500: rate(100, 500)}, 511, None),
+        ({3: rate(100, 3), 4: ERROR}, 4, "memory"),
+        ({500: rate(100, 500), 600: DROPPED}, 600, "plateau"),
+    ],
+)
+def test_the_plans_limit_is_met_within_2_percent_or_1_of_the_largest_by_plan(
+    ended: dict[int, Ended], largest: int, decided_by: str | None
+) -> None:
+    """However far above it the refused size lies: what counts is how near to the limit a size ran."""
+    assert decide(ended, largest_batch_size=largest).decided_by == decided_by
+
+
+def test_a_size_that_failed_below_one_that_ran_is_no_limit() -> None:
+    """101 ran out of memory and 110 did not: the end of the ladder decided."""
+    ended = {50: rate(50, 50), 100: rate(100, 100), 101: NO_MEMORY, 110: rate(90, 110, "dropped")}
+    assert decide(ended).decided_by == "max_batch_size"
+
+
+def test_a_limit_met_does_not_decide_where_twice_the_answer_was_measured() -> None:
+    """Memory ends at 401, and the curve is flat from 200 on: the plateau kept the answer from being larger."""
+    flat = {100: rate(50, 100), 200: rate(100, 200), 400: rate(100, 400), 401: NO_MEMORY}
+    assert (decide(flat).batch_size, decide(flat).decided_by) == (200, "plateau")
+
+
+@pytest.mark.parametrize(
+    ("beyond", "decided_by"),
+    [
+        ({150: rate(100, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, "plateau"),
+        ({150: rate(90, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, "peak"),
+        ({150: rate(90, 150, "dropped"), 190: NO_MEMORY}, "peak"),
+        ({150: rate(90, 150, "dropped"), 180: ERROR, 190: NO_MEMORY}, None),
+        ({150: DROPPED, 190: NO_MEMORY}, "plateau"),
+        ({150: rate(90, 150, "dropped"), 180: DROPPED, 190: too_slow(2.2)}, "peak"),
+    ],
+)
+def test_a_far_limit_with_all_between_dropped_is_judged_by_what_was_timed(
+    beyond: dict[int, Ended], decided_by: str | None
+) -> None:
+    """Where the curve does not rise nobody looks for the limit: the curve decided, even short of twice the answer."""
+    result = decide({50: rate(50, 50), 100: rate(100, 100), **beyond}, Goal(latency_limit=2.0))
+    assert (result.batch_size, result.decided_by) == (100, decided_by)
+
+
+def test_sizes_dropped_without_a_timing_count_as_looked_at() -> None:
+    """Their neighbours' readings rule out 512 and more: up to there the curve gains nothing, which is a plateau."""
+    result = decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 512: DROPPED}, largest_batch_size=10_000)
+    assert (result.batch_size, result.decided_by) == (128, "plateau")
+    said = "Larger batches, judged up to 512 by the readings of smaller ones, gain no more than 1 %: a plateau."
+    assert said in result.reasons
+    assert decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 300: ERROR}).decided_by == "plateau"
+    result = decide({64: rate(100, 64), 128: rate(100, 128), 512: DROPPED}, largest_batch_size=10_000)
+    assert "measured up to 128 and by these readings up to 512" in " ".join(result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("far", "decided_by"),
+    [
+        ([1.05, 1.06, 1.05, 1.06, 1.05], "peak"),  # worse by 5 % throughout
+        ([1.05, 1.06, 0.97, 1.06, 1.05], "plateau"),  # its interval reaches the fastest's
+        ([1.005] * 5, "plateau"),  # worse throughout, and within the tolerance
+        ([1.05, 1.06, 1.05], "peak"),  # too few for an interval: all of them are worse
+        ([1.05, 1.06, 0.99], "plateau"),
+        ([1.05], "peak"),
+    ],
+)
+def test_a_peak_needs_intervals_apart_or_with_few_timings_all_of_them(far: list[float], decided_by: str) -> None:
+    """A median 5 % behind is no fall while the timings of the two overlap."""
+    result = answer_of({64: [0.64] * 7, 256: [2.56 * one for one in far]}, {256: "dropped"})
+    assert (result.batch_size, result.decided_by) == (64, decided_by)
+
+
+@pytest.mark.parametrize(("next_size", "decided_by"), [(102, "latency_limit"), (103, "plateau")])
+def test_a_size_dropped_for_the_latency_limit_ends_the_sizes(next_size: int, decided_by: str) -> None:
+    """It was never read, and by its neighbours it takes too long: nothing else kept the answer from being larger."""
+    outcomes = (Outcome(100, "ok"), Outcome(next_size, "dropped", "too slow", {"limit": "latency"}))
+    measured = Measured(timings=tuple(rounds(100, [0.5] * 5)), outcomes=outcomes)
+    ladder, setting = [Candidate(100), Candidate(next_size)], {"limits": {"max_batch_size": next_size}}
+    result = answers.answer(ladder, measured, goal=Goal(latency_limit=0.505), setting=setting)
+    assert result.decided_by == decided_by
+
+
+def test_a_tie_is_no_fall_even_where_intervals_lie_apart() -> None:
+    """Each was disturbed in a quarter of the rounds, in different ones: half of the pairs call 256 the faster."""
+    best, far = [1.0] * 15 + [2.0] * 5, [0.5] * 5 + [1.1] * 15
+    result = answer_of({64: [0.64 * one for one in best], 256: [2.56 * one for one in far]})
+    near, last = (m.throughput_interval for m in result.measurements)
+    assert near is not None
+    assert last is not None
+    assert last[1] < 0.95 * near[0]
+    assert (result.batch_size, result.tied_with, result.decided_by) == (64, (256,), "plateau")
+
+
+def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> None:
+    """Nothing between 16 and 1000 was asked for, so that 1000 does not fit says little about 16."""
+    for failed in (NO_MEMORY, PLANNED, too_slow(1.5)):
+        result = decide({16: rate(100, 16), 1000: failed}, Goal(latency_limit=1.0), asked=True, largest_batch_size=900)
+        assert result.decided_by == "batch_sizes"
+        said = "The list of batch sizes decided: it holds nothing between 16 and 1000, which might be better."
+        assert said in result.reasons
+    slower = {50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}
+    assert decide(slower, asked=True).decided_by == "batch_sizes"
+    assert decide(slower).decided_by == "peak"
+    assert decide({16: rate(100, 16), 17: NO_MEMORY}, asked=True).decided_by == "memory"
+
+
+def test_errors_above_the_answer_are_no_limit() -> None:
+    """Neither the list, nor max_batch_size, nor memory kept the answer from sizes that raised an error."""
+    for more in ({}, {"asked": True}, {"largest_batch_size": 99}):
+        assert decide({8: rate(100, 8), 32: ERROR}, **more).decided_by is None
+
+
+def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
+    """Also where the last was dropped by its neighbours' readings."""
+    for last in (rate(100, 12), DROPPED):
+        result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last})
+        assert (result.batch_size, result.decided_by) == (8, "max_batch_size")
+        assert "max_batch_size decided: nothing larger than 12 was allowed, which might be better." in result.reasons
+
+
+def test_by_latency_a_larger_size_that_was_looked_at_shows_the_rise() -> None:
+    """Timed or ruled out, and whatever else the budget left open."""
+    goal = Goal(objective="latency")
+    assert decide({1: Ended(1.0), 2: DROPPED, 4: NOT_RUN}, goal).decided_by == "peak"
+    assert decide({1: Ended(1.0), 2: Ended(1.005), 4: Ended(2.0), 8: NOT_RUN}, goal).decided_by == "plateau"
+    assert decide({1: Ended(1.0), 4: NOT_RUN}, goal).decided_by == "budget"
+
+
+def test_a_tie_larger_than_the_answer_moves_where_the_peak_ends() -> None:
+    """384 is the answer, 1024 ties with it: the fall is said of what lies beyond 1024."""
+    swing = [1.0, 1.5, 1.1, 1.4, 1.2, 1.3, 1.05]
+    sign = [1, -1, 1, -1, 1, -1, 1]
+    result = answer_of({
+        384: [3.84 * one for one in swing],
+        1024: [10.24 * 1.02 * one * (1 + 0.05 * s) for one, s in zip(swing, sign, strict=True)],
+        4096: [40.96 * 3 * one for one in swing],
+    })  # fmt: skip
+    assert (result.batch_size, result.tied_with, result.decided_by) == (384, (1024,), "peak")
+    assert any(reason.startswith("Beyond 1024, the largest tie, the throughput falls") for reason in result.reasons)
+
+
+def test_an_answer_at_the_edge_has_no_optimum_inside() -> None:
+    """Of 1, 2 and 4 the smallest is the best: nothing lies on its other side."""
+    result = answer_of(steady((1, 1.0), (2, 2.5), (4, 6.0)))
+    assert result.decided_by == "peak"
+    text = " ".join(result.reasons)
+    assert "the throughput falls (measured up to 4), and nothing is smaller than 1." in text
+    assert "inside" not in text

@@ -1,0 +1,90 @@
+"""What `autotune` refuses before anything is measured, by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cubatch import errors
+from cubatch.tuning.tune import autotune
+from tests.unit.tuning.small_runs import tune
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field"),
+    [
+        *[({"batch_sizes": value}, errors.InvalidArgument, "batch_sizes") for value in (
+            [], [0], [-1], [1.5], [NAN], ["8"], [10**12], [True], [None], "32", 32, [[1]],
+        )],
+        *[({"max_batch_size": value}, errors.InvalidArgument, "max_batch_size") for value in (0, 2.5, NAN, "8", True)],
+        *[({"memory_limit": value}, errors.InvalidArgument, "memory_limit") for value in (0, -1, NAN, "8 lots", "0%")],
+        *[({"latency_limit": value}, errors.InvalidArgument, "latency_limit") for value in (0, -1.0, NAN, "1", True)],
+        *[({"tolerance": value}, errors.InvalidArgument, "tolerance") for value in (-0.1, 1, NAN, "1%", None, True)],
+        *[({"budget": value}, errors.InvalidArgument, "budget") for value in (0, -1, NAN, math.inf, "60", None, True)],
+        *[({"seed": value}, errors.InvalidArgument, "seed") for value in (-1, 0.5, "0", None, True)],
+        *[({"isolate": value}, errors.InvalidArgument, "isolate") for value in ("yes", None, 2, [])],
+        *[({"recompute": value}, errors.InvalidArgument, "recompute") for value in ("yes", 1, None)],
+        *[({"store": value}, errors.InvalidArgument, "store") for value in (None, 3, [])],
+        *[({"objective": value}, errors.InvalidArgument, "objective") for value in ("speed", None)],
+        *[({"mode": value}, errors.InvalidArgument, "mode") for value in ("train", None)],
+        *[({"optimizer": value}, errors.InvalidArgument, "optimizer") for value in ("adamw", None)],
+        *[({"dtype": value}, errors.InvalidArgument, "dtype") for value in ("float16", "tf32", "float33", None)],
+        *[({"library": value}, errors.InvalidArgument, "library") for value in ("cubatch", "cudnn", None)],
+        *[({"device": value}, errors.InvalidArgument, "device") for value in ("tpu", "titan x", 3)],
+        ({"progress": "bar"}, errors.InvalidArgument, "progress"),
+        ({"batch_sizes": [8, 64], "max_batch_size": 32}, errors.InvalidArgument, "batch_sizes"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_arguments_are_refused_by_name(options, error, field, no_runner, tmp_path):
+    """Each is an error of ours with field and value, before a runner is made or anything is kept."""
+    no_runner()
+    kept = tmp_path / "store.sqlite3"
+    with pytest.raises(error) as caught:
+        tune(**{"store": kept} | options)
+    assert isinstance(caught.value, errors.CubatchError)
+    assert caught.value.field == field
+    assert not kept.exists()
+
+
+def test_our_kernels_on_a_cpu_are_refused():
+    """library="cubatch" means a GPU; the error names what there is instead."""
+    with pytest.raises(errors.InvalidArgument, match="im2col") as caught:
+        tune(library="cubatch")
+    assert (caught.value.field, caught.value.value) == ("library", "cubatch")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        ("resnet5", errors.InvalidArgument),
+        ("no-such-file.toml", errors.CubatchError),
+        ({"layers": []}, errors.InvalidSpec),
+        ({"input_shape": [4, 4, 3], "layers": [{"type": "conv2d", "k": 4, "r": 9, "s": 9}]}, errors.InvalidSpec),
+        (None, errors.CubatchError),
+        ("deit-tiny", errors.UnsupportedLayer),
+    ],
+)
+def test_specs_that_cannot_be_run_are_refused(spec, error, no_runner):
+    """A typo, a missing file, no layers, a filter too large, nothing, or a layer without code."""
+    no_runner()
+    with pytest.raises(error):
+        autotune(spec, device="cpu", batch_sizes=[1], budget=0.5, store=False, isolate=False)
+
+
+def test_what_the_machine_does_not_have_is_refused(no_runner):
+    """A catalogued GPU that is not here, energy without a reading, a limit below one sample."""
+    no_runner()
+    with pytest.raises(errors.DeviceNotAvailable):
+        tune(device="titan-x-maxwell")
+    with pytest.raises(errors.EnergyNotAvailable):
+        tune(objective="energy")
+    with pytest.raises(errors.DoesNotFit) as caught:
+        tune(memory_limit=1000)
+    assert caught.value.available_bytes == 1000
+    assert isinstance(caught.value, MemoryError)

@@ -1,0 +1,195 @@
+"""`autotune_callable`: any step of anybody's, on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+
+import numpy as np
+import pytest
+
+from cubatch import errors
+from cubatch.measure.callable_runner import CallableRunner
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune import autotune_callable
+from tests.unit.tuning.small_runs import statuses
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def matmul(n):
+    """A NumPy step whose time grows with n."""
+    x, w = np.ones((n, 64)), np.ones((64, 64))
+    return lambda: x @ w
+
+
+call = functools.partial(
+    autotune_callable, matmul, max_batch_size=64, device="cpu", batch_sizes=[1, 8, 64], budget=30.0
+)
+
+
+def test_a_numpy_callable_is_tuned(virtual):
+    """The same result as of a network; what only a plan could know is None, and the clock is said."""
+    result = call()
+    assert [m.batch_size for m in result.measurements] == [1, 8, 64]
+    assert {m.batch_size: m.latency_seconds for m in result.measurements} == {1: 1.01e-3, 8: 1.08e-3, 64: 1.64e-3}
+    assert (result.batch_size, result.decided_by) == (64, "batch_sizes")
+    assert (result.largest_batch_size, result.spec, result.largest_measured) == (None, None, 64)
+    assert {m.predicted_peak_bytes for m in result.measurements} == {None}
+    assert any("host's clock" in reason for reason in result.reasons)
+    assert TuningResult.from_json(result.to_json()).to_mapping() == result.to_mapping()
+
+
+def test_without_a_list_a_callable_gets_the_plain_ladder(virtual):
+    """Powers of two, 1.5 times them, and the maximum."""
+    result = call(batch_sizes=None, max_batch_size=5)
+    assert [m.batch_size for m in result.measurements] == [1, 2, 3, 4, 5]
+    assert (result.batch_size, result.decided_by) == (5, "max_batch_size")
+
+
+def test_a_callable_that_runs_out_of_memory_at_some_size(virtual):
+    """MemoryError, by type, at 40 and above: those are out_of_memory, the others answer, and the list decided."""
+
+    def make_step(n):
+        if n >= 40:
+            raise MemoryError
+        return matmul(n)
+
+    result = autotune_callable(make_step, max_batch_size=64, device="cpu", batch_sizes=[1, 8, 48, 64], budget=30.0)
+    assert statuses(result)[48] == statuses(result)[64] == "out_of_memory"
+    assert (result.largest_measured, result.batch_size, result.decided_by) == (8, 8, "batch_sizes")
+    with pytest.raises(errors.NothingMeasured, match="memory"):
+        autotune_callable(make_step, max_batch_size=64, device="cpu", batch_sizes=[48, 64], budget=1.0)
+
+
+def test_a_mistake_in_a_callable_is_an_error_not_an_out_of_memory(virtual):
+    """An error whose text speaks of memory is judged by its type; the reason names it."""
+
+    def make_step(n):
+        def step():
+            if n == 8:
+                raise RuntimeError("CUDA out of memory, it says")
+
+        return step
+
+    result = autotune_callable(make_step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=30.0)
+    assert statuses(result)[8] == "error"
+    assert "RuntimeError" in result.measurements[1].stop_reason
+
+
+def test_only_one_step_lives_at_a_time(virtual):
+    """The memory of a size is let go of before the next is made, and after the last."""
+    alive = []
+
+    class Step:
+        def __init__(self, n):
+            alive.append(n)
+            assert len(alive) == 1
+            self.n = n
+
+        def __call__(self):
+            sum(range(self.n))
+
+        def __del__(self):
+            alive.remove(self.n)
+
+    autotune_callable(Step, max_batch_size=64, device="cpu", batch_sizes=[1, 8, 64], budget=30.0)
+    gc.collect()
+    assert alive == []
+
+
+def test_pytorch_on_the_cpu_is_tuned(virtual):
+    """A training step of PyTorch, as in the docstring but on the CPU: steps are taken, the host tells their time."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def make_step(n):
+        x, y = torch.randn(n, 16), torch.randint(4, (n,))
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    weights = model.weight.detach().clone()
+    result = autotune_callable(make_step, max_batch_size=256, device="cpu", batch_sizes=[1, 256], budget=30.0)
+    assert result.batch_size == 256
+    assert not torch.equal(model.weight, weights)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_callable_hands_out_what_there_is(virtual, stop):
+    """Nothing is stored, but what was measured is on the exception."""
+
+    def make_step(n):
+        def step():
+            steps.append(n)
+            if steps.count(8) > 5:
+                raise stop
+
+        return step
+
+    steps = []
+    with pytest.raises(stop) as caught:
+        autotune_callable(make_step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=30.0)
+    partial = caught.value.partial
+    counts = {m.batch_size: len(m.timings_seconds) for m in partial.measurements}
+    assert 0 < counts[8] <= 5
+    assert counts[1] > 0
+    assert set(statuses(partial).values()) == {"interrupted"}
+
+
+def test_a_memory_limit_that_nobody_watches_is_said():
+    """On the CPU neither CuPy nor PyTorch tells what a step holds."""
+
+    def asked(**limit):
+        result = autotune_callable(lambda _: lambda: None, max_batch_size=1, device="cpu", budget=1.0, **limit)
+        return ["not watched" in reason for reason in result.reasons].count(True)
+
+    assert (asked(memory_limit="1KiB"), asked()) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"max_batch_size": None}, "max_batch_size"),
+        ({"max_batch_size": 1.5}, "max_batch_size"),
+        ({"batch_sizes": [128]}, "batch_sizes"),
+        ({"batch_sizes": []}, "batch_sizes"),
+        ({"batch_sizes": "8"}, "batch_sizes"),
+        ({"batch_sizes": [math.nan]}, "batch_sizes"),
+        ({"memory_limit": "much"}, "memory_limit"),
+        ({"latency_limit": -1}, "latency_limit"),
+        ({"objective": "speed"}, "objective"),
+        ({"tolerance": 2}, "tolerance"),
+        ({"tolerance": "small"}, "tolerance"),
+        ({"budget": 0}, "budget"),
+        ({"seed": -1}, "seed"),
+        ({"device": "tpu"}, "device"),
+        ({"progress": 1}, "progress"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_a_callable_are_refused_by_name(options, field, monkeypatch):
+    """As for a network, before the callable is asked for anything."""
+    monkeypatch.setattr(CallableRunner, "prepare", None)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        call(**options)
+    assert caught.value.field == field
+
+
+def test_what_cannot_be_called_is_refused():
+    """A step instead of make_step is the likeliest mistake: make_step must be callable."""
+    with pytest.raises(errors.InvalidArgument, match="make_step"):
+        autotune_callable(3, max_batch_size=8)
+
+
+def test_energy_of_a_callable_on_the_cpu_is_an_error():
+    """No reading of energy, no answer."""
+    with pytest.raises(errors.EnergyNotAvailable):
+        call(objective="energy", batch_sizes=[1])

@@ -1,0 +1,206 @@
+"""What `autotune` keeps: reruns, refusals of what was kept, interruptions and kills."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import subprocess
+import sys
+import textwrap
+import time
+import types
+
+import pytest
+
+from cubatch.hardware import host, probe
+from cubatch.hardware import room as hardware_room
+from cubatch.memory.fit import max_batch_size
+from cubatch.memory.parts import footprint
+from cubatch.tuning import tune as tuner
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune import autotune
+from tests.unit.tuning.small_runs import CHECKOUT, rows, statuses, tune
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+# --- the store -----------------------------------------------------------------------------------------------
+
+
+def test_a_rerun_answers_from_the_store(tmp_path, no_runner):
+    """Zero new measurements, not even a runner; the same timings, answer and seconds."""
+    kept = tmp_path / "kept.sqlite3"
+    first = tune(store=kept)
+    no_runner()
+    second = tune(store=str(kept))
+    drop = {"created", "device"}
+    before, after = ({k: v for k, v in result.to_mapping().items() if k not in drop} for result in (first, second))
+    *reasons, said = after.pop("reasons")
+    assert reasons == before.pop("reasons")
+    assert "from the store" in said
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mode": "training"}, {"batch_sizes": [4]}, {"seed": 1}, {"tolerance": 0.02}, {"objective": "latency"},
+        {"memory_limit": "64MiB"}, {"recompute": True}, {"optimizer": "adam"}, {"latency_limit": 1.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_question_is_another_run(tmp_path, other, virtual, counted):
+    """Every argument that shapes the answer is part of the identity, so its run is measured for itself."""
+    quick = functools.partial(tune, batch_sizes=[4, 8], store=tmp_path / "kept")
+    quick()
+    before = len(counted)
+    quick()
+    assert len(counted) == before
+    quick(**other)
+    assert len(counted) > before
+
+
+def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, counted):
+    """ "refresh" measures anew in place of what was kept, in the store of the user's cache."""
+    monkeypatch.setattr(tuner.sqlite_file, "default_path", lambda: tmp_path / "cache" / "store.sqlite3")
+    quick = functools.partial(tune, batch_sizes=[4])
+    quick()
+    assert not (tmp_path / "cache").exists()
+    first = quick(store=True)
+    done = len(counted)
+    assert quick(store=True).measurements == first.measurements
+    assert len(counted) == done
+    fresh = quick(store="refresh")
+    assert len(counted) > done
+    assert fresh.measurements[0].timings_seconds != first.measurements[0].timings_seconds
+    assert quick(store=True).measurements == fresh.measurements
+    (run,) = tuner.store.list_runs(tmp_path / "cache" / "store.sqlite3")
+    assert run.state == "finished"
+
+
+def test_a_changed_condition_is_refused_by_name(tmp_path, monkeypatch, virtual, counted):
+    """Another NumPy, another number of threads: measured anew, and the result says which field differs."""
+    quick = functools.partial(tune, batch_sizes=[4], store=tmp_path / "kept")
+    quick()
+    before, real = len(counted), tuner.conditions
+    with monkeypatch.context() as changed:
+        changed.setattr(tuner, "conditions", lambda device: real(device) | {"numpy": "1.0", "threads": 99})
+        result = quick()
+    assert len(counted) > before
+    (note,) = [reason for reason in result.reasons if "refused" in reason]
+    assert "numpy was" in note
+    assert "is 1.0" in note
+    assert "threads was" in note
+    after = len(counted)
+    assert not [reason for reason in quick().reasons if "refused" in reason]
+    assert len(counted) == after
+
+
+def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, monkeypatch, virtual):
+    """The ladder is that of the first run; sizes planned above today's limit are refused, the others go on."""
+    options = {"store": tmp_path / "kept", "memory_limit": "1GiB"}
+    stop = types.SimpleNamespace(after=1)
+
+    def interrupt(event):
+        if event.kind == "timing":
+            stop.after -= 1
+            if not stop.after:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(batch_sizes=[4, 2000], progress=interrupt, **options)
+    room = footprint("mlp", batch_size=500, device="cpu", mode="inference").total
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
+    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    result = tune(batch_sizes=[4, 2000], **options)
+    assert statuses(result) == {4: "ok", 2000: "over_limit"}
+    today = hardware_room.memory_limit(probe.device("cpu"), "1GiB").bytes
+    largest = max_batch_size("mlp", today, device="cpu", mode="inference")
+    assert (result.limits["memory_bytes"], result.largest_batch_size) == (today, largest)
+
+
+# --- interrupted ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, stop, counted):
+    """Ctrl-C comes out as it was, `partial` holds every timing so far, and a rerun fills in only the rest."""
+    kept, events = tmp_path / "kept", []
+
+    def interrupt(event):
+        events.append(event)
+        if sum(event.kind == "timing" for event in events) == 3:
+            raise stop
+
+    with pytest.raises(stop) as caught:
+        tune(store=kept, progress=interrupt)
+    partial = caught.value.partial
+    assert isinstance(partial, TuningResult)
+    assert set(statuses(partial).values()) == {"interrupted"}
+    assert partial.batch_size is None
+    taken = {m.batch_size: m.timings_seconds for m in partial.measurements}
+    assert sum(map(len, taken.values())) == 3
+    json.loads(partial.to_json())
+    before, more = rows(kept), []
+    assert {n: tuple(before[key][0] for key in sorted(before) if key[0] == n) for n in (4, 32)} == taken
+    result = tune(store=kept, progress=more.append)
+    after, new = rows(kept), {(event.batch_size, event.round) for event in more if event.kind == "timing"}
+    assert after.items() >= before.items()
+    assert new == after.keys() - before.keys()
+    for m in result.measurements:
+        assert len(m.timings_seconds) + m.disturbed == [size for size, _ in after].count(m.batch_size)
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+    assert result.seconds_spent > partial.seconds_spent
+
+
+KILLED = """
+    import sys
+    import cubatch as cb
+
+    cb.autotune("mlp", device="cpu", mode="training", batch_sizes=range(30, 36), budget=60.0, seed=1, tolerance=0.001,
+                isolate=False, store=sys.argv[1])
+"""
+
+
+def test_three_kills_lose_and_repeat_nothing(tmp_path):
+    """
+    SIGKILL at three random moments, then a rerun: no stored timing is measured again, and no candidate is missing.
+
+    The moments are numbers of kept timings, drawn from a seed, so that the test does not depend on the machine's speed;
+    each of the sizes asked for is measured once before any is measured again.
+    """
+    script, kept = tmp_path / "script.py", tmp_path / "kept.sqlite3"
+    script.write_text(textwrap.dedent(KILLED))
+    draw, before = random.Random(20), {}
+    for _ in range(3):
+        enough = len(before) + draw.randint(1, 6)
+        process = subprocess.Popen([sys.executable, str(script), str(kept)], start_new_session=True, env=CHECKOUT)
+        try:
+            deadline = time.monotonic() + 60
+            while len(rows(kept)) < enough and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+        finally:
+            process.kill()
+            process.wait()
+        now = rows(kept)
+        assert len(now) >= enough, "the process ended by itself"
+        assert now.items() >= before.items()
+        before = now
+    told = []
+    result = autotune(
+        "mlp", device="cpu", mode="training", batch_sizes=range(30, 36), budget=60.0, seed=1, tolerance=0.001,
+        isolate=False, store=kept, progress=told.append,
+    )  # fmt: skip
+    after = rows(kept)
+    assert after.items() >= before.items()
+    new = [(event.batch_size, event.round) for event in told if event.kind == "timing"]
+    assert len(new) == len(set(new))
+    assert not before.keys() & set(new)
+    assert after.keys() == before.keys() | set(new)
+    assert [m.batch_size for m in result.measurements] == list(range(30, 36))
+    for m in result.measurements:
+        assert m.status in {"ok", "dropped"}
+        taken = [value[0] for (size, _), value in sorted(after.items()) if size == m.batch_size]
+        assert set(m.timings_seconds) <= set(taken)
+        assert len(m.timings_seconds) + m.disturbed + m.throttled == len(taken)
+    assert not [reason for reason in result.reasons if "refused" in reason]
