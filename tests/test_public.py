@@ -51,20 +51,31 @@ def test_importing_cubatch_loads_no_heavy_library():
     assert loaded == "[]"
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "cubatch.models.build('resnet50').parameters",
-        "cubatch.footprint('mlp', batch_size=1, device='v100-sxm2-16gb')",
-        "cubatch.candidates('mnist-cnn', device='v100-sxm2-16gb')",
-        "cubatch.predict('mnist-cnn', device='v100-sxm2-16gb')",
-        "cubatch.autotune_callable(lambda n: int, max_batch_size=1, device='cpu', budget=1.0)",
-    ],
+USES = (
+    "cubatch.models.build('resnet50').parameters",
+    "cubatch.footprint('mlp', batch_size=1, device='v100-sxm2-16gb')",
+    "cubatch.candidates('mnist-cnn', device='v100-sxm2-16gb')",
+    "cubatch.predict('mnist-cnn', device='v100-sxm2-16gb')",
+    "cubatch.autotune_callable(lambda n: int, max_batch_size=1, device='cpu', budget=1.0)",
 )
-def test_using_cubatch_without_gpu_plot_or_command_line_loads_none(use):
+
+
+@pytest.fixture(scope="module")
+def loaded_by():
+    """What is loaded of the heavy libraries after each use and those before it, in one process."""
+    code = (
+        "import sys, cubatch\n"
+        f"for use in {USES}:\n"
+        "    eval(use)\n"
+        f"    print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    return dict(zip(USES, fresh(code), strict=True))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_using_cubatch_without_gpu_plot_or_command_line_loads_none(loaded_by, use):
     """Specs, memory, candidates, predictions and tuning on the CPU need none of those libraries either."""
-    loaded = fresh(f"import sys, cubatch; {use}; print([n for n in {HEAVY} if n in sys.modules])")
-    assert loaded[-1] == "[]"
+    assert loaded_by[use] == "[]"
 
 
 def test_every_public_name_resolves_twice_after_everything_is_imported():

@@ -78,7 +78,8 @@ def shared_object(kernel: Kernel, arch: int, build: str) -> Path:
         BuildError: With the compiler's message.
     """
     source, defines = unit_of(kernel)
-    entries = sorted({kernel.entry} | {k.entry for k in registry.kernels() if unit_of(k) == unit_of(kernel)})
+    alike = (k for k in registry.kernels() if (k.source, k.defines) == (kernel.source, kernel.defines))
+    entries = sorted({kernel.entry} | {k.entry for k in alike})
     text = "\n".join(
         [
             "#include <runtime.h>",
@@ -98,12 +99,23 @@ def shared_object(kernel: Kernel, arch: int, build: str) -> Path:
     runtime = _runtime(build)
     flags = (
         *COMMON, *BUILDS[build], *_processor(), f"-DCB_ARCH={arch}", *(f"-D{name}={value}" for name, value in defines),
-        f"-I{HERE}", f"-I{registry.kernels_path()}", f"-fmacro-prefix-map={ROOT}/=",
+        f"-I{HERE}", f"-I{registry.kernels_path()}", f"-ffile-prefix-map={ROOT}/=",
     )  # fmt: skip
-    variant = _digest(source, defines)[:8]
+    variant = _digest(*anywhere(str(source)), defines)[:8]
     stem = f"{source.stem}-{variant}-{arch}-{build}"
-    digest = _digest(text, flags, _compiler(), runtime.name, *_contents(source))
+    digest = _digest(*anywhere(text, *flags), _compiler(), runtime.name, *_contents(source))
     return _compile(stem, digest, text, (*flags, "-Wl,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}"))
+
+
+def anywhere(*texts: str) -> list[str]:
+    """
+    Give texts without where this checkout lies, which no object depends on: all checkouts share a cache.
+
+    Example:
+        >>> anywhere(f"-I{HERE}", "-O2")
+        ['-I/tests/cpusim', '-O2']
+    """
+    return [text.replace(str(ROOT), "") for text in texts]
 
 
 def precompile(kernels: Iterable[Kernel], arch: int, build: str = "plain", processes: int = 2) -> None:
@@ -123,8 +135,8 @@ def cache_directory() -> Path:
 
 def _runtime(build: str) -> Path:
     source = HERE / "runtime.cpp"
-    flags = (*COMMON, *RUNTIME[build], f"-I{HERE}")
-    digest = _digest(flags, _compiler(), *_contents(source))
+    flags = (*COMMON, *RUNTIME[build], f"-I{HERE}", f"-ffile-prefix-map={ROOT}/=")
+    digest = _digest(*anywhere(*flags), _compiler(), *_contents(source))
     return _compile(f"libcpusim-{build}", digest, f'#include "{source}"\n', flags)
 
 

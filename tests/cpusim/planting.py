@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
+import re
 from pathlib import Path
 
 from cubatch.kernels.variant import Kernel
+from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES
 
 PLANTED = Path(__file__).parent / "planted"
@@ -50,3 +54,20 @@ def twin(entry, threads, dynamic_shared_bytes=0):
         defines=(),
         dynamic_shared_bytes=dynamic_shared_bytes,
     )
+
+
+def flat(name, texts):
+    """
+    Give a folder of the cache that holds these sources, so that what is compiled of them is compiled once.
+
+    It is named after what it holds, too: other checkouts may write theirs at the same time.
+    """
+    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
+    folder = building.cache_directory() / "mutants" / f"{re.sub('[^a-z]+', '-', name)}-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        if not (folder / file).exists():
+            part = folder / f"{file}.{os.getpid()}"
+            part.write_text(text)
+            part.rename(folder / file)
+    return folder

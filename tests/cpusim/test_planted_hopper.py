@@ -18,7 +18,7 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import tensor_map, variant
 from tests.cpusim import building
-from tests.cpusim.planting import EARLY, LATE, MODES, WRONG, not_in
+from tests.cpusim.planting import EARLY, LATE, MODES, WRONG, flat, not_in
 from tests.cpusim.simulator import SimulationError, Simulator
 from tests.kernels import cases
 
@@ -198,10 +198,7 @@ def mutant(name):
     for file, old, new in BUGS[name].changes if name in BUGS else ():
         assert texts[file].count(old) == 1, f"{old!r} in {file}"
         texts[file] = texts[file].replace(old, new)
-    folder = building.cache_directory() / "mutants" / name.replace(" ", "-").replace("'", "").replace(",", "")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        (folder / file).write_text(text.replace('"hopper/', '"'))
+    folder = flat(name, {file: text.replace('"hopper/', '"') for file, text in texts.items()})
     return attrs.evolve(BUGS[name].kernel if name in BUGS else CORRECT[name], source=str(folder / "implicit_gemm.cu"))
 
 

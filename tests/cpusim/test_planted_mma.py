@@ -18,7 +18,7 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from tests.cpusim import building
-from tests.cpusim.planting import LATE, MODES, WRONG, not_in
+from tests.cpusim.planting import LATE, MODES, WRONG, flat, not_in
 from tests.cpusim.simulator import SimulationError, Simulator
 from tests.kernels import cases
 
@@ -112,10 +112,8 @@ def mutant(name):
     if name in BUGS:
         assert texts[bug.file].count(bug.old) == 1, f"{bug.old!r} in {bug.file}"
         texts[bug.file] = texts[bug.file].replace(bug.old, bug.new)
-    folder = building.cache_directory() / "mutants" / f"mma {name}".replace(" ", "-").replace("'", "")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        (folder / file).write_text(text.replace('"mma/', '"').replace('"common/ring', '"ring'))
+    parts = {file: text.replace('"mma/', '"').replace('"common/ring', '"ring') for file, text in texts.items()}
+    folder = flat(f"mma {name}", parts)
     tile = bug.tile if name in BUGS else name
     found = variant.find("conv2d_dgrad", "float16", family="mma", tile=tile, vector=8)
     return attrs.evolve(found, source=str(folder / "implicit_gemm.cu"))

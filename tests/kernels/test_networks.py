@@ -17,6 +17,7 @@ from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
 from tests.engine.every_kind import EVERY_KIND
 from tests.kernels.cases import SMALLEST, bound, decoded, encoded
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.heavy
 
@@ -142,7 +143,9 @@ def within(op, role, want, sums, dtype):
     return 2 * (error + UNIT_ROUNDOFF[dtype] * (np.abs(want.astype(np.float64)) + error) + SMALLEST[dtype] / 2)
 
 
-MNIST, RESNET, MOBILENET = ("mnist-cnn", (28, 28, 1)), ("resnet18", (64, 64, 3)), ("mobilenet-v3-large", (64, 64, 3))
+SIDE = 64 if THOROUGH else 32  # of images: the last layers have 2 x 2 pixels, or one
+MNIST, RESNET = ("mnist-cnn", (28, 28, 1)), ("resnet18", (SIDE, SIDE, 3))
+MOBILENET = ("mobilenet-v3-large", (SIDE, SIDE, 3))
 
 
 @pytest.mark.parametrize(

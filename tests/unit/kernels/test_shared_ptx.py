@@ -35,10 +35,24 @@ def groups():
             if kernel.runs_on(arch_number(arch)):
                 group = (kernel.family, kernel.dtype, shared_ptx.shared_ptx(kernel, arch))
                 found.setdefault(group, {}).setdefault(kernel, []).append(arch)
+    usual = cover(found)
     for number, (group, members) in enumerate(found.items()):
         shared = [(kernel, archs) for kernel, archs in members.items() if len(archs) > 1]
         if shared:
-            yield pytest.param(*shared[7 * number % len(shared)], id=" ".join(group))
+            marks = [] if group in usual else [pytest.mark.thorough]
+            yield pytest.param(*shared[7 * number % len(shared)], id=" ".join(group), marks=marks)
+
+
+def cover(groups):
+    """Choose few groups in which each family still has all of its element types, and all that share PTX."""
+    chosen, seen = set(), set()
+    for least in (2, 1):
+        for family, dtype, first in groups:
+            new = {(family, dtype), (family, first)} - seen
+            if len(new) >= least:
+                chosen.add((family, dtype, first))
+                seen |= new
+    return chosen
 
 
 @pytest.mark.parametrize(("kernel", "archs"), list(groups()))
