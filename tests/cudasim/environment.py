@@ -11,8 +11,6 @@ from tests.cpusim import building as cpusim
 from tests.cudasim.building import HERE, SOURCES
 
 ROOT = HERE.parent.parent
-IS_HERE = "CUDASIM_HOME" in os.environ
-"""This very process is in the simulation: registers and occupancy are made up, and no block has a cluster."""
 
 
 def of(home: Path, *, devices: str = "h100", late: bool = False, faults: str = "") -> dict[str, str]:

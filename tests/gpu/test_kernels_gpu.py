@@ -16,7 +16,7 @@ from cubatch.kernels import variant
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.network.layers import BatchNorm2d, Conv2d
 from cubatch.network.passes import Pass
-from tests.cudasim import environment
+from tests.simulated import IS_SIMULATED
 
 
 def a_gpu():
@@ -47,7 +47,7 @@ def compiled_here():
             yield found, cubin.resources[found.entry], cupy.RawModule(path=str(cubin.path)).get_function(found.entry)
 
 
-MADE_UP = pytest.mark.skipif(environment.IS_HERE, reason="the simulated driver makes up registers and occupancy")
+MADE_UP = pytest.mark.skipif(IS_SIMULATED, reason="the simulated driver makes up registers and occupancy")
 
 
 @MADE_UP

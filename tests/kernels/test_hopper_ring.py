@@ -19,10 +19,10 @@ from cubatch.kernels.workspace.products import product_workspace
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
-from tests.cudasim import environment
 from tests.kernels import cases, hopper_cases
 from tests.kernels.conftest import BUILD, Target
 from tests.kernels.hopper_cases import H200, SWAPPED, TILES, bound, chooser, context, element
+from tests.simulated import IS_SIMULATED
 
 launcher = hopper_cases.launcher
 
@@ -163,7 +163,7 @@ def test_slices_and_a_transposed_operand_share_the_workspace_that_is_planned(lau
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_clusters_share_their_operands(launcher, dtype, monkeypatch):
     """Two blocks that load half of B each for both give what one gives alone, to the bit; odd tiles leave one idle."""
-    if environment.IS_HERE or (launcher.arch == 90 and isinstance(launcher.launcher, Simulator)):
+    if IS_SIMULATED or (launcher.arch == 90 and isinstance(launcher.launcher, Simulator)):
         pytest.skip("clusters are the GPU's alone")
     monkeypatch.setattr(product, "slices", lambda *_: 1)  # an idle block may be worth another split
     random, tile = rng(6), "128x256x32" if dtype == "float32" else "128x256x64"
