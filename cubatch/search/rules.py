@@ -25,6 +25,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 from numpy.typing import NDArray
@@ -59,6 +60,7 @@ FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
 DOUBTFUL = 0.03  # a size that its neighbours say is faster by less was not read at a bad time
 LAST = 0.05  # log of what the largest size read may be behind by its neighbours: all that lies beyond is judged by it
+LEFTOVER_SHARE = 0.9  # of what is left, that a visit of which seconds are a guess may take where nothing else is left
 READINGS = 5  # that a visit is thought to take, when it is judged what it would tell
 
 
@@ -363,15 +365,20 @@ def _is_doubtful(view: View, n: int) -> bool:
 
 
 def leftover(view: View) -> list[int]:
-    """Name a size that was not read, where so much may be gained that the budget left over is for it, dear or not."""
+    """
+    Name a size that was not read, where so much may be gained that the budget left over is for it, dear or not.
+
+    Also one whose steps are guesses: there is nothing else that the budget could be kept for.
+    """
     if view.answer is None or view.goal.objective == "latency" or view.of.fruitless >= PATIENCE:
         return []
-    if view.lost.mean() < MUCH * view.tolerance:
+    bold = View(attrs.evolve(view.of, untried_share=LEFTOVER_SHARE))
+    if bold.lost.mean() < MUCH * bold.tolerance:
         return []
-    gains = race.learning(view.field, _variance(view), _visited(view))
-    gains[[n in view.of.closed or n in view.read or not view.affordable(n) for n in view.sizes]] = 0.0
-    best = int((gains / view.visit_seconds).argmax())
-    return [view.sizes[best]] if gains[best] >= KNOWN * view.tolerance else []
+    gains = race.learning(bold.field, _variance(bold), _visited(bold))
+    gains[[n in bold.of.closed or n in bold.read or not bold.affordable(n) for n in bold.sizes]] = 0.0
+    best = int((gains / bold.visit_seconds).argmax())
+    return [bold.sizes[best]] if gains[best] >= KNOWN * bold.tolerance else []
 
 
 def _variance(view: View) -> Array:

@@ -45,6 +45,7 @@ class Situation:
         extends: Whether sizes beside the ladder may be visited.
         multiple: Of which those are multiples.
         seed: Shuffles sweeps.
+        untried_share: Share of what is left that a visit may take whose steps are much longer than any that was read.
     """
 
     goal: Goal
@@ -61,6 +62,7 @@ class Situation:
     extends: bool
     multiple: int = 1
     seed: int = 0
+    untried_share: float = UNTRIED_SHARE
 
 
 class View:
@@ -211,4 +213,4 @@ class View:
     def within_reach(self) -> Array:
         """What a visit may take: what is left, or a part of that where steps are longer than any that was read."""
         longest = max((record.seconds for record in self.read.values()), default=0.0)
-        return np.where(self.steps > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.of.left
+        return np.where(self.steps > UNTRIED * longest, self.of.untried_share, 1.0) * self.of.left
