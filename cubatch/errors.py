@@ -22,9 +22,8 @@ Every exception that cubatch raises on purpose.
     └── MissingDependency (ImportError)     an optional library is not installed; gives the install line
         └── UnsupportedVersion              it is, in a version that cubatch is not written for
 
-An error carries the facts it speaks of as attributes; `args` holds them too, so that errors
-pickle and compare.  Foreign exceptions (CUDA, CuPy, NVML, SQLite) are translated where they
-are met, by type and status code, never by message text.
+An error carries the facts it speaks of as attributes; `args` holds them too, so that errors pickle and compare.
+Foreign exceptions (CUDA, CuPy, NVML, SQLite) are translated where they are met, by type and status code, never by text.
 """
 
 from __future__ import annotations
@@ -365,9 +364,9 @@ def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 # (module, class, attribute with the status, statuses that mean memory).
-# cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY are 2, CUBLAS_STATUS_ALLOC_FAILED is 3.
-# CUDNN_STATUS_ALLOC_FAILED is 2 up to cuDNN 8; since 9 there are INTERNAL_ERROR_HOST_ALLOCATION_FAILED
-# (4003) and _DEVICE_ALLOCATION_FAILED (4004).  torch.AcceleratorError carries the CUDA runtime's code.
+# cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY are 2, CUBLAS_STATUS_ALLOC_FAILED 3, CUDNN_STATUS_ALLOC_FAILED
+# 2 up to cuDNN 8, since 9 INTERNAL_ERROR_HOST_ALLOCATION_FAILED 4003 and _DEVICE_ALLOCATION_FAILED 4004.
+# torch.AcceleratorError carries the CUDA runtime's code.
 _BY_STATUS = (
     ("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "status", (2,)),
     ("cupy_backends.cuda.api.driver", "CUDADriverError", "status", (2,)),
@@ -382,23 +381,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     Say whether an exception means that memory ran out.
 
-    Known are MemoryError with all its children (cubatch's, NumPy's and CuPy's OutOfMemoryError),
-    the status codes of the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and
-    PyTorch's own type.  PyTorch on the CPU raises a plain RuntimeError that only its text tells
-    apart: that is an error, not an out-of-memory.
+    Known are MemoryError with all its children (cubatch's, NumPy's and CuPy's OutOfMemoryError), the status codes of
+    the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and PyTorch's own type.  PyTorch on the CPU raises a
+    RuntimeError that only its text tells apart: an error, not an out-of-memory.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory"))
         (True, False)
     """
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(_is_instance(error, module, name) for module, name in _BY_TYPE):
         return True
-    if any(_is_instance(error, module, name) for module, name in _BY_TYPE):
-        return True
-    return any(
-        _is_instance(error, module, name) and getattr(error, attribute, None) in statuses
-        for module, name, attribute, statuses in _BY_STATUS
-    )
+    known = [(attribute, codes) for module, name, attribute, codes in _BY_STATUS if _is_instance(error, module, name)]
+    return any(getattr(error, attribute, None) in codes for attribute, codes in known)
 
 
 def _is_instance(error: BaseException, module: str, name: str) -> bool:
