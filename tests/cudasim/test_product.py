@@ -114,9 +114,14 @@ CALLABLE = """
 
 
 def test_where_memory_ends_is_found_without_a_plan():
-    """A mebibyte a sample on a GPU with 1 536 MiB, of which 512 go to the context: between 1 000 and 1 024."""
+    """
+    A mebibyte a sample on a GPU with 1 536 MiB, of which 512 go to the context: 1 024 samples at most.
+
+    The limit is met to 2 %: the largest that ran and the smallest that did not are no farther apart.
+    """
     ran, failed = map(int, python(CALLABLE, faults=f"memory:{1536 << 20}").split()[-2:])
-    assert 950 <= ran < failed <= 1025
+    assert ran <= 1024 < 1.025 * failed
+    assert ran < failed <= 1.021 * ran
 
 
 def test_the_bench_checks_its_kernels_before_it_times_them():
@@ -125,9 +130,13 @@ def test_the_bench_checks_its_kernels_before_it_times_them():
         "bench", "conv", "--h", "8", "--w", "8", "--c", "16", "--k", "16", "--pad", "1", "--batch-size", "2",
         "--dtype", "float16", "--json", "-", devices="a100",
     )  # fmt: skip
-    entries = json.loads(done.stdout)["entries"]
-    assert entries
-    assert all(entry["status"] == "ok" for entry in entries if entry["name"].startswith("conv2d"))
+    checked = [
+        one for result in json.loads(done.stdout)["results"] for one in result["entries"] if one["side"] == "ours"
+    ]
+    assert checked
+    for entry in checked:
+        assert entry["status"] in ("ok", "dropped")
+        assert 0 < entry["worst_error"] <= 1  # of its rounding bound
 
 
 def test_devices_shows_the_live_gpu_and_its_row_of_the_catalogue():
