@@ -3,9 +3,10 @@ How good an answer is after 30 s, on the CPU at hand: `cubatch tune` beside an e
 
     python -m benchmarks.bench_tune_cpu --json benchmarks/results/amd-epyc-2-threads/tune.json
 
-Each case is tuned several times, unkept.  Then every size of the ladder whose step takes no longer than
-LONGEST_STEP, and every answer, is measured in interleaved rounds: the throughput lost is judged by
-their medians, so that a slow minute of the machine hits all sizes alike.
+Each case is tuned several times, unkept.  Right after each answer every size of the ladder whose step
+takes no longer than LONGEST_STEP, and the answer, are measured in interleaved rounds: the throughput
+lost is judged by their medians, so that a slow minute of the machine hits all sizes alike and a slow
+hour hits the answer and its judge.
 """
 
 from __future__ import annotations
@@ -58,27 +59,27 @@ def exhaustive(case: Mapping[str, Any], sizes: Sequence[int], rounds: int) -> di
 
 
 def compare(name: str, *, budget: float, repeats: int, rounds: int) -> dict[str, Any]:
-    """Tune a case several times, and hold the answers against an exhaustive run."""
+    """Tune a case several times, and hold each answer against an exhaustive run right after it."""
     case = CASES[name]
     spec = cb.models.build(case["model"], **case.get("options", {}))
     tuned = []
     for seed in range(repeats):
         began = time.monotonic()
         result = cb.autotune(spec, device="cpu", mode=case["mode"], budget=budget, store=False, seed=seed)
+        seconds = time.monotonic() - began
+        answer = result.batch_size
+        if answer is None:
+            sys.exit(f"{name}: no answer in {budget} s")
+        fastest = max(m.samples_per_second for m in result.measurements if m.samples_per_second)
+        ladder = [m.batch_size for m in result.measurements if "between" not in " ".join(m.reasons)]
+        kept = [n for n in ladder if n <= FARTHEST * answer and n / fastest <= LONGEST_STEP]
+        truth = exhaustive(case, sorted({*kept, answer}), rounds)
+        best = max(truth, key=truth.__getitem__)
         tuned.append({
-            "batch_size": result.batch_size, "decided_by": result.decided_by, "seconds": time.monotonic() - began,
-            "per_second": {m.batch_size: m.samples_per_second for m in result.measurements if m.samples_per_second},
+            "batch_size": answer, "decided_by": result.decided_by, "seconds": seconds, "best_batch_size": best,
+            "lost": 1 - truth[answer] / truth[best], "samples_per_second": truth,
         })  # fmt: skip
-    answers = {row["batch_size"] for row in tuned}
-    fastest = max(max(row["per_second"].values()) for row in tuned)
-    ladder = [m.batch_size for m in result.measurements if "between" not in " ".join(m.reasons)]
-    kept = [n for n in ladder if n <= FARTHEST * max(answers) and n / fastest <= LONGEST_STEP]
-    truth = exhaustive(case, sorted({*kept, *answers}), rounds)
-    best = max(truth, key=truth.__getitem__)
-    for row in tuned:
-        row["lost"] = max(0.0, 1 - truth[row["batch_size"]] / truth[best])
-        del row["per_second"]
-    return {"case": name, "tuned": tuned, "best_batch_size": best, "samples_per_second": truth}
+    return {"case": name, "tuned": tuned}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for tuned in rows[-1]["tuned"]:
             print(
                 f"{name}: {tuned['batch_size']} in {tuned['seconds']:.1f} s ({tuned['decided_by']}), best "
-                f"{rows[-1]['best_batch_size']}, {100 * tuned['lost']:.1f} % lost"
+                f"{tuned['best_batch_size']}, {100 * tuned['lost']:.1f} % lost"
             )
             sys.stdout.flush()
     if options.json:
