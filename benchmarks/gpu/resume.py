@@ -82,5 +82,6 @@ class Earlier:
         found = {name: run | {"items": list(kept[name].values())} for name, run in stages.items()}
         for run in runs:
             items = kept.get(run["name"], {}) | {item["name"]: item for item in run["items"]}
-            found[run["name"]] = run | {"items": list(items.values())}
+            skipped = [name for name in run["skipped"] if name not in items]  # what became of it before stays
+            found[run["name"]] = run | {"items": list(items.values()), "skipped": skipped}
         return list(found.values())

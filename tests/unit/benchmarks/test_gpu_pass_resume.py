@@ -34,7 +34,7 @@ class Here:
 
 def lines_of(stage, monkeypatch, tmp_path, **options):
     """What a child says."""
-    monkeypatch.setattr(gpu_items, "session_here", lambda *_: Here())
+    monkeypatch.setattr(gpu_items, "session_here", lambda *_, **__: Here())
     path = tmp_path / "lines"
     with path.open("w") as lines:
         gpu_pass.child(stage, start=options.pop("start", 0), seconds=1.0, only="", lines=lines, **options)
@@ -80,7 +80,7 @@ def resume(monkeypatch, tmp_path, *, gives, **earlier):
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
     path = passed(tmp_path / "pass.json", **earlier)
     found = gpu_pass.run_all(
-        [attrs.evolve(stage_of(), name="gemm")], path, seconds=9.0, only="", facts=FACTS, commit="1", resumed=path
+        [attrs.evolve(stage_of(), name="gemm")], path, H200, seconds=9.0, only="", facts=FACTS, commit="1", resumed=path
     )
     assert json.loads(path.read_text()) == found
     return found, commands
