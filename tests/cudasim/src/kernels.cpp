@@ -165,9 +165,10 @@ std::shared_ptr<Arguments> copy_arguments(const Function& function, void** given
 
 void run(const Function& function, const uint32_t grid[3], const uint32_t shape[3], uint32_t shared, void** arguments) {
   if (broken(function.device)) return;
-  if (planted("trap", function.name)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
-  while (planted("hang", function.name)) pause();
-  if (planted("die", function.name)) kill(getpid(), SIGKILL);
+  if (planted_now("trap", function.name)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
+  if (planted_now("hang", function.name))
+    for (;;) pause();
+  if (planted_now("die", function.name)) kill(getpid(), SIGKILL);
   if (function.entry && points_off_device(function, arguments)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
   open_to_kernels(true);
   if (function.entry)
