@@ -184,6 +184,7 @@ def _run(
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu
     from cubatch.errors import DeviceFailed
+    from cubatch.hardware import gpu_library
     from cubatch.measure import conditions
     from cubatch.report.plots import style
 
@@ -197,18 +198,20 @@ def _run(
     if dry_run:
         results = [measure.plan(case, device, variants=variants) for case in found]
     else:
-        target = on_gpu(device)
-        contest, results = Contest(target.clock, seed=seed), []
-        copy = measure.copy_bandwidth(target, contest)
+        with gpu_library.translating("using the GPU"):
+            target = on_gpu(device)
+            contest, results = Contest(target.clock, seed=seed), []
+            copy = measure.copy_bandwidth(target, contest)
         with console.progress_bar("timing") as show:
             for number, case in enumerate(found):
                 if show is not None:
                     show(number, len(found), case.name)
                 try:
-                    result = measure.time_case(
-                        case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
-                        copy_bytes_per_second=copy,
-                    )  # fmt: skip
+                    with gpu_library.translating(case.name):
+                        result = measure.time_case(
+                            case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
+                            copy_bytes_per_second=copy,
+                        )  # fmt: skip
                 except DeviceFailed as error:  # nothing more runs here; what was timed before is right
                     failure = error
                     break

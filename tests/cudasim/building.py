@@ -26,7 +26,7 @@ from tests.cpusim import building as cpusim
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
-PYPI_SIMPLE, PATHFINDER = "pypi-simple==1.8.0", "cuda-pathfinder==1.3.4"
+PYPI_SIMPLE = "pypi-simple==1.8.0"
 
 
 @attrs.frozen
@@ -38,6 +38,7 @@ class Toolkit:
         major: Of CUDA: 12 or 13.
         cupy: Version of CuPy.
         sdist_sha256: Of cupy-VERSION.tar.gz in the package index.
+        imports: Requirement of the one package that it imports beside NumPy.
         cython: What translates its modules.
         headers: Requirements of the packages with cuda.h, cuda_runtime_api.h and crt/.
         include: Where they lie in those.
@@ -46,21 +47,26 @@ class Toolkit:
     major: int
     cupy: str
     sdist_sha256: str
+    imports: str
     cython: str
     headers: tuple[str, ...]
     include: tuple[str, ...]
 
 
-_CUPY_14 = ("14.2.0", "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c", "Cython==3.2.4")
+_CUPY_14 = (
+    "14.2.0", "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c", "cuda-pathfinder==1.3.4",
+    "Cython==3.2.4",
+)  # fmt: skip
+_CUPY_13 = (
+    "13.6.0", "3cba30ae3dd32b5d5c6536e710cb98015227cd4ba83c46b3f1825a7ae55b6667", "fastrlock==0.8.3", "Cython==3.0.12",
+)  # fmt: skip
 _CUDA_12 = (
     ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86"),
     ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include"),
 )
 TOOLKITS = {
     "cuda12": Toolkit(12, *_CUPY_14, *_CUDA_12),
-    "cuda12-cupy13": Toolkit(
-        12, "13.6.0", "3cba30ae3dd32b5d5c6536e710cb98015227cd4ba83c46b3f1825a7ae55b6667", "Cython==3.0.12", *_CUDA_12
-    ),
+    "cuda12-cupy13": Toolkit(12, *_CUPY_13, *_CUDA_12),
     "cuda13": Toolkit(
         13, *_CUPY_14, ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"), ("nvidia/cu13/include",)
     ),
@@ -116,7 +122,7 @@ def _packages(toolkit: Toolkit) -> Path:
         return home
     with tempfile.TemporaryDirectory(dir=root) as work:
         made = Path(work) / "packages"
-        _install(made / "site", f"cupy-cuda{toolkit.major}x=={toolkit.cupy}", PATHFINDER, dependencies=False)
+        _install(made / "site", f"cupy-cuda{toolkit.major}x=={toolkit.cupy}", toolkit.imports, dependencies=False)
         _install(made / "headers", *toolkit.headers, dependencies=False)
         _install(Path(work) / "tools", toolkit.cython, PYPI_SIMPLE)
         sources = made / "sources"
@@ -202,8 +208,8 @@ def _build(toolkit: Toolkit, packages: Path, home: Path) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         compiled = {
             module: pool.submit(
-                _compile, home / f"{Path(module).name}.o", "-c", _translated(module), "-I.", "-Icupy_backends",
-                "-Icupy/_core/include", f"-I{SOURCES / 'cupy_headers'}", *include, python,
+                _compile, home / f"{Path(module).name}.o", "-c", "-fpermissive", _translated(module), "-I.",
+                "-Icupy_backends", "-Icupy/_core/include", f"-I{SOURCES / 'cupy_headers'}", *include, python,
                 first=SOURCES, folder=sources,
             )
             for module in objects

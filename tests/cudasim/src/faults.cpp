@@ -2,7 +2,8 @@
 //
 // What is made to go wrong, by CUDASIM_FAULTS: names with a detail after a colon, separated by commas.
 //
-//     trap:TEXT     a kernel whose name contains TEXT faults: the launch succeeds, everything after it fails
+//     trap:TEXT     a kernel whose name contains TEXT faults: the launch succeeds, everything after it fails; names are
+//                   that in its source and those of cubatch's variants
 //     hang:TEXT     a kernel whose name contains TEXT never ends
 //     die:TEXT      the process is killed where a kernel whose name contains TEXT runs
 //     trap:TEXT@N   and likewise: the N-th launch of such kernels in a process, and all after it
