@@ -29,6 +29,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -130,7 +131,7 @@ def run_all(
     left_out: dict[str, str] = found["skipped_kernels"]
     left_out |= earlier.skipped_kernels(found["commit"]) | dict.fromkeys(skipped, "named by --skip-kernel")
     planned = {stage.name: [item.name for item in gpu_stages.chosen(stage, device, only)] for stage in stages}
-    done = {stage.name: frozenset() if stage.always else earlier.done(stage.name) for stage in stages}
+    done = {stage.name: frozenset() if stage.always else earlier.done(stage.name, found["commit"]) for stage in stages}
     runs = [
         Run(stage.name, skipped=[name for name in planned[stage.name] if name not in done[stage.name]])
         for stage in stages
@@ -159,6 +160,7 @@ def run_all(
             return [
                 sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--parent", str(os.getpid()),
                 "--start", str(start), "--seconds", str(rest), "--patience", str(patience), "--only", only,
+                "--commit", found["commit"],
                 *(() if resumed is None else ("--resume", str(resumed))), *(("--small",) if small else ()),
                 *(part for name in without for part in ("--without", name)),
                 *(part for name in left_out for part in ("--skip-kernel", name)),
@@ -238,7 +240,7 @@ def _done(given: argparse.Namespace) -> Collection[str]:
     """Name what a stage of this call need not do again; the file may have grown since, by what came before."""
     if given.resume is None or gpu_stages.stage_named(given.child).always:
         return ()
-    return Earlier.read(given.resume).done(given.child)
+    return Earlier.read(given.resume).done(given.child, given.commit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -267,11 +269,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         end_with(given.parent)
-        child(
-            gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines,
-            without=given.without, skipped=given.skip_kernel, done=_done(given), patience=given.patience,
-            small=given.small,
-        )  # fmt: skip
+        try:
+            child(
+                gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only,
+                lines=lines, without=given.without, skipped=given.skip_kernel, done=_done(given),
+                patience=given.patience, small=given.small,
+            )  # fmt: skip
+        except Exception:  # noqa: BLE001 - the parent is told, by its last line
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # on a GPU that a kernel broke, what libraries clear up fails and speaks last
         return 0
     if problem := _problem(given):
         parser.error(problem)

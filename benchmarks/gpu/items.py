@@ -27,6 +27,7 @@ from cubatch.bench import measure, rivals
 from cubatch.bench.cases import Case, gemm, of_layer
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.bench.guard import Guarded, begun
+from cubatch.bench.records import Result
 from cubatch.bench.target import Target, fill, on_gpu, storage
 from cubatch.engine import backend
 from cubatch.engine.native import layout
@@ -249,12 +250,20 @@ def timed(case: Case, session: Session) -> dict[str, Any]:
         session.sized(case), session.target, session.contest, variants="ranked", without=session.without,
         seconds=CASE_SECONDS, copy_bytes_per_second=session.copy_bytes_per_second,
     )  # fmt: skip
-    return {"status": "wrong" if result.wrong else result.status, "result": result.to_mapping()}
+    return {"status": _status(result), "result": result.to_mapping()}
 
 
 def verified(case: Case, seed: int, session: Session) -> dict[str, Any]:
     result = measure.verify(case, session.target, seed=seed, without=session.without)
-    return {"status": "wrong" if result.wrong else "ok", "seed": seed, "result": result.to_mapping()}
+    return {"status": _status(result), "seed": seed, "result": result.to_mapping()}
+
+
+def _status(result: Result) -> str:
+    """Say of a case whether a variant is wrong, or else whether some did not run: their entries say why."""
+    found = {entry.status for entry in result.wrong}
+    if "wrong" in found:
+        return "wrong"
+    return "incomplete" if found else result.status
 
 
 def layouts(session: Session) -> dict[str, Any]:

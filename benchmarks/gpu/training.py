@@ -117,11 +117,9 @@ def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> d
     import cubatch as cb
 
     name, most = _sized(name, None, session)
-    options: dict[str, Any] = {
-        "mode": mode, "dtype": dtype, "device": "cuda", "library": library, "store": False, "max_batch_size": most,
-    }  # fmt: skip
+    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "device": "cuda", "library": library, "store": False}
     budget = max(2.0, session.seconds_left() / 2)
-    found = cb.autotune(name, budget=min(6.0, budget), **options)
+    found = cb.autotune(name, budget=min(6.0, budget), max_batch_size=most, **options)
     answer = found.batch_size or 1
     largest = found.largest_batch_size or answer
     steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}

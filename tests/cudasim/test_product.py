@@ -42,59 +42,6 @@ def test_the_second_gpu_is_a_device_of_its_own():
     assert result["device"]["num_sms"] == 80
 
 
-def test_without_nvml_everything_but_the_clocks_is_there():
-    """Queries that are not supported leave their figures out."""
-    result = tuned(faults="nvml:none")
-    assert result["batch_size"] in (2, 4)
-    assert all(m["sm_clock_mhz"] is None for m in result["measurements"])
-
-
-def test_a_slow_nvml_leaves_every_size_its_timings():
-    """At 20 ms a query fewer readings are made, and none is lost."""
-    result = tuned(faults="nvml:slow")
-    assert all(m["timings_seconds"] for m in result["measurements"])
-
-
-def test_an_nvml_that_fails_is_named():
-    """How much memory is free is not known then: the command says which query failed."""
-    done = cubatch(*TUNE, "--device", "cuda", "--batch-sizes", "2", faults="nvml:unknown", check=False)
-    assert done.returncode == 1
-    assert "nvmlDeviceGetMemoryInfo failed with NVML status 999" in done.stderr
-
-
-def test_a_refused_tensor_map_leaves_other_variants():
-    """A driver that takes no tensor map costs the kernels that need one, not the answer."""
-    assert tuned("--dtype", "float16", faults="tensor-map")["batch_size"] in (2, 4)
-
-
-@pytest.mark.parametrize("fault", ["trap:max_pool", "die:max_pool"])
-def test_a_faulting_or_killing_kernel_costs_the_sizes_that_need_it(fault):
-    """No size can be measured; the command says how each ended, and does not hang or fall over."""
-    done = cubatch(*TUNE, "--device", "cuda", "--batch-sizes", "2,4", faults=fault, check=False)
-    assert done.returncode == 1
-    assert "no batch size could be measured: error: 2 and 4" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_hanging_kernel_is_ended_and_named():
-    """A step that never comes back is a timeout of its size."""
-    done = cubatch(*TUNE, "--device", "cuda", "--batch-sizes", "2", faults="hang:max_pool", check=False)
-    assert done.returncode == 1
-    assert "timeout: 2" in done.stderr
-
-
-def test_a_dead_gpu_is_said_to_be_one():
-    """No traceback, and no answer."""
-    done = cubatch(*TUNE, "--device", "cuda", "--batch-sizes", "2,4", faults="dead", check=False)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_one_failed_allocation_is_made_good_by_giving_up_the_pool():
-    """CuPy frees what it holds and asks again."""
-    assert statuses(tuned(faults="oom:9")) == statuses(tuned())
-
-
 CALLABLE = """
     import cupy, cubatch
 

@@ -144,8 +144,15 @@ def test_another_devices_pass_is_not_resumed(monkeypatch, tmp_path):
 def test_what_is_ok_is_what_is_not_done_again(tmp_path):
     """Of the stage's own items; what compiling leaves is on the machine, so that it is always done."""
     earlier = Earlier.read(passed(tmp_path / "pass.json", items=[OK, HUNG]))
-    assert (earlier.done("gemm"), earlier.done("misc")) == ({"a"}, frozenset())
+    assert (earlier.done("gemm", "1"), earlier.done("misc", "1")) == ({"a"}, frozenset())
     assert [stage.name for stage in gpu_stages.STAGES if stage.always] == ["compile"]
+
+
+def test_what_lacks_a_kernel_that_is_left_out_is_not_done_again_by_the_same_commit(tmp_path):
+    """It would lack it again; another commit may have mended it."""
+    earlier = Earlier.read(passed(tmp_path / "pass.json", items=[OK, {"name": "c", "status": "incomplete"}]))
+    assert earlier.done("gemm", "1") == {"a", "c"}
+    assert earlier.done("gemm", "2") == {"a"}
 
 
 # --- processes that outlive it -----------------------------------------------------------------------------------
