@@ -42,6 +42,30 @@ def test_the_second_gpu_is_a_device_of_its_own():
     assert result["device"]["num_sms"] == 80
 
 
+HELD = """
+    from cubatch.hardware import probe
+    from cubatch.measure.network_runner import network_runner
+    from cubatch.memory import parts
+    from cubatch.network import models
+
+    device, network = probe.resolve("cuda"), models.build("mnist-cnn")
+    for library in ("cubatch", "im2col"):
+        for mode in ("training", "inference"):
+            options = dict(mode=mode, dtype="float32", optimizer="momentum", library=library)
+            runner = network_runner(spec=network.to_mapping(), device="cuda:0", recompute=False, seed=0, **options)
+            runner.prepare(8)
+            runner.clock.time(runner.step, 1)
+            print(runner.peak_bytes - parts.footprint(network, batch_size=8, device=device, **options).total)
+            runner.close()
+"""
+
+
+def test_the_engine_holds_what_the_plan_says():
+    """Of both libraries and modes: to the pool's 512 bytes an array, and a page for what CuPy takes for a reduction."""
+    arrays = 6  # parameters, their gradients and state, the arena, the loss and its scale
+    assert all(0 <= int(line) <= 512 * arrays + 4096 for line in python(HELD).split())
+
+
 CALLABLE = """
     import cupy, cubatch
 
