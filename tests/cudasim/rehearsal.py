@@ -157,6 +157,8 @@ class Rehearsal:
         return found
 
     def _start(self, call: Call, out: Path, resumed: Path | None) -> subprocess.Popen[str]:
+        if resumed is None:
+            out.unlink(missing_ok=True)  # of an earlier rehearsal
         command = [sys.executable, "-m", "benchmarks.gpu_pass", "--small", "--out", out, "--only", call.only]
         command += [part for name in call.stages for part in ("--stage", name)]
         command += ["--seconds", f"{call.seconds:g}", *(() if resumed is None else ("--resume", resumed))]
