@@ -57,10 +57,6 @@ TUNED = (
     Row("nvml:none", survives=True),
     Row("nvml:slow", survives=True),
     Row("nvml:unknown", survives=False, says=("nvmlDeviceGetMemoryInfo failed with NVML status 999",)),
-    Row("attribute:13", survives=True),
-    Row("attribute:36", survives=True),
-    Row("attribute:37", survives=True),
-    Row("attribute:38", survives=True),
     Row("mig", survives=True),
 )
 
@@ -80,6 +76,30 @@ def test_tuning_loses_what_a_fault_must_cost(row):
     assert said == sorted(row.says)
     has_clock = row.fault not in ("nvml:none", "mig")
     assert all((m["sm_clock_mhz"] is not None) == has_clock for m in found.values() if m["timings_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("number", "fact"), [(13, "clock_hz"), (36, "bytes_per_second"), (37, "bytes_per_second"), (38, "l2_bytes")]
+)
+def test_an_attribute_that_the_driver_refuses_costs_the_fact_that_it_tells(number, fact):
+    """Clock, memory clock, bus width, L2: unknown, as where the driver says 0; the others are there."""
+    code = """
+        from cubatch.hardware import driver
+        (gpu,) = driver.visible_gpus()
+        print([name for name in ("clock_hz", "bytes_per_second", "l2_bytes") if getattr(gpu, name) is None])
+    """
+    assert python(code, faults=f"attribute:{number}") == str([fact])
+
+
+def test_a_mig_slice_is_known_as_one():
+    """By the end of its name and by its uuid; NVML tells its memory, and nothing of the board."""
+    code = """
+        from cubatch.hardware import nvml, probe
+        device = probe.resolve("cuda")
+        seen = nvml.Monitor(device.uuid).snapshot()
+        print(device.mig, device.uuid[:4], seen.total_bytes is not None, seen.sm_clock_mhz, seen.power_watts)
+    """
+    assert python(code, faults="mig") == "1g.10gb MIG- True None None"
 
 
 def test_a_process_whose_worker_met_a_fault_tunes_again():
@@ -130,7 +150,7 @@ def test_launches_that_block_name_the_kernel_themselves():
     assert "launched before" not in found["failure"]
 
 
-@pytest.mark.parametrize("fault", ["oom:12", "nvml:none", "nvml:slow", "mig", "attribute:38"])
+@pytest.mark.parametrize("fault", ["oom:12", "nvml:none", "nvml:slow", "mig"])
 def test_the_bench_survives(fault):
     """All passes are right and timed; what NVML does not tell is left out."""
     status, found, said = bench(*BENCH, fault=fault)
