@@ -152,11 +152,11 @@ def test_launches_that_block_name_the_kernel_themselves():
 
 @pytest.mark.parametrize("fault", ["oom:12", "nvml:none", "nvml:slow", "mig"])
 def test_the_bench_survives(fault):
-    """All passes are right and timed; what NVML does not tell is left out."""
-    status, found, said = bench(*BENCH, fault=fault)
+    """Our kernel is right and timed; what NVML does not tell is left out."""
+    status, found, said = bench(*BENCH, "--pass", "fprop", fault=fault)
     assert status == 0, said
     entries = [entry for result in found["results"] for entry in result["entries"] if entry["side"] == "ours"]
-    assert [entry["status"] for entry in entries] == ["ok"] * 3
+    assert [entry["status"] for entry in entries] == ["ok"]
 
 
 def test_a_case_that_has_no_memory_costs_itself():
