@@ -82,7 +82,8 @@ class EventClock(HostClock):
         end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
-        end.synchronize()
+        with gpu_library.translating("waiting for what was timed"):
+            end.synchronize()
         after = self._monitor.energy_joules() if self._monitor else None
         # The counter stands still between its ticks: no movement is no reading.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
@@ -90,6 +91,7 @@ class EventClock(HostClock):
             seconds=self._elapsed_seconds(start, end) / repeats,
             sm_clock_mhz=pace.sm_clock_mhz if pace else None,
             throttled=bool(pace and pace.throttled),
+            event_reasons=pace.event_reasons if pace else None,
             joules=joules,
         )
 
@@ -196,11 +198,13 @@ class KernelClock(HostClock):
         end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
-        end.synchronize()
+        with gpu_library.translating("waiting for what was timed"):
+            end.synchronize()
         reading = Reading(
             seconds=self._elapsed_seconds(start, end) / repeats,
             sm_clock_mhz=pace.sm_clock_mhz if pace else None,
             throttled=bool(pace and pace.throttled),
+            event_reasons=pace.event_reasons if pace else None,
         )
         return reading, enqueueing
 
