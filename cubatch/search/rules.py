@@ -39,7 +39,7 @@ from cubatch.search.view import SURE, View
 
 KNOWN = 0.5
 """The answer is known where going on would win, on average, less than this share of the tolerance."""
-WORTH, WORTH_SECONDS = 1.0, 60.0
+WORTH, WORTH_SECONDS = 0.85, 60.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
 share."""
 MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
