@@ -292,7 +292,7 @@ def _add(at: Bound) -> None:
     # In place, the branch that is overwritten comes first, or it would be lost before it is read.
     target = at.op.writes["y"]
     roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
-    at.place.operations.add([at.reads[role] for role in roles], out=at.writes["y"])
+    at.place.operations.add([at.reads[role] for role in roles], relu=at.op.relu, out=at.writes["y"])
 
 
 def _concat(at: Bound) -> None:

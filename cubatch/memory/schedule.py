@@ -8,7 +8,7 @@ Reuse follows from who reads what.  An elementwise layer writes over its input w
 needs it; flatten, and dropout in inference, are other names for the same buffer; the gradient of a
 sum is one buffer under several names, copied only if one of its readers would write into it.
 
-A ReLU is done by its neighbour where it can be: by the convolution, linear layer or batch norm before
+A ReLU is done by its neighbour where it can be: by the convolution, linear layer, batch norm or sum before
 it, or by the max pool that alone reads it, which then also masks the gradient, so that what the ReLU
 would have read need not be kept.
 """
