@@ -17,7 +17,7 @@ import attrs
 from cubatch.engine import backend
 from cubatch.engine.place import Bound, Place
 from cubatch.errors import UnsupportedLayer
-from cubatch.memory.operations import Op
+from cubatch.memory.operations import ENDINGS, Op
 from cubatch.network import layers
 from cubatch.network.layer import Layer
 
@@ -66,7 +66,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
     def view(role: str, number: int) -> Any:
         """One array object for a buffer of one shape, so that a function sees when it works in place."""
-        array = _shaped(layer, role, place.arena[number])
+        array = _shaped(op, layer, role, place.arena[number])
         return views.setdefault((number, array.shape), array)
 
     layer = op.node.layer
@@ -82,8 +82,10 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     return backend.prepare(work, bound)
 
 
-def _shaped(layer: Layer, role: str, array: Any) -> Any:
+def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
+    if role in ENDINGS:  # of what the product makes
+        role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):
@@ -117,8 +119,9 @@ def _conv2d_backward(at: Bound) -> None:
     )
     if "dx0" in at.writes:
         at.place.operations.conv2d_dgrad(
-            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, out=at.writes["dx0"], workspace=at.workspace
-        )
+            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, **at.ending, out=at.writes["dx0"],
+            workspace=at.workspace,
+        )  # fmt: skip
 
 
 def _linear(at: Bound) -> None:
@@ -138,7 +141,9 @@ def _linear_backward(at: Bound) -> None:
         at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), workspace=at.workspace
     )
     if "dx0" in at.writes:
-        at.place.operations.linear_dgrad(dy, at.parameters["w"], out=at.writes["dx0"], workspace=at.workspace)
+        at.place.operations.linear_dgrad(
+            dy, at.parameters["w"], **at.ending, out=at.writes["dx0"], workspace=at.workspace
+        )
 
 
 def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import of, rectify, view
+from cubatch.engine.backend import gate, of, rectify, take_workspace, view
+from cubatch.memory.blocks import Ends
 
 
 def linear(x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None, workspace: Any = None) -> Any:
@@ -51,15 +52,44 @@ def linear(x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None
     return y
 
 
-def linear_dgrad(dy: Any, w: Any, *, out: Any = None, workspace: Any = None) -> Any:  # noqa: ARG001 - see below
+def linear_dgrad(
+    dy: Any, w: Any, *, residual: Any = None, positive: Any = None, out: Any = None, workspace: Any = None
+) -> Any:
     """
     Give the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
 
-    The array library's product needs no workspace; hand-written kernels do.
+    Args:
+        dy: Gradient by the output (..., k), C-contiguous.
+        w: Filter (k, c).
+        residual: What is added to dx, of its shape: the gradient by way of others; may be `out`. None for nothing.
+        positive: Of dx's shape: where it is not, dx is zero. The output of a ReLU before; None for no ReLU.
+        out: Where dx goes: (..., c), C-contiguous; None allocates it.
+        workspace: 1-D uint8 array for a tile and flags, where something is added or does not pass. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
     """
     xp, (k, c) = of(dy), w.shape
     dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
-    xp.matmul(dy.reshape(-1, k), w, out=dx.reshape(-1, c))
+    errors, target = dy.reshape(-1, k), dx.reshape(-1, c)
+    if residual is None and positive is None:
+        xp.matmul(errors, w, out=target)
+        return dx
+    need = Ends(itemsize=dy.itemsize, row=c)
+    workspace = take_workspace(workspace, dy, need, len(target))
+    for piece, _ in need.cut(len(target), workspace.nbytes):
+        part = target[piece]
+        tile_at, flags_at = need.offsets(len(part), 1)
+        tile = view(workspace, part.shape, dy.dtype, offset=tile_at)
+        xp.matmul(errors[piece], w, out=tile)
+        if residual is not None:
+            xp.add(tile, residual.reshape(-1, c)[piece], out=tile)
+        if positive is None:
+            xp.copyto(part, tile)
+        else:
+            flags = view(workspace, part.shape, xp.bool_, offset=flags_at)
+            xp.greater(positive.reshape(-1, c)[piece], 0, out=flags)
+            gate(tile, flags, part)
     return dx
 
 

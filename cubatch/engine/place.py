@@ -70,6 +70,11 @@ class Bound:
         """Where the gradients of its parameters go, by name."""
         return self.place.gradients.get(self.name, {})
 
+    @property
+    def ending(self) -> dict[str, Any]:
+        """What a product ends with, by the keywords of its function."""
+        return {role: self.reads[role] for role in self.op.ending}
+
     def x_shape(self) -> tuple[int, int, int, int]:
         """Shape of the shard's input."""
         return (self.place.arena.samples, *self.layer.input_shape)

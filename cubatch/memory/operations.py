@@ -12,6 +12,7 @@ from cubatch.network.graph import Network, Node
 PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
 LABEL_BYTES = 4
+ENDINGS = frozenset({"residual", "positive"})
 LOSS_SCALE_BYTES = {"float16": 16}
 """State of the loss's scale, four float32 words, for the dtypes whose gradients need one in training."""
 
@@ -52,7 +53,8 @@ class Op:
         kind: "forward", "loss", "backward", "accumulate" (the first read is added to the write) or "update".
         node: The layer, or None for loss and update.
         reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in
-            both means in place.
+            both means in place.  Of what a product ends with: "residual" is added to the result, which is zero where
+            "positive", the output of a ReLU, is not.
         workspace: Number of the scratch buffer, alive during this operation only.
         replay: A forward operation done again in the backward pass, to save memory.
         relu: The result is clamped at zero while it is at hand: a ReLU layer that needs no operation of its own.
@@ -65,6 +67,11 @@ class Op:
     workspace: int | None = None
     replay: bool = False
     relu: bool = False
+
+    @property
+    def ending(self) -> frozenset[str]:
+        """Which roles are of what its product ends with."""
+        return ENDINGS.intersection(self.reads)
 
 
 @attrs.frozen

@@ -139,6 +139,11 @@ class Layer:
         """Channels of one group that are extents of its products, by field: what Tensor Cores take in multiples."""
         return {}
 
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether its products can end with more than a bias and a ReLU: a norm, another branch, a ReLU's slope."""
+        return False
+
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:  # noqa: ARG002
         """Matrix products that a kernel computes for one pass of a batch; none for a layer that only moves bytes."""
         return ()

@@ -44,14 +44,16 @@ def product_terms(op, inputs, weights):
         dy = np.abs(inputs["dy"]).reshape(len(x), *layer.output_shape)
         dw, db = np.empty_like(weights["w"]), np.empty(len(weights["w"]))
         functional.conv2d_wgrad(x, dy, dw=dw, db=db, **window)
-        return {"w": dw, "b": db, "dx0": functional.conv2d_dgrad(dy, weights["w"], x_shape=x.shape, **window)}
+        dx = functional.conv2d_dgrad(dy, weights["w"], x_shape=x.shape, **window)
+        return {"w": dw, "b": db, "dx0": dx + np.abs(inputs.get("residual", 0))}
     rows = x.reshape(-1, layer.parameter_shapes["w"][1])
     if op.kind == "forward":
         return {"y": functional.linear(rows, weights["w"], weights.get("b"))}
     dy = np.abs(inputs["dy"]).reshape(len(rows), -1)
     dw, db = np.empty_like(weights["w"]), np.empty(len(weights["w"]))
     functional.linear_wgrad(rows, dy, dw=dw, db=db)
-    return {"w": dw, "b": db, "dx0": functional.linear_dgrad(dy, weights["w"])}
+    added = np.abs(inputs.get("residual", np.zeros(1))).reshape(-1, rows.shape[1] if "residual" in inputs else 1)
+    return {"w": dw, "b": db, "dx0": functional.linear_dgrad(dy, weights["w"]) + added}
 
 
 def norm_terms(inputs, weights):
@@ -78,7 +80,7 @@ def roundings(op, role):
     if isinstance(layer, SUMS):
         pixels, filters = BATCH * math.prod(layer.output_shape[:2]), layer.parameter_shapes["w"]
         taps = layer.r * layer.s if isinstance(layer, layers.Conv2d) else 1
-        return {"y": math.prod(filters[1:]) + 1, "w": pixels, "b": pixels, "dx0": filters[0] * taps}[role]
+        return {"y": math.prod(filters[1:]) + 1, "w": pixels, "b": pixels, "dx0": filters[0] * taps + 1}[role]
     return SUM_ROUNDINGS if isinstance(layer, layers.BatchNorm2d) else USUAL_ROUNDINGS
 
 

@@ -85,8 +85,8 @@ def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> 
 
 def conv2d_dgrad(
     context: Context, dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None, workspace: Any = None,
-    fused: Fused = PLAIN,
+    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, residual: Any = None, positive: Any = None,
+    out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
     Give the gradient by a convolution's input; as `functional.conv2d_dgrad`.
@@ -102,9 +102,10 @@ def conv2d_dgrad(
         pad: As in the forward pass.
         dilation: As in the forward pass.
         groups: As in the forward pass.
+        residual: Added; of dx's shape. May be `out`.
+        positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
         out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
         workspace: 1-D uint8 array of `product_scratch.conv2d_dgrad_workspace` bytes. None allocates one.
-        fused: What else happens to dx before it is stored.
 
     Raises:
         InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
@@ -112,7 +113,7 @@ def conv2d_dgrad(
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    if fused is PLAIN and supports(shape):
+    if residual is positive is None and supports(shape):
         return depthwise.conv2d_dgrad(
             context, dy, w, x_shape=x_shape, stride=stride, pad=pad, dilation=dilation, groups=groups, out=dx
         )  # fmt: skip
@@ -125,8 +126,8 @@ def conv2d_dgrad(
     first = (-(-v.size // v.stride), -(-h.size // h.stride))
     conv = geometry(shape, first, (v.size // v.stride, h.size // h.stride))
     launch(
-        context, problem, dy, w, None, dx, rows=len(dy) * v.size * h.size, columns=shape.c, fused=fused, conv=conv,
-        batch=len(dy), workspace=workspace,
+        context, problem, dy, w, None, dx, rows=len(dy) * v.size * h.size, columns=shape.c,
+        fused=Fused(residual=residual, mask=positive), conv=conv, batch=len(dy), workspace=workspace,
     )  # fmt: skip
     return dx
 

@@ -39,7 +39,10 @@ def linear(
     return y
 
 
-def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspace: Any = None) -> Any:
+def linear_dgrad(
+    context: Context, dy: Any, w: Any, *, residual: Any = None, positive: Any = None, out: Any = None,
+    workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Give the gradient by a linear layer's input; as `functional.linear_dgrad`.
 
@@ -47,6 +50,8 @@ def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspac
         context: Where it runs.
         dy: Gradient by the output (..., k), C-contiguous.
         w: Filter (k, c).
+        residual: Added; of dx's shape. May be `out`.
+        positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
         out: Where dx goes: (..., c); None allocates it.
         workspace: 1-D uint8 array of `products.linear_dgrad_workspace` bytes. None allocates one.
 
@@ -57,7 +62,10 @@ def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspac
     dx = of(dy).empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
     check(dy.dtype, (*dy.shape[:-1], k), dy=dy)
     check(dy.dtype, (*dy.shape[:-1], c), out=dx)
-    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), workspace=workspace)
+    check(dy.dtype, dx.shape, residual=residual, positive=positive)
+    added, mask = (None if array is None else array.reshape(-1, c) for array in (residual, positive))
+    fused = Fused(residual=added, mask=mask)
+    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), workspace=workspace, fused=fused)
     return dx
 
 
