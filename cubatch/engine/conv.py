@@ -42,6 +42,9 @@ def conv2d(
     pad: Pad = _NO_PAD,
     dilation: Pair = (1, 1),
     groups: int = 1,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
     relu: bool = False,
     out: Any = None,
     workspace: Any = None,
@@ -57,7 +60,10 @@ def conv2d(
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
         groups: Groups of channels that see nothing of each other.
-        relu: Clamp y at zero while it is in the cache.
+        scale: Factor of each filter's sums (k,), before the bias: with `shift` a batch norm. None for one.
+        shift: Added to each filter's sums after that (k,), in the place of a bias. None for no scale.
+        residual: What is added to y, of its shape: another branch; may be `out`. None for nothing.
+        relu: Clamp y at zero while it is in the cache, at last.
         out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
         workspace: 1-D uint8 array for the gathered tile; its size sets the block. None allocates one.
 
@@ -65,7 +71,8 @@ def conv2d(
         y, which is `out` where that was given.
 
     Raises:
-        InvalidArgument: If shapes do not go together or the workspace holds not even one row of outputs.
+        InvalidArgument: If shapes do not go together, the workspace holds not even one row of outputs, or a depthwise
+            convolution is to end with more than bias and ReLU.
 
     Example:
         >>> import numpy as np
@@ -77,11 +84,18 @@ def conv2d(
     shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
     xp, q, k = of(x), shape.horizontal.out, shape.k
     y = xp.empty((x.shape[0], shape.vertical.out, q, k), dtype=x.dtype) if out is None else out
+    ending = blocks.ending(folded=scale, residual=residual)
     if shape.is_depthwise:
+        if ending:
+            raise InvalidArgument("groups", groups, f"fewer than the channels, for an output with {min(ending)}")
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
-    columns = Columns(x, blocks.forward_tiles(shape, x.itemsize), workspace)
-    filters = w.reshape(groups, k // groups, -1).transpose(0, 2, 1) if groups > 1 else w.reshape(k, -1).T
+    columns = Columns(x, blocks.forward_tiles(shape, x.itemsize, ending), workspace)
     bias = zeros = None
+    if scale is not None:
+        scaled, b = columns.fixed(2, w.shape), shift
+        xp.multiply(w, scale.reshape(k, 1, 1, 1), out=scaled)
+        w = scaled
+    filters = w.reshape(groups, k // groups, -1).transpose(0, 2, 1) if groups > 1 else w.reshape(k, -1).T
     if b is not None:
         bias = columns.fixed(0, (q * k,))
         xp.copyto(bias.reshape(q, k), b)
@@ -90,7 +104,7 @@ def conv2d(
         xp.copyto(zeros, 0)
     for block in columns.blocks:
         target = y[block]
-        columns.multiply(block, filters, target)
+        columns.multiply(block, filters, target, residual=None if residual is None else residual[block])
         rows = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
         if b is not None:
             xp.add(rows, bias, out=rows)
@@ -147,10 +161,10 @@ def conv2d_dgrad(
     by_group = w.reshape(groups, shape.k // groups, *w.shape[1:])  # (g, k, r, s, c)
     needs = iter(blocks.dgrad_tiles(shape, dy.itemsize, ending))
     for phase in phases(shape):
-        part, added, passing = (
-            array if array is None else array[:, phase.top :: stride[0], phase.left :: stride[1]]
-            for array in (dx, residual, positive)
-        )
+        at = (slice(None), slice(phase.top, None, stride[0]), slice(phase.left, None, stride[1]))
+        part: Any = dx[at]
+        added: Any = None if residual is None else residual[at]
+        passing: Any = None if positive is None else positive[at]
         if not phase.works:
             _end_idle(blocks.idle_phase(shape, dy.itemsize, phase), part, added, passing, workspace)
             continue

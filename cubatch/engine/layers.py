@@ -17,7 +17,7 @@ import attrs
 from cubatch.engine import backend
 from cubatch.engine.place import Bound, Place
 from cubatch.errors import UnsupportedLayer
-from cubatch.memory.operations import ENDINGS, Op
+from cubatch.memory.operations import Op
 from cubatch.network import layers
 from cubatch.network.layer import Layer
 
@@ -47,7 +47,7 @@ def check(layer: Layer, name: str) -> None:
 
 def bind(op: Op, place: Place, *, training: bool) -> Work:
     """
-    Bind a forward, backward or accumulate operation to its arrays.
+    Bind an operation of layers to its arrays.
 
     Args:
         op: The operation.
@@ -60,6 +60,8 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
         return backend.prepare(place.operations.add, [x0, x1], out=y)
+    if op.kind == "fold":
+        return backend.prepare(_fold, op, place)
     if op.node is None or op.workspace is None:
         raise ValueError(f"a {op.kind} operation has nothing to bind")
     views: dict[tuple[int, tuple[int, ...]], Any] = {}
@@ -84,13 +86,29 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
-    if role in ENDINGS:  # of what the product makes
+    if role in {"residual", "positive"}:  # of what the product makes
         role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):
         return array.reshape(len(array), *layer.input_shapes[int(role.lstrip("dx"))])
     return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
+
+
+def _fold(op: Op, place: Place) -> None:
+    products, norms = zip(*op.norms, strict=True)
+    parameters, states = ([of[norm.name] for norm in norms] for of in (place.parameters, place.states))
+    folded = [place.arena[op.writes[norm.name]] for norm in norms]
+    place.operations.fold_batch_norms(
+        [of["gamma"] for of in parameters],
+        [of["beta"] for of in parameters],
+        [place.parameters[product.name].get("b") for product in products],
+        means=[of["mean"] for of in states],
+        variances=[of["var"] for of in states],
+        epsilons=[norm.layer.eps for norm in norms],
+        scales=[scale for scale, _ in folded],
+        shifts=[shift for _, shift in folded],
+    )
 
 
 # Each function below calls the engine's functions on an operation's arrays.
@@ -104,8 +122,9 @@ def _conv2d(at: Bound) -> None:
     at.place.operations.conv2d(
         at.reads["x0"],
         at.parameters["w"],
-        at.parameters.get("b"),
+        None if at.op.norm else at.parameters.get("b"),
         **_conv_geometry(at.layer),
+        **at.ending,
         relu=at.op.relu,
         out=at.writes["y"],
         workspace=at.workspace,
@@ -128,7 +147,8 @@ def _linear(at: Bound) -> None:
     at.place.operations.linear(
         at.reads["x0"],
         at.parameters["w"],
-        at.parameters.get("b"),
+        None if at.op.norm else at.parameters.get("b"),
+        **at.ending,
         relu=at.op.relu,
         out=at.writes["y"],
         workspace=at.workspace,
@@ -213,6 +233,7 @@ def _batch_norm2d(at: Bound) -> None:
             running_mean=state["mean"],
             running_var=state["var"],
             eps=layer.eps,
+            **at.ending,
             relu=at.op.relu,
             out=at.writes["y"],
             workspace=at.workspace,
@@ -232,6 +253,7 @@ def _batch_norm2d(at: Bound) -> None:
         eps=layer.eps,
         count=at.positions,
         reduce=functools.partial(place.team.sum, place.rank),
+        **at.ending,
         relu=at.op.relu,
         out=at.writes["y"],
         workspace=at.workspace,

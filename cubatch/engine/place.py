@@ -72,8 +72,10 @@ class Bound:
 
     @property
     def ending(self) -> dict[str, Any]:
-        """What a product ends with, by the keywords of its function."""
-        return {role: self.reads[role] for role in self.op.ending}
+        """What a product or norm ends with, by the keywords of its function."""
+        found = {role: self.reads[role] for role in self.op.ending}
+        scale, shift = found.pop("folded", (None, None))
+        return found if scale is None else {**found, "scale": scale, "shift": shift}
 
     def x_shape(self) -> tuple[int, int, int, int]:
         """Shape of the shard's input."""

@@ -304,7 +304,7 @@ class Products(Need):
         return (rows * sums, rows * self.itemsize, sums)
 
 
-def conv2d_forward(shape: ConvShape, itemsize: int) -> list[Need]:
+def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
     """
     Say what a convolution's forward pass needs, part after part.
 
@@ -314,7 +314,7 @@ def conv2d_forward(shape: ConvShape, itemsize: int) -> list[Need]:
         >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
         786432
     """
-    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(shape, itemsize)]
+    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(shape, itemsize, ending)]
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
@@ -330,10 +330,12 @@ def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN
     return [*dgrad_tiles(shape, itemsize, ending), *(idle if "positive" in ending else [])]
 
 
-def forward_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Lay out the forward pass: a row of biases, a row of zeros, the block."""
+def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:
+    """Lay out the forward pass: a row of biases, a row of zeros, a filter that is scaled first, the block."""
     row = shape.horizontal.out * shape.k
-    return _tiles(shape, itemsize, fixed=(row, row), staged=shape.k if shape.groups > 1 else 0)
+    scaled = shape.filter_elements if "folded" in ending else 0
+    stays = shape.groups == 1 and "residual" not in ending  # which may lie where the output goes
+    return _tiles(shape, itemsize, fixed=(row, row, scaled), staged=0 if stays else shape.k)
 
 
 def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:

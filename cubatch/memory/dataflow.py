@@ -74,9 +74,9 @@ class Dataflow:
             return False
         return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
 
-    def slope(self, node: Node) -> str | None:
+    def slope(self, node: Node) -> Node | None:
         """
-        Name the ReLU whose slope a node can apply to the gradient of its only input, as it makes it.
+        Give the ReLU whose slope a node can apply to the gradient of its only input, as it makes it.
 
         It is the ReLU that the input is, or that lies behind it under another shape, where the node's part of the
         gradient is the last to come: backward, layers are visited in reverse order.
@@ -87,7 +87,7 @@ class Dataflow:
         while name != INPUT and self._named[name][0] is reader:
             source = self.nodes[name]
             if is_relu(source.layer) and not self.is_alias(source):
-                return name
+                return source
             if not source.layer.aliases_input:
                 return None
             reader, name = source, source.inputs[0]

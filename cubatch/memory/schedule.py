@@ -26,6 +26,8 @@ from cubatch.memory.operations import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Sc
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
 from cubatch.network.layer import Layer, check_mode
 
+_TWO = 2  # branches of a sum that a neighbour can do: its own result and another
+
 
 def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) -> Schedule:
     """
@@ -122,11 +124,12 @@ class _Writer:
         if self.flow.is_alias(node):
             values[node.name] = values[node.inputs[0]]
             return
+        joined = self.joined(node, values)
+        if joined is not None:
+            values[node.name] = joined
+            return
         reads = {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
         target = self.overwritten(node)
-        if target is not None and is_relu(layer) and self.clamp(values[target]):
-            values[node.name] = values[target]
-            return
         name = f"{node.name}.y" + (" again" if replay else "")
         new = Buffer(name, "activations", node.name, layer.output_shape)
         writes = {"y": self.buffer(new) if target is None else values[target]}
@@ -145,14 +148,33 @@ class _Writer:
         self.emit("forward", node, reads, writes, replay=replay)
         values[node.name] = writes["y"]
 
-    def clamp(self, number: int) -> bool:
-        """Let the operation that wrote a buffer clamp it too, if it is one that can."""
-        time = self.produced.get(number)
-        node = None if time is None else self.ops[time].node
-        if time is None or node is None or not node.layer.can_clamp:
-            return False
-        self.ops[time] = attrs.evolve(self.ops[time], relu=True)
-        return True
+    def joined(self, node: Node, values: dict[str, int]) -> int | None:
+        """Let the operation that made an input, the last of them, do this layer too; give where the output then is."""
+        made = {name: self.produced.get(values[name], -1) for name in node.inputs if self.is_free(name, node)}
+        name = max(made, key=made.__getitem__, default=None)
+        if name is None or made[name] < 0:
+            return None
+        time, number = made[name], values[name]
+        op, layer = self.ops[time], node.layer
+        before = op.node.layer if op.node else layer
+        is_open = not op.relu and "residual" not in op.reads  # what an epilogue does comes in one order
+        if is_relu(layer) and before.can_clamp:
+            op = attrs.evolve(op, relu=True)
+        elif layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None:
+            name, shape = f"{node.name}.scale and shift", (2, layer.input_shape[2])
+            fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
+            op = attrs.evolve(op, reads=op.reads | {"folded": self.buffer(fixed)})
+        elif layer.passes_gradient and before.can_add and is_open and len(node.inputs) == _TWO:
+            other = next(one for one in node.inputs if one != name)
+            if self.produced.get(values[other], -1) >= time:
+                return None
+            number = values[other] if other in made else number
+            op = attrs.evolve(op, reads=op.reads | {"residual": values[other]}, writes=op.writes | {"y": number})
+            self.produced[number] = time
+        else:
+            return None
+        self.ops[time] = attrs.evolve(op, then=(*op.then, node))
+        return number
 
     def cuts(self) -> list[int]:
         """Choose where segments end: after nodes whose output alone is read later on, about evenly by size."""
@@ -232,10 +254,8 @@ class _Writer:
             self.holders[held].discard(name)
             if not self.holders[held] and held not in self.given:
                 writes["dx0"] = held
-        relu = self.flow.slope(node)
-        if relu is not None:
+        if self.flow.slope(node) is not None:
             reads["positive"] = values[name]
-            self.sloped.add(relu)
         return reads
 
     def gradient_of(self, node: Node) -> Buffer:
@@ -254,6 +274,16 @@ class _Writer:
         inputs = {f"x{i}": values[name] for i, name in enumerate(node.inputs)} if "x" in needed else {}
         return inputs | ({"y": values[node.name]} if "y" in needed else {})
 
+    def pass_on(self, node: Node, dy: int, names: Sequence[str]) -> None:
+        """Give the gradient of a layer's output to its inputs, as it is."""
+        for position, name in enumerate(names, start=1):
+            if position == len(names):  # held until then: an earlier reader must not add into it
+                self.holders[dy].discard(node.name)
+            if name == INPUT:  # a view on its own: the gradient that was given is the answer
+                self.results.add(dy)
+            else:
+                self.receive(name, dy)
+
     def backward(self, node: Node, values: dict[str, int]) -> None:
         """Compute what a layer owes to its inputs and parameters."""
         dy = self.gradients.pop(node.name, None)
@@ -262,13 +292,7 @@ class _Writer:
             return
         layer = node.layer
         if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
-            for position, (_, name) in enumerate(wanted, start=1):
-                if position == len(wanted):  # held until then: an earlier reader must not add into it
-                    self.holders[dy].discard(node.name)
-                if name == INPUT:  # a view on its own: the gradient that was given is the answer
-                    self.results.add(dy)
-                else:
-                    self.receive(name, dy)
+            self.pass_on(node, dy, [name for _, name in wanted])
             return
         reads = {"dy": dy} | self.saved.get(node.name, {}) | self.kept_for(node, values)
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
@@ -280,6 +304,10 @@ class _Writer:
         if layer.has_epilogue and wanted:
             reads |= self.ending(node, values, writes)
         self.emit("backward", node, reads, writes)
+        relu = self.flow.slope(node) if "positive" in reads else None
+        if relu is not None:
+            self.ops[-1] = attrs.evolve(self.ops[-1], then=(relu,))
+            self.sloped.add(relu.name)
         self.holders[dy].discard(node.name)
         for i, name in wanted:
             if name == INPUT:
@@ -299,6 +327,12 @@ class _Writer:
             read.update(op.reads.values())
             ops.append(op)
         ops.reverse()
+        folds = [op for op in ops if op.norm is not None]
+        if folds:  # in every step: whoever trains the parameters and statistics need not tell
+            written = {op.norm.name: op.reads["folded"] for op in folds if op.norm}
+            ops.insert(
+                0, Op("fold", None, {}, written, norms=tuple((op.node, op.norm) for op in folds if op.node and op.norm))
+            )
         if not self.training:
             self.results.add(values[self.network.nodes[-1].name])
         used = self.given | self.results

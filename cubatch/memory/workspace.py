@@ -93,8 +93,8 @@ class Row:
     What a kind of layer needs.
 
     Attributes:
-        im2col: On the engine's own code, from the layer, "forward" or "backward", and the bytes of an element; of a
-            product that ends with more than a bias and a ReLU also `Op.ending`.
+        im2col: On the engine's own code, from the layer, "forward" or "backward", and the bytes of an element; of
+            one that does more than itself and a ReLU also `Op.ending`.
         ours: Bytes on the hand-written kernels, from the layer, "forward" or "backward", samples, dtype and device.
     """
 
@@ -117,15 +117,15 @@ def _inputs_and_outputs(layer: Layer, _kind: str, _itemsize: int) -> Scratch:
 def _convolution(layer: layers.Conv2d, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:
     shape = layer.convolution
     if kind == "forward":
-        return tuple(blocks.conv2d_forward(shape, itemsize)), 1
+        return tuple(blocks.conv2d_forward(shape, itemsize, ending)), 1
     return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize, ending)), 1
 
 
 def _linear(layer: layers.Linear, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:
-    if kind == "forward":
-        return (Flat(itemsize=itemsize),), math.prod(layer.output_shape)
     h, w, c = layer.input_shape
-    return ((Ends(itemsize=itemsize, row=c),), h * w) if ending else ((), 0)
+    if ending:
+        return (Ends(itemsize=itemsize, row=layer.k if kind == "forward" else c),), h * w
+    return ((Flat(itemsize=itemsize),), math.prod(layer.output_shape)) if kind == "forward" else ((), 0)
 
 
 def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int) -> Scratch:
@@ -135,7 +135,7 @@ def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int)
     return (need,), 1
 
 
-def _norm(layer: layers.BatchNorm2d, _kind: str, itemsize: int) -> Scratch:
+def _norm(layer: layers.BatchNorm2d, _kind: str, itemsize: int, _ending: frozenset[str] = blocks.PLAIN) -> Scratch:
     h, w, c = layer.input_shape
     return (Norm(itemsize=itemsize, channels=c),), h * w
 

@@ -48,7 +48,7 @@ class LayerByLayer:
         f.softmax_cross_entropy(logits.reshape(n, classes), labels.astype(np.int32), loss=loss, dlogits=gradient)
         owed = {last: gradient.reshape(logits.shape)}
         for node in reversed(self.network.nodes):
-            dy = owed.pop(node.name).reshape(self.values[node.name].shape)
+            dy = np.ascontiguousarray(owed.pop(node.name).reshape(self.values[node.name].shape))
             read = [self.values[name] for name in node.inputs]
             for name, dx in zip(node.inputs, self._backward(node, read, dy), strict=True):
                 owed[name] = owed[name] + dx if name in owed else dx
@@ -133,7 +133,7 @@ class LayerByLayer:
             case layers.Concat():
                 return np.split(dy, np.cumsum(layer.channels)[:-1], axis=-1)
         saved = self.values[node.name] if "y" in layer.backward_reads else x
-        return [f.activation_backward(np.ascontiguousarray(dy), saved, kind=layer.type)]
+        return [f.activation_backward(dy, saved, kind=layer.type)]
 
 
 def _window(layer):

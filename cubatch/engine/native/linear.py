@@ -13,8 +13,9 @@ from cubatch.engine.native.reductions import column_sums
 
 
 def linear(
-    context: Context, x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None, workspace: Any = None
-) -> Any:
+    context: Context, x: Any, w: Any, b: Any = None, *, scale: Any = None, shift: Any = None, residual: Any = None,
+    relu: bool = False, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Multiply the last axis by a filter; as `functional.linear`.
 
@@ -23,7 +24,9 @@ def linear(
         x: Activations (..., c), C-contiguous.
         w: Filter (k, c).
         b: Bias (k,), or None.
-        relu: Clamp y at zero.
+        scale, shift: float32 (k,), both or none: a batch norm.
+        residual: Added; of y's shape. May be `out`.
+        relu: Clamp y at zero, at last.
         out: Where y goes: (..., k); None allocates it.
         workspace: 1-D uint8 array of `products.linear_workspace` bytes. None allocates one where it is needed.
 
@@ -34,7 +37,9 @@ def linear(
     y = of(x).empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
     check(x.dtype, (*x.shape[:-1], c), x=x)
     check(x.dtype, (*x.shape[:-1], k), out=y)
-    fused = Fused(activation="relu" if relu else "none")
+    check(x.dtype, y.shape, residual=residual)
+    added = None if residual is None else residual.reshape(-1, k)
+    fused = Fused(scale=scale, shift=shift, residual=added, activation="relu" if relu else "none")
     gemm(context, x.reshape(-1, c), w, b, out=y.reshape(-1, k), workspace=workspace, fused=fused)
     return y
 

@@ -53,6 +53,9 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
             assert number in held, f"{op.kind} of {op.node and op.node.name} reads {role} before it is written"
         reads = {role: held[number] for role, number in op.reads.items()}
         name = op.node.name if op.node else ""
+        if op.kind == "fold":
+            held |= dict.fromkeys(op.writes.values(), "folded")
+            continue
         if op.kind == "accumulate":
             held[op.writes["y"]] = reads["x0"] + reads["x1"]
             continue
@@ -61,7 +64,8 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
             continue
         for role, number in op.writes.items():
             is_gradient = op.kind == "backward"
-            held[number] = ((name, role), *reads.get("residual", ())) if is_gradient else (name, role)
+            of = op.then[-1].name if op.then and role == "y" else name
+            held[number] = ((name, role), *reads.get("residual", ())) if is_gradient else (of, role)
         if op.kind == "backward":
             seen[name] = reads
     return seen
