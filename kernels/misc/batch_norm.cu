@@ -174,7 +174,7 @@ CB_DEVICE void normalise(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELE
   load_channels<V>(beta + channel, shift);
   CB_UNROLL
   for (int v = 0; v < V; ++v) factor[v] = scale[v] * (is_variance ? 1.0f / sqrtf(factor[v] + eps) : factor[v]);
-  walk<LOADS>(
+  walk<2>(
       rows.begin + at.row_lane, rows.end, at.num_row_lanes,
       [&](i64 row) {
         const i64 at_row = row * channels + channel;
