@@ -14,7 +14,8 @@ def fusion(result: dict[str, Any]) -> str:
         before, now = result["before"][mode], result["now"][mode]
         lines.append(
             f"`{result['network']}`, {mode}, batch {result['batch_size']}, {result['dtype']}: "
-            f"{before['operations']} to {now['operations']} operations, {before['launches']} to {now['launches']} launches, "
+            f"{before['operations']} to {now['operations']} operations, "
+            f"{before['launches']} to {now['launches']} launches, "
             f"{before['bytes'] / 1e9:.1f} to {now['bytes'] / 1e9:.1f} GB moved; predicted for an H100, not measured: "
             f"{format_seconds(before['predicted_seconds'])} to {format_seconds(now['predicted_seconds'])}."
         )
