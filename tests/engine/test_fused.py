@@ -94,6 +94,29 @@ def test_training_is_that_of_each_layer_by_itself(network, recompute):
     check_training(network, 4, recompute=recompute)
 
 
+def test_training_in_float32_keeps_to_the_layers_within_its_rounding():
+    """
+    Two steps of `mnist-cnn`, whose longest sums are of 12 x 12 x 6 positions: 2^-24 of each of some hundred roundings.
+
+    What a ReLU cuts at zero may fall to the other side; then one term of a sum is there or not.
+    """
+    network = models.build("mnist-cnn", input_shape=(12, 12, 1))
+    with Model(network, device=cpu(1), mode="training", learning_rate=RATE) as model:
+        plain = LayerByLayer(network, model.parameters, model.states)
+        model.prepare(6)
+        for step in range(2):
+            images, labels = deal(network, 6, step)
+            model.load(images, labels)
+            model.step()
+            np.testing.assert_allclose(model.loss(), plain.step(images.astype(np.float32), labels, RATE), rtol=1e-5)
+        for name, of in plain.parameters.items():
+            for key, want in of.items():
+                near = 1e-4 * np.abs(want).max()
+                np.testing.assert_allclose(
+                    model.parameters[name][key], want, rtol=0, atol=near, err_msg=f"{name} {key}"
+                )
+
+
 def test_members_of_a_team_train_as_one():
     """Each member's epilogues are of its own shard, statistics of the whole batch."""
     check_training(branched(), 5, device=cpu(2))
