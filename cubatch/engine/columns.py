@@ -72,7 +72,9 @@ class Columns:
         self._xp.copyto(self._columns, windows)
         return self._operand
 
-    def multiply(self, block: Block, filters: Any, target: Any, *, residual: Any = None, positive: Any = None) -> None:
+    def multiply(
+        self, block: Block, filters: Any, target: Any, *, scale: Any = None, residual: Any = None, positive: Any = None
+    ) -> None:
         """
         Write a block's columns times filters into an output, and finish it while it is in the cache.
 
@@ -80,6 +82,7 @@ class Columns:
             block: One of `blocks`.
             filters: (taps * channels, k), or (groups, ...) of that.
             target: The block's output (samples, p, q, k * groups); may be strided unless `staged` is 0.
+            scale: Factor of each filter, before something is added.
             residual: What is added, of the target's shape and maybe its memory: then tiles are `staged`.
             positive: Of the target's shape: where it is not, the target is zero; then tiles have `flags`.
         """
@@ -89,6 +92,8 @@ class Columns:
             tile = self.staged((groups, *target.shape[:3], k))
             flat = tile.reshape(groups, -1, k)
             self._xp.matmul(operand, filters, out=flat if groups > 1 else flat[0])
+            if scale is not None:
+                self._xp.multiply(flat, scale.reshape(groups, 1, k), out=flat)
             by_group, tile = (*target.shape[:3], groups, k), tile.transpose(1, 2, 3, 0, 4)
             if residual is None:
                 self._xp.copyto(target.reshape(by_group), tile)

@@ -90,11 +90,10 @@ def conv2d(
             raise InvalidArgument("groups", groups, f"fewer than the channels, for an output with {min(ending)}")
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
     columns = Columns(x, blocks.forward_tiles(shape, x.itemsize, ending), workspace)
-    bias = zeros = None
+    bias = factors = zeros = None
     if scale is not None:
-        scaled, b = columns.fixed(2, w.shape), shift
-        xp.multiply(w, scale.reshape(k, 1, 1, 1), out=scaled)
-        w = scaled
+        b, factors = shift, columns.fixed(2, (q * k,))
+        xp.copyto(factors.reshape(q, k), scale)
     filters = w.reshape(groups, k // groups, -1).transpose(0, 2, 1) if groups > 1 else w.reshape(k, -1).T
     if b is not None:
         bias = columns.fixed(0, (q * k,))
@@ -104,8 +103,11 @@ def conv2d(
         xp.copyto(zeros, 0)
     for block in columns.blocks:
         target = y[block]
-        columns.multiply(block, filters, target, residual=None if residual is None else residual[block])
+        added = None if residual is None else residual[block]
+        columns.multiply(block, filters, target, scale=None if added is None else scale, residual=added)
         rows = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
+        if added is None and factors is not None:
+            xp.multiply(rows, factors, out=rows)
         if b is not None:
             xp.add(rows, bias, out=rows)
         if relu:

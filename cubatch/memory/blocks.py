@@ -331,11 +331,10 @@ def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN
 
 
 def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:
-    """Lay out the forward pass: a row of biases, a row of zeros, a filter that is scaled first, the block."""
+    """Lay out the forward pass: a row of biases, one of zeros, one of factors, the block."""
     row = shape.horizontal.out * shape.k
-    scaled = shape.filter_elements if "folded" in ending else 0
     stays = shape.groups == 1 and "residual" not in ending  # which may lie where the output goes
-    return _tiles(shape, itemsize, fixed=(row, row, scaled), staged=0 if stays else shape.k)
+    return _tiles(shape, itemsize, fixed=(row, row, row if "folded" in ending else 0), staged=0 if stays else shape.k)
 
 
 def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
