@@ -39,6 +39,21 @@ def without_draws(network):
     return Network(input_shape=network.input_shape, layers=kept, name=network.name)
 
 
+# What an epilogue does comes in one order, norm, sum, ReLU; each of these comes in another, or twice.
+ORDERS = {
+    "relu norm": [ReLU(), BatchNorm2d()],
+    "norm norm": [BatchNorm2d(), BatchNorm2d()],
+    "relu sum": [ReLU(name="r"), Add(inputs=["stem", "r"])],
+    "sum norm": [Add(name="s", inputs=["stem", "c"]), BatchNorm2d()],
+    "sum sum": [Add(name="s", inputs=["stem", "c"]), Add(inputs=["s", "stem"])],
+    "relu relu": [ReLU(), ReLU()],
+    "norm relu sum relu": [BatchNorm2d(), ReLU(name="r"), Add(inputs=["r", "stem"]), ReLU()],
+    "norm sum relu norm": [BatchNorm2d(name="n"), Add(inputs=["n", "stem"]), ReLU(), BatchNorm2d()],
+    "itself": [BatchNorm2d(name="n"), Add(inputs=["n", "n"]), ReLU()],
+    "three": [BatchNorm2d(name="n"), Add(inputs=["n", "stem", "stem"]), ReLU()],
+}
+
+
 def drawn_statistics(states, seed=0):
     """Running statistics as training leaves them: neither zeros nor ones."""
     random = np.random.default_rng(seed)
@@ -122,6 +137,15 @@ def test_members_of_a_team_train_as_one():
     check_training(branched(), 5, device=cpu(2))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_what_comes_in_another_order_is_done_in_that(order, groups):
+    """After a convolution, a grouped and a depthwise one: in training, and then with what was learnt."""
+    stem = [Conv2d(name="stem", k=4, r=1, s=1), Conv2d(name="c", k=4, r=3, s=3, pad=1, groups=groups)]
+    network = Network(input_shape=(4, 5, 3), layers=[*stem, *ORDERS[order], GlobalAvgPool(), Linear(k=3)])
+    check_training(network, 3)
+
+
 @st.composite
 def graphs(draw):
     """
@@ -132,7 +156,7 @@ def graphs(draw):
     layers, wide, small = [Conv2d(name="v0", k=4, r=3, s=3, pad=1, bias=draw(st.booleans()))], ["v0"], []
     for number in range(1, draw(st.integers(3, 12))):
         pool = small if small and draw(st.booleans()) else wide
-        x = draw(st.sampled_from(pool[-3:]))
+        x = draw(st.sampled_from([*pool[-3:], *pool[-1:] * 4]))  # chains more than forks
         other = draw(st.sampled_from(pool))
         name = f"v{number}"
         kind = draw(st.sampled_from(["conv", "norm", "relu", "relu", "add", "down", "thin", "grouped", "deep", "line"]))
