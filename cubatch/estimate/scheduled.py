@@ -45,7 +45,7 @@ def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
         >>> from cubatch.network import models
         >>> found = scheduled_passes(models.build("resnet50"), "inference")
         >>> sum(item.runs for item in found), len(found)
-        (56, 141)
+        (56, 174)
     """
     program = schedule_of(spec, mode, recompute=False)
     ops: dict[tuple[str, str], Op] = {}
