@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import gpu, predictor, rooms, search
+from benchmarks.pages import fusion, gpu, predictor, rooms, search
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -150,6 +150,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "predictor_goals": predictor.goals,
     "predict_speed": predictor.speed,
     "rooms": rooms.rooms,
+    "fusion": fusion.fusion,
     **gpu.KINDS,
 }
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from cubatch.network.windows import Axis, ConvShape, phases
+from cubatch.network.windows import Axis, ConvShape, Phase, phases
 
 ALIGNMENT = 64
 """Areas of scratch memory start at multiples of this many bytes: a cache line, an AVX-512 register."""
@@ -33,8 +33,22 @@ _SHORT_SIDE = 32
 _SUMS = 2
 _VECTORS = 4
 
+PLAIN: frozenset[str] = frozenset()
+"""How a product ends to which nothing else happens: see `Op.ending`."""
+
 Block = tuple[slice, slice]
 """Samples, output rows."""
+
+
+def ending(**arrays: object) -> frozenset[str]:
+    """
+    Give the names of what a product ends with: of the arrays that are there.
+
+    Example:
+        >>> sorted(ending(residual=None, positive=0))
+        ['positive']
+    """
+    return frozenset(name for name, array in arrays.items() if array is not None)
 
 
 def aligned(num_bytes: int) -> int:
@@ -153,6 +167,7 @@ class Tiles(Need):
         groups: Groups of channels.
         fixed: Elements of each area that does not grow with the block.
         staged: Elements per output pixel of what lies beside the columns.
+        flags: Elements per output pixel that pass or do not.
         products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
     """
 
@@ -162,6 +177,7 @@ class Tiles(Need):
     groups: int
     fixed: tuple[int, ...] = ()
     staged: int = 0
+    flags: int = 0
     products: int = 0
 
     @property
@@ -175,12 +191,13 @@ class Tiles(Need):
         return self.vertical.reaches_out or self.horizontal.reaches_out
 
     def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area: fixed ones, zero-bordered source rows, columns, staged output."""
+        """Give the bytes of each area: fixed ones, zero-bordered source rows, columns, staged output, flags."""
         v, h = self.vertical, self.horizontal
         pixels = samples * rows * h.out
         border = samples * v.span(rows) * h.span(h.out) * self.channels if self.is_padded else 0
         columns = 0 if self.is_direct else pixels * v.taps * h.taps * self.channels
-        return tuple(count * self.itemsize for count in (*self.fixed, border, columns, pixels * self.staged))
+        elements = (*self.fixed, border, columns, pixels * self.staged)
+        return (*(count * self.itemsize for count in elements), pixels * self.flags)
 
     def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
         """Cut as `cut`, but keep products with a short side small enough for OpenBLAS not to pack them."""
@@ -254,6 +271,18 @@ class Flat(Need):
 
 
 @attrs.frozen(kw_only=True)
+class Ends(Need):
+    """What a gradient ends with, row by row of `row` elements: a tile of products, a flag for each."""
+
+    row: int
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area."""
+        elements = samples * rows * self.row
+        return (elements * self.itemsize, elements)
+
+
+@attrs.frozen(kw_only=True)
 class Curve(Need):
     """An activation function, a "sample" being one element: a value for each, and another or a flag."""
 
@@ -275,7 +304,7 @@ class Products(Need):
         return (rows * sums, rows * self.itemsize, sums)
 
 
-def conv2d_forward(shape: ConvShape, itemsize: int) -> list[Need]:
+def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
     """
     Say what a convolution's forward pass needs, part after part.
 
@@ -285,7 +314,7 @@ def conv2d_forward(shape: ConvShape, itemsize: int) -> list[Need]:
         >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
         786432
     """
-    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(shape, itemsize)]
+    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(shape, itemsize, ending)]
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
@@ -293,15 +322,19 @@ def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
     return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(shape, itemsize)]
 
 
-def conv2d_dgrad(shape: ConvShape, itemsize: int) -> list[Need]:
+def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
     """Say what the gradient of a convolution's input needs, part after part."""
-    return [depthwise(shape, itemsize)] if shape.is_depthwise else list(dgrad_tiles(shape, itemsize))
+    if shape.is_depthwise:
+        return [depthwise(shape, itemsize)]
+    idle = [idle_phase(shape, itemsize, phase) for phase in phases(shape) if not phase.works]
+    return [*dgrad_tiles(shape, itemsize, ending), *(idle if "positive" in ending else [])]
 
 
-def forward_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Lay out the forward pass: a row of biases, a row of zeros, the block."""
+def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:
+    """Lay out the forward pass: a row of biases, one of zeros, one of factors, the block."""
     row = shape.horizontal.out * shape.k
-    return _tiles(shape, itemsize, fixed=(row, row), staged=shape.k if shape.groups > 1 else 0)
+    stays = shape.groups == 1 and "residual" not in ending  # which may lie where the output goes
+    return _tiles(shape, itemsize, fixed=(row, row, row if "folded" in ending else 0), staged=0 if stays else shape.k)
 
 
 def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
@@ -309,9 +342,14 @@ def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
     return _tiles(shape, itemsize, fixed=(shape.filter_elements, shape.k), staged=1)
 
 
-def dgrad_tiles(shape: ConvShape, itemsize: int) -> list[Tiles]:
-    """Lay out the input's gradient, for each phase that works: the turned filter, the block."""
+def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Tiles]:
+    """
+    Lay out the input's gradient, for each phase that works: the turned filter, the block.
+
+    What is added to it may lie where it goes, so that products are staged.
+    """
     dense = shape.groups == 1 and shape.vertical.stride == 1 and shape.horizontal.stride == 1
+    stays = dense and "residual" not in ending
     per_tap = shape.filter_elements // shape.taps
     return [
         Tiles(
@@ -322,11 +360,17 @@ def dgrad_tiles(shape: ConvShape, itemsize: int) -> list[Tiles]:
             channels=shape.k,
             groups=shape.groups,
             fixed=(phase.taps * per_tap,),
-            staged=0 if dense else shape.c,
+            staged=0 if stays else shape.c,
+            flags=shape.c if "positive" in ending else 0,
         )
         for phase in phases(shape)
         if phase.works
     ]
+
+
+def idle_phase(shape: ConvShape, itemsize: int, phase: Phase) -> Ends:
+    """Lay out what a phase without taps ends with."""
+    return Ends(itemsize=itemsize, rows=phase.vertical.out, row=phase.horizontal.out * shape.c)
 
 
 def depthwise(shape: ConvShape, itemsize: int) -> Depthwise:
