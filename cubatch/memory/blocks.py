@@ -4,12 +4,14 @@ Scratch memory of the engine's operations: what a block of work needs, and how w
 One rule for every operation, followed by the memory plan that sizes the workspace and by the engine
 that is handed it:
 
-    workspace = max(least, min(target, whole))
+    workspace = max(least, min(room, whole))
 
 where `least` is what one row of outputs of one sample needs, `whole` what the whole batch needs
-at once, and `target` what stays in the cache (on a GPU: what fills it).  The engine then works in
-even blocks of as many samples as the workspace holds, or of as many rows where it does not even
-hold a sample.  Pure numbers: no array is touched here.
+at once, and `room` what stays in the cache (on a GPU: what fills it), or more where a block has to be
+larger to be worth what it costs whatever its size: a product reads the whole filter, or adds a sum as
+large as the filter, for each block.  The engine then works in even blocks of as many samples as the
+workspace holds, or of as many rows where it does not even hold a sample.  Pure numbers: no array is
+touched here.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
         >>> workspace_bytes([Flat(itemsize=4)], samples=10, target=1 << 20)
         64
     """
-    return max((max(need.least, min(target, need.whole(samples))) for need in needs), default=0)
+    return max((max(need.least, min(need.room(target), need.whole(samples))) for need in needs), default=0)
 
 
 @attrs.frozen(kw_only=True)
@@ -105,6 +107,10 @@ class Need:
         for area in self.areas(samples, rows):
             ends.append(ends[-1] + aligned(area))
         return ends[:-1]
+
+    def room(self, target: int) -> int:
+        """Give the bytes beyond which a larger block would not help, where `target` stay in the cache."""
+        return target
 
     @property
     def least(self) -> int:
@@ -168,6 +174,7 @@ class Tiles(Need):
         fixed: Elements of each area that does not grow with the block.
         staged: Elements per output pixel of what lies beside the columns.
         flags: Elements per output pixel that pass or do not.
+        filters: Elements of the filter, which a block reads or adds a sum to, whole.
         products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
     """
 
@@ -178,6 +185,7 @@ class Tiles(Need):
     fixed: tuple[int, ...] = ()
     staged: int = 0
     flags: int = 0
+    filters: int = 0
     products: int = 0
 
     @property
@@ -198,6 +206,14 @@ class Tiles(Need):
         columns = 0 if self.is_direct else pixels * v.taps * h.taps * self.channels
         elements = (*self.fixed, border, columns, pixels * self.staged)
         return (*(count * self.itemsize for count in elements), pixels * self.flags)
+
+    def room(self, target: int) -> int:
+        """
+        Give the bytes beyond which a larger block would not help.
+
+        Columns are as large as the filter at least: gathering them then moves as much as multiplying does.
+        """
+        return max(target, sum(aligned(count * self.itemsize) for count in (*self.fixed, self.filters)))
 
     def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
         """Cut as `cut`, but keep products with a short side small enough for OpenBLAS not to pack them."""
@@ -362,6 +378,7 @@ def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN)
             fixed=(phase.taps * per_tap,),
             staged=0 if stays else shape.c,
             flags=shape.c if "positive" in ending else 0,
+            filters=phase.taps * per_tap,
         )
         for phase in phases(shape)
         if phase.works
@@ -391,5 +408,6 @@ def _tiles(shape: ConvShape, itemsize: int, *, fixed: tuple[int, ...], staged: i
         groups=shape.groups,
         fixed=fixed,
         staged=staged,
+        filters=shape.filter_elements,
         products=shape.filter_elements if thin else 0,
     )
