@@ -10,7 +10,8 @@ Convolution as a matrix product: forward, gradient of the input, gradient of the
 One operand is gathered ("im2col") block by block into scratch memory, where it stays in the cache
 until BLAS has used it; it is never stored whole.  The gradient of the input is a convolution of dy
 too, with the filter turned around: a stride of sh x sw cuts the input into sh * sw phases, each of
-which sees its own subset of the taps at stride 1, so nothing is ever scattered.
+which sees its own subset of the taps at stride 1, so nothing is ever scattered.  Taps that see nothing
+but padding, as eight of nine over a single pixel do, are left out.
 
 Activations are (n, h, w, c), filters (k, r, s, c / groups).  Every function works in the calling
 thread on the samples it is handed; a team calls it on shards.
@@ -25,7 +26,7 @@ from cubatch.engine.backend import gate, of, take_workspace, view
 from cubatch.engine.columns import Columns
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks
-from cubatch.network.windows import conv_shape, phases
+from cubatch.network.windows import conv_shape, phases, seen_taps
 
 if TYPE_CHECKING:
     from cubatch.network.windows import Pad, Pair
@@ -89,6 +90,8 @@ def conv2d(
         if ending:
             raise InvalidArgument("groups", groups, f"fewer than the channels, for an output with {min(ending)}")
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
+    shape, rows, cols = seen_taps(shape)
+    w = w[:, rows, cols]
     columns = Columns(x, blocks.forward_tiles(shape, x.itemsize, ending), workspace)
     bias = factors = zeros = None
     if scale is not None:
@@ -105,13 +108,13 @@ def conv2d(
         target = y[block]
         added = None if residual is None else residual[block]
         columns.multiply(block, filters, target, scale=None if added is None else scale, residual=added)
-        rows = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
+        flat = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
         if added is None and factors is not None:
-            xp.multiply(rows, factors, out=rows)
+            xp.multiply(flat, factors, out=flat)
         if b is not None:
-            xp.add(rows, bias, out=rows)
+            xp.add(flat, bias, out=flat)
         if relu:
-            xp.maximum(rows, zeros, out=rows)
+            xp.maximum(flat, zeros, out=flat)
     return y
 
 
@@ -160,6 +163,8 @@ def conv2d_dgrad(
         if ending:
             raise InvalidArgument("groups", groups, f"fewer than the channels, for a gradient with {min(ending)}")
         return depthwise.dgrad(shape, dy, w, out=dx, workspace=workspace)
+    shape, rows, cols = seen_taps(shape)
+    w = w[:, rows, cols]
     by_group = w.reshape(groups, shape.k // groups, *w.shape[1:])  # (g, k, r, s, c)
     needs = iter(blocks.dgrad_tiles(shape, dy.itemsize, ending))
     for phase in phases(shape):
@@ -230,9 +235,13 @@ def conv2d_wgrad(
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
     if shape.is_depthwise:
         return depthwise.wgrad(shape, x, dy, dw=dw, db=db, workspace=workspace)
-    xp, k = of(x), shape.k
+    xp, k, all_taps = of(x), shape.k, shape.taps
+    shape, rows, cols = seen_taps(shape)
+    if shape.taps < all_taps:
+        xp.copyto(dw, 0)
+    seen = dw[:, rows, cols]
     columns = Columns(x, blocks.wgrad_tiles(shape, x.itemsize), workspace)
-    whole = dw.reshape(groups, k // groups, -1) if groups > 1 else dw.reshape(k, -1)
+    whole = seen.reshape(groups, k // groups, -1) if groups > 1 else seen.reshape(k, -1)
     partial = columns.fixed(0, whole.shape)
     partial_bias = columns.fixed(1, (k,))
     if not columns.blocks:

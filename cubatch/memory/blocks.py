@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from cubatch.network.windows import Axis, ConvShape, Phase, phases
+from cubatch.network.windows import Axis, ConvShape, Phase, phases, seen_taps
 
 ALIGNMENT = 64
 """Areas of scratch memory start at multiples of this many bytes: a cache line, an AVX-512 register."""
@@ -330,20 +330,25 @@ def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLA
         >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
         786432
     """
-    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(shape, itemsize, ending)]
+    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(_seen(shape), itemsize, ending)]
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
     """Say what the gradient of a convolution's filter and bias needs, part after part."""
-    return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(shape, itemsize)]
+    return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(_seen(shape), itemsize)]
 
 
 def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
     """Say what the gradient of a convolution's input needs, part after part."""
     if shape.is_depthwise:
         return [depthwise(shape, itemsize)]
+    shape = _seen(shape)
     idle = [idle_phase(shape, itemsize, phase) for phase in phases(shape) if not phase.works]
     return [*dgrad_tiles(shape, itemsize, ending), *(idle if "positive" in ending else [])]
+
+
+def _seen(shape: ConvShape) -> ConvShape:
+    return seen_taps(shape)[0]
 
 
 def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:

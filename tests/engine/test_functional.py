@@ -58,7 +58,8 @@ def _shape(case):
 
 def _workspace(case, needs):
     """The least that works, so that blocks are single rows, or plenty, filled with what is no number."""
-    size = scratch_blocks.workspace_bytes(needs, case["n"], 0 if case["rows_only"] else 2**20)
+    least = max((need.least for need in needs), default=0)
+    size = least if case["rows_only"] else scratch_blocks.workspace_bytes(needs, case["n"], 2**20)
     return np.full(size, 0xFF, dtype=np.uint8)
 
 
