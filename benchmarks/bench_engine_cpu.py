@@ -33,6 +33,7 @@ from cubatch.hardware import probe
 from cubatch.measure.conditions import environment
 from cubatch.network import models
 from cubatch.network.graph import Network
+from cubatch.network.layer import Layer
 
 SPAN_SECONDS = 0.2
 GOAL, WORST_GOAL = 1.0, 0.8
@@ -93,12 +94,18 @@ def measure(case: str, mode: str, rounds: int, threads: int) -> dict[str, Any]:
     """Measure a network in one mode at all its batch sizes."""
     model, options, batch_sizes = CASES[case]
     network = models.build(model, **options)
+    if mode == "training" and any(_is_norm_of_one(node.layer) for node in network.nodes):
+        batch_sizes = tuple(size for size in batch_sizes if size > 1)  # PyTorch refuses to normalise a single value
     order = random.Random(0)
     rows = [row(network, mode, batch_size, rounds, threads, order) for batch_size in batch_sizes]
     mean = math.exp(sum(math.log(one["ratio"]) for one in rows) / len(rows))
     ratios = "  ".join(f"{one['batch_size']}: {one['ratio']:.2f}" for one in rows)
     print(f"{case:26} {mode:10} {mean:5.2f}   {ratios}", flush=True)
     return {"network": case, "mode": mode, "mean_ratio": mean, "rows": rows}
+
+
+def _is_norm_of_one(layer: Layer) -> bool:
+    return layer.has_statistics and layer.output_shape[:2] == (1, 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
