@@ -135,7 +135,7 @@ def _layer(torch: Any, layer: Any) -> Any:
         case layers.Flatten():
             found = nn.Flatten()
         case layers.Dropout():
-            found = nn.Dropout(layer.p, inplace=True)
+            found = nn.Dropout(layer.p)
         case layers.Linear():
             found = nn.Sequential(nn.Flatten(), nn.Linear(layer.c, layer.k, bias=layer.bias))
         case _ if layer.type in _PLAIN:
