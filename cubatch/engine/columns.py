@@ -19,7 +19,8 @@ import numpy as np
 from cubatch.engine.backend import gate, of, take_workspace, view
 
 if TYPE_CHECKING:
-    from cubatch.memory.blocks import Block, Tiles
+    from cubatch.memory.blocks import Block
+    from cubatch.memory.conv_blocks import Tiles
 
 
 class Columns:

@@ -25,7 +25,7 @@ from cubatch.engine import depthwise
 from cubatch.engine.backend import gate, of, take_workspace, view
 from cubatch.engine.columns import Columns
 from cubatch.errors import InvalidArgument
-from cubatch.memory import blocks
+from cubatch.memory import blocks, conv_blocks
 from cubatch.network.windows import conv_shape, phases, seen_taps
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def conv2d(
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
     shape, rows, cols = seen_taps(shape)
     w = w[:, rows, cols]
-    columns = Columns(x, blocks.forward_tiles(shape, x.itemsize, ending), workspace)
+    columns = Columns(x, conv_blocks.forward_tiles(shape, x.itemsize, ending), workspace)
     bias = factors = zeros = None
     if scale is not None:
         b, factors = shift, columns.fixed(2, (q * k,))
@@ -166,14 +166,14 @@ def conv2d_dgrad(
     shape, rows, cols = seen_taps(shape)
     w = w[:, rows, cols]
     by_group = w.reshape(groups, shape.k // groups, *w.shape[1:])  # (g, k, r, s, c)
-    needs = iter(blocks.dgrad_tiles(shape, dy.itemsize, ending))
+    needs = iter(conv_blocks.dgrad_tiles(shape, dy.itemsize, ending))
     for phase in phases(shape):
         at = (slice(None), slice(phase.top, None, stride[0]), slice(phase.left, None, stride[1]))
         part: Any = dx[at]
         added: Any = None if residual is None else residual[at]
         passing: Any = None if positive is None else positive[at]
         if not phase.works:
-            _end_idle(blocks.idle_phase(shape, dy.itemsize, phase), part, added, passing, workspace)
+            _end_idle(conv_blocks.idle_phase(shape, dy.itemsize, phase), part, added, passing, workspace)
             continue
         columns = Columns(dy, next(needs), workspace)
         turned = by_group[:, :, phase.rows, phase.columns].transpose(0, 2, 3, 1, 4)  # (g, r, s, k, c)
@@ -240,7 +240,7 @@ def conv2d_wgrad(
     if shape.taps < all_taps:
         xp.copyto(dw, 0)
     seen = dw[:, rows, cols]
-    columns = Columns(x, blocks.wgrad_tiles(shape, x.itemsize), workspace)
+    columns = Columns(x, conv_blocks.wgrad_tiles(shape, x.itemsize), workspace)
     whole = seen.reshape(groups, k // groups, -1) if groups > 1 else seen.reshape(k, -1)
     partial = columns.fixed(0, whole.shape)
     partial_bias = columns.fixed(1, (k,))

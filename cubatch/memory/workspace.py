@@ -15,7 +15,7 @@ import attrs
 
 from cubatch.hardware.facts import Device
 from cubatch.kernels.workspace import depthwise, misc, products
-from cubatch.memory import blocks
+from cubatch.memory import blocks, conv_blocks
 from cubatch.memory.blocks import Curve, Ends, Flat, Need, Norm, Pool, Products, Scores
 from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.network import layers
@@ -117,8 +117,8 @@ def _inputs_and_outputs(layer: Layer, _kind: str, _itemsize: int) -> Scratch:
 def _convolution(layer: layers.Conv2d, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:
     shape = layer.convolution
     if kind == "forward":
-        return tuple(blocks.conv2d_forward(shape, itemsize, ending)), 1
-    return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize, ending)), 1
+        return tuple(conv_blocks.conv2d_forward(shape, itemsize, ending)), 1
+    return (*conv_blocks.conv2d_wgrad(shape, itemsize), *conv_blocks.conv2d_dgrad(shape, itemsize, ending)), 1
 
 
 def _linear(layer: layers.Linear, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cubatch.engine import functional
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks
+from cubatch.memory import conv_blocks
 from cubatch.network.windows import conv_shape
 from tests import reference
 from tests.checks import assert_within, gamma
@@ -71,7 +72,7 @@ def test_conv2d_stays_within_the_rounding_of_its_dot_products(case):
     b = random.uniform(-1, 1, w.shape[0]).astype(np.float32)
 
     y = functional.conv2d(
-        x, w, b, **case["options"], workspace=_workspace(case, scratch_blocks.conv2d_forward(_shape(case), 4))
+        x, w, b, **case["options"], workspace=_workspace(case, conv_blocks.conv2d_forward(_shape(case), 4))
     )
 
     bound = gamma(w[0].size + 1, U) * reference.conv2d(abs(x), abs(w), abs(b), **case["options"])
@@ -91,7 +92,7 @@ def test_conv2d_dgrad_stays_within_the_rounding_of_its_dot_products(case):
         x_shape=x.shape,
         **case["options"],
         out=np.full(x.shape, np.nan, np.float32),
-        workspace=_workspace(case, scratch_blocks.conv2d_dgrad(_shape(case), 4)),
+        workspace=_workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4)),
     )
 
     length = w[..., 0].size // case["options"]["groups"]
@@ -113,7 +114,7 @@ def test_conv2d_dgrad_adds_to_what_is_there_and_applies_a_slope(case, ends):
     there, saved = (random.uniform(-1, 1, x.shape).astype(np.float32) for _ in range(2))
     out = there.copy() if "residual" in ends else np.full(x.shape, np.nan, np.float32)
     given = {name: {"residual": out, "positive": saved}[name] for name in ends}
-    workspace = _workspace(case, scratch_blocks.conv2d_dgrad(_shape(case), 4, frozenset(ends)))
+    workspace = _workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4, frozenset(ends)))
     options = {"x_shape": x.shape, **case["options"], **given, "out": out, "workspace": workspace}
     if _shape(case).is_depthwise:
         with pytest.raises(InvalidArgument, match="groups"):
@@ -161,7 +162,7 @@ def test_conv2d_wgrad_stays_within_the_rounding_of_its_dot_products(case):
     dw, db = np.full(w.shape, np.nan, np.float32), np.full(w.shape[0], np.nan, np.float32)
 
     functional.conv2d_wgrad(
-        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, scratch_blocks.conv2d_wgrad(_shape(case), 4))
+        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, conv_blocks.conv2d_wgrad(_shape(case), 4))
     )
 
     slack = gamma(dy[..., 0].size + 1, U)
