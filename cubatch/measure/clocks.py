@@ -106,6 +106,17 @@ def cupy_clock(uuid: str | None) -> EventClock:
     return EventClock(cupy.cuda.Event, elapsed, monitor_of(uuid))
 
 
+def torch_clock(index: int) -> EventClock:
+    """Make a clock of PyTorch's events for the GPU of that number."""
+    import torch
+
+    return EventClock(
+        lambda: torch.cuda.Event(enable_timing=True),
+        lambda start, end: float(start.elapsed_time(end)) * 1e-3,
+        monitor_of(_uuid_of(index)),
+    )
+
+
 def callable_clock() -> HostClock:
     """
     Make the clock for a user's step: events of CuPy or PyTorch, whichever is loaded and has a GPU.
@@ -114,11 +125,7 @@ def callable_clock() -> HostClock:
     """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return EventClock(
-            lambda: torch.cuda.Event(enable_timing=True),
-            lambda start, end: float(start.elapsed_time(end)) * 1e-3,
-            monitor_of(_uuid_of(torch.cuda.current_device())),
-        )
+        return torch_clock(torch.cuda.current_device())
     if cupy is not None and cupy.cuda.is_available():
         return cupy_clock(_uuid_of(cupy.cuda.Device().id))
     return HostClock()
