@@ -12,8 +12,8 @@
 //   wgmma      4 warps multiply two tiles in shared memory, told by 64-bit descriptors, into registers.  It runs behind
 //              the program's back: what it reads may not be overwritten, nor its sums be touched, before it was waited
 //              for.
-//   cluster    two blocks that run side by side and reach each other's shared memory.  GPU only: the CPU runs one
-//              block at a time, so kernels are built there with CLUSTER = 1.
+//   cluster    two blocks that run side by side and reach each other's shared memory.  None may return while another may
+//              still arrive at its barriers or copy to it.
 #pragma once
 
 #include "common/device.cuh"

@@ -35,7 +35,7 @@
 //        |    |     |  consumer   |  64 columns --> store.cuh, which transposes them
 //        +----+     +-------------+
 //
-// CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.  The GPU's alone.
+// CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.
 //
 //   grid      x: at most as many blocks as SMs, a multiple of CLUSTER; tiles are dealt out round robin
 //   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/kernels/tensor_map.py);
