@@ -53,11 +53,13 @@ CB_DEVICE void cb_barrier_init_fence() { asm volatile("fence.mbarrier_init.relea
 CB_DEVICE void cb_barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cb_shared_address(barrier)) : "memory");
 }
-// Arrive at the same barrier of another block of the cluster, or of this one.
+// Arrive at the same barrier of another block of the cluster, or of this one.  Orders nothing between blocks: it says
+// that wgmma, which was waited for, has read, and what a thread wrote for another block it would have to release to the
+// cluster, which is a fence of all memory.  CUTLASS's ClusterBarrier arrives so too (include/cutlass/arch/barrier.h).
 CB_DEVICE void cb_barrier_arrive_remote(u64* barrier, u32 rank) {
   asm volatile(
       "{\n\t.reg .b32 remote;\n\tmapa.shared::cluster.u32 remote, %0, %1;\n\t"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(cb_shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(cb_shared_address(barrier)),
       "r"(rank)
       : "memory");
 }
@@ -68,17 +70,15 @@ CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes) {
 }
 // Wait for the end of a phase of the given parity.  A wait that nobody ends becomes an error after 2^28 tries, some
 // seconds, where a GPU that hangs would take its machine along.
-#define CB_WAIT(SCOPE)                                                                                                \
-  asm volatile(                                                                                                       \
-      "{\n\t.reg .pred done, given_up;\n\t.reg .u32 tries;\n\tmov.u32 tries, 0;\n\t"                                  \
-      "again:\n\tmbarrier.try_wait.parity" SCOPE ".shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"           \
-      "add.u32 tries, tries, 1;\n\tsetp.ge.u32 given_up, tries, 0x10000000;\n\t@given_up trap;\n\tbra again;\n\t"     \
-      "ended:\n\t}" ::"r"(cb_shared_address(barrier)),                                                                \
-      "r"(parity)                                                                                                     \
-      : "memory")
-CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) { CB_WAIT(""); }
-// The same where other blocks of the cluster arrive: sees what they did before.
-CB_DEVICE void cb_barrier_wait_cluster(u64* barrier, u32 parity) { CB_WAIT(".acquire.cluster"); }
+CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) {
+  asm volatile(
+      "{\n\t.reg .pred done, given_up;\n\t.reg .u32 tries;\n\tmov.u32 tries, 0;\n\t"
+      "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"
+      "add.u32 tries, tries, 1;\n\tsetp.ge.u32 given_up, tries, 0x10000000;\n\t@given_up trap;\n\tbra again;\n\t"
+      "ended:\n\t}" ::"r"(cb_shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
 // Between writing shared memory and a copy engine's or wgmma's reading of it.
 CB_DEVICE void cb_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -57,9 +57,6 @@ CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes, CPUSIM_HERE) {
 CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity, CPUSIM_HERE) {
   cpusim_barrier_wait((uint64_t*)barrier, parity, cpusim_place(file, line));
 }
-CB_DEVICE void cb_barrier_wait_cluster(u64* barrier, u32 parity, CPUSIM_HERE) {
-  cb_barrier_wait(barrier, parity, file, line);
-}
 CB_DEVICE void cb_proxy_fence() { cpusim_fence_writes(); }
 
 CB_DEVICE u32 cb_cluster_rank() { return cpusim_cluster_rank(); }
