@@ -68,14 +68,17 @@ CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cb_shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Wait for the end of a phase of the given parity.  A wait that nobody ends becomes an error after 2^28 tries, some
-// seconds, where a GPU that hangs would take its machine along.
+// Wait for the end of a phase of the given parity.  A wait that nobody ends becomes an error after about ten seconds,
+// where a GPU that hangs would take its machine along: a try lasts as long as the GPU likes, so that no number of them is
+// a time, but the upper half of %globaltimer's nanoseconds goes on every 4.3 seconds.
 CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) {
   asm volatile(
-      "{\n\t.reg .pred done, given_up;\n\t.reg .u32 tries;\n\tmov.u32 tries, 0;\n\t"
+      "{\n\t.reg .pred done, given_up;\n\t.reg .u32 begin, now;\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"
+      "mov.u32 begin, %%globaltimer_hi;\n\t"
       "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"
-      "add.u32 tries, tries, 1;\n\tsetp.ge.u32 given_up, tries, 0x10000000;\n\t@given_up trap;\n\tbra again;\n\t"
-      "ended:\n\t}" ::"r"(cb_shared_address(barrier)),
+      "mov.u32 now, %%globaltimer_hi;\n\tsub.u32 now, now, begin;\n\tsetp.ge.u32 given_up, now, 3;\n\t"
+      "@given_up trap;\n\tbra again;\n\tended:\n\t}" ::"r"(cb_shared_address(barrier)),
       "r"(parity)
       : "memory");
 }
