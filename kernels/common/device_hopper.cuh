@@ -163,6 +163,14 @@ CB_DEVICE void cb_tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
+// Store four 8 x 8 matrices of 16 bits, as cb_load_matrices of device_mma.cuh loads them: lanes 8 i to 8 i + 7 give the
+// places of matrix i's rows, 16 bytes each; register i of a lane is row lane / 4, 32 bits number lane % 4.
+CB_DEVICE void cb_store_matrices(void* row, const u32 (&value)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(cb_shared_address(row)),
+               "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+               : "memory");
+}
+
 // --- registers: a warpgroup gives back what it does not need, another takes it ---
 
 template <int COUNT>

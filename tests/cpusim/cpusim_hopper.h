@@ -181,6 +181,17 @@ CB_DEVICE void cb_tma_store_wait_read() {
   cpusim_wait_stores(PENDING);
 }
 
+// Each lane writes its own words, to the rows that others name.
+CB_DEVICE void cpusim_store_matrices(const char* place, void* row, const u32 (&value)[4], const char* file, int line) {
+  cpusim_check_aligned(row, 16, "cb_store_matrices to a misaligned row", file, line);
+  if (!cpusim_in_shared(row, 16)) cpusim_fail(file, line, "cb_store_matrices to what is not shared memory");
+  for (int i = 0; i < 4; ++i) {
+    const u64 at = cpusim_exchange(reinterpret_cast<uintptr_t>(row), 8 * i + cb_lane() / 4, place);
+    cb_write<u32, 1>(reinterpret_cast<u32*>(at) + cb_lane() % 4, Vec<u32, 1>{{value[i]}}, file, line);
+  }
+}
+#define cb_store_matrices(row, value) cpusim_store_matrices(CPUSIM_PLACE, row, value, __FILE__, __LINE__)
+
 template <int COUNT>
 CB_DEVICE void cb_registers_release(CPUSIM_HERE) {
   static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "setmaxnreg counts by 8, from 24 to 256");

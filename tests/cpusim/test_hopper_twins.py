@@ -207,6 +207,19 @@ def test_stores_undo_the_swizzle_and_are_clipped(launch, c0, c1, mode):
     assert np.array_equal(y, want[50:70, 100:188])
 
 
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+def test_matrices_are_stored_where_their_lanes_say(launch, mode):
+    """Four of 8 x 8 of each warp: register i of lane l is 32 bits number l % 4 of row l / 4 of matrix i."""
+    random = np.random.default_rng(6)
+    x, rows = random.integers(1, 2**32, (4, 32, 4), np.uint32), random.permutation(64)[:32].astype(np.uint32)
+    y = np.zeros(4096, np.uint8)
+    launch("store_matrices", [x, rows, y], schedule=mode[0], copies=mode[1])
+    want = np.zeros((4, 64, 4), np.uint32)
+    for lane, register in itertools.product(range(32), range(4)):
+        want[:, rows[8 * register + lane // 4], lane % 4] = x[:, lane, register]
+    assert np.array_equal(y.view(np.uint32), want.reshape(-1))
+
+
 def fragments(y, n):
     """Give the 64 x n sums of a warpgroup's registers: what lane and register hold, as the PTX manual draws it."""
     out = np.empty((64, n))
