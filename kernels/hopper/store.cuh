@@ -74,8 +74,8 @@ CB_DEVICE void stage_strip(const float (&strip)[STRIP], float* staging) {
 }
 
 // Finish a strip in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
-// two tiles one after the other.  All loads come first, and a ReLU is a floor: a branch for each would make them wait for
-// one another.
+// two tiles one after the other.  All loads come first, and a ReLU is a floor: a branch for each would make them wait
+// for one another.
 CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[STRIP], int first, int columns,
                            unsigned char* tile) {
   const int lane = cb_lane(), row = lane / 4, pair = lane % 4 * 2;
