@@ -5,4 +5,4 @@ from __future__ import annotations
 import os
 
 IS_SIMULATED = "CUDASIM_HOME" in os.environ
-"""Registers and occupancy are made up then, and no block has a cluster."""
+"""Registers and occupancy are made up then."""

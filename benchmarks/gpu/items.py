@@ -38,6 +38,7 @@ from cubatch.hardware import probe, waves
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml import Monitor
 from cubatch.kernels import variant as variants
+from cubatch.kernels.launch import set_shared_memory
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.conditions import environment
@@ -299,8 +300,7 @@ def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
         compiled = compiler.compile_kernel(variant, session.device.arch or "")
         resources = compiled.resources[variant.entry]
         function = cupy.RawModule(path=str(compiled.path)).get_function(variant.entry)
-        if variant.dynamic_shared_bytes:
-            function.max_dynamic_shared_size_bytes = variant.dynamic_shared_bytes
+        set_shared_memory(function, variant, resources, session.device.compute_capability or (0, 0))
         blocks = ctypes.c_int()
         status = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             ctypes.byref(blocks),

@@ -234,6 +234,37 @@ def occupancy(
     return Occupancy(blocks, blocks * warps / sm.warps_per_sm, limiters, limits)
 
 
+def carveout_percent(
+    *, compute_capability: Sequence[int], blocks_per_sm: int, shared_bytes_per_block: int
+) -> int:  # fmt: skip
+    """
+    Say which carve-out to wish for so that an SM's shared memory holds so many blocks.
+
+    The least that does: what is left of it is L1 cache.  Without a wish the driver chooses a size by rules of its own,
+    and `occupancy` assumes the largest.
+
+    Args:
+        compute_capability: (major, minor) of the device.
+        blocks_per_sm: As `occupancy` gives them.
+        shared_bytes_per_block: Static and dynamic together.
+
+    Returns:
+        int: Percent of the SM's shared memory, as the driver takes the wish; devices of one size ignore it.
+
+    Raises:
+        InvalidArgument: If an argument is out of its range.
+        UnknownName: If the limits of the compute capability are not known.
+
+    Example:
+        >>> carveout_percent(compute_capability=(8, 0), blocks_per_sm=2, shared_bytes_per_block=48 << 10)
+        60
+    """
+    sm = architectures.of(compute_capability)
+    blocks = check_whole("blocks_per_sm", blocks_per_sm, least=0)
+    shared = check_whole("shared_bytes_per_block", shared_bytes_per_block, least=0)
+    return min(100, _ceil_div(100 * blocks * _shared_of_block(sm, shared), sm.shared_bytes_per_sm))
+
+
 def _blocks_by_registers(sm: Architecture, warps: int, registers: int) -> int:
     every = architectures.every()
     per_warp = _round_up(registers * every.warp_threads, every.register_unit)
@@ -243,7 +274,7 @@ def _blocks_by_registers(sm: Architecture, warps: int, registers: int) -> int:
 
 
 def _blocks_by_shared(sm: Architecture, shared: int, carveout: int | None) -> int:
-    per_block = _round_up(shared + sm.reserved_shared_bytes, sm.shared_unit_bytes)
+    per_block = _shared_of_block(sm, shared)
     if per_block - sm.reserved_shared_bytes > sm.shared_bytes_per_block:
         return 0
     if carveout is None:
@@ -251,6 +282,10 @@ def _blocks_by_shared(sm: Architecture, shared: int, carveout: int | None) -> in
     wanted = check_whole("shared_carveout_bytes", carveout, least=0, most=sm.shared_bytes_per_sm)
     # The carve-out is a wish: the driver sets the SM to the next size that exists and holds one block.
     return min(size for size in sm.shared_carveouts if size >= max(wanted, per_block)) // per_block
+
+
+def _shared_of_block(sm: Architecture, shared: int) -> int:
+    return _round_up(shared + sm.reserved_shared_bytes, sm.shared_unit_bytes)
 
 
 def _ceil_div(dividend: int, divisor: int) -> int:

@@ -20,9 +20,11 @@ import numpy as np
 from cubatch.errors import DeviceFailed, InvalidArgument, OutOfMemory
 from cubatch.hardware import architectures, driver, gpu_library
 from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import carveout_percent, occupancy
 from cubatch.kernels import tensor_map
 from cubatch.kernels.tensor_map import TensorMap
 from cubatch.kernels.toolchain import compile as compiler
+from cubatch.kernels.toolchain.cubins import Resources
 from cubatch.kernels.variant import Kernel
 
 _SUCCESS, _NO_MEMORY = 0, 2
@@ -48,6 +50,7 @@ class CudaLauncher:
             raise InvalidArgument("device", str(device), "a GPU of known compute capability")
         self.module: ModuleType = gpu_library.cupy("launching kernels on a GPU")
         self.device, self._arch = device, str(device.arch)
+        self._capability = device.compute_capability
         self._limits = architectures.of(device.compute_capability)
         self._driver = driver.load()
         self._functions: dict[Kernel, int] = {}
@@ -114,7 +117,8 @@ class CudaLauncher:
 
     def _load(self, kernel: Kernel) -> int:
         compiled = compiler.compile_kernel(kernel, self._arch)
-        needed = compiled.resources[kernel.entry].shared_bytes + kernel.dynamic_shared_bytes
+        resources = compiled.resources[kernel.entry]
+        needed = resources.shared_bytes + kernel.dynamic_shared_bytes
         limit = self._limits.shared_bytes_per_block
         if needed > limit:
             raise InvalidArgument(
@@ -124,9 +128,33 @@ class CudaLauncher:
         if path not in self._modules:
             self._modules[path] = self.module.RawModule(path=path)
         function = self._modules[path].get_function(kernel.entry)
-        if needed > architectures.every().shared_bytes_without_opting_in:
-            function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
+        set_shared_memory(function, kernel, resources, self._capability)
         return int(function.kernel.ptr)
+
+
+def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compute_capability: Sequence[int]) -> None:
+    """
+    Ask the driver for a block's shared memory, and for that of as many blocks as `occupancy` counts on an SM.
+
+    Args:
+        function: CuPy's, of the kernel.
+        kernel: Which.
+        resources: What its entry takes.
+        compute_capability: (major, minor) of the GPU.
+    """
+    needed = resources.shared_bytes + kernel.dynamic_shared_bytes
+    if needed > architectures.every().shared_bytes_without_opting_in:
+        function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
+    if needed:  # else all may be L1 cache
+        held = occupancy(
+            compute_capability=compute_capability,
+            threads_per_block=kernel.threads,
+            registers_per_thread=resources.registers,
+            shared_bytes_per_block=needed,
+        )
+        function.preferred_shared_memory_carveout = carveout_percent(
+            compute_capability=compute_capability, blocks_per_sm=held.blocks_per_sm, shared_bytes_per_block=needed
+        )
 
 
 def _address(array: Any) -> int:

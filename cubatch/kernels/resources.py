@@ -6,22 +6,27 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
 from cubatch.errors import InvalidData, UnknownName
 from cubatch.hardware.waves import Occupancy, occupancy
 from cubatch.kernels import variant as kernel_module
+from cubatch.kernels.toolchain.loops import Loop
 from cubatch.kernels.variant import Kernel, arch_number
 
+_Parsed = TypeVar("_Parsed")
 _SOURCES = (".cu", ".cuh")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FIGURES = re.compile(r"(\d+)(?:/(\d+))?(?:\+(\d+))?")
 _HEAD = """\
 # What each kernel variant takes per architecture, as the assembler reports it:
 #   architecture=registers[/static shared bytes][+spilled bytes]
+# and under [loops] what one iteration of its main loop is made of, of a variant a family:
+#   architecture=instructions/products on tensor cores, else FFMA+LDSM+PRMT
 # Written by `cubatch kernels --update-budget`; checked by `cubatch kernels --check` under this NVRTC alone.
 """
 
@@ -74,12 +79,14 @@ class Recorded:
         may_spill: Variants that are allowed to, each with the reason; written by hand.
         figures: By variant and architecture (compute capability times ten).
         sources: The digest of what they were compiled from, see `digest`; empty where nobody wrote it down.
+        loops: Main loops, by variant and architecture, of those that `survey.watched` names.
     """
 
     nvrtc: str
     may_spill: Mapping[str, str]
     figures: Mapping[str, Mapping[int, Figures]]
     sources: str = ""
+    loops: Mapping[str, Mapping[int, Loop]] = attrs.field(factory=dict)
 
 
 def digest(root: Path) -> str:
@@ -106,8 +113,9 @@ def read(path: Path) -> Recorded:
     try:
         with path.open("rb") as file:
             data = tomllib.load(file)
-        figures = {name: dict(_entry(word) for word in line.split()) for name, line in data["figures"].items()}
-        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures, data.get("sources", ""))
+        figures = _by_arch(data["figures"], Figures.parse)
+        loops = _by_arch(data.get("loops", {}), Loop.parse)
+        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures, data.get("sources", ""), loops)
     except (OSError, ValueError, LookupError, AttributeError) as error:
         raise InvalidData(str(path), f"is no budget of kernels: {error!r}") from error
 
@@ -121,16 +129,20 @@ def write(path: Path, budget: Recorded) -> None:
         "[may_spill] # by hand: variant = reason",
     ]
     lines += [f"{name} = {json.dumps(reason)}" for name, reason in budget.may_spill.items()]
-    lines += ["", "[figures]"]
-    for name, figures in budget.figures.items():
-        words = " ".join(f"{arch}={figures[arch]}" for arch in sorted(figures))
-        lines.append(f'{name} = "{words}"')
+    for table, values in (("loops", budget.loops), ("figures", budget.figures)):
+        lines += ["", f"[{table}]"]
+        for name, by_arch in values.items():
+            words = " ".join(f"{arch}={by_arch[arch]}" for arch in sorted(by_arch))
+            lines.append(f'{name} = "{words}"')
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _entry(word: str) -> tuple[int, Figures]:
-    arch, figures = word.split("=")
-    return int(arch), Figures.parse(figures)
+def _by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:
+    found: dict[str, dict[int, _Parsed]] = {}
+    for name, line in table.items():
+        pairs = (word.split("=") for word in line.split())
+        found[name] = {int(arch): parse(text) for arch, text in pairs}
+    return found
 
 
 @attrs.frozen

@@ -15,11 +15,12 @@ from cubatch.hardware import architectures
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, occupancy
-from cubatch.kernels import structs
+from cubatch.kernels import structs, variant
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import nvrtc, sass, shared_ptx
 from cubatch.kernels.toolchain.cubins import Cubin
+from cubatch.kernels.toolchain.loops import Loop, main_loops
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import Kernel, arch_number, kernels_path
 
@@ -28,6 +29,9 @@ ARCHS = architectures.surveyed()
 
 EXPECTED: Mapping[str, tuple[str, ...]] = {"mma": ("HMMA",), "hopper": ("HGMMA", "UTMALDG")}
 """Instructions that every entry of a family must have: products on tensor cores, loads of tiles."""
+
+_WATCHED = "conv2d_fprop"
+"""The operation whose first variant in each family stands for the family's main loop."""
 
 Progress = Callable[[float, float, str], None]
 
@@ -47,6 +51,7 @@ class Row:
         occupancy: How many blocks an SM holds; None without figures.
         problems: What is wrong with it, in words.
         error: Why it does not compile.
+        loop: What its main loop is made of, where that is watched.
     """
 
     kernel: Kernel
@@ -57,6 +62,7 @@ class Row:
     occupancy: Occupancy | None = None
     problems: tuple[str, ...] = ()
     error: CompileError | None = None
+    loop: Loop | None = None
 
     @property
     def shared_bytes(self) -> int | None:
@@ -78,7 +84,7 @@ def survey(
 
     Wrong are: an error or warning of the compiler, a spilled register, launch bounds other than the threads of
     configs.toml, a block that no SM of the architecture can hold, machine code without its family's instructions, and
-    structs that are other than those of `structs`.
+    structs that are other than those of `structs`; and fences of more than the block in a loop around wgmma.
 
     Args:
         chosen: The variants.
@@ -98,6 +104,7 @@ def survey(
     for arch in archs:
         architectures.of(_capability(arch))
     units = _units(chosen, archs)
+    loops = watched(variant.kernels())
     mismatch = structs.mismatch(root or kernels_path(), archs[0]) if units else ""
 
     ending = threading.Event()
@@ -107,18 +114,21 @@ def survey(
         return [row for arch, kernels in unit.items() if not ending.is_set() for row in compiled(arch, kernels, known)]
 
     def compiled(arch: str, kernels: Sequence[Kernel], known: dict[str, Program]) -> list[Row]:
-        expected = _expected(kernels[0], arch)
+        expected, is_watched = _expected(kernels[0], arch), bool(loops & {(kernel.name, arch) for kernel in kernels})
+        code = bool(expected) or is_watched
         try:
-            cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=bool(expected), known=known)
+            cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=code, known=known)
         except CompileError as error:
             return [Row(kernel, arch, "error", problems=("it does not compile",), error=error) for kernel in kernels]
         rows = [_row(kernel, arch, cubin, may_spill or {}) for kernel in kernels]
         if mismatch and kernels[0].family in structs.FAMILIES:
             rows = [attrs.evolve(row, problems=(*row.problems, mismatch)) for row in rows]
-        if not expected:
+        if not code:
             return rows
-        opcodes = sass.count_opcodes(cubin.path.read_bytes())
-        return [_with_missing(row, expected, opcodes.get(row.kernel.entry, {})) for row in rows]
+        found = cubin.path.read_bytes()
+        opcodes, main = sass.count_opcodes(found), main_loops(found, arch_number(arch))
+        rows = [_with_missing(row, expected, opcodes.get(row.kernel.entry, {})) for row in rows]
+        return [_with_loop(row, main.get(row.kernel.entry), (row.kernel.name, arch) in loops) for row in rows]
 
     rows: dict[tuple[str, str], Row] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -136,6 +146,22 @@ def survey(
             pool.shutdown(cancel_futures=True)
             raise
     return [rows.get((kernel.name, arch)) or Row(kernel, arch, "not_applicable") for kernel in chosen for arch in archs]
+
+
+def watched(known: Iterable[Kernel]) -> frozenset[tuple[str, str]]:
+    """
+    Name the variants whose main loops are held to the budget, each with an architecture: one of each tiled family.
+
+    Example:
+        >>> sorted(name for name, arch in watched(variant.kernels()) if arch == "sm_90")[0]
+        'conv2d_fprop_implicit_gemm_f16_hopper_128x256x64_c2'
+    """
+    first: dict[tuple[str, str], str] = {}
+    for kernel in known:
+        for arch in ARCHS if kernel.operation == _WATCHED and kernel.tile is not None else ():
+            if kernel.runs_on(arch_number(arch)) and _is_readable(arch):
+                first.setdefault((kernel.family, arch), kernel.name)
+    return frozenset((name, arch) for (_, arch), name in first.items())
 
 
 def _units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[dict[str, list[Kernel]]]:
@@ -184,7 +210,11 @@ def excesses(rows: Iterable[Row], budget: Recorded) -> list[Row]:
     for row in rows:
         if row.figures is not None and row.nvrtc == budget.nvrtc:
             limit = budget.figures.get(row.kernel.name, {}).get(arch_number(row.arch))
-            row = attrs.evolve(row, problems=(*row.problems, *_excess(row.figures, limit)))  # noqa: PLW2901
+            over = _excess(row.figures, limit)
+            if row.loop is not None:
+                allowed = budget.loops.get(row.kernel.name, {}).get(arch_number(row.arch))
+                over += ["the budget has no main loop of it"] if allowed is None else row.loop.excess(allowed)
+            row = attrs.evolve(row, problems=(*row.problems, *over))  # noqa: PLW2901
         checked.append(row)
     return checked
 
@@ -239,10 +269,13 @@ def budget_of(rows: Iterable[Row], previous: Recorded, sources: str) -> Recorded
         sources: Digest of what was surveyed.
     """
     figures: dict[str, dict[int, Figures]] = {}
+    loops: dict[str, dict[int, Loop]] = {}
     for row in rows:
         if row.figures is not None:
             figures.setdefault(row.kernel.name, {})[arch_number(row.arch)] = row.figures
-    return attrs.evolve(previous, figures=figures, sources=sources)
+        if row.loop is not None:
+            loops.setdefault(row.kernel.name, {})[arch_number(row.arch)] = row.loop
+    return attrs.evolve(previous, figures=figures, sources=sources, loops=loops)
 
 
 def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) -> Row:
@@ -265,8 +298,18 @@ def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) 
 
 def _expected(kernel: Kernel, arch: str) -> tuple[str, ...]:
     """Name the instructions to look for."""
-    readable = architectures.of(_capability(arch)).instruction_bytes == sass.INSTRUCTION_BYTES
-    return EXPECTED.get(kernel.family, ()) if readable else ()
+    return EXPECTED.get(kernel.family, ()) if _is_readable(arch) else ()
+
+
+def _is_readable(arch: str) -> bool:
+    return architectures.of(_capability(arch)).instruction_bytes == sass.INSTRUCTION_BYTES
+
+
+def _with_loop(row: Row, loop: Loop | None, is_watched: bool) -> Row:  # noqa: FBT001
+    problems = row.problems
+    if loop is not None and loop.fences and "HGMMA" in EXPECTED.get(row.kernel.family, ()):
+        problems += (f"{loop.fences} fences of more than the block in a loop around wgmma",)
+    return attrs.evolve(row, problems=problems, loop=loop if is_watched else None)
 
 
 def _with_missing(row: Row, expected: Sequence[str], opcodes: Mapping[str, int]) -> Row:

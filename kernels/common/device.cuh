@@ -117,13 +117,15 @@ CB_DEVICE void cb_write(T* pointer, const Vec<T, N>& value) { *reinterpret_cast<
 
 #if CB_ARCH >= 80
 // Copy BYTES (4, 8 or 16) from global to shared memory behind the program's back; the last BYTES - valid are zeros.
-// Nothing is read where valid is 0, but the pointer must be a valid one.
+// Nothing is read where valid is 0, but the pointer must be a valid one.  With 16 bytes the L2 fetches the 128 in which
+// they lie: a tile's rows are often 64, and the next step along gemm_k needs the rest.
 template <int BYTES>
 CB_DEVICE void cb_copy_async(void* shared, const void* global, int valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
   const u32 target = (u32)__cvta_generic_to_shared(shared);
   if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(valid) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(valid)
+                 : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(global), "n"(BYTES), "r"(valid)
                  : "memory");

@@ -12,8 +12,8 @@
 //   wgmma      4 warps multiply two tiles in shared memory, told by 64-bit descriptors, into registers.  It runs behind
 //              the program's back: what it reads may not be overwritten, nor its sums be touched, before it was waited
 //              for.
-//   cluster    two blocks that run side by side and reach each other's shared memory.  GPU only: the CPU runs one
-//              block at a time, so kernels are built there with CLUSTER = 1.
+//   cluster    two blocks that run side by side and reach each other's shared memory.  None may return while another may
+//              still arrive at its barriers or copy to it.
 #pragma once
 
 #include "common/device.cuh"
@@ -53,11 +53,13 @@ CB_DEVICE void cb_barrier_init_fence() { asm volatile("fence.mbarrier_init.relea
 CB_DEVICE void cb_barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cb_shared_address(barrier)) : "memory");
 }
-// Arrive at the same barrier of another block of the cluster, or of this one.
+// Arrive at the same barrier of another block of the cluster, or of this one.  Orders nothing between blocks: it says
+// that wgmma, which was waited for, has read, and what a thread wrote for another block it would have to release to the
+// cluster, which is a fence of all memory.  CUTLASS's ClusterBarrier arrives so too (include/cutlass/arch/barrier.h).
 CB_DEVICE void cb_barrier_arrive_remote(u64* barrier, u32 rank) {
   asm volatile(
       "{\n\t.reg .b32 remote;\n\tmapa.shared::cluster.u32 remote, %0, %1;\n\t"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(cb_shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(cb_shared_address(barrier)),
       "r"(rank)
       : "memory");
 }
@@ -66,19 +68,20 @@ CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cb_shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Wait for the end of a phase of the given parity.  A wait that nobody ends becomes an error after 2^28 tries, some
-// seconds, where a GPU that hangs would take its machine along.
-#define CB_WAIT(SCOPE)                                                                                                \
-  asm volatile(                                                                                                       \
-      "{\n\t.reg .pred done, given_up;\n\t.reg .u32 tries;\n\tmov.u32 tries, 0;\n\t"                                  \
-      "again:\n\tmbarrier.try_wait.parity" SCOPE ".shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"           \
-      "add.u32 tries, tries, 1;\n\tsetp.ge.u32 given_up, tries, 0x10000000;\n\t@given_up trap;\n\tbra again;\n\t"     \
-      "ended:\n\t}" ::"r"(cb_shared_address(barrier)),                                                                \
-      "r"(parity)                                                                                                     \
-      : "memory")
-CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) { CB_WAIT(""); }
-// The same where other blocks of the cluster arrive: sees what they did before.
-CB_DEVICE void cb_barrier_wait_cluster(u64* barrier, u32 parity) { CB_WAIT(".acquire.cluster"); }
+// Wait for the end of a phase of the given parity.  A wait that nobody ends becomes an error after about ten seconds,
+// where a GPU that hangs would take its machine along: a try lasts as long as the GPU likes, so that no number of them is
+// a time, but the upper half of %globaltimer's nanoseconds goes on every 4.3 seconds.
+CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) {
+  asm volatile(
+      "{\n\t.reg .pred done, given_up;\n\t.reg .u32 begin, now;\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"
+      "mov.u32 begin, %%globaltimer_hi;\n\t"
+      "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@done bra ended;\n\t"
+      "mov.u32 now, %%globaltimer_hi;\n\tsub.u32 now, now, begin;\n\tsetp.ge.u32 given_up, now, 3;\n\t"
+      "@given_up trap;\n\tbra again;\n\tended:\n\t}" ::"r"(cb_shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
 // Between writing shared memory and a copy engine's or wgmma's reading of it.
 CB_DEVICE void cb_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -158,6 +161,14 @@ CB_DEVICE void cb_tma_store_commit() { asm volatile("cp.async.bulk.commit_group;
 template <int PENDING>
 CB_DEVICE void cb_tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Store four 8 x 8 matrices of 16 bits, as cb_load_matrices of device_mma.cuh loads them: lanes 8 i to 8 i + 7 give the
+// places of matrix i's rows, 16 bytes each; register i of a lane is row lane / 4, 32 bits number lane % 4.
+CB_DEVICE void cb_store_matrices(void* row, const u32 (&value)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(cb_shared_address(row)),
+               "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+               : "memory");
 }
 
 // --- registers: a warpgroup gives back what it does not need, another takes it ---

@@ -28,6 +28,33 @@ CB_DEVICE float infinity() { return to_float(bfloat16_t{0x7f80}); }
 // Whether vectors of 16 bytes may be loaded from and stored to a pointer; null is never touched.
 CB_DEVICE bool is_aligned(const void* pointer) { return reinterpret_cast<u64>(pointer) % 16 == 0; }
 
+// What was loaded, as words: a compiler that sees the 16-bit elements in a register takes them apart and puts them
+// together again wherever they are moved.
+template <class T, bool AS_WORDS = sizeof(T) % 4 == 0 && alignof(T) % 4 == 0>
+struct Held {
+  u32 word[sizeof(T) / 4];
+
+  CB_DEVICE void put(const T& value) {
+    const Held& words = reinterpret_cast<const Held&>(value);
+    CB_UNROLL
+    for (int i = 0; i < (int)(sizeof(T) / 4); ++i) word[i] = words.word[i];
+  }
+  CB_DEVICE T get() const {
+    T value;
+    Held& words = reinterpret_cast<Held&>(value);
+    CB_UNROLL
+    for (int i = 0; i < (int)(sizeof(T) / 4); ++i) words.word[i] = word[i];
+    return value;
+  }
+};
+template <class T>
+struct Held<T, false> {
+  T value;
+
+  CB_DEVICE void put(const T& loaded) { value = loaded; }
+  CB_DEVICE T get() const { return value; }
+};
+
 // use(row, load(row)) for row = first, first + step, ... before end, AT_ONCE loads at a time.  The last round is cut
 // short by predicates, and what is loaded moves up to where one copy of the work's code uses it: unrolled, or with a
 // loop of its own for the rest, that code would be most of the kernel's text, and of the time to compile it.
@@ -35,14 +62,14 @@ template <int AT_ONCE, class Load, class Use>
 CB_DEVICE void walk(i64 first, i64 end, int step, Load load, Use use) {
   CB_NO_UNROLL
   for (i64 row = first; row < end;) {
-    decltype(load(row)) loaded[AT_ONCE] = {};
+    Held<decltype(load(row))> loaded[AT_ONCE] = {};
     CB_UNROLL
     for (int i = 0; i < AT_ONCE; ++i) {
-      if (row + i * (i64)step < end) loaded[i] = load(row + i * (i64)step);
+      if (row + i * (i64)step < end) loaded[i].put(load(row + i * (i64)step));
     }
     CB_NO_UNROLL
     for (int i = 0; i < AT_ONCE && row < end; ++i, row += step) {
-      use(row, loaded[0]);
+      use(row, loaded[0].get());
       CB_UNROLL
       for (int j = 1; j < AT_ONCE; ++j) loaded[j - 1] = loaded[j];
     }

@@ -35,12 +35,13 @@
 //        |    |     |  consumer   |  64 columns --> store.cuh, which transposes them
 //        +----+     +-------------+
 //
-// CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.  The GPU's alone.
+// CLUSTER = 2: two blocks, neighbours along gemm_m, each load half of B for both.
 //
 //   grid      x: at most as many blocks as SMs, a multiple of CLUSTER; tiles are dealt out round robin
 //   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/kernels/tensor_map.py);
 //             gemm_m and the pixels below 2^31; no groups
-//   phases    of a gradient are a launch each; one without taps writes what its epilogue makes of zero
+//   phases    of a gradient are a launch each; one without taps writes what its epilogue makes of zero, and has no
+//             launch where that is added to what is there
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
 //   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: B of NN and DGRAD
 //             has to come transposed, TN and WGRAD are not there

@@ -19,11 +19,7 @@
 
 // Wait until all blocks of the cluster have read what lies in a stage; a new stage's barrier lets all pass.
 CB_DEVICE void wait_empty(const Shared& shared, const Ring& ring) {
-  if constexpr (CLUSTER == 1) {
-    cb_barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-  } else {
-    cb_barrier_wait_cluster(shared.empty(ring.stage), ring.parity ^ 1);
-  }
+  cb_barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
 }
 
 CB_DEVICE void release(const Shared& shared, int stage) {

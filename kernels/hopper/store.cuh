@@ -74,28 +74,40 @@ CB_DEVICE void stage_strip(const float (&strip)[STRIP], float* staging) {
 }
 
 // Finish a strip in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
-// two tiles one after the other.
+// two tiles one after the other.  All loads come first, and a ReLU is a floor: a branch for each would make them wait
+// for one another.
 CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[STRIP], int first, int columns,
                            unsigned char* tile) {
-  const int row = cb_lane() / 4, pair = cb_lane() % 4 * 2;
+  const int lane = cb_lane(), row = lane / 4, pair = lane % 4 * 2;
   const bool rectifies = HAS_FORWARD_TERMS && epilogue.activation == ACTIVATION_RELU;
-  CB_UNROLL
-  for (int i = 0; i < COLUMNS / 8; ++i) {
-    Vec<CB_ELEMENT, 2> bias = {};
-    if (HAS_FORWARD_TERMS && epilogue.bias && 8 * i + pair < columns) {
-      bias = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
-    }
+  const float floor = rectifies ? 0.0f : -to_float(bfloat16_t{0x7f80});
+  Vec<CB_ELEMENT, 2> bias[COLUMNS / 8] = {}, out[COLUMNS / 8][2];
+  if (HAS_FORWARD_TERMS && epilogue.bias) {
     CB_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      Vec<CB_ELEMENT, 2> out;
+    for (int i = 0; i < COLUMNS / 8; ++i) {
+      if (8 * i + pair < columns) bias[i] = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
+    }
+  }
+  CB_UNROLL
+  for (int i = 0; i < STRIP; ++i) {
+    const float value = strip[i] + to_float(bias[i / 4].v[i % 2]);
+    out[i / 4][i / 2 % 2].v[i % 2] = from_float<CB_ELEMENT>(value < floor ? floor : value);
+  }
+  if constexpr (sizeof(CB_ELEMENT) == 2) {  // two pieces of 16 rows at a time
+    CB_UNROLL
+    for (int i = 0; i < COLUMNS / 8; i += 2) {
+      u32 words[4];
       CB_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        const float value = strip[4 * i + 2 * half + j] + to_float(bias.v[j]);
-        out.v[j] = from_float<CB_ELEMENT>(rectifies ? rectify(value) : value);
-      }
-      const u32 at = (8 * i + pair) * sizeof(CB_ELEMENT), part = at / SWIZZLE_ROW, inside = at % SWIZZLE_ROW;
-      unsigned char* to = tile + part * PART_BYTES + (row + 8 * half) * SWIZZLE_ROW;
-      cb_write<CB_ELEMENT, 2>(reinterpret_cast<CB_ELEMENT*>(to + ((inside / 16 ^ row) * 16 + inside % 16)), out);
+      for (int j = 0; j < 4; ++j) words[j] = *reinterpret_cast<const u32*>(&out[i + j / 2][j % 2]);
+      cb_store_matrices(tile + lane % 16 * SWIZZLE_ROW + (((i + lane / 16) ^ lane % 8) * 16), words);
+    }
+  } else {
+    CB_UNROLL
+    for (int i = 0; i < COLUMNS / 4; ++i) {
+      const u32 at = (8 * (i / 2) + pair) * sizeof(CB_ELEMENT), part = at / SWIZZLE_ROW, inside = at % SWIZZLE_ROW;
+      unsigned char* to = tile + part * PART_BYTES + (row + i % 2 * 8) * SWIZZLE_ROW;
+      cb_write<CB_ELEMENT, 2>(reinterpret_cast<CB_ELEMENT*>(to + ((inside / 16 ^ row) * 16 + inside % 16)),
+                              out[i / 2][i % 2]);
     }
   }
 }

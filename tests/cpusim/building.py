@@ -85,13 +85,14 @@ def shared_object(kernel: Kernel, arch: int, build: str) -> Path:
             "#include <runtime.h>",
             "namespace {  // templates get internal linkage, so that all their shared arrays fit in one section",
             f'#include "{source}"',
+            "constexpr uint32_t cpusim_blocks = cpusim_cluster;  // its own, else that of runtime.h",
             "}",
             'extern "C" unsigned char __start_cbshared[] __attribute__((weak, visibility("hidden")));',
             'extern "C" unsigned char __stop_cbshared[] __attribute__((weak, visibility("hidden")));',
             'extern "C" unsigned char* const cpusim_shared[2] = {__start_cbshared, __stop_cbshared};',
             'extern "C" const CpusimEntry cpusim_entries[] = {',
             *(f'  {{"{entry}", cpusim::Entry<&{entry}>::call, cpusim::Entry<&{entry}>::parameters, '
-              f"cpusim::Entry<&{entry}>::num_parameters}}," for entry in entries),
+              f"cpusim::Entry<&{entry}>::num_parameters, cpusim_blocks}}," for entry in entries),
             "  {}};",
             "",
         ]

@@ -23,8 +23,9 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) == 128);
 
 #define CB_TENSOR_MAP const TensorMap
-#define CB_CLUSTER_KERNEL(threads, cluster) \
-  static_assert((cluster) == 1, "clusters are the GPU's alone: the CPU runs one block at a time"); \
+// One in a source: all kernels of a source have its cluster here.
+#define CB_CLUSTER_KERNEL(threads, cluster)        \
+  constexpr uint32_t cpusim_cluster = (cluster); \
   CB_KERNEL(threads, 1)
 
 #define CPUSIM_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -48,8 +49,7 @@ CB_DEVICE void cb_barrier_arrive(u64* barrier, CPUSIM_HERE) {
   cpusim_barrier_arrive((uint64_t*)barrier, 0, cpusim_place(file, line));
 }
 CB_DEVICE void cb_barrier_arrive_remote(u64* barrier, u32 rank, CPUSIM_HERE) {
-  if (rank != 0) cpusim_fail(file, line, "no other block of the cluster runs");
-  cb_barrier_arrive(barrier, file, line);
+  cpusim_barrier_arrive_remote((uint64_t*)barrier, rank, cpusim_place(file, line));
 }
 CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes, CPUSIM_HERE) {
   cpusim_barrier_arrive((uint64_t*)barrier, bytes, cpusim_place(file, line));
@@ -57,13 +57,10 @@ CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes, CPUSIM_HERE) {
 CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity, CPUSIM_HERE) {
   cpusim_barrier_wait((uint64_t*)barrier, parity, cpusim_place(file, line));
 }
-CB_DEVICE void cb_barrier_wait_cluster(u64* barrier, u32 parity, CPUSIM_HERE) {
-  cb_barrier_wait(barrier, parity, file, line);
-}
 CB_DEVICE void cb_proxy_fence() { cpusim_fence_writes(); }
 
-CB_DEVICE u32 cb_cluster_rank() { return 0; }
-#define cb_cluster_sync() cb_sync()
+CB_DEVICE u32 cb_cluster_rank() { return cpusim_cluster_rank(); }
+#define cb_cluster_sync() cpusim_cluster_sync(CPUSIM_PLACE)
 
 CB_DEVICE void cb_tma_prefetch(const TensorMap*) {}
 
@@ -142,14 +139,15 @@ inline void cpusim_store_tiled(const CpusimTensorCopy* copy) {
 }
 
 CB_DEVICE void cpusim_copy(void (*run)(const CpusimTensorCopy*), const TensorMap* map, const void* shared, u64* barrier,
-                           u32 rank, bool is_im2col, int c0, int c1, int c2, int c3, int offset_w, int offset_h,
-                           const char* file, int line) {
+                           u32 rank, bool is_im2col, int blocks, int c0, int c1, int c2, int c3, int offset_w,
+                           int offset_h, const char* file, int line) {
   if (map->rank != rank || (map->is_im2col != 0) != is_im2col) cpusim_fail(file, line, "a copy of another kind of map");
   const u32 rows = is_im2col ? map->box[1] : map->box[1] * map->box[2];
   if (map->box[0] * map->element_bytes != 128) cpusim_fail(file, line, "a tile whose rows are not 128 bytes");
   if (cb_shared_address(shared) % 128 != 0) cpusim_fail(file, line, "a tile that is not aligned to 128 bytes");
   if (!cpusim_in_shared(shared, rows * 128)) cpusim_fail(file, line, "a tile outside of shared memory");
-  CpusimTensorCopy copy{run, {}, (unsigned char*)const_cast<void*>(shared), (uint64_t*)barrier, rows * 128,
+  const u32 mask = blocks == 1 ? 0 : (1u << blocks) - 1;
+  CpusimTensorCopy copy{run, {}, (unsigned char*)const_cast<void*>(shared), (uint64_t*)barrier, rows * 128, mask,
                         {c0, c1, c2, c3}, {offset_w, offset_h}, cpusim_place(file, line)};
   memcpy(copy.map, map, sizeof(copy.map));
   cpusim_start_copy(&copy);
@@ -157,34 +155,42 @@ CB_DEVICE void cpusim_copy(void (*run)(const CpusimTensorCopy*), const TensorMap
 
 template <int BLOCKS>
 CB_DEVICE void cb_tma_load_2d(void* shared, const TensorMap* map, u64* barrier, int c0, int c1, CPUSIM_HERE) {
-  static_assert(BLOCKS == 1, "clusters are the GPU's alone");
-  cpusim_copy(cpusim_load_tiled, map, shared, barrier, 2, false, c0, c1, 0, 0, 0, 0, file, line);
+  cpusim_copy(cpusim_load_tiled, map, shared, barrier, 2, false, BLOCKS, c0, c1, 0, 0, 0, 0, file, line);
 }
 template <int BLOCKS>
 CB_DEVICE void cb_tma_load_3d(void* shared, const TensorMap* map, u64* barrier, int c0, int c1, int c2, CPUSIM_HERE) {
-  static_assert(BLOCKS == 1, "clusters are the GPU's alone");
-  cpusim_copy(cpusim_load_tiled, map, shared, barrier, 3, false, c0, c1, c2, 0, 0, 0, file, line);
+  cpusim_copy(cpusim_load_tiled, map, shared, barrier, 3, false, BLOCKS, c0, c1, c2, 0, 0, 0, file, line);
 }
 template <int BLOCKS>
 CB_DEVICE void cb_tma_load_im2col(void* shared, const TensorMap* map, u64* barrier, int c, int w, int h, int n,
                                   u16 offset_w, u16 offset_h, CPUSIM_HERE) {
-  static_assert(BLOCKS == 1, "clusters are the GPU's alone");
   if (offset_w > 255 || offset_h > 255) cpusim_fail(file, line, "an offset of more than 8 bits");
   const int end_w = (int)map->dims[1] + map->upper_w, end_h = (int)map->dims[2] + map->upper_h;
   if (w < map->lower_w || w >= end_w || h < map->lower_h || h >= end_h || (w - map->lower_w) % (int)map->steps[1] ||
       (h - map->lower_h) % (int)map->steps[2]) {
     cpusim_fail(file, line, "a first pixel that is none between the map's corners");
   }
-  cpusim_copy(cpusim_load_im2col, map, shared, barrier, 4, true, c, w, h, n, offset_w, offset_h, file, line);
+  cpusim_copy(cpusim_load_im2col, map, shared, barrier, 4, true, BLOCKS, c, w, h, n, offset_w, offset_h, file, line);
 }
 CB_DEVICE void cb_tma_store_2d(const TensorMap* map, const void* shared, int c0, int c1, CPUSIM_HERE) {
-  cpusim_copy(cpusim_store_tiled, map, shared, nullptr, 2, false, c0, c1, 0, 0, 0, 0, file, line);
+  cpusim_copy(cpusim_store_tiled, map, shared, nullptr, 2, false, 1, c0, c1, 0, 0, 0, 0, file, line);
 }
 CB_DEVICE void cb_tma_store_commit() { cpusim_commit_stores(); }
 template <int PENDING>
 CB_DEVICE void cb_tma_store_wait_read() {
   cpusim_wait_stores(PENDING);
 }
+
+// Each lane writes its own words, to the rows that others name.
+CB_DEVICE void cpusim_store_matrices(const char* place, void* row, const u32 (&value)[4], const char* file, int line) {
+  cpusim_check_aligned(row, 16, "cb_store_matrices to a misaligned row", file, line);
+  if (!cpusim_in_shared(row, 16)) cpusim_fail(file, line, "cb_store_matrices to what is not shared memory");
+  for (int i = 0; i < 4; ++i) {
+    const u64 at = cpusim_exchange(reinterpret_cast<uintptr_t>(row), 8 * i + cb_lane() / 4, place);
+    cb_write<u32, 1>(reinterpret_cast<u32*>(at) + cb_lane() % 4, Vec<u32, 1>{{value[i]}}, file, line);
+  }
+}
+#define cb_store_matrices(row, value) cpusim_store_matrices(CPUSIM_PLACE, row, value, __FILE__, __LINE__)
 
 template <int COUNT>
 CB_DEVICE void cb_registers_release(CPUSIM_HERE) {

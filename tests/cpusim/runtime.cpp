@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Fibers that stand in for CUDA threads: one per thread of a block, blocks one after another.
+// Fibers that stand in for CUDA threads: one per thread of a block, blocks one after another, those of a cluster at once.
 //
 // A fiber runs until it waits at a barrier or warp operation, and then switches to the next that is ready; the last
 // to arrive wakes the others in the order of the schedule.  This file is built without instrumentation, for what the
@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr int MAX_THREADS = 1024, WARP = 32, MAX_WARPS = MAX_THREADS / WARP, MAX_COPIES = 256;
+constexpr int MAX_THREADS = 1024, MAX_BLOCKS = 8, WARP = 32, MAX_WARPS = MAX_THREADS / WARP, MAX_COPIES = 256;
 constexpr size_t GUARD = 4096;
 #if defined(CPUSIM_ADDRESS) || defined(CPUSIM_THREAD)
 constexpr size_t STACK = 256 << 10;
@@ -27,10 +27,21 @@ constexpr size_t STACK = 64 << 10;
 #endif
 
 enum Schedule : uint32_t { IN_ORDER, REVERSED, SHUFFLED, WARPS };
-enum class State { READY, BARRIER, WARP_BARRIER, SHUFFLE, COLLECTIVE, PHASE, WARPGROUP, DONE };
+enum class State { READY, BARRIER, WARP_BARRIER, SHUFFLE, COLLECTIVE, PHASE, WARPGROUP, CLUSTER, DONE };
+
+// A block that runs: the only one, or one of a cluster's.
+struct Block {
+  uint32_t at[3];
+  unsigned char* arena;  // its dynamic shared memory
+  int num_waiting, num_done;
+  unsigned generation;
+  char tokens[2];  // addresses that TSan ties its barriers to
+};
 
 struct Fiber {
   void* sp = nullptr;
+  Block* block = nullptr;
+  int thread = -1;  // of its block
   State state = State::DONE;
   const char* place = "";
   const void* bottom = nullptr;  // of the stack, for ASan
@@ -49,21 +60,22 @@ struct Warp {
   char tokens[2];  // addresses that TSan ties the warp's barriers to
 };
 
-Fiber host, fibers[MAX_THREADS];
+Block blocks[MAX_BLOCKS];
+Fiber host, fibers[MAX_THREADS];  // those of the first block, of the second, ...
 Warp warps[MAX_WARPS];
 CpusimCopy copies[MAX_THREADS][MAX_COPIES];
 int ready[MAX_THREADS];  // ring: every thread is in it at most once
-int first_ready, num_ready, num_threads, num_built, num_waiting, num_done;
-unsigned generation;
+int num_blocks, num_threads, num_fibers;  // of the cluster, of a block, of all its blocks
+int first_ready, num_ready, num_built, num_done, num_at_cluster;
+unsigned cluster_generation;
 bool failed, run_ahead;
 Fiber *current, *previous;
+Block* of_engine;  // whose shared memory an asynchronous unit is at work on
 const CpusimLaunch* launch;
-uint32_t block[3];
 uint64_t random_state;
-unsigned char* arena;
 size_t arena_bytes;
 char problem[1 << 14];
-[[maybe_unused]] char start_token, end_token, barrier_tokens[2];
+[[maybe_unused]] char start_token, end_token, cluster_tokens[2];
 
 // TSan knows of an order only what is said here. A shuffle says nothing: it orders no memory.
 void tsan_release([[maybe_unused]] char& token) {
@@ -91,6 +103,9 @@ void shuffle(T* items, uint64_t count) {
 bool same(const char* a, const char* b) { return a == b || strcmp(a, b) == 0; }
 
 int number(const Fiber* fiber) { return (int)(fiber - fibers); }
+int rank_of(const Block* block) { return (int)(block - blocks); }
+Block& own_block() { return of_engine ? *of_engine : *current->block; }
+bool has_returned(const Block& block) { return block.num_done == num_threads; }
 
 // Make threads first, first + 1, ... ready in the schedule's order. A warp that was woken is the next to run where
 // warps run ahead, or else the last: both happen on a GPU, and each hides bugs that the other shows.
@@ -114,10 +129,10 @@ void wake(int first, int count) {
   num_ready += count;
 }
 
-// Wake the whole block: at its start, and when all are at a barrier.
-void wake_all() {
+// Wake a whole block or all: at their start, and when all are at a barrier.
+void wake_all(int first, int count) {
   run_ahead = launch->schedule == IN_ORDER || (launch->schedule != REVERSED && draw(2) == 1);
-  wake(0, num_threads);
+  wake(first, count);
 }
 
 void switch_to(Fiber& to, [[maybe_unused]] bool for_ever = false) {
@@ -135,54 +150,11 @@ void switch_to(Fiber& to, [[maybe_unused]] bool for_ever = false) {
 #endif
 }
 
-__attribute__((format(printf, 1, 2))) void describe(const char* format, ...) {
-  if (failed) return;  // the first problem is the cause
-  failed = true;
-  int used = snprintf(problem, sizeof(problem), "%s, block (%u, %u, %u): ", launch->entry->name, block[0], block[1],
-                      block[2]);
-  va_list values;
-  va_start(values, format);
-  vsnprintf(problem + used, sizeof(problem) - used, format, values);
-  va_end(values);
-}
+}  // namespace
 
-// Leave the block for good; its fibers are never resumed.
-void give_up() { switch_to(host, true); }
+#include "runtime_errors.inl"
 
-const char* name(State state) {
-  switch (state) {
-    case State::BARRIER: return "cb_sync";
-    case State::WARP_BARRIER: return "cb_sync_warp";
-    case State::SHUFFLE: return "a shuffle";
-    case State::PHASE: return "cb_barrier_wait";
-    case State::WARPGROUP: return "a warpgroup's operation";
-    case State::COLLECTIVE: return "a matrix operation";
-    case State::DONE: return "its end";
-    default: return "nothing";
-  }
-}
-
-// "threads 0-15 wait in a shuffle at a.cu:35; threads 16-31 have returned"
-void describe_waiting(const char* what) {
-  std::string text;
-  for (int begin = 0; begin < num_threads;) {
-    const Fiber& fiber = fibers[begin];
-    int end = begin + 1;
-    const bool done = fiber.state == State::DONE;
-    while (end < num_threads && fibers[end].state == fiber.state && (done || same(fibers[end].place, fiber.place)))
-      ++end;
-    const bool one = end - begin == 1;
-    text += (text.empty() ? "thread" : "; thread") + std::string(one ? " " : "s ") + std::to_string(begin);
-    if (!one) text += "-" + std::to_string(end - 1);
-    if (done) {
-      text += one ? " has returned" : " have returned";
-    } else {
-      text += std::string(one ? " waits in " : " wait in ") + name(fiber.state) + " at " + fiber.place;
-    }
-    begin = end;
-  }
-  describe("%s: %s", what, text.c_str());
-}
+namespace {
 
 // runtime_hopper.inl
 bool run_one_copy();
@@ -190,26 +162,16 @@ void begin_async();
 void check_drained();
 void check_block_drained();
 
-// Nobody can run: either a copy under way lets somebody go on, or everybody is at the barrier, or nobody ever will be.
+// Nobody can run: either a copy under way lets somebody go on, or nobody ever will.
 void resolve() {
   while (num_ready == 0 && run_one_copy()) {
   }
   if (num_ready != 0) return;
-  if (num_waiting == num_threads) {
-    for (int i = 1; i < num_threads; ++i) {
-      if (!same(fibers[i].place, fibers[0].place)) {
-        describe_waiting("divergent barrier");
-        return;
-      }
-    }
-    num_waiting = 0;
-    ++generation;
-    wake_all();
-  } else if (num_waiting != 0 && num_waiting + num_done == num_threads) {
-    describe_waiting("divergent barrier: a thread returned before it");
-  } else {
-    describe_waiting("deadlock");
+  bool returned = num_at_cluster != 0 && num_at_cluster + num_done == num_fibers;
+  for (const Block& block : blocks) {
+    returned |= block.num_waiting != 0 && block.num_waiting + block.num_done == num_threads;
   }
+  describe_waiting(returned ? "divergent barrier: a thread returned before it" : "deadlock");
 }
 
 // Run whoever is next; return when that is this fiber again.
@@ -220,6 +182,17 @@ void wait() {
   first_ready = (first_ready + 1) % MAX_THREADS;
   --num_ready;
   if (&next != current) switch_to(next);
+}
+
+// All of these are at a barrier: at the same one?
+void end_barrier(int first, int count) {
+  for (int i = first + 1; i < first + count; ++i) {
+    if (!same(fibers[i].place, fibers[first].place)) {
+      describe_waiting("divergent barrier");
+      return give_up();
+    }
+  }
+  wake_all(first, count);
 }
 
 // Wait for the other lanes; the last wakes all. Gives the phase that they met in.
@@ -234,14 +207,15 @@ unsigned meet(State state, const char* place) {
   for (int lane = first; lane < first + WARP; ++lane) {
     const Fiber& other = fibers[lane];
     if (other.state == State::DONE) {
-      describe("thread %d in %s at %s, but thread %d of its warp has returned", number(&self), name(state), place, lane);
+      describe("thread %d in %s at %s, but thread %d of its warp has returned", self.thread, name(state), place,
+               other.thread);
       give_up();
     }
     const bool waits =
         other.state == State::WARP_BARRIER || other.state == State::SHUFFLE || other.state == State::COLLECTIVE;
     if (waits && (other.state != state || !same(other.place, place))) {
-      describe("divergent warp operation: thread %d in %s at %s, thread %d in %s at %s", number(&self), name(state),
-               place, lane, name(other.state), other.place);
+      describe("divergent warp operation: thread %d in %s at %s, thread %d in %s at %s", self.thread, name(state), place,
+               other.thread, name(other.state), other.place);
       give_up();
     }
   }
@@ -271,6 +245,10 @@ void build_fibers(int count) {
     __asan_set_error_report_callback(on_report);
 #endif
   }
+  for (int i = 0; i < count; ++i) {
+    fibers[i].block = &blocks[i / num_threads];
+    fibers[i].thread = i % num_threads;
+  }
   for (; num_built < count; ++num_built) {
     Fiber& fiber = fibers[num_built];
     char* bottom = stacks + num_built * (STACK + GUARD) + GUARD;
@@ -296,35 +274,63 @@ void fill(unsigned char* begin, unsigned char* end) {
   for (; begin < end; ++begin) *begin = 0xff;
 }
 
-void run_block() {
+// Why blocks cannot run as a cluster; null if they can.
+const char* no_cluster() {
+  if (num_blocks == 1) return nullptr;
+  if (launch->grid[0] % (uint32_t)num_blocks) return "a grid that is no multiple of its clusters";
+  if (launch->shared_begin != launch->shared_end) return "a cluster's blocks have dynamic shared memory alone here";
+  if (num_blocks > MAX_BLOCKS || num_fibers > MAX_THREADS) return "more than cpusim has fibers for";
+  return num_threads % 128 ? "a cluster's blocks are whole warpgroups here" : nullptr;
+}
+
+// Give every block dynamic shared memory of the exact size, so that ASan sees its end.
+void build_arenas() {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    unsigned char*& arena = blocks[i].arena;
+    if (arena_bytes != launch->dynamic_bytes) {
+      free(arena);
+      arena = nullptr;
+    }
+    if (i >= num_blocks || arena || !launch->dynamic_bytes) continue;
+    if (posix_memalign((void**)&arena, 1024, launch->dynamic_bytes)) abort();
+  }
+  arena_bytes = launch->dynamic_bytes;
+}
+
+// Run the blocks of a cluster, or a block by itself.
+void run_together() {
   fill(launch->shared_begin, launch->shared_end);
-  fill(arena, arena + launch->dynamic_bytes);
-  first_ready = num_ready = num_waiting = num_done = 0;
+  for (int i = 0; i < num_blocks; ++i) fill(blocks[i].arena, blocks[i].arena + arena_bytes);
+  for (Block& block : blocks) block.num_waiting = block.num_done = 0;
+  first_ready = num_ready = num_done = num_at_cluster = 0;
+  of_engine = nullptr;
   for (Warp& warp : warps) warp.arrived = 0;
   begin_async();
-  wake_all();
+  wake_all(0, num_fibers);
   tsan_release(start_token);
   const int first = ready[first_ready];
   first_ready = (first_ready + 1) % MAX_THREADS;
   --num_ready;
   switch_to(fibers[first]);
   tsan_acquire(end_token);
-  if (!failed) check_block_drained();
   if (failed) num_built = 0;  // their stacks hold what was given up
 }
 
 void run_blocks() {
-  const uint64_t count = launch->num_blocks;
+  const uint64_t count = launch->blocks ? launch->num_blocks : launch->num_blocks / (uint64_t)num_blocks;
   uint64_t* order = (uint64_t*)malloc(count * sizeof(uint64_t));
   for (uint64_t i = 0; i < count; ++i) order[i] = launch->schedule == REVERSED ? count - 1 - i : i;
   if (launch->schedule == SHUFFLED || launch->schedule == WARPS) shuffle(order, count);
   for (uint64_t i = 0; i < count && !failed; ++i) {
-    uint64_t index = order[i];
-    for (int axis = 0; axis < 3; ++axis) {
-      block[axis] = launch->blocks ? launch->blocks[3 * index + axis] : (uint32_t)(index % launch->grid[axis]);
-      if (!launch->blocks) index /= launch->grid[axis];
+    const uint64_t x = order[i] * (uint64_t)num_blocks, y = x / launch->grid[0];
+    const uint32_t drawn[3] = {(uint32_t)(x % launch->grid[0]), (uint32_t)(y % launch->grid[1]),
+                               (uint32_t)(y / launch->grid[1])};
+    const uint32_t* first = launch->blocks ? launch->blocks + 3 * order[i] : drawn;
+    for (int rank = 0; rank < num_blocks; ++rank) {
+      std::copy(first, first + 3, blocks[rank].at);
+      blocks[rank].at[0] += (uint32_t)rank;
     }
-    run_block();
+    run_together();
   }
   free(order);
 }
@@ -351,7 +357,9 @@ void cpusim_fiber_main() {
     check_drained();
     tsan_release(end_token);
     self.state = State::DONE;
-    if (++num_done == num_threads || failed) {
+    ++num_done;
+    if (++self.block->num_done == num_threads) check_block_drained();
+    if (num_done == num_fibers || failed) {
       switch_to(host, failed);
     } else {
       wait();
@@ -361,40 +369,48 @@ void cpusim_fiber_main() {
 
 int cpusim_launch(const CpusimLaunch* wanted, char* message, uint64_t size) {
   launch = wanted;
+  num_blocks = (int)launch->entry->cluster;
   num_threads = (int)launch->threads;
+  num_fibers = num_blocks * num_threads;
   random_state = launch->seed;
   failed = false;
   current = &host;
-  if (arena_bytes != launch->dynamic_bytes) {  // of the exact size, so that ASan sees its end
-    free(arena);
-    arena = nullptr;
-    if (launch->dynamic_bytes && posix_memalign((void**)&arena, 1024, launch->dynamic_bytes)) abort();
-    arena_bytes = launch->dynamic_bytes;
-  }
+  host.block = blocks;
+  of_engine = nullptr;
 #if defined(CPUSIM_THREAD)
   host.tsan = __tsan_get_current_fiber();
 #endif
-  build_fibers(num_threads);
-  run_blocks();
+  if (const char* reason = no_cluster()) {
+    describe("%d blocks of %d threads: %s", num_blocks, num_threads, reason);
+  } else {
+    build_arenas();
+    build_fibers(num_fibers);
+    run_blocks();
+  }
   launch = nullptr;
   if (failed) snprintf(message, size, "%s", problem);
   return failed;
 }
 
-int cpusim_thread() { return number(current); }
+int cpusim_thread() { return current->thread; }
 int cpusim_num_threads() { return num_threads; }
-uint32_t cpusim_block(int axis) { return block[axis]; }
+uint32_t cpusim_block(int axis) { return current->block->at[axis]; }
 uint32_t cpusim_num_blocks(int axis) { return launch->grid[axis]; }
-unsigned char* cpusim_dynamic_shared() { return arena; }
+unsigned char* cpusim_dynamic_shared() { return own_block().arena; }
 bool cpusim_copies_early() { return launch->early != 0; }
 
 void cpusim_sync(const char* place) {
   // Two tokens in turn: with one, a thread that wakes late would also learn of what the next barrier orders.
-  char& token = barrier_tokens[generation & 1];
+  Block& block = *current->block;
+  char& token = block.tokens[block.generation & 1];
   tsan_release(token);
   current->state = State::BARRIER;
   current->place = place;
-  ++num_waiting;
+  if (++block.num_waiting == num_threads) {
+    block.num_waiting = 0;
+    ++block.generation;
+    end_barrier(rank_of(&block) * num_threads, num_threads);
+  }
   wait();
   tsan_acquire(token);
 }
@@ -442,13 +458,13 @@ bool cpusim_pop_copy(int pending, CpusimCopy* copy) {
 }
 
 bool cpusim_in_shared(const void* pointer, uint64_t bytes) {
-  const unsigned char* begin = (const unsigned char*)pointer;
+  const unsigned char *begin = (const unsigned char*)pointer, *arena = own_block().arena;
   return (begin >= launch->shared_begin && begin + bytes <= launch->shared_end) ||
          (begin >= arena && begin + bytes <= arena + arena_bytes);
 }
 
 void cpusim_fail(const char* file, int line, const char* what) {
-  describe("thread %d: %s at %s:%d", number(current), what, file, line);
+  describe("thread %d: %s at %s:%d", current->thread, what, file, line);
   give_up();
 }
 }

@@ -47,13 +47,14 @@ struct CpusimEntry {
   void (*call)(void** arguments);
   const CpusimParameter* parameters;
   uint64_t num_parameters;
+  uint32_t cluster;  // blocks that run side by side
 };
 
 // One launch. Mirrored by simulator.py.
 struct CpusimLaunch {
   const CpusimEntry* entry;
   void** arguments;
-  const uint32_t* blocks;  // triples to run; null runs the whole grid
+  const uint32_t* blocks;  // triples to run, of clusters their first; null runs the whole grid
   uint64_t num_blocks;
   unsigned char* shared_begin;
   unsigned char* shared_end;
@@ -127,3 +128,6 @@ struct Entry<KERNEL> {
 };
 
 }  // namespace cpusim
+
+// Blocks of a cluster; a source with a CB_CLUSTER_KERNEL says otherwise, and building.py looks for the nearest.
+constexpr uint32_t cpusim_cluster = 1;

@@ -31,30 +31,43 @@ struct Sums {
   }
 };
 
-std::vector<Word> words;  // empty until a block writes the first
+std::vector<Word> words[MAX_BLOCKS];  // empty until a block writes the first
 uint32_t fences[Word::INITIALISER + MAX_THREADS];
 Sums sums[MAX_THREADS];
 
 void begin_fences() {
-  words.clear();
+  for (std::vector<Word>& of_block : words) of_block.clear();
   for (Sums& own : sums) own.are_held = own.are_fenced = false;
 }
 
 void fail_at(const char* place, const std::string& what) {
-  describe("thread %d: %s at %s", current == &host ? -1 : number(current), what.c_str(), place);
+  describe("thread %d: %s at %s", current->thread, what.c_str(), place);
   give_up();
 }
 
+// Whose dynamic shared memory it points to; null where it is nobody's.
+Block* block_of(const void* pointer) {
+  const unsigned char* byte = (const unsigned char*)pointer;
+  for (int rank = 0; rank < num_blocks; ++rank) {
+    if (byte >= blocks[rank].arena && byte < blocks[rank].arena + arena_bytes) return &blocks[rank];
+  }
+  return nullptr;
+}
+
 void note_words(const void* pointer, uint64_t bytes, uint32_t writer) {
-  const uint64_t first = (uint64_t)((const unsigned char*)pointer - arena);
-  if ((const unsigned char*)pointer < arena || first + bytes > arena_bytes) return;
-  if (words.empty()) words.resize(arena_bytes / 4 + 1);
-  for (uint64_t i = first / 4; i <= (first + bytes - 1) / 4; ++i) words[i] = {writer, fences[writer]};
+  const Block* block = block_of(pointer);
+  if (block == nullptr) return;
+  const uint64_t first = (uint64_t)((const unsigned char*)pointer - block->arena);
+  if (first + bytes > arena_bytes) return;
+  std::vector<Word>& of_block = words[rank_of(block)];
+  if (of_block.empty()) of_block.resize(arena_bytes / 4 + 1);
+  for (uint64_t i = first / 4; i <= (first + bytes - 1) / 4; ++i) of_block[i] = {writer, fences[writer]};
 }
 
 Word word_at(const void* pointer) {
-  const uint64_t at = (uint64_t)((const unsigned char*)pointer - arena);
-  return (const unsigned char*)pointer < arena || at >= arena_bytes || words.empty() ? Word{} : words[at / 4];
+  const Block* block = block_of(pointer);
+  if (block == nullptr || words[rank_of(block)].empty()) return Word{};
+  return words[rank_of(block)][(uint64_t)((const unsigned char*)pointer - block->arena) / 4];
 }
 
 void check_initialised(const uint64_t* barrier, const char* place) {
@@ -111,7 +124,7 @@ void cpusim_check_seen(const void* shared, uint32_t bytes, const char* place) {
     const Word word = word_at((const unsigned char*)shared + i);
     if (word.writer == Word::NOBODY) fail_at(place, "a tile that no copy and no cb_write has written is read");
     if (word.writer >= Word::THREAD && word.fences == fences[word.writer]) {
-      fail_at(place, "what thread " + std::to_string(word.writer - Word::THREAD) +
+      fail_at(place, "what thread " + std::to_string(fibers[word.writer - Word::THREAD].thread) +
                          " wrote without a cb_proxy_fence after it is read");
     }
   }

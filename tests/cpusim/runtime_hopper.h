@@ -14,6 +14,7 @@ struct CpusimTensorCopy {
   unsigned char* shared;
   uint64_t* barrier;  // null: a store
   uint32_t bytes;     // that are counted
+  uint32_t blocks;    // of the cluster that a load goes to, a bit for each rank; 0: to its own
   int32_t at[4];
   int32_t offset[2];  // along w and h
   const char* place;
@@ -32,9 +33,15 @@ struct CpusimProduct {
 const char* cpusim_place(const char* file, int line);
 
 void cpusim_barrier_init(uint64_t* barrier, uint32_t arrivals, const char* place);
+// Arrive at the barrier of this place in the block of a rank.
+void cpusim_barrier_arrive_remote(uint64_t* barrier, uint32_t rank, const char* place);
 // Arrive, and expect so many bytes more.
 void cpusim_barrier_arrive(uint64_t* barrier, uint32_t bytes, const char* place);
 void cpusim_barrier_wait(uint64_t* barrier, uint32_t parity, const char* place);
+
+// The block's place in its cluster, and the barrier of all threads of the cluster.
+uint32_t cpusim_cluster_rank();
+void cpusim_cluster_sync(const char* place);
 
 void cpusim_start_copy(const CpusimTensorCopy* copy);
 void cpusim_commit_stores();

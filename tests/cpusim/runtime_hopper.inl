@@ -7,20 +7,23 @@
 // any such call may let others run first, and products may come at their issue; how often is drawn for each block.  So
 // a stage that is handed on too early is overwritten, or one that is not full is read, in some schedule.
 #include "runtime_fences.inl"
-
-#include <map>
+#include "runtime_cluster.inl"
 
 namespace {
 
-// A barrier's 64 bits.  Shared memory starts as all ones, which no barrier is: its top bit is zero.
+// A barrier's 64 bits.  Shared memory starts as all ones, which no barrier is: its top bit is zero.  Bytes may come before
+// they are expected, from another block: below zero while arrivals are missing.
 struct Barrier {
-  uint64_t phase : 1, expected : 20, missing : 20, bytes : 22, unused : 1;
+  uint64_t phase : 1, expected : 20, missing : 20;
+  int64_t bytes : 22;
+  uint64_t unused : 1;
 };
 static_assert(sizeof(Barrier) == 8);
 
 struct Started {
   CpusimTensorCopy copy;
-  int owner;       // of a store, its thread and group
+  Block *block, *from;  // whose shared memory it is at work on, and whose thread started it
+  int owner;            // of a store, its thread and group
   uint32_t group;
   char* token;
 };
@@ -81,6 +84,7 @@ void begin_async() {
   std::fill(store_group, store_group + MAX_THREADS, 0u);
   are_odds_drawn = false;
   begin_fences();
+  begin_cluster();
 }
 
 // How often things happen in this block; drawn by what first asks, so that other kernels draw nothing.
@@ -96,14 +100,16 @@ char* new_token() { return &async_tokens[next_token++ % sizeof(async_tokens)]; }
 
 // The copy engine and the tensor cores are threads of their own to TSan: ordered by tokens and barriers alone.
 template <class Run>
-void run_engine([[maybe_unused]] void*& engine, [[maybe_unused]] char* token, Run run) {
+void run_engine([[maybe_unused]] void*& engine, Block* block, [[maybe_unused]] char* token, Run run) {
 #if defined(CPUSIM_THREAD)
   if (!engine) engine = __tsan_create_fiber(0);
   void* self = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(engine, 1);
   tsan_acquire(*token);
 #endif
+  of_engine = block;
   run();
+  of_engine = nullptr;
 #if defined(CPUSIM_THREAD)
   tsan_release(*token);
   tsan_release(end_token);
@@ -115,7 +121,8 @@ void run_engine([[maybe_unused]] void*& engine, [[maybe_unused]] char* token, Ru
 char& phase_token(uint64_t* barrier, uint32_t parity) { return reinterpret_cast<char*>(barrier)[4 * (parity & 1)]; }
 
 Barrier* known(uint64_t* barrier, const char* place) {
-  if (!cpusim_in_shared(barrier, 8) || (uintptr_t)barrier % 8) fail_at(place, "a barrier is 8 bytes of shared memory");
+  const bool is_shared = block_of(barrier) != nullptr || cpusim_in_shared(barrier, 8);
+  if (!is_shared || (uintptr_t)barrier % 8) fail_at(place, "a barrier is 8 bytes of shared memory");
   Barrier* found = reinterpret_cast<Barrier*>(barrier);
   if (found->unused) fail_at(place, "a barrier that was not initialised");
   return found;
@@ -123,7 +130,7 @@ Barrier* known(uint64_t* barrier, const char* place) {
 
 void wake_waiters(const uint64_t* barrier) {
   int woken[MAX_THREADS], count = 0;
-  for (int i = 0; i < num_threads; ++i) {
+  for (int i = 0; i < num_fibers; ++i) {
     if (fibers[i].state == State::PHASE && waited_for[i] == barrier) woken[count++] = i;
   }
   if (launch->schedule == REVERSED) std::reverse(woken, woken + count);
@@ -136,10 +143,15 @@ void wake_waiters(const uint64_t* barrier) {
   }
 }
 
-void end_phase_if_complete(uint64_t* barrier, Barrier* found) {
-  if (found->missing || found->bytes) return;
+void end_phase_if_complete(uint64_t* barrier, Barrier* found, const char* place) {
+  if (found->missing) return;
+  if (found->bytes < 0) {
+    fail_at(place, "more bytes arrive than the barrier expects, " + std::to_string(-found->bytes) + ", the last");
+  }
+  if (found->bytes) return;
   found->phase ^= 1;
   found->missing = found->expected;
+  note_phase_ended(barrier);
   wake_waiters(barrier);
 }
 
@@ -147,21 +159,21 @@ void run_started(int index) {
   const Started& job = started[index];
   const CpusimTensorCopy& copy = job.copy;
   started.remove(index);  // its slot stays as it is until another copy is started
-  run_engine(copy_engine, job.token, [&] {
+  run_engine(copy_engine, job.block, job.token, [&] {
     copy.run(&copy);
     if (copy.barrier == nullptr) {
       tsan_release(store_tokens[job.owner]);
       return;
     }
     Barrier* found = known(copy.barrier, copy.place);
-    if (found->bytes < copy.bytes) {
-      fail_at(copy.place, "more bytes arrive (" + std::to_string(copy.bytes) + ") than the barrier expects (" +
-                              std::to_string(found->bytes) + "), by the copy");
+    if (found->bytes - (int64_t)copy.bytes <= -(1 << 20)) {
+      fail_at(copy.place, "more bytes arrive than a barrier can count, the last");
     }
     tsan_release(phase_token(copy.barrier, found->phase));
+    note_part(copy.barrier, job.from, copy.place);
     note_words(copy.shared, copy.bytes, Word::COPY_ENGINE);
     found->bytes -= copy.bytes;
-    end_phase_if_complete(copy.barrier, found);
+    end_phase_if_complete(copy.barrier, found, copy.place);
   });
 }
 
@@ -188,7 +200,7 @@ void run_products(Warpgroup& group, uint32_t before) {
   while (group.products.count && (int32_t)(group.products[0].group - before) < 0) {
     const Multiplied& job = group.products[0];
     group.products.remove(0);
-    run_engine(product_engine, job.token, [&] {
+    run_engine(product_engine, current->block, job.token, [&] {
       job.product.run(&job.product, job.sums);
       tsan_release(group.done);
     });
@@ -202,7 +214,7 @@ void check_drained() {
   const int thread = number(current);
   if (own_warpgroup().arrived) {
     const char* place = "its end";
-    for (int i = 0; i < num_threads; ++i) {
+    for (int i = 0; i < num_fibers; ++i) {
       if (i / 128 == thread / 128 && fibers[i].state == State::WARPGROUP) place = fibers[i].place;
     }
     fail_at(place, "an operation of a warpgroup that has lost a thread");
@@ -220,8 +232,33 @@ void check_drained() {
 
 // What a block leaves behind.
 void check_block_drained() {
-  if (started.count == 0) return;
-  describe("a copy is still under way when its block ends; started at %s", started[0].copy.place);
+  for (int i = 0; i < started.count; ++i) {
+    if (started[i].block != current->block) continue;
+    describe("a copy is still under way when its block ends; started at %s", started[i].copy.place);
+  }
+  check_unreached(*current->block);
+}
+
+// Start a copy between global memory and the shared memory of a block of the cluster.
+void start_copy(const CpusimTensorCopy& copy, uint32_t rank) {
+  const int thread = number(current);
+  const bool is_store = copy.barrier == nullptr;
+  Started* job = started.add();
+  if (job == nullptr) fail_at(copy.place, "more copies under way than cpusim keeps");
+  job->copy = copy;
+  job->block = &blocks[rank];
+  job->from = current->block;
+  job->owner = is_store ? thread : -1;
+  job->group = store_group[thread];
+  job->token = new_token();
+  if (!is_store) {
+    job->copy.shared = place_in(copy.shared, rank);
+    job->copy.barrier = barrier_in(copy.barrier, rank, copy.place);
+    known(job->copy.barrier, copy.place);
+    check_initialised(job->copy.barrier, copy.place);
+  }
+  tsan_release(*job->token);
+  if (launch->early) run_started(started.count - 1);
 }
 
 }  // namespace
@@ -240,6 +277,7 @@ void cpusim_barrier_init(uint64_t* barrier, uint32_t arrivals, const char* place
   if (!cpusim_in_shared(barrier, 8) || (uintptr_t)barrier % 8) fail_at(place, "a barrier is 8 bytes of shared memory");
   if (arrivals == 0 || arrivals >= 1u << 20) fail_at(place, "a barrier for no arrivals, or too many");
   *reinterpret_cast<Barrier*>(barrier) = Barrier{0, arrivals, arrivals, 0, 0};
+  note_initialised(barrier);
   note_words(barrier, sizeof(Barrier), Word::INITIALISER + (uint32_t)number(current));
 }
 
@@ -247,12 +285,17 @@ void cpusim_barrier_arrive(uint64_t* barrier, uint32_t bytes, const char* place)
   async_point();
   Barrier* found = known(barrier, place);
   if (found->missing == 0) fail_at(place, "more arrivals at a barrier than it expects");
-  if (found->bytes + bytes >= 1u << 20) fail_at(place, "more bytes under way than a barrier can count");
+  if (found->bytes + (int64_t)bytes >= 1 << 20) fail_at(place, "more bytes under way than a barrier can count");
   tsan_release(phase_token(barrier, found->phase));
   found->missing -= 1;
   found->bytes += bytes;
-  end_phase_if_complete(barrier, found);
+  note_part(barrier, current->block, place);
+  end_phase_if_complete(barrier, found, place);
   async_point();
+}
+
+void cpusim_barrier_arrive_remote(uint64_t* barrier, uint32_t rank, const char* place) {
+  cpusim_barrier_arrive(barrier_in(barrier, rank, place), 0, place);
 }
 
 void cpusim_barrier_wait(uint64_t* barrier, uint32_t parity, const char* place) {
@@ -264,27 +307,18 @@ void cpusim_barrier_wait(uint64_t* barrier, uint32_t parity, const char* place) 
     waited_for[number(current)] = barrier;
     wait();
   }
+  note_phase_waited(barrier);
   tsan_acquire(phase_token(barrier, parity));
 }
 
 void cpusim_start_copy(const CpusimTensorCopy* copy) {
   async_point();
-  const int thread = number(current);
-  const bool is_store = copy->barrier == nullptr;
-  if (is_store) {
-    cpusim_check_seen(copy->shared, copy->bytes, copy->place);
-  } else {
-    known(copy->barrier, copy->place);
-    check_initialised(copy->barrier, copy->place);
+  if (copy->barrier == nullptr) cpusim_check_seen(copy->shared, copy->bytes, copy->place);
+  if (copy->blocks >> num_blocks) fail_at(copy->place, "a copy to a block that is not in the cluster");
+  for (uint32_t rank = 0; rank < (uint32_t)num_blocks; ++rank) {
+    const bool is_own = &blocks[rank] == current->block;
+    if (copy->blocks ? copy->blocks >> rank & 1 : is_own) start_copy(*copy, rank);
   }
-  Started* job = started.add();
-  if (job == nullptr) fail_at(copy->place, "more copies under way than cpusim keeps");
-  job->copy = *copy;
-  job->owner = is_store ? thread : -1;
-  job->group = store_group[thread];
-  job->token = new_token();
-  tsan_release(*job->token);
-  if (launch->early) run_started(started.count - 1);
   async_point();
 }
 
@@ -310,7 +344,7 @@ void cpusim_meet_warpgroup(const char* place) {
   current->state = State::WARPGROUP;
   current->place = place;
   for (int i = first; i < first + 128; ++i) {
-    if (i >= num_threads || fibers[i].state == State::DONE) {
+    if (i >= num_fibers || fibers[i].state == State::DONE) {
       fail_at(place, "an operation of a warpgroup that has lost a thread");
     }
     if (fibers[i].state == State::WARPGROUP && !same(fibers[i].place, place)) {

@@ -39,6 +39,7 @@ class _Entry(ctypes.Structure):
         ("call", ctypes.c_void_p),
         ("parameters", ctypes.POINTER(_Parameter)),
         ("num_parameters", ctypes.c_uint64),
+        ("cluster", ctypes.c_uint32),
     )
 
 
@@ -71,7 +72,7 @@ _TENSOR_MAP = np.dtype(
 
 class Simulator:
     """
-    Runs kernels on the CPU, each thread a fiber, each block for itself; has the method of a launcher.
+    Runs kernels on the CPU, each thread a fiber, each block or cluster for itself; has the method of a launcher.
 
     Args:
         arch: Compute capability times ten that kernels are compiled for: which branch of CB_ARCH.
@@ -80,7 +81,8 @@ class Simulator:
             two shuffle the blocks as well.
         copies: When an asynchronous copy happens: "late", at the wait for it, or "early", at its issue.
         seed: Of the shuffling: equal launches run in equal order.
-        blocks: Which blocks run: None for all, or a list of (x, y, z), or what gives one for a grid.
+        blocks: Which blocks run: None for all, or a list of (x, y, z), or what gives one for a grid; of clusters, those
+            that they are in.
 
     Attributes:
         module: The array module whose arrays it takes: NumPy.
@@ -135,8 +137,11 @@ class Simulator:
         values = _arguments(kernel, entry, arguments)
         blocks = self.blocks(grid) if callable(self.blocks) else self.blocks
         wanted = None if blocks is None else np.array(list(blocks), dtype=np.uint32).reshape(-1, 3)
-        if wanted is not None and (wanted >= np.array(grid)).any():
-            raise SimulationError(f"{kernel.name}: blocks outside of a grid of {grid}")
+        if wanted is not None:
+            if (wanted >= np.array(grid)).any():
+                raise SimulationError(f"{kernel.name}: blocks outside of a grid of {grid}")
+            wanted[:, 0] -= wanted[:, 0] % entry.cluster
+            wanted = np.array(list(dict.fromkeys(map(tuple, wanted))), dtype=np.uint32).reshape(-1, 3)
         launch = _Launch(
             entry=ctypes.pointer(entry),
             arguments=(ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values)),

@@ -28,13 +28,14 @@ pytestmark = [
 ]
 
 SOURCES = variant.kernels_path() / "hopper"
-USUAL, SWAPPED = (
-    variant.find("conv2d_fprop", "float16", family="hopper", tile=tile) for tile in ("128x256x64", "256x64x64")
+USUAL, SWAPPED, CLUSTERED = (
+    variant.find("conv2d_fprop", "float16", family="hopper", tile=tile)
+    for tile in ("128x256x64", "256x64x64", "128x256x64_c2")
 )
 H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
 
-# Two tiles a block, 12 steps each: three times around the ring; 4 blocks of 64 columns are stored of each.  Of swapped
-# tiles two for each consumer of a block, 18 steps each: four times around the ring and a half.
+# Two tiles a block, 12 steps each: three times around the ring; 4 blocks of 64 columns are stored of each.  Of clusters
+# the same.  Of swapped tiles two for each consumer of a block, 18 steps each: four times around the ring and a half.
 DRAWN = cases.Conv(n=10, h=7, w=10, c=72, k=200, r=3, s=2, stride=(2, 1), pad=(2, 1, 0, 1))
 
 SEEDS = (1, 2, 3, 4)
@@ -188,8 +189,53 @@ BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in 
     ),
 }.items()}  # fmt: skip
 
+# Of a cluster: what its two blocks owe each other.
+BUGS |= {f"cluster, {name}": attrs.evolve(bug, kernel=CLUSTERED) for name, bug in {
+    "no drain": Bug(
+        (("implicit_gemm.cu", "for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES;",
+          "for (int stage = 0; stage < 0;"),),
+        "another block of the cluster",
+    ),
+    "a drain of all stages but one": Bug(
+        (("implicit_gemm.cu", "for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES;",
+          "for (int stage = 1; stage < NUM_STAGES;"),),
+        "another block of the cluster",
+    ),
+    "both blocks are the first": Bug(
+        (("implicit_gemm.cu", "CLUSTER > 1 ? cb_cluster_rank() : 0;", "0;"),),
+    ),
+    "the same half from both": Bug((("operands.cuh", "n(task.n + (int)rank * B_SHARE)", "n(task.n)"),)),
+    "both halves to one place": Bug((("operands.cuh", "tile + rank * (B_SHARE * SWIZZLE_ROW)", "tile"),)),
+    "filters for one block alone": Bug(
+        (("operands.cuh", "cb_tma_load_3d<CLUSTER>(to, b_map, barrier, gather.within * TILE_K, tap, n)",
+          "cb_tma_load_3d<1>(to, b_map, barrier, gather.within * TILE_K, tap, n)"),),
+        "deadlock",
+    ),
+    "pixels for both blocks": Bug((("operands.cuh", "im2col<1>(to, a_map", "im2col<2>(to, a_map"),)),
+    "filters for blocks beyond": Bug(
+        (("operands.cuh", "cb_tma_load_3d<CLUSTER>(to, b_map, barrier, gather.within * TILE_K, tap, n)",
+          "cb_tma_load_3d<4>(to, b_map, barrier, gather.within * TILE_K, tap, n)"),),
+        "a block that is not in the cluster",
+    ),
+    "arrivals at the first block alone": Bug(
+        (("main_loop.cuh", "cb_barrier_arrive_remote(shared.empty(stage), (u32)thread)",
+          "cb_barrier_arrive_remote(shared.empty(stage), 0)"),),
+    ),
+    "arrivals at the own block alone": Bug(
+        (("main_loop.cuh", "cb_barrier_arrive_remote(shared.empty(stage), (u32)thread)",
+          "cb_barrier_arrive_remote(shared.empty(stage), cb_cluster_rank())"),),
+        modes=not_in("in_order", "reversed"),
+    ),
+    "arrivals of the own consumers are enough": Bug((("implicit_gemm.cu", "READERS * CLUSTER", "READERS"),)),
+    "no arrival at the other block": Bug(
+        (("main_loop.cuh", "if (thread < CLUSTER) cb_barrier", "if (thread < 1) cb_barrier"),),
+    ),
+    "blocks that do not wait for each other's barriers": Bug(
+        (("implicit_gemm.cu", "    cb_cluster_sync();\n", "    cb_sync();\n"),), "without a cb_cluster_sync"
+    ),
+}.items()}  # fmt: skip
 
-CORRECT = {"none": USUAL, "none, swapped": SWAPPED}
+CORRECT = {"none": USUAL, "none, swapped": SWAPPED, "none, cluster": CLUSTERED}
 
 
 def mutant(name):

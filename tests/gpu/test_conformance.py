@@ -33,7 +33,7 @@ UNPROBED = {
     "mathematics",  # rounded as CUDA's library does, which a GPU's own tests know
 }  # fmt: skip
 NO_TWIN = {
-    "cb_cluster_rank", "cb_cluster_sync", "cb_barrier_wait_cluster",  # of two blocks: the correctness stage has them
+    "cb_cluster_rank", "cb_cluster_sync",  # of two blocks: the correctness stage has them
     "cb_registers_release", "cb_registers_request", "cb_shared_address",  # nothing that a program sees
 }  # fmt: skip
 

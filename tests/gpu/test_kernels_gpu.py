@@ -13,6 +13,7 @@ from cubatch.errors import CubatchError
 from cubatch.hardware import driver as cuda_driver
 from cubatch.hardware import probe, waves
 from cubatch.kernels import variant
+from cubatch.kernels.launch import set_shared_memory
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.network.layers import BatchNorm2d, Conv2d
 from cubatch.network.passes import Pass
@@ -65,8 +66,7 @@ def test_occupancy_is_the_drivers(here):
     """Blocks per SM by the calculator are those of cuOccupancyMaxActiveBlocksPerMultiprocessor, for every kernel."""
     driver = cuda_driver.load()
     for found, resources, function in compiled_here():
-        if found.dynamic_shared_bytes:
-            function.max_dynamic_shared_size_bytes = found.dynamic_shared_bytes
+        set_shared_memory(function, found, resources, GPU.compute_capability)
         blocks = ctypes.c_int()
         status = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             ctypes.byref(blocks), ctypes.c_void_p(int(function.kernel.ptr)), found.threads,

@@ -137,6 +137,39 @@ def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapp
     assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=str(drawn))
 
 
+class Counting:
+    """A launcher that counts what it prepares."""
+
+    def __init__(self, launcher):
+        self.launcher, self.module, self.launches = launcher, launcher.module, 0
+
+    def bind(self, *arguments):
+        """Prepare a launch."""
+        self.launches += 1
+        return self.launcher.bind(*arguments)
+
+
+@pytest.mark.parametrize(("is_added", "is_masked", "launches"), [(True, False, 1), (True, True, 4), (False, False, 4)])
+def test_phases_without_a_tap_are_launched_where_they_change_something(launcher, is_added, is_masked, launches):
+    """Of a 1x1 filter at stride 2 one phase of four has a tap: the others write zeros, mask, or add nothing."""
+    drawn, random = cases.Conv(n=2, h=9, w=11, c=72, k=64, r=1, s=1, stride=(2, 2)), np.random.default_rng(9)
+    shapes = (drawn.y_shape, drawn.w_shape, drawn.x_shape, drawn.x_shape)
+    dy, w, before, mask = (cases.drawn(random, shape, "float16") for shape in shapes)
+    dx, counting = launcher.put(before), Counting(launcher.launcher)
+    fused = Fused(residual=dx if is_added else None, mask=launcher.put(mask) if is_masked else None)
+    conv.conv2d_dgrad(
+        attrs.evolve(context(launcher), launcher=counting), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape,
+        out=dx, fused=fused, **drawn.options,
+    )  # fmt: skip
+    assert counting.launches == launches
+    dy, w, before = cases.decoded(dy), cases.decoded(w), cases.decoded(before) * is_added
+    passes = (cases.decoded(mask) > 0) if is_masked else True
+    want = np.where(passes, cases.conv2d_dgrad(drawn, dy, w) + before, 0)
+    magnitude = cases.conv2d_dgrad(drawn, abs(dy), abs(w)) + abs(before)
+    tolerance = np.where(passes, bound(drawn.k + 1, magnitude, want, "float16"), 0)
+    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc")
+
+
 @given(convolutions(*TILES), SEEDS)
 @FEW
 def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, convolution, seed):

@@ -1,5 +1,5 @@
 """
-kernels/hopper around the ring and beyond: every schedule, many channels, slices, clusters, more than 2^31 elements.
+kernels/hopper around the ring and beyond: every schedule, many channels, slices, clusters on a GPU, 2^31 elements.
 
 What one launch computes is test_hopper.py's.
 """
@@ -164,7 +164,7 @@ def test_slices_and_a_transposed_operand_share_the_workspace_that_is_planned(lau
 def test_clusters_share_their_operands(launcher, dtype, monkeypatch):
     """Two blocks that load half of B each for both give what one gives alone, to the bit; odd tiles leave one idle."""
     if IS_SIMULATED or (launcher.arch == 90 and isinstance(launcher.launcher, Simulator)):
-        pytest.skip("clusters are the GPU's alone")
+        pytest.skip("too large for the CPU: test_hopper_clusters.py has small ones")
     monkeypatch.setattr(product, "slices", lambda *_: 1)  # an idle block may be worth another split
     random, tile = rng(6), "128x256x32" if dtype == "float32" else "128x256x64"
     drawn = cases.Conv(n=3, h=29, w=27, c=136, k=264, r=3, s=2, stride=(2, 1), dilation=(1, 2), pad=(2, 1, 0, 3))

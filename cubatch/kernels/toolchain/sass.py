@@ -41,25 +41,30 @@ def count_opcodes(code: bytes) -> Mapping[str, Mapping[str, int]]:
         InvalidData: If it is no cubin, or ends too early.
     """
     try:
-        return {entry: _count(text) for entry, text in _texts(code).items()}
+        return {entry: _count(text) for entry, text in texts(code).items()}
     except (struct.error, ValueError, IndexError) as error:
         raise InvalidData("cubin", f"it is no machine code that could be read: {error}") from error
 
 
-def _texts(code: bytes) -> dict[str, bytes]:
-    """Give the instructions of each entry: sections .text.ENTRY."""
+def texts(code: bytes) -> dict[str, bytes]:
+    """
+    Give the instructions of each entry: sections .text.ENTRY.
+
+    Raises:
+        ValueError, IndexError, struct.error: If it is no cubin, or ends too early.
+    """
     if code[:4] != b"\x7fELF":
         raise ValueError("it does not begin as an ELF file")
     (first,), (size, count, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<3H", code, 0x3A)
     sections = [_SECTION.unpack_from(code, first + number * size) for number in range(count)]
     start = sections[names][4]
-    texts = {}
+    found = {}
     for name, _, _, _, offset, length in sections:
         begin = start + name
         label = code[begin : code.index(b"\0", begin)].decode()
         if label.startswith(".text."):
-            texts[label.removeprefix(".text.")] = code[offset : offset + length]
-    return texts
+            found[label.removeprefix(".text.")] = code[offset : offset + length]
+    return found
 
 
 def _count(text: bytes) -> dict[str, int]:

@@ -52,17 +52,6 @@ def _with_units(module: object) -> None:
     module.compile_unit = compile_unit
 
 
-def _without_clusters(module: object) -> None:
-    """Leave out variants that tests/cpusim cannot run: it runs one block at a time."""
-    plain = module._load
-
-    @functools.cache
-    def _load(path: object) -> tuple[object, ...]:
-        return tuple(kernel for kernel in plain(path) if not (kernel.tile and (kernel.tile.cluster or 1) > 1))
-
-    module._load = _load
-
-
 class _Changed(importlib.abc.MetaPathFinder):
     """Changes one module right after it is loaded."""
 
@@ -87,4 +76,3 @@ class _Changed(importlib.abc.MetaPathFinder):
 if "CUDASIM_HOME" in os.environ:
     _load_libraries(Path(os.environ["CUDASIM_HOME"]) / "lib")
     sys.meta_path.insert(0, _Changed("cubatch.kernels.toolchain.compile", _with_units))
-    sys.meta_path.insert(0, _Changed("cubatch.kernels.variant", _without_clusters))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware import waves
+from cubatch.hardware import architectures, waves
 
 pytestmark = pytest.mark.case("titan-x-test-batch")
 
@@ -185,6 +185,25 @@ def test_occupancy_refuses_what_no_launch_can_have(field, value):
         waves.occupancy(compute_capability=(7, 0), **arguments)
 
     assert caught.value.field == field
+
+
+@given(
+    arch=st.sampled_from([one.compute_capability for one in architectures.known().values()]),
+    warps=st.integers(1, 32), registers=st.integers(1, 255), shared=st.integers(0, 227 << 10),
+)  # fmt: skip
+def test_the_carveout_that_is_wished_for_holds_what_the_largest_does(arch, warps, registers, shared):
+    """`occupancy` without a wish assumes the largest: the wish gives as many blocks, a percent less is too little."""
+    facts = {"compute_capability": arch, "shared_bytes_per_block": shared}
+    launch = facts | {"threads_per_block": 32 * warps, "registers_per_thread": registers}
+    blocks = waves.occupancy(**launch).blocks_per_sm
+    sm, percent = architectures.of(arch), waves.carveout_percent(**facts, blocks_per_sm=blocks)
+    wished, below = (part * sm.shared_bytes_per_sm // 100 for part in (percent, percent - 1))
+    assert waves.occupancy(**launch, shared_carveout_bytes=wished).blocks_per_sm == blocks
+    assert (
+        below
+        < blocks * -(-(shared + sm.reserved_shared_bytes) // sm.shared_unit_bytes) * sm.shared_unit_bytes
+        <= wished
+    )
 
 
 def test_occupancy_of_an_unknown_architecture_is_an_error():

@@ -50,7 +50,7 @@ class FakeFunction:
 
     def __init__(self):
         self.kernel = SimpleNamespace(ptr=HANDLE)
-        self.max_dynamic_shared_size_bytes = None
+        self.max_dynamic_shared_size_bytes = self.preferred_shared_memory_carveout = None
 
 
 class FakeCupy:
@@ -74,11 +74,11 @@ class FakeCupy:
 def gpu(monkeypatch):
     """A launcher on made-up libraries: (launcher, driver, cupy, resources of the entry)."""
     driver, cupy, compiled = FakeDriver(), FakeCupy(), []
-    resources = SimpleNamespace(shared_bytes=0)
+    resources = SimpleNamespace(shared_bytes=0, registers=128)
 
     def compile_kernel(wanted, arch):
         compiled.append((wanted.name, arch))
-        found = Resources(32, 0, 0, resources.shared_bytes, 0, wanted.threads)
+        found = Resources(resources.registers, 0, 0, resources.shared_bytes, 0, wanted.threads)
         return Cubin("/cache/demo.cubin", "12.9.86", {wanted.entry: found}, "")
 
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -181,6 +181,17 @@ def test_shared_memory_beyond_the_default_is_asked_for(gpu):
     assert gpu.cupy.functions["demo"].max_dynamic_shared_size_bytes is None
     gpu.launcher.bind(kernel(entry="big", dynamic_shared_bytes=64 << 10), (1, 1, 1), [])
     assert gpu.cupy.functions["big"].max_dynamic_shared_size_bytes == 64 << 10
+
+
+def test_as_much_shared_memory_is_wished_for_as_the_blocks_of_an_sm_take(gpu):
+    """5 blocks of 96 threads of 128 registers by their registers, 4 by 20 KiB each: 80 of the 96 KiB of a V100."""
+    gpu.launcher.bind(kernel(), (1, 1, 1), [])
+    assert gpu.cupy.functions["demo"].preferred_shared_memory_carveout is None
+    gpu.launcher.bind(kernel(entry="small", dynamic_shared_bytes=1 << 10), (1, 1, 1), [])
+    assert gpu.cupy.functions["small"].preferred_shared_memory_carveout == 6
+    gpu.resources.shared_bytes = 12 << 10
+    gpu.launcher.bind(kernel(entry="big", dynamic_shared_bytes=8 << 10), (1, 1, 1), [])
+    assert gpu.cupy.functions["big"].preferred_shared_memory_carveout == 84
 
 
 def test_shared_memory_beyond_the_gpu_is_refused(gpu):

@@ -171,11 +171,13 @@ def test_narrow_loads_are_for_rows_that_no_wide_ones_take(operation, vector):
     ("m", "n", "k", "want"),
     [
         (8192, 8192, 8192, "256x128x32"),  # fewest bytes of shared memory for a product
+        (2048, 2048, 2048, "128x128x32_w4"),  # two blocks an SM, whose warps read less than those of 128x128x32
+        (12544, 128, 1152, "128x128x32"),  # one, which has too few warps then
         (802816, 64, 256, "128x64x32"),  # a wider tile would be half empty
     ],
 )
 def test_on_tensor_cores_a_tile_fits_the_output_too(m, n, k, want):
-    """The widest tile that the output fills goes first."""
+    """The widest tile that the output fills goes first, and of two equally wide the one that costs memory less."""
     assert ranking.ranked(Problem("gemm_nt", "float16", m, n, k, vector=8), A100)[0].tile.name == want
 
 

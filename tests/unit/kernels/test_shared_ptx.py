@@ -61,7 +61,7 @@ def test_what_is_derived_is_what_nvrtc_makes(kernel, archs):
     first, other = archs[0], archs[-1]
     derived = shared_ptx.derive(kernel, other, "12.9.86", {first: compiled(kernel, first)}, code=True)
     wanted = compiled(kernel, other)
-    assert sass._texts(derived.cubin) == sass._texts(wanted.cubin)
+    assert sass.texts(derived.cubin) == sass.texts(wanted.cubin)
     assert read_resources(derived.log, derived.ptx) == read_resources(wanted.log, wanted.ptx)
     assert warnings_of(derived.log) == warnings_of(wanted.log)
     if arch_number(other) < 100:
@@ -73,7 +73,7 @@ def test_what_sm_89_takes_is_what_sm_86_takes(family):
     """The same instructions, in one variant of each family; where code is wanted, it is sm_89's own."""
     kernel = next(one for one in kernels() if one.family == family and one.runs_on(86))
     older, newer = compiled(kernel, "sm_86"), compiled(kernel, "sm_89")
-    assert sass._texts(older.cubin) == sass._texts(newer.cubin)
+    assert sass.texts(older.cubin) == sass.texts(newer.cubin)
     assert shared_ptx.derive(kernel, "sm_89", "12.9.86", {"sm_86": older}, code=False) is older
     assert shared_ptx.derive(kernel, "sm_89", "12.9.86", {"sm_86": older}, code=True).cubin == newer.cubin
 
