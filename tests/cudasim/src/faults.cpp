@@ -7,6 +7,7 @@
 //     die:TEXT      the process is killed where a kernel whose name contains TEXT runs
 //     oom:N         the N-th allocation from now fails, and no other
 //     memory:BYTES  all devices have so much memory
+//     graph:CALL    the driver refuses graphs: CALL is begin (the capture), instantiate or launch
 //     tensor-map    every tensor map is refused; tensor-map:im2col only those of convolutions
 //     dead          the device does not answer any more
 //     nvml:none, nvml:unknown, nvml:slow   NVML does not support a query, fails, takes 20 ms for each
