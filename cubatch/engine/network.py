@@ -25,16 +25,15 @@ from typing import Any, Self
 import numpy as np
 
 from cubatch.engine import backend, batch, functional, layers, loss_scale, storage, weights
-from cubatch.engine.arena import Arena
+from cubatch.engine.arena import Arena, out_of_memory
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
 from cubatch.engine.place import Place
+from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
-from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedDtype, is_out_of_memory
-from cubatch.hardware import room
+from cubatch.errors import InvalidArgument, UnsupportedDtype, is_out_of_memory
 from cubatch.hardware.facts import Device
-from cubatch.memory import fit
 from cubatch.memory.operations import Op
 from cubatch.memory.plan import Plan
 from cubatch.memory.plan import plan as lay_out
@@ -125,6 +124,7 @@ class Model:
             if (share.network, share.dtype) != (self.network, dtype):
                 raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
             self._clock, self._flat, self._states = share._shared()  # noqa: SLF001 - of the same class
+        self._numbers = StepNumbers(self._xp) if context and mode == "training" else None
         self._stepper: Stepper | None = None
         if mode == "training":
             self._stepper = Stepper(
@@ -216,7 +216,7 @@ class Model:
             with contextlib.suppress(Exception):  # a GPU that faulted gives nothing back, and the first error says why
                 self.release()
             if is_out_of_memory(error):
-                raise self._out_of_memory(plan) from error
+                raise out_of_memory(self._work, plan) from error
             raise
         self.plan = plan
 
@@ -240,6 +240,7 @@ class Model:
                     batch_size=plan.batch_size,
                     begin=shard.start,
                     clock=self._clock,
+                    numbers=self._numbers,
                     seed=self.seed,
                 )
                 for rank, shard in enumerate(shards)
@@ -255,7 +256,8 @@ class Model:
         if op.kind == "loss":
             return self._bind_loss(op, place)
         if op.kind == "update" and op.workspace is not None:
-            return functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
+            update = functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
+            return update if self._numbers is None else backend.prepare(update)
         return layers.bind(op, place, training=self.mode == "training")
 
     def _bind_loss(self, op: Op, place: Place) -> Callable[[], object]:
@@ -281,27 +283,9 @@ class Model:
             self._team,
             rank,
             self._gradients,
-            number=self._clock[0] + 1,
-            learning_rate=self.learning_rate,
+            number=self._clock[0] + 1 if self._numbers is None else self._numbers.number,
+            learning_rate=self.learning_rate if self._numbers is None else self._numbers.rate,
             workspace=workspace,
-        )
-
-    def _out_of_memory(self, plan: Plan) -> OutOfMemory:
-        largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
-        buffer = plan.schedule.buffers[largest]
-        shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
-        axis = ", axis 0 is the batch" if buffer.batched else ""
-        free = fits = None
-        with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
-            limit = room.memory_limit(self.device)
-            free = limit.free_bytes
-            fits = fit.largest(self._work, limit.bytes)
-        return OutOfMemory(
-            f"{self.mode} of {self.network.name} at batch size {plan.batch_size}",
-            plan.total,
-            free,
-            f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
-            fits,
         )
 
     def release(self) -> None:
@@ -355,6 +339,8 @@ class Model:
         _, team = self._prepared()
         programs = self._programs[self._turn]
         self._turn = (self._turn + 1) % len(self._programs)
+        if self._numbers is not None:
+            self._numbers.write(self._clock[0] + 1, self.learning_rate)
 
         def walk(rank: int) -> None:
             with np.errstate(all="ignore"):  # a run that diverges is told by its loss, not by warnings from within
