@@ -5,7 +5,7 @@ Everything that only a GPU can show, in one command of under eight minutes.
     python -m benchmarks.gpu_pass --dry-run [--device h200-sxm] [--no-compile]     # needs no GPU
 
 Stages run one after another, each in a process of its own with its own time limit, and each useful if the next
-fails.  Within a stage the most valuable comes first; what does not fit the time is listed as skipped.  What hangs
+fails.  Within a stage the most valuable comes first; what was not reached is listed as skipped.  What hangs
 or crashes is noted, and a new process goes on behind it.  Where it was a kernel that had just been launched for the
 first time, the new process does the same item without that kernel, which is left out of all that follows; the file
 says why.  The JSON is put in place whole after every item, at most once a second; the sweeps go into a CSV file
@@ -15,7 +15,8 @@ beside it.  It needs NumPy, CuPy and cubatch's own dependencies; with PyTorch, c
 --seconds bounds the whole.  Where kernels hang, --skip-kernel NAME and --without FAMILY measure the others from the
 start.  --commit NAME says what a tree without a repository is a copy of.  --resume FILE goes on with an earlier pass,
 which may be the one that --out names: what is ok there is not done again, and all of it is written.  --patience FACTOR
-lengthens what anything may take, for a slow machine or under compute-sanitizer.
+lengthens what anything may take, for a slow machine or under compute-sanitizer.  --small cuts all arrays down, so that
+a pass can be rehearsed on a simulated GPU: its figures mean nothing, and the file says so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,6 +45,7 @@ from benchmarks.gpu.stages import Stage
 from benchmarks.provenance import provenance
 from cubatch.errors import CubatchError, DeviceFailed, InvalidData
 from cubatch.hardware import catalogue, probe
+from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.report.tables.common import plain
 
@@ -64,6 +67,7 @@ def child(
     skipped: Sequence[str] = (),
     done: Collection[str] = (),
     patience: float = 1.0,
+    small: bool = False,
 ) -> None:
     """Run a stage's items from one on, but for those that are done; say which begins, and what it gave."""
 
@@ -71,13 +75,12 @@ def child(
         lines.write(json.dumps(plain(facts), allow_nan=False) + "\n")
         lines.flush()
 
-    session = gpu_items.session_here(seconds, without, skipped, tell)
+    session = gpu_items.session_here(seconds, tell, without=without, skipped=skipped, small=small)
     items = gpu_stages.chosen(stage, session.device, only)
     tell(count=len(items))
     left = [(index, item) for index, item in enumerate(items) if index >= start and item.name not in done]
-    for number, (index, item) in enumerate(left):
+    for index, item in left:
         if not session.seconds_left():
-            tell(skipped=[later.name for _, later in left[number:]])
             return
         tell(begins=index, name=item.name, limit=patience * item.limit_seconds)
         begun = time.monotonic()
@@ -96,6 +99,7 @@ def child(
 def run_all(
     stages: Sequence[Stage],
     out: Path,
+    device: Device,
     *,
     seconds: float,
     only: str,
@@ -105,9 +109,12 @@ def run_all(
     commit: str = "",
     resumed: Path | None = None,
     patience: float = 1.0,
+    small: bool = False,
 ) -> dict[str, Any]:
     """
     Run stages into a file, below the facts; time that a stage leaves goes to those after it, by their shares.
+
+    The file names every item from the beginning: what is in no stage's items is in its skipped.
 
     Raises:
         InvalidData: If the pass that is to be resumed is none, or of another device.
@@ -118,12 +125,17 @@ def run_all(
         earlier.check(facts["device"], resumed)
     found: dict[str, Any] = {
         "schema": 1, "benchmark": "gpu_pass", **provenance(commit), **facts, "seconds": seconds,
-        "resumed": earlier.calls(), "patience": patience, "without": list(without), "skipped_kernels": {},
-        "stages": [],
+        "resumed": earlier.calls(), "patience": patience, "small": small, "without": list(without),
+        "skipped_kernels": {}, "stages": [],
     }  # fmt: skip
     left_out: dict[str, str] = found["skipped_kernels"]
     left_out |= earlier.skipped_kernels(found["commit"]) | dict.fromkeys(skipped, "named by --skip-kernel")
-    runs: list[Run] = []
+    planned = {stage.name: [item.name for item in gpu_stages.chosen(stage, device, only)] for stage in stages}
+    done = {stage.name: frozenset() if stage.always else earlier.done(stage.name, found["commit"]) for stage in stages}
+    runs = [
+        Run(stage.name, skipped=[name for name in planned[stage.name] if name not in done[stage.name]])
+        for stage in stages
+    ]
 
     def save(*, always: bool = False) -> None:
         nonlocal last
@@ -134,11 +146,12 @@ def run_all(
             atomically(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
             last = time.monotonic()
 
+    save(always=True)
     for index, stage in enumerate(stages):
         left = seconds - (time.monotonic() - begun)
         limit = left * stage.seconds / sum(later.seconds for later in stages[index:])
-        run = Run(stage.name, limit)
-        runs.append(run)
+        run = runs[index]
+        run.limit_seconds = limit
         if limit <= 0:
             run.status, run.message = "timeout", "no time was left"
             continue
@@ -147,7 +160,8 @@ def run_all(
             return [
                 sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--parent", str(os.getpid()),
                 "--start", str(start), "--seconds", str(rest), "--patience", str(patience), "--only", only,
-                *(() if resumed is None else ("--resume", str(resumed))),
+                "--commit", found["commit"],
+                *(() if resumed is None else ("--resume", str(resumed))), *(("--small",) if small else ()),
                 *(part for name in without for part in ("--without", name)),
                 *(part for name in left_out for part in ("--skip-kernel", name)),
             ]  # fmt: skip
@@ -226,7 +240,7 @@ def _done(given: argparse.Namespace) -> Collection[str]:
     """Name what a stage of this call need not do again; the file may have grown since, by what came before."""
     if given.resume is None or gpu_stages.stage_named(given.child).always:
         return ()
-    return Earlier.read(given.resume).done(given.child)
+    return Earlier.read(given.resume).done(given.child, given.commit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip-kernel", action="append", default=[], metavar="NAME")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="do not what is ok there; write that and the new")
     parser.add_argument("--patience", type=float, default=1.0, metavar="FACTOR", help="for what an item may take")
+    parser.add_argument("--small", action="store_true", help="all cut down, to rehearse on a simulated GPU")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")
     parser.add_argument("--dry-run", action="store_true")
@@ -254,20 +269,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         end_with(given.parent)
-        child(
-            gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only, lines=lines,
-            without=given.without, skipped=given.skip_kernel, done=_done(given), patience=given.patience,
-        )  # fmt: skip
+        try:
+            child(
+                gpu_stages.stage_named(given.child), start=given.start, seconds=given.seconds, only=given.only,
+                lines=lines, without=given.without, skipped=given.skip_kernel, done=_done(given),
+                patience=given.patience, small=given.small,
+            )  # fmt: skip
+        except Exception:  # noqa: BLE001 - the parent is told, by its last line
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # on a GPU that a kernel broke, what libraries clear up fails and speaks last
         return 0
     if problem := _problem(given):
         parser.error(problem)
     if given.dry_run:
         return plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
     try:
+        device = probe.resolve("cuda")
         found = run_all(
-            stages, given.out, seconds=given.seconds, only=given.only, without=given.without,
+            stages, given.out, device, seconds=given.seconds, only=given.only, without=given.without,
             skipped=given.skip_kernel, commit=given.commit, resumed=given.resume, patience=given.patience,
-            facts=gpu_items.device_facts(probe.resolve("cuda")),
+            small=given.small, facts=gpu_items.device_facts(device),
         )  # fmt: skip
     except InvalidData as error:
         parser.error(str(error))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import gpu, predictor, rooms, search
+from benchmarks.pages import fusion, gpu, predictor, rooms, search
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -68,21 +68,17 @@ def tuning(result: dict[str, Any]) -> str:
 
 
 def engine_cpu(result: dict[str, Any]) -> str:
-    """Our engine beside PyTorch eager on the CPU."""
-    rows = [
-        [
-            str(row["batch_size"]),
-            *(format_count(round(row["samples_per_second"][name])) for name in row["samples_per_second"]),
-            f"{row['ratio']:.2f}",
-        ]
-        for row in result["rows"]
-    ]
-    names = list(result["rows"][0]["samples_per_second"])
+    """Our engine beside PyTorch eager on the CPU: ratios by network, mode and batch size."""
+    rows = []
+    for case in result["networks"]:
+        ratios = [f"{row['batch_size']}: {row['ratio']:.2f}" for row in case["rows"]]
+        rows.append([case["network"], case["mode"], f"{case['mean_ratio']:.2f}", ", ".join(ratios)])
     caption = (
         f"{_machine(result)}, PyTorch {result['environment']['torch']}, BLAS {result['environment']['blas']}; "
-        f"medians of {result['rounds']} interleaved rounds, samples/s; the ratio is to the faster layout of PyTorch."
+        f"throughput of ours over that of the faster layout of PyTorch, each the best of {result['rounds']} "
+        f"interleaved rounds. Goals: a geometric mean of {result['goal']}, no ratio below {result['worst_goal']}."
     )
-    return f"{caption}\n\n{table(['batch', *names, 'ratio'], rows)}"
+    return f"{caption}\n\n{table(['network', 'mode', 'mean ratio', 'ratio by batch size'], rows)}"
 
 
 def training(result: dict[str, Any]) -> str:
@@ -150,6 +146,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "predictor_goals": predictor.goals,
     "predict_speed": predictor.speed,
     "rooms": rooms.rooms,
+    "fusion": fusion.fusion,
     **gpu.KINDS,
 }
 

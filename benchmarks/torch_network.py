@@ -9,6 +9,9 @@ from cubatch.network import layers
 from cubatch.network.graph import Network
 
 MOMENTUM = 0.9
+_PLAIN = {
+    "relu6": "ReLU6", "hard_swish": "Hardswish", "hard_sigmoid": "Hardsigmoid", "sigmoid": "Sigmoid", "silu": "SiLU"
+}  # fmt: skip
 
 
 def module(network: Network) -> Any:
@@ -16,7 +19,7 @@ def module(network: Network) -> Any:
     Build a network of PyTorch's modules, freshly initialised.
 
     Args:
-        network: Of convolutions, batch norms, ReLUs, max and global average pools, sums and linear layers.
+        network: Of every kind of layer that the engine runs; layers that join others only as it names them.
 
     Raises:
         ValueError: If there is a layer of another kind.
@@ -29,34 +32,37 @@ def module(network: Network) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.ModuleDict(
-                {_key(node.name): _layer(torch, node.layer) for node in network.nodes if not _is_sum(node.layer)}
+                {_key(node.name): _layer(torch, node.layer) for node in network.nodes if not _joins(node.layer)}
             )
 
         def forward(self, x: Any) -> Any:
             values = {"input": x}
             for node in network.nodes:
                 read = [values[name] for name in node.inputs]
-                values[node.name] = read[0] + read[1] if _is_sum(node.layer) else self.layers[_key(node.name)](*read)
+                joined = _joined(torch, node.layer, read)
+                values[node.name] = self.layers[_key(node.name)](*read) if joined is None else joined
             return values[network.nodes[-1].name]
 
     return Walk()
 
 
-def training_step(network: Network, batch_size: int, dtype: str, *, device: str = "cuda") -> Callable[[], None]:
+def training_step(
+    network: Network, batch_size: int, dtype: str, *, device: str = "cuda", channels_last: bool = True
+) -> Callable[[], None]:
     """
-    Give a training step on random data: channels last, SGD with momentum, mixed precision where the dtype has 16 bits.
+    Give a training step on random data: SGD with momentum, mixed precision where the dtype has 16 bits.
 
     Args:
         network: What is trained.
         batch_size: Images.
         dtype: "float16" and "bfloat16" by automatic mixed precision, the former with a scaled loss.
         device: PyTorch's name of it.
+        channels_last: Lay activations and filters out as NHWC, not NCHW.
     """
     import torch
 
-    h, w, c = network.input_shape
-    model = module(network).to(device, memory_format=torch.channels_last).train()
-    x = torch.randn(batch_size, c, h, w, device=device).to(memory_format=torch.channels_last)
+    model, x = _laid_out(torch, network, batch_size, device, channels_last=channels_last)
+    model.train()
     labels = torch.randint(0, network.output_shape[-1], (batch_size,), device=device)
     # A rate of 0 does the same work on the same parameters in every step, as our runner does.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM)
@@ -74,32 +80,77 @@ def training_step(network: Network, batch_size: int, dtype: str, *, device: str 
     return step
 
 
+def inference_step(network: Network, batch_size: int, *, device: str, channels_last: bool) -> Callable[[], None]:
+    """Give a forward pass in float32 on random data; arguments as of `training_step`."""
+    import torch
+
+    model, x = _laid_out(torch, network, batch_size, device, channels_last=channels_last)
+    model.eval()
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    return step
+
+
+def _laid_out(torch: Any, network: Network, batch_size: int, device: str, *, channels_last: bool) -> tuple[Any, Any]:
+    h, w, c = network.input_shape
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(batch_size, c, h, w, device=device).to(memory_format=layout)
+    return module(network).to(device, memory_format=layout), x
+
+
 def _key(name: str) -> str:
     return name.replace(".", "_")  # PyTorch takes no dots
 
 
-def _is_sum(layer: Any) -> bool:
-    return isinstance(layer, layers.Add)
+def _joins(layer: Any) -> bool:
+    return isinstance(layer, layers.Add | layers.Concat | layers.Scale)
+
+
+def _joined(torch: Any, layer: Any, read: list[Any]) -> Any:
+    """Give what a layer of several inputs makes of them, None for one of a single input."""
+    match layer:
+        case layers.Add():
+            return sum(read[1:], read[0])
+        case layers.Concat():
+            return torch.cat(read, 1)
+        case layers.Scale():
+            return read[0] * read[1]
+    return None
 
 
 def _layer(torch: Any, layer: Any) -> Any:
     nn = torch.nn
     match layer:
-        case layers.Conv2d():
-            found = nn.Conv2d(
-                layer.c, layer.k, (layer.r, layer.s), layer.stride, (layer.pad[0], layer.pad[2]), layer.dilation,
-                layer.groups, bias=layer.bias,
-            )  # fmt: skip
+        case layers.Conv2d() | layers.MaxPool2d() | layers.AvgPool2d():
+            found = _window(nn, layer)
         case layers.BatchNorm2d():
             found = nn.BatchNorm2d(layer.c, eps=layer.eps, momentum=layer.momentum)
         case layers.ReLU():
             found = nn.ReLU(inplace=True)
-        case layers.MaxPool2d():
-            found = nn.MaxPool2d((layer.r, layer.s), layer.stride, (layer.pad[0], layer.pad[2]))
         case layers.GlobalAvgPool():
             found = nn.AdaptiveAvgPool2d(1)
+        case layers.Flatten():
+            found = nn.Flatten()
+        case layers.Dropout():
+            found = nn.Dropout(layer.p)
         case layers.Linear():
             found = nn.Sequential(nn.Flatten(), nn.Linear(layer.c, layer.k, bias=layer.bias))
+        case _ if layer.type in _PLAIN:
+            found = getattr(nn, _PLAIN[layer.type])()
         case _:
             raise ValueError(f"PyTorch's side of the comparison has no module for {layer.type}")
     return found
+
+
+def _window(nn: Any, layer: Any) -> Any:
+    pad = layer.pad[0], layer.pad[2]
+    if isinstance(layer, layers.Conv2d):
+        extents = layer.c, layer.k, (layer.r, layer.s)
+        return nn.Conv2d(*extents, layer.stride, pad, layer.dilation, layer.groups, bias=layer.bias)
+    options = {"ceil_mode": layer.ceil}
+    if isinstance(layer, layers.AvgPool2d):
+        return nn.AvgPool2d((layer.r, layer.s), layer.stride, pad, count_include_pad=layer.count_pad, **options)
+    return nn.MaxPool2d((layer.r, layer.s), layer.stride, pad, **options)

@@ -43,6 +43,7 @@ _HOMES = {
     "tuning.forecast_record": ("Forecast",),
     "tuning.forecast": ("predict",),
     "tuning.tune": ("autotune", "autotune_callable"),
+    "tuning.tune_module": ("autotune_module",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from cubatch.tuning.results import TuningResult as TuningResult
     from cubatch.tuning.tune import autotune as autotune
     from cubatch.tuning.tune import autotune_callable as autotune_callable
+    from cubatch.tuning.tune_module import autotune_module as autotune_module
 
 
 def __getattr__(name: str) -> Any:

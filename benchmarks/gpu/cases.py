@@ -28,6 +28,8 @@ ELSEWHERE = {
     ("dropout", "float32"), ("dropout", "float16"), ("dropout", "bfloat16"),  # random: no right result to compare with
     # Of many tiles' moments, which only fused products leave:
     *(("batch_norm_merge", dtype) for dtype in ("float32", "float16", "bfloat16")),
+    # Of whole networks, whose every norm it takes at once:
+    *(("batch_norm_fold", dtype) for dtype in ("float32", "float16", "bfloat16")),
 }  # fmt: skip
 """Operations that no case here calls: tests/kernels checks them, on a GPU too."""
 

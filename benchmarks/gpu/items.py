@@ -22,9 +22,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from benchmarks.gpu import small
 from cubatch.bench import measure, rivals
 from cubatch.bench.cases import Case, gemm, of_layer
 from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.guard import Guarded, begun
+from cubatch.bench.records import Result
 from cubatch.bench.target import Target, fill, on_gpu, storage
 from cubatch.engine import backend
 from cubatch.engine.native import layout
@@ -61,6 +64,7 @@ class Session:
         tell: Told which kernel is launched for the first time, and when it is through.
         without: Families of kernels that take no part.
         skipped: Names of kernels that are not launched, since a process ended over each.
+        small: Whether everything is cut down, for a rehearsal on a simulated GPU.
         workers: Threads that compile: as many as there are cores.
     """
 
@@ -69,7 +73,12 @@ class Session:
     tell: Callable[..., None]
     without: Collection[str] = ()
     skipped: Collection[str] = ()
+    small: bool = False
     workers: int = attrs.field(factory=lambda: len(os.sched_getaffinity(0)))
+
+    def sized(self, case: Case) -> Case:
+        """Give the case that is run in the place of one: itself, but for a rehearsal."""
+        return small.cut(case) if self.small else case
 
     def seconds_left(self) -> float:
         """Seconds of the stage's time that are left."""
@@ -94,7 +103,7 @@ class Session:
         try:
             yield
         finally:
-            self.target.module.cuda.get_current_stream().synchronize()  # raises where the kernel broke the context
+            self.target.synchronize()  # raises where the kernel broke the context
             self.tell(tries="")
 
     def get_ready(self) -> None:
@@ -116,11 +125,9 @@ class Session:
         return measure.copy_bandwidth(self.target, self.contest)
 
 
-def session_here(
-    seconds: float, without: Collection[str], skipped: Collection[str], tell: Callable[..., None]
-) -> Session:
-    """Open a session on the first GPU of this machine; its time begins when it is ready."""
-    session = Session(probe.resolve("cuda"), math.inf, tell, without, skipped)
+def session_here(seconds: float, tell: Callable[..., None], **options: Any) -> Session:
+    """Open a session, with its options, on the first GPU of this machine; its time begins when it is ready."""
+    session = Session(probe.resolve("cuda"), math.inf, tell, **options)
     session.get_ready()
     session.deadline = time.monotonic() + seconds
     return session
@@ -198,31 +205,39 @@ def libraries(_: Session) -> dict[str, Any]:
 def copies(session: Session) -> dict[str, Any]:
     """A copy by the runtime at several sizes, and by our own elementwise kernel at the largest."""
     module, rows = session.target.module, []
-    for size in _COPIED_MIB:
+    for size in _COPIED_MIB[:2] if session.small else _COPIED_MIB:
         source, target = (module.ones(size * 2**18, dtype="float32") for _ in range(2))
         entrant = Entrant(f"{size} MiB", "ours", lambda source=source, target=target: module.copyto(target, source))
         session.contest.run([entrant], 0.1)
         seconds = entrant.seconds or float("nan")
         rows.append({"mib": size, "seconds": seconds, "bytes_per_second": 2 * source.nbytes / seconds})
     ours = measure.time_case(
-        of_layer(ReLU(h=128, w=128, c=64), Pass.FPROP, 256), session.target, session.contest, with_rivals=False,
-        copy_bytes_per_second=rows[-1]["bytes_per_second"],
+        session.sized(of_layer(ReLU(h=128, w=128, c=64), Pass.FPROP, 256)), session.target, session.contest,
+        with_rivals=False, copy_bytes_per_second=rows[-1]["bytes_per_second"],
     )  # fmt: skip
     return {"copies": rows, "ours": ours.to_mapping()}
 
 
 def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
     """The rate of the fastest library on a large product."""
-    case = gemm(8192, 8192, 8192, dtype=dtype)
+    case = session.sized(gemm(8192, 8192, 8192, dtype=dtype))
     asked = rivals.rivals(case, session.target.module)
-    found = [each for each in asked if isinstance(each, rivals.Rival)]
-    if not found:
-        reasons = [each.reason for each in asked if isinstance(each, rivals.Missing)]
-        return {"flops_per_second": None, "reason": "; ".join(reasons)}
     arrays = fill(session.target.module, case, 0)
-    entrants = [Entrant(each.library, each.name, each.bind(arrays)) for each in found]
-    session.contest.run(entrants, 0.5)
-    fastest = min(entrants, key=lambda entrant: entrant.seconds or math.inf)
+    reasons = [each.reason for each in asked if isinstance(each, rivals.Missing)]
+    entrants: list[tuple[Entrant, Guarded]] = []
+    for each in asked:
+        if isinstance(each, rivals.Rival):
+            step = begun(lambda each=each: each.bind(arrays), session.target)
+            if isinstance(step, str):
+                reasons.append(f"{each.library} failed with {step}")
+            else:
+                entrants.append((Entrant(each.library, each.name, step), step))
+    session.contest.run([entrant for entrant, _ in entrants], 0.5)
+    reasons += [f"{entrant.name} failed with {step.failure}" for entrant, step in entrants if step.failure]
+    ran = [entrant for entrant, step in entrants if not step.failure]
+    if not ran:
+        return {"flops_per_second": None, "reason": "; ".join(reasons)}
+    fastest = min(ran, key=lambda entrant: entrant.seconds or math.inf)
     return {
         "library": fastest.name,
         "flops_per_second": case.flops / (fastest.seconds or math.nan),
@@ -232,15 +247,23 @@ def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
 
 def timed(case: Case, session: Session) -> dict[str, Any]:
     result = measure.time_case(
-        case, session.target, session.contest, variants="ranked", without=session.without, seconds=CASE_SECONDS,
-        copy_bytes_per_second=session.copy_bytes_per_second,
+        session.sized(case), session.target, session.contest, variants="ranked", without=session.without,
+        seconds=CASE_SECONDS, copy_bytes_per_second=session.copy_bytes_per_second,
     )  # fmt: skip
-    return {"status": "wrong" if result.wrong else result.status, "result": result.to_mapping()}
+    return {"status": _status(result), "result": result.to_mapping()}
 
 
 def verified(case: Case, seed: int, session: Session) -> dict[str, Any]:
     result = measure.verify(case, session.target, seed=seed, without=session.without)
-    return {"status": "wrong" if result.wrong else "ok", "seed": seed, "result": result.to_mapping()}
+    return {"status": _status(result), "seed": seed, "result": result.to_mapping()}
+
+
+def _status(result: Result) -> str:
+    """Say of a case whether a variant is wrong, or else whether some did not run: their entries say why."""
+    found = {entry.status for entry in result.wrong}
+    if "wrong" in found:
+        return "wrong"
+    return "incomplete" if found else result.status
 
 
 def layouts(session: Session) -> dict[str, Any]:

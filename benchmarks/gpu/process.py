@@ -2,7 +2,7 @@
 A stage in processes that may hang or die: what each tells is kept, and a new one goes on behind what ended it.
 
 A process tells lines of JSON: "count", its items; "begins", an item and how long that may take; "tries", a kernel that
-is launched for the first time; "ends", what an item gave; "skipped", what it has no time for.
+is launched for the first time; "ends", what an item gave.
 """
 
 from __future__ import annotations
@@ -48,22 +48,28 @@ class Run:
     Attributes:
         name: Of the stage.
         limit_seconds: Its time.
-        status: "ok", "timeout": its time was over, "failed": it could not go on.
+        status: "not begun", "running", "ok", "timeout": its time was over, "failed": it could not go on.
         message: Why.
         seconds: What it took.
         ready_seconds: What its first process took of that until it was ready, which is no part of the stage's time.
         items: What its items gave, in order, each with its name and status.
-        skipped: Names of items that did not fit the time.
+        skipped: Names of items that were not reached, from all at first to those that did not fit the time.
     """
 
     name: str
-    limit_seconds: float
-    status: str = "ok"
+    limit_seconds: float = 0.0
+    status: str = "not begun"
     message: str = ""
     seconds: float = 0.0
     ready_seconds: float = 0.0
     items: list[Record] = attrs.field(factory=list)
     skipped: list[str] = attrs.field(factory=list)
+
+    def keep(self, item: Record) -> None:
+        """Take in what an item gave, or how it ended."""
+        self.items.append(item)
+        if item["name"] in self.skipped:
+            self.skipped.remove(item["name"])
 
 
 @attrs.define
@@ -96,9 +102,7 @@ class Position:
             self.kernel = facts["tries"]
         elif "ends" in facts:
             self.item, self.limit_seconds = None, self.patience * NEXT_SECONDS
-            run.items.append(facts["item"])
-        elif "skipped" in facts:
-            run.skipped = facts["skipped"]
+            run.keep(facts["item"])
 
 
 @attrs.frozen
@@ -140,6 +144,7 @@ def run_stage(
         patience: What limits are multiplied by, where something makes all slower.
     """
     begun, start, fallen, restarts, left = time.monotonic(), 0, 0, 0, run.limit_seconds
+    run.status = "running"
     while True:
         before = len(run.items)
         fall = _run_child(command(start, left), run, save, patience)
@@ -156,7 +161,7 @@ def run_stage(
                 start = item["begins"]
                 continue
         if item is not None:
-            run.items.append({"name": item["name"], "status": fall.status, "message": fall.why})
+            run.keep({"name": item["name"], "status": fall.status, "message": fall.why})
         restarts = restarts + 1 if len(run.items) - before <= 1 else 1  # it got no further than to what broke it
         if item is None or restarts > MAX_RESTARTS:  # it did not even begin, or does nothing but fall
             run.status, run.message = "failed", fall.why
@@ -165,6 +170,10 @@ def run_stage(
         if left <= 0:
             run.status = "timeout"
             break
+    if run.status == "running":
+        run.status = "timeout" if run.skipped else "ok"
+        if run.skipped:
+            run.message = f"{len(run.skipped)} items did not fit {run.limit_seconds:.0f} s"
     save()
 
 
@@ -192,8 +201,6 @@ def _run_child(command: Sequence[str], run: Run, save: Callable[[], None], patie
         errors.seek(0)
         said = errors.read()[-_TAIL:].strip()
     if process.returncode == 0:
-        if run.skipped:
-            run.status, run.message = "timeout", f"{len(run.skipped)} items did not fit {run.limit_seconds:.0f} s"
         return None
     return Fall(said or f"exit status {process.returncode}", "crashed", at)
 

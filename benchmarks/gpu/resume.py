@@ -53,14 +53,15 @@ class Earlier:
         if self.found["device"]["name"] != device["name"]:
             raise InvalidData(str(path), f"it is of {self.found['device']['name']}, and this is {device['name']}")
 
-    def done(self, stage: str) -> frozenset[str]:
-        """Name the items of a stage that were ok."""
+    def done(self, stage: str, commit: str) -> frozenset[str]:
+        """Name the items of a stage that were ok, or lack what would be left out again: another commit may mend it."""
+        whole = ("ok", "incomplete") if self.found and self.found["commit"] == commit else ("ok",)
         return frozenset(
             item["name"]
             for run in self.found.get("stages", ())
             if run["name"] == stage
             for item in run["items"]
-            if item["status"] == "ok"
+            if item["status"] in whole
         )
 
     def skipped_kernels(self, commit: str) -> dict[str, str]:
@@ -82,5 +83,6 @@ class Earlier:
         found = {name: run | {"items": list(kept[name].values())} for name, run in stages.items()}
         for run in runs:
             items = kept.get(run["name"], {}) | {item["name"]: item for item in run["items"]}
-            found[run["name"]] = run | {"items": list(items.values())}
+            skipped = [name for name in run["skipped"] if name not in items]  # what became of it before stays
+            found[run["name"]] = run | {"items": list(items.values()), "skipped": skipped}
         return list(found.values())

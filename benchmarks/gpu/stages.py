@@ -153,7 +153,10 @@ def _sweeps(_: Device) -> list[Item]:
         Item(
             of_layer(layer, pass_, cases.LARGEST_SWEPT).name,
             lambda session, layer=layer, pass_=pass_: sweep.sweep(
-                layer, pass_, session.target, session.contest, until=session.deadline
+                session.sized(of_layer(layer, pass_, cases.LARGEST_SWEPT)),
+                session.target,
+                session.contest,
+                until=session.deadline,
             ),
             of_layer(layer, pass_, cases.LARGEST_SWEPT),
             4.0,

@@ -15,6 +15,7 @@ from typing import Any
 
 from cubatch.bench.cases import Case, of_layer
 from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.guard import Guarded, begun
 from cubatch.bench.implementations import Tracer, Way
 from cubatch.bench.records import OURS
 from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
@@ -23,10 +24,7 @@ from cubatch.engine import backend
 from cubatch.errors import DeviceFailed
 from cubatch.hardware import waves
 from cubatch.measure.stopping import median
-from cubatch.network.layer import Layer
-from cubatch.network.passes import Pass
 
-LARGEST = 256
 SECONDS_PER_SIZE = 0.008
 MAX_PARTS = 16
 
@@ -57,18 +55,15 @@ def coarse_to_fine(largest: int) -> Iterator[int]:
         step //= 2
 
 
-def sweep(
-    layer: Layer, pass_: Pass, target: Target, contest: Contest, *, until: float, largest: int = LARGEST
-) -> dict[str, Any]:
+def sweep(whole: Case, target: Target, contest: Contest, *, until: float) -> dict[str, Any]:
     """
     Time one layer pass at every batch size.
 
     Args:
-        layer, pass_: What is run.
+        whole: A layer's pass at the largest batch.
         target: Where.
         contest: What times it.
         until: When to stop, by `time.monotonic()`.
-        largest: The largest batch.
 
     Returns:
         dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time or
@@ -76,15 +71,17 @@ def sweep(
         "vendor_algorithm" and that of every other rival, since timing cuDNN's algorithms at every size would take far
         longer than the sweep.
     """
-    whole = of_layer(layer, pass_, largest)
+    layer, pass_ = whole.layer, whole.pass_
+    if layer is None or pass_ is None:
+        raise ValueError("only passes of layers are swept")
     arrays = fill(target.module, whole, seed=0)
     rows, missing = [], []
-    for size in coarse_to_fine(largest):
+    for size in coarse_to_fine(whole.batch_size):
         if time.monotonic() > until:
             missing.append(size)
             continue
         try:
-            rows.append(_one(of_layer(layer, pass_, size), arrays, target, contest))
+            rows.append(_one(of_layer(layer, pass_, size, whole.dtype), arrays, target, contest))
         except DeviceFailed as error:
             if error.is_fatal:
                 raise
@@ -107,14 +104,17 @@ def _one(case: Case, arrays: Mapping[str, Any], target: Target, contest: Contest
     steps = [backend.prepare(case.call, native, part) for part in parts]
     with target.trying(way.main):
         steps[0]()
-    entrants = [Entrant(OURS, OURS, _turns(steps))]
+        target.synchronize()
+    ours = Entrant(OURS, OURS, _turns(steps))
     main = max(way.launches, key=lambda launch: launch.blocks)
-    entrants += [
-        Entrant(each.library, each.name, _turns([each.bind(part) for part in parts]))
-        for each in rivals(case, target.module, benchmark=False)
-        if isinstance(each, Rival)
-    ]
-    contest.run(entrants, SECONDS_PER_SIZE)
+    theirs: list[tuple[Entrant, Guarded]] = []
+    for each in rivals(case, target.module, benchmark=False):
+        if isinstance(each, Rival):
+            step = begun(lambda each=each: _turns([each.bind(part) for part in parts]), target)
+            if isinstance(step, Guarded):
+                theirs.append((Entrant(each.library, each.name, step), step))
+    contest.run([ours, *(entrant for entrant, _ in theirs)], SECONDS_PER_SIZE)
+    entrants = [ours, *(entrant for entrant, step in theirs if not step.failure)]
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= _facts(case, target) | _times(OURS, entrants[0])
     row |= {"ours_kernel": main.kernel.name, "ours_blocks": main.blocks}

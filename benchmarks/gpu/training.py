@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import torch_network
+from benchmarks.gpu import small
 from benchmarks.gpu.items import Session
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.guard import ERRORS, Guarded, twice
+from cubatch.bench.guard import Guarded, begun
 from cubatch.bench.records import OURS
 from cubatch.bench.rivals import VENDOR
 from cubatch.bench.target import Target
@@ -29,6 +30,7 @@ SPAN_SECONDS = 0.3
 
 def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, session: Session) -> dict[str, Any]:
     """The plan beside what the engine took and what the driver says the process holds more than before."""
+    name, batch_size = _sized(name, batch_size, session)
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": "momentum", "library": library}
     planned = parts.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
     monitor = Monitor(session.device.uuid) if session.device.uuid else None
@@ -50,6 +52,7 @@ def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, s
 
 def training_step(name: str, batch_size: int, dtype: str, session: Session) -> dict[str, Any]:
     """A training step of ours beside PyTorch's eager one, channels last and mixed precision; images per second."""
+    name, batch_size = _sized(name, batch_size, session)
     runner = _runner(
         name, session, mode="training", dtype=dtype, optimizer="momentum", library="cubatch",
         choice_seconds=CHOICE_SECONDS,
@@ -57,11 +60,12 @@ def training_step(name: str, batch_size: int, dtype: str, session: Session) -> d
     try:
         runner.prepare(batch_size)
         entrants = [Entrant("cubatch", OURS, runner.step)]
-        theirs, failure = _theirs(name, batch_size, dtype, session.target)
-        if theirs is not None:
+        theirs = _theirs(name, batch_size, dtype, session.target)
+        failure = theirs if isinstance(theirs, str) else None
+        if isinstance(theirs, Guarded):
             entrants.append(Entrant("PyTorch eager, channels_last, AMP", VENDOR, theirs))
         found = compared_steps(entrants, batch_size, runner.clock)
-        if theirs is not None and theirs.failure:  # in the middle: ours are still right
+        if isinstance(theirs, Guarded) and theirs.failure:  # in the middle: ours are still right
             failure = theirs.failure
             del found["images_per_second"][entrants[1].name], found["timings"][entrants[1].name]
             found |= {"ratio": None, "ratio_interval": None}
@@ -70,26 +74,17 @@ def training_step(name: str, batch_size: int, dtype: str, session: Session) -> d
         runner.close()
 
 
-def _theirs(name: str, batch_size: int, dtype: str, target: Target) -> tuple[Guarded | None, str | None]:
+def _theirs(name: str, batch_size: int, dtype: str, target: Target) -> Guarded | str | None:
     """Give PyTorch's step, done once; None where there is none, and why where it failed."""
     torch = rivals.torch_of(target.module)
     if torch is None:
-        return None, None
+        return None
 
-    def make() -> Callable[[], None]:
+    def bind() -> Callable[[], None]:
         rivals.set_precision(torch, dtype, benchmark=True)
-        step = torch_network.training_step(models.build(name), batch_size, dtype)
-        step()
-        target.synchronize()
-        return step
+        return torch_network.training_step(models.build(name), batch_size, dtype)
 
-    target.synchronize()  # an error of ours is none of theirs
-    try:
-        return Guarded(twice(make, target), target), None
-    except ERRORS as error:
-        failure = f"{type(error).__name__}: {error}"
-    target.synchronize()  # raises where the context is broken
-    return None, failure
+    return begun(bind, target)
 
 
 def compared_steps(entrants: list[Entrant], batch_size: int, clock: Clock) -> dict[str, Any]:
@@ -121,15 +116,21 @@ def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> d
     """What autotune answers, beside every size around the answer."""
     import cubatch as cb
 
+    name, most = _sized(name, None, session)
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "device": "cuda", "library": library, "store": False}
     budget = max(2.0, session.seconds_left() / 2)
-    found = cb.autotune(name, budget=min(6.0, budget), **options)
+    found = cb.autotune(name, budget=min(6.0, budget), max_batch_size=most, **options)
     answer = found.batch_size or 1
     largest = found.largest_batch_size or answer
     steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}
     sizes = sorted({size for size in steps | {answer - 1, answer, answer + 1} if 1 <= size <= largest})
     swept = cb.autotune(name, batch_sizes=sizes, budget=min(8.0, max(2.0, session.seconds_left())), **options)
     return {"found": found.to_mapping(), "swept": swept.to_mapping()}
+
+
+def _sized(name: str, batch_size: int | None, session: Session) -> tuple[str, int | None]:
+    """Give the network and batch that are run in the place of others: themselves, but for a rehearsal."""
+    return (small.NETWORK, small.BATCH_SIZE) if session.small else (name, batch_size)
 
 
 def _runner(name: str, session: Session, **options: Any) -> Any:

@@ -126,7 +126,7 @@ class Contest:
         entrant.timings.append(
             Timing(
                 batch_size=1, round=number, seconds=reading.seconds, repeats=entrant.repeats, throttled=throttled,
-                sm_clock_mhz=clock,
+                sm_clock_mhz=clock, event_reasons=reading.event_reasons,
             )
         )  # fmt: skip
         entrant.rule.add(reading.seconds, throttled=throttled)

@@ -35,6 +35,36 @@ def twice(make: Callable[[], T], target: Target) -> T:
     return make()
 
 
+def begun(bind: Callable[[], Callable[[], object]], target: Target) -> Guarded | str:
+    """
+    Bind a rival's step and take it once, before anything is timed.
+
+    Args:
+        bind: Gives the step.
+        target: Where.
+
+    Returns:
+        Guarded | str: The step, guarded from then on; or why it cannot be taken.
+
+    Raises:
+        Exception: What broke the GPU's context, before it or in it: nothing more runs in this process.
+    """
+
+    def make() -> Callable[[], object]:
+        step = bind()
+        step()
+        target.synchronize()
+        return step
+
+    target.synchronize()  # an error of ours is none of theirs
+    try:
+        return Guarded(twice(make, target), target)
+    except ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+    target.synchronize()  # raises where the context is broken
+    return reason
+
+
 class Guarded:
     """
     A rival's step that fails once and is then no longer taken, while the others go on.

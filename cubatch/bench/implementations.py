@@ -21,7 +21,7 @@ from cubatch.errors import UnsupportedLayer
 from cubatch.hardware.facts import Device
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import blocks, ranked, slices
-from cubatch.kernels.variant import Kernel
+from cubatch.kernels.variant import Kernel, kernels
 
 Which = Literal["chosen", "ranked", "all"]
 TENSOR_FAMILIES = ("mma", "hopper")
@@ -115,6 +115,8 @@ class Way:
             return self.wanted if self.wanted is not None and fits else ranked(problem, device)[0]
 
         context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
+        # Whom the driver refuses is refused: timed under its name, another family's kernel would be taken for it.
+        context.refused.update({kernel.family for kernel in kernels()}, {self.wanted.family} if self.wanted else ())
         found = _naive(context) if self.is_naive else _ours(context)
         if not hasattr(found, self.case.operation):
             raise UnsupportedLayer(self.case.name, f"there is no kernel for {self.case.operation}")

@@ -212,9 +212,10 @@ def _ready(
             with sharing_workspace():
                 steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
             steps[0]()
+            target.synchronize()  # what it does to the GPU is told late, and would be said of another
     except (CompileError, InvalidArgument, DeviceFailed) as error:
         if isinstance(error, DeviceFailed) and error.is_fatal:
-            raise
+            raise DeviceFailed(f"the first run of {way.main.name}", error.status, "", error.cuda_status) from error
         return attrs.evolve(entry, status="error", reason=str(error)), None
     check = expected.check(sets[0])
     entry = attrs.evolve(entry, worst_error=check.worst)

@@ -17,6 +17,7 @@ import numpy as np
 from cubatch.bench.cases import Case
 from cubatch.engine import backend
 from cubatch.engine.native.context import Launcher
+from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.runner import Clock
@@ -71,7 +72,8 @@ def on_gpu(device: Device) -> Target:
     launcher = CudaLauncher(device)
 
     def synchronize() -> None:
-        module.cuda.get_current_stream().synchronize()
+        with gpu_library.translating("waiting for the GPU"):
+            module.cuda.get_current_stream().synchronize()
 
     def free_pools() -> None:
         module.get_default_memory_pool().free_all_blocks()

@@ -183,6 +183,8 @@ def _run(
     from cubatch.bench import figure, measure, rivals, tables
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu
+    from cubatch.errors import DeviceFailed
+    from cubatch.hardware import gpu_library
     from cubatch.measure import conditions
     from cubatch.report.plots import style
 
@@ -192,23 +194,28 @@ def _run(
             raise typer.BadParameter("--plot draws what was timed: leave out --dry-run")
         style.check(plot)
     device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
-    copy = None
+    copy = failure = None
     if dry_run:
         results = [measure.plan(case, device, variants=variants) for case in found]
     else:
-        target = on_gpu(device)
-        contest, results = Contest(target.clock, seed=seed), []
-        copy = measure.copy_bandwidth(target, contest)
+        with gpu_library.translating("using the GPU"):
+            target = on_gpu(device)
+            contest, results = Contest(target.clock, seed=seed), []
+            copy = measure.copy_bandwidth(target, contest)
         with console.progress_bar("timing") as show:
             for number, case in enumerate(found):
                 if show is not None:
                     show(number, len(found), case.name)
-                results.append(
-                    measure.time_case(
-                        case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
-                        copy_bytes_per_second=copy,
-                    )
-                )  # fmt: skip
+                try:
+                    with gpu_library.translating(case.name):
+                        result = measure.time_case(
+                            case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
+                            copy_bytes_per_second=copy,
+                        )  # fmt: skip
+                except DeviceFailed as error:  # nothing more runs here; what was timed before is right
+                    failure = error
+                    break
+                results.append(result)
     is_long = bool(title) and len(found) > len(_passes("all"))  # a network's layers
     title = f"{title or 'cubatch bench'}, {'planned for' if dry_run else 'on'} {device}"
     grid = tables.summary(results, title=title) if is_long else tables.entries(results, title=title)
@@ -219,11 +226,13 @@ def _run(
         "environment": conditions.environment(device) | rivals.versions(),
         "copy_bytes_per_second": copy,
         "results": [result.to_mapping() for result in results],
-    }
+    } | ({} if failure is None else {"failure": str(failure)})
     console.emit([grid], payload, json)
     if plot is not None:
         figure.rates(results, plot, title=title)
         console.say(f"wrote {plot}")
+    if failure is not None:
+        raise failure
 
 
 def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:

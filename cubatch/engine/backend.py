@@ -213,6 +213,22 @@ def rectify(x: Any, out: Any) -> None:
         xp.maximum(source[whole:], zeros[: x.size - whole], out=target[whole:])
 
 
+def gate(values: Any, passing: Any, out: Any) -> None:
+    """
+    Write the values that pass, and zero for the others; `out` may be the values.
+
+    Their bits, as whole numbers, are multiplied by 1 or 0: zero then is zero even of infinity, and NumPy
+    does it more than ten times faster than copying under a mask.
+    """
+    bits = f"i{values.itemsize}"
+    of(values).multiply(values.view(bits), passing, out=out.view(bits))
+
+
+def is_preparing() -> bool:
+    """Tell whether a call is being prepared: results are what a step will find, not what one leaves."""
+    return _recording.get() is not None
+
+
 def random_generator(like: Any, seed: Any) -> Any:
     """
     Give a generator of the module that owns `like`.

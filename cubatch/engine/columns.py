@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.backend import gate, of, take_workspace, view
 
 if TYPE_CHECKING:
-    from cubatch.memory.blocks import Block, Tiles
+    from cubatch.memory.blocks import Block
+    from cubatch.memory.conv_blocks import Tiles
 
 
 class Columns:
@@ -44,7 +45,7 @@ class Columns:
         self._windows: Any = None
         self._columns: Any = None
         self._operand: Any = None
-        self._staged_at = 0
+        self._staged_at = self._flags_at = 0
 
     def fixed(self, index: int, shape: tuple[int, ...]) -> Any:
         """View one of the areas that stay from block to block."""
@@ -72,29 +73,44 @@ class Columns:
         self._xp.copyto(self._columns, windows)
         return self._operand
 
-    def multiply(self, block: Block, filters: Any, target: Any) -> None:
+    def multiply(
+        self, block: Block, filters: Any, target: Any, *, scale: Any = None, residual: Any = None, positive: Any = None
+    ) -> None:
         """
-        Write a block's columns times filters into an output.
+        Write a block's columns times filters into an output, and finish it while it is in the cache.
 
         Args:
             block: One of `blocks`.
             filters: (taps * channels, k), or (groups, ...) of that.
             target: The block's output (samples, p, q, k * groups); may be strided unless `staged` is 0.
+            scale: Factor of each filter, before something is added.
+            residual: What is added, of the target's shape and maybe its memory: then tiles are `staged`.
+            positive: Of the target's shape: where it is not, the target is zero; then tiles have `flags`.
         """
         operand = self.load(block)
-        if not self._tiles.staged:
+        if self._tiles.staged:
+            groups, k = self._groups, target.shape[-1] // self._groups
+            tile = self.staged((groups, *target.shape[:3], k))
+            flat = tile.reshape(groups, -1, k)
+            self._xp.matmul(operand, filters, out=flat if groups > 1 else flat[0])
+            if scale is not None:
+                self._xp.multiply(flat, scale.reshape(groups, 1, k), out=flat)
+            by_group, tile = (*target.shape[:3], groups, k), tile.transpose(1, 2, 3, 0, 4)
+            if residual is None:
+                self._xp.copyto(target.reshape(by_group), tile)
+            else:
+                self._xp.add(tile, residual.reshape(by_group), out=target.reshape(by_group))
+        else:
             self._xp.matmul(operand, filters, out=target.reshape(-1, target.shape[-1]))
-            return
-        groups, k = self._groups, target.shape[-1] // self._groups
-        tile = self.staged((groups, *target.shape[:3], k))
-        flat = tile.reshape(groups, -1, k)
-        self._xp.matmul(operand, filters, out=flat if groups > 1 else flat[0])
-        self._xp.copyto(target.reshape(*target.shape[:3], groups, k), tile.transpose(1, 2, 3, 0, 4))
+        if positive is not None:
+            flags = view(self._workspace, target.shape, self._xp.bool_, offset=self._flags_at)
+            self._xp.greater(positive, 0, out=flags)
+            gate(target, flags, target)
 
     def _lay_out(self, samples: int, rows: int) -> None:
         tiles, source, groups = self._tiles, self._source, self._groups
         v, h, c = tiles.vertical, tiles.horizontal, tiles.channels
-        *_, border_at, columns_at, self._staged_at = tiles.offsets(samples, rows)
+        *_, border_at, columns_at, self._staged_at, self._flags_at = tiles.offsets(samples, rows)
         self._block_shape, self._borders = (samples, rows), ()
         if tiles.is_direct:
             return

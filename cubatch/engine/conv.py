@@ -10,7 +10,8 @@ Convolution as a matrix product: forward, gradient of the input, gradient of the
 One operand is gathered ("im2col") block by block into scratch memory, where it stays in the cache
 until BLAS has used it; it is never stored whole.  The gradient of the input is a convolution of dy
 too, with the filter turned around: a stride of sh x sw cuts the input into sh * sw phases, each of
-which sees its own subset of the taps at stride 1, so nothing is ever scattered.
+which sees its own subset of the taps at stride 1, so nothing is ever scattered.  Taps that see nothing
+but padding, as eight of nine over a single pixel do, are left out.
 
 Activations are (n, h, w, c), filters (k, r, s, c / groups).  Every function works in the calling
 thread on the samples it is handed; a team calls it on shards.
@@ -21,10 +22,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine import depthwise
-from cubatch.engine.backend import of
+from cubatch.engine.backend import gate, of, take_workspace, view
 from cubatch.engine.columns import Columns
-from cubatch.memory import blocks
-from cubatch.network.windows import conv_shape, phases
+from cubatch.errors import InvalidArgument
+from cubatch.memory import blocks, conv_blocks
+from cubatch.network.windows import conv_shape, phases, seen_taps
 
 if TYPE_CHECKING:
     from cubatch.network.windows import Pad, Pair
@@ -41,6 +43,9 @@ def conv2d(
     pad: Pad = _NO_PAD,
     dilation: Pair = (1, 1),
     groups: int = 1,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
     relu: bool = False,
     out: Any = None,
     workspace: Any = None,
@@ -56,7 +61,10 @@ def conv2d(
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
         groups: Groups of channels that see nothing of each other.
-        relu: Clamp y at zero while it is in the cache.
+        scale: Factor of each filter's sums (k,), before the bias: with `shift` a batch norm. None for one.
+        shift: Added to each filter's sums after that (k,), in the place of a bias. None for no scale.
+        residual: What is added to y, of its shape: another branch; may be `out`. None for nothing.
+        relu: Clamp y at zero while it is in the cache, at last.
         out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
         workspace: 1-D uint8 array for the gathered tile; its size sets the block. None allocates one.
 
@@ -64,7 +72,8 @@ def conv2d(
         y, which is `out` where that was given.
 
     Raises:
-        InvalidArgument: If shapes do not go together or the workspace holds not even one row of outputs.
+        InvalidArgument: If shapes do not go together, the workspace holds not even one row of outputs, or a depthwise
+            convolution is to end with more than bias and ReLU.
 
     Example:
         >>> import numpy as np
@@ -76,11 +85,19 @@ def conv2d(
     shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
     xp, q, k = of(x), shape.horizontal.out, shape.k
     y = xp.empty((x.shape[0], shape.vertical.out, q, k), dtype=x.dtype) if out is None else out
+    ending = blocks.ending(folded=scale, residual=residual)
     if shape.is_depthwise:
+        if ending:
+            raise InvalidArgument("groups", groups, f"fewer than the channels, for an output with {min(ending)}")
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
-    columns = Columns(x, blocks.forward_tiles(shape, x.itemsize), workspace)
+    shape, rows, cols = seen_taps(shape)
+    w = w[:, rows, cols]
+    columns = Columns(x, conv_blocks.forward_tiles(shape, x.itemsize, ending), workspace)
+    bias = factors = zeros = None
+    if scale is not None:
+        b, factors = shift, columns.fixed(2, (q * k,))
+        xp.copyto(factors.reshape(q, k), scale)
     filters = w.reshape(groups, k // groups, -1).transpose(0, 2, 1) if groups > 1 else w.reshape(k, -1).T
-    bias = zeros = None
     if b is not None:
         bias = columns.fixed(0, (q * k,))
         xp.copyto(bias.reshape(q, k), b)
@@ -89,12 +106,15 @@ def conv2d(
         xp.copyto(zeros, 0)
     for block in columns.blocks:
         target = y[block]
-        columns.multiply(block, filters, target)
-        rows = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
+        added = None if residual is None else residual[block]
+        columns.multiply(block, filters, target, scale=None if added is None else scale, residual=added)
+        flat = target.reshape(-1, q * k)  # whole rows of pixels: long inner loops
+        if added is None and factors is not None:
+            xp.multiply(flat, factors, out=flat)
         if b is not None:
-            xp.add(rows, bias, out=rows)
+            xp.add(flat, bias, out=flat)
         if relu:
-            xp.maximum(rows, zeros, out=rows)
+            xp.maximum(flat, zeros, out=flat)
     return y
 
 
@@ -107,11 +127,13 @@ def conv2d_dgrad(
     pad: Pad = _NO_PAD,
     dilation: Pair = (1, 1),
     groups: int = 1,
+    residual: Any = None,
+    positive: Any = None,
     out: Any = None,
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradient of the loss by a convolution's input.
+    Give the gradient of the loss by a convolution's input, or by the input of a ReLU before that.
 
     Args:
         dy: Gradient by the output (n, p, q, k), C-contiguous.
@@ -121,6 +143,8 @@ def conv2d_dgrad(
         pad: As in the forward pass.
         dilation: As in the forward pass.
         groups: As in the forward pass.
+        residual: What is added to dx, of its shape: the gradient by way of others; may be `out`. None for nothing.
+        positive: Of dx's shape: where it is not, dx is zero. The ReLU's output; None for no ReLU.
         out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
         workspace: 1-D uint8 array for the turned filter and the gathered tile. None allocates one.
 
@@ -128,28 +152,52 @@ def conv2d_dgrad(
         dx, which is `out` where that was given.
 
     Raises:
-        InvalidArgument: If shapes do not go together or the workspace is too small.
+        InvalidArgument: If shapes do not go together, the workspace is too small, or a depthwise convolution is to
+            end with more than itself.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     xp = of(dy)
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
+    ending = blocks.ending(residual=residual, positive=positive)
     if shape.is_depthwise:
+        if ending:
+            raise InvalidArgument("groups", groups, f"fewer than the channels, for a gradient with {min(ending)}")
         return depthwise.dgrad(shape, dy, w, out=dx, workspace=workspace)
+    shape, rows, cols = seen_taps(shape)
+    w = w[:, rows, cols]
     by_group = w.reshape(groups, shape.k // groups, *w.shape[1:])  # (g, k, r, s, c)
-    needs = iter(blocks.dgrad_tiles(shape, dy.itemsize))
+    needs = iter(conv_blocks.dgrad_tiles(shape, dy.itemsize, ending))
     for phase in phases(shape):
-        part = dx[:, phase.top :: stride[0], phase.left :: stride[1]]
+        at = (slice(None), slice(phase.top, None, stride[0]), slice(phase.left, None, stride[1]))
+        part: Any = dx[at]
+        added: Any = None if residual is None else residual[at]
+        passing: Any = None if positive is None else positive[at]
         if not phase.works:
-            xp.copyto(part, 0)
-        else:
-            columns = Columns(dy, next(needs), workspace)
-            turned = by_group[:, :, phase.rows, phase.columns].transpose(0, 2, 3, 1, 4)  # (g, r, s, k, c)
-            filters = columns.fixed(0, turned.shape)
-            xp.copyto(filters, turned)
-            filters = filters.reshape(groups, -1, turned.shape[-1]) if groups > 1 else filters.reshape(-1, shape.c)
-            for block in columns.blocks:
-                columns.multiply(block, filters, part[block])
+            _end_idle(conv_blocks.idle_phase(shape, dy.itemsize, phase), part, added, passing, workspace)
+            continue
+        columns = Columns(dy, next(needs), workspace)
+        turned = by_group[:, :, phase.rows, phase.columns].transpose(0, 2, 3, 1, 4)  # (g, r, s, k, c)
+        filters = columns.fixed(0, turned.shape)
+        xp.copyto(filters, turned)
+        filters = filters.reshape(groups, -1, turned.shape[-1]) if groups > 1 else filters.reshape(-1, shape.c)
+        for block in columns.blocks:
+            columns.multiply(
+                block, filters, part[block], residual=None if added is None else added[block],
+                positive=None if passing is None else passing[block],
+            )  # fmt: skip
     return dx
+
+
+def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, workspace: Any) -> None:
+    """Finish a phase that the stride steps over: what is added to nothing, where it passes."""
+    of(part).copyto(part, 0 if residual is None else residual)
+    if residual is None or positive is None or not part.size:
+        return
+    workspace = take_workspace(workspace, part, need, len(part))
+    for block in need.cut(len(part), workspace.nbytes):
+        flags = view(workspace, part[block].shape, of(part).bool_)
+        of(part).greater(positive[block], 0, out=flags)
+        gate(part[block], flags, part[block])
 
 
 def conv2d_wgrad(
@@ -187,9 +235,13 @@ def conv2d_wgrad(
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
     if shape.is_depthwise:
         return depthwise.wgrad(shape, x, dy, dw=dw, db=db, workspace=workspace)
-    xp, k = of(x), shape.k
-    columns = Columns(x, blocks.wgrad_tiles(shape, x.itemsize), workspace)
-    whole = dw.reshape(groups, k // groups, -1) if groups > 1 else dw.reshape(k, -1)
+    xp, k, all_taps = of(x), shape.k, shape.taps
+    shape, rows, cols = seen_taps(shape)
+    if shape.taps < all_taps:
+        xp.copyto(dw, 0)
+    seen = dw[:, rows, cols]
+    columns = Columns(x, conv_blocks.wgrad_tiles(shape, x.itemsize), workspace)
+    whole = seen.reshape(groups, k // groups, -1) if groups > 1 else seen.reshape(k, -1)
     partial = columns.fixed(0, whole.shape)
     partial_bias = columns.fixed(1, (k,))
     if not columns.blocks:

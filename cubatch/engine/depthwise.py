@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, rectify, take_workspace, view
-from cubatch.memory import blocks
+from cubatch.memory import conv_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ class _Work:
 
     def __init__(self, shape: ConvShape, like: Any, workspace: Any) -> None:
         self.xp, self._shape, self._dtype = of(like), shape, like.dtype
-        need = blocks.depthwise(shape, like.itemsize)
+        need = conv_blocks.depthwise(shape, like.itemsize)
         self._workspace = take_workspace(workspace, like, need, len(like))
         _, self._row_at, self._tile_at = need.offsets(1, 1)
         self.blocks = need.cut(len(like), self._workspace.nbytes)

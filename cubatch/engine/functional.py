@@ -13,7 +13,7 @@ from cubatch.engine.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.loss_scale import update_loss_scale
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
-from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train
+from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train, fold_batch_norms
 from cubatch.engine.optim import adam, momentum, sgd
 from cubatch.engine.pointwise import add, concat, concat_backward, dropout, dropout_backward
 from cubatch.engine.pooling import (
@@ -43,6 +43,7 @@ __all__ = [
     "conv2d_wgrad",
     "dropout",
     "dropout_backward",
+    "fold_batch_norms",
     "global_avg_pool",
     "global_avg_pool_backward",
     "linear",

@@ -47,7 +47,7 @@ def check(layer: Layer, name: str) -> None:
 
 def bind(op: Op, place: Place, *, training: bool) -> Work:
     """
-    Bind a forward, backward or accumulate operation to its arrays.
+    Bind an operation of layers to its arrays.
 
     Args:
         op: The operation.
@@ -60,13 +60,15 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
         return backend.prepare(place.operations.add, [x0, x1], out=y)
+    if op.kind == "fold":
+        return backend.prepare(_fold, op, place)
     if op.node is None or op.workspace is None:
         raise ValueError(f"a {op.kind} operation has nothing to bind")
     views: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def view(role: str, number: int) -> Any:
         """One array object for a buffer of one shape, so that a function sees when it works in place."""
-        array = _shaped(layer, role, place.arena[number])
+        array = _shaped(op, layer, role, place.arena[number])
         return views.setdefault((number, array.shape), array)
 
     layer = op.node.layer
@@ -82,13 +84,31 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     return backend.prepare(work, bound)
 
 
-def _shaped(layer: Layer, role: str, array: Any) -> Any:
+def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
+    if role in {"residual", "positive"}:  # of what the product makes
+        role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):
         return array.reshape(len(array), *layer.input_shapes[int(role.lstrip("dx"))])
     return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
+
+
+def _fold(op: Op, place: Place) -> None:
+    products, norms = zip(*op.norms, strict=True)
+    parameters, states = ([of[norm.name] for norm in norms] for of in (place.parameters, place.states))
+    folded = [place.arena[op.writes[norm.name]] for norm in norms]
+    place.operations.fold_batch_norms(
+        [of["gamma"] for of in parameters],
+        [of["beta"] for of in parameters],
+        [place.parameters[product.name].get("b") for product in products],
+        means=[of["mean"] for of in states],
+        variances=[of["var"] for of in states],
+        epsilons=[norm.layer.eps for norm in norms],
+        scales=[scale for scale, _ in folded],
+        shifts=[shift for _, shift in folded],
+    )
 
 
 # Each function below calls the engine's functions on an operation's arrays.
@@ -102,8 +122,9 @@ def _conv2d(at: Bound) -> None:
     at.place.operations.conv2d(
         at.reads["x0"],
         at.parameters["w"],
-        at.parameters.get("b"),
+        None if at.op.norm else at.parameters.get("b"),
         **_conv_geometry(at.layer),
+        **at.ending,
         relu=at.op.relu,
         out=at.writes["y"],
         workspace=at.workspace,
@@ -117,15 +138,17 @@ def _conv2d_backward(at: Bound) -> None:
     )
     if "dx0" in at.writes:
         at.place.operations.conv2d_dgrad(
-            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, out=at.writes["dx0"], workspace=at.workspace
-        )
+            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, **at.ending, out=at.writes["dx0"],
+            workspace=at.workspace,
+        )  # fmt: skip
 
 
 def _linear(at: Bound) -> None:
     at.place.operations.linear(
         at.reads["x0"],
         at.parameters["w"],
-        at.parameters.get("b"),
+        None if at.op.norm else at.parameters.get("b"),
+        **at.ending,
         relu=at.op.relu,
         out=at.writes["y"],
         workspace=at.workspace,
@@ -138,7 +161,9 @@ def _linear_backward(at: Bound) -> None:
         at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), workspace=at.workspace
     )
     if "dx0" in at.writes:
-        at.place.operations.linear_dgrad(dy, at.parameters["w"], out=at.writes["dx0"], workspace=at.workspace)
+        at.place.operations.linear_dgrad(
+            dy, at.parameters["w"], **at.ending, out=at.writes["dx0"], workspace=at.workspace
+        )
 
 
 def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:
@@ -208,6 +233,7 @@ def _batch_norm2d(at: Bound) -> None:
             running_mean=state["mean"],
             running_var=state["var"],
             eps=layer.eps,
+            **at.ending,
             relu=at.op.relu,
             out=at.writes["y"],
             workspace=at.workspace,
@@ -227,6 +253,7 @@ def _batch_norm2d(at: Bound) -> None:
         eps=layer.eps,
         count=at.positions,
         reduce=functools.partial(place.team.sum, place.rank),
+        **at.ending,
         relu=at.op.relu,
         out=at.writes["y"],
         workspace=at.workspace,
@@ -292,7 +319,7 @@ def _add(at: Bound) -> None:
     # In place, the branch that is overwritten comes first, or it would be lost before it is read.
     target = at.op.writes["y"]
     roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
-    at.place.operations.add([at.reads[role] for role in roles], out=at.writes["y"])
+    at.place.operations.add([at.reads[role] for role in roles], relu=at.op.relu, out=at.writes["y"])
 
 
 def _concat(at: Bound) -> None:

@@ -349,6 +349,9 @@ class Model:
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
         block = batch.random_block(min(batch.RANDOM_BLOCK, plan.batch_size * needed), self.seed, self._kind, self._xp)
         batch.fill_randomly(plan, list(itertools.chain(*self._places)), block, self.seed, self._xp)
+        if self._on_gpu:  # what was drawn from is no part of the batch, and would be held as if it were
+            del block
+            self._xp.get_default_memory_pool().free_all_blocks()
 
     def step(self) -> None:
         """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
@@ -356,10 +359,7 @@ class Model:
         turn, self._turn = self._turn, (self._turn + 1) % len(self._programs)
         if self._numbers is not None:
             self._numbers.write(self._clock[0] + 1, self.learning_rate)
-        if self._graphs is None:
-            self._walk(turn)
-        else:
-            self._graphs.run(turn)
+        (self._walk if self._graphs is None else self._graphs.run)(turn)
         if self.mode == "training":
             self._clock[0] += 1
 

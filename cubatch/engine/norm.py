@@ -16,7 +16,7 @@ from cubatch.engine.backend import call, of, rectify, take_workspace, view
 from cubatch.memory.blocks import Norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 def batch_norm_train(
@@ -32,6 +32,7 @@ def batch_norm_train(
     eps: float = 1e-5,
     count: int | None = None,
     reduce: Callable[[Any], object] | None = None,
+    residual: Any = None,
     relu: bool = False,
     out: Any = None,
     workspace: Any = None,
@@ -51,7 +52,8 @@ def batch_norm_train(
         eps: Added to the variance.
         count: Positions of the whole batch; None for those handed in.
         reduce: Called with a float64 array to sum over all shards, in place; None where there is one.
-        relu: Clamp y at zero.
+        residual: What is added to y, of its shape: another branch; may be `out`. None for nothing.
+        relu: Clamp y at zero, at last.
         out: Where y goes; may be x where x is not needed again. None allocates it.
         workspace: 1-D uint8 array for the deviations of a block. None allocates one.
 
@@ -110,8 +112,7 @@ def batch_norm_train(
     xp.multiply(inv_std, gamma, out=factor)
     xp.multiply(shift, factor, out=shift)
     xp.subtract(beta, shift, out=shift)
-    for piece in area.pieces():
-        _scale(xp, rows[piece], mean, factor, shift, target[piece], relu=relu)
+    _apply(area, rows, mean, factor, shift, residual, target, relu=relu)
     return y
 
 
@@ -123,6 +124,7 @@ def batch_norm_inference(
     running_mean: Any,
     running_var: Any,
     eps: float = 1e-5,
+    residual: Any = None,
     relu: bool = False,
     out: Any = None,
     workspace: Any = None,
@@ -143,9 +145,50 @@ def batch_norm_inference(
     xp.add(running_var, eps, out=area.vectors[0])
     xp.sqrt(area.vectors[0], out=area.vectors[0])
     xp.divide(gamma, area.vectors[0], out=area.vectors[0])
-    for piece in area.pieces():
-        _scale(xp, rows[piece], running_mean, area.vectors[0], beta, target[piece], relu=relu)
+    _apply(area, rows, running_mean, area.vectors[0], beta, residual, target, relu=relu)
     return y
+
+
+def fold_batch_norms(
+    gammas: Sequence[Any],
+    betas: Sequence[Any],
+    biases: Sequence[Any],
+    *,
+    means: Sequence[Any],
+    variances: Sequence[Any],
+    epsilons: Sequence[float],
+    scales: Sequence[Any],
+    shifts: Sequence[Any],
+) -> None:
+    """
+    Turn batch norms by running statistics into factors and terms of the products before them.
+
+    gamma * (sum + bias - mean) / sqrt(variance + eps) + beta = scale * sum + shift, for each norm.
+
+    Args:
+        gammas, betas: Scale and shift of each norm, (c,).
+        biases: Bias of the product before it, (c,), or None.
+        means, variances: Its running statistics, (c,).
+        epsilons: Added to its variance.
+        scales, shifts: Where its factors and terms go, (c,).
+
+    Example:
+        >>> import numpy as np
+        >>> one, scale, shift = np.ones(1), np.empty(1), np.empty(1)
+        >>> of_norm = {"means": [one], "variances": [4 * one], "epsilons": [0.0]}
+        >>> fold_batch_norms([one], [one], [None], **of_norm, scales=[scale], shifts=[shift])
+        >>> scale, shift
+        (array([0.5]), array([0.5]))
+    """
+    rows = zip(gammas, betas, biases, means, variances, epsilons, scales, shifts, strict=True)
+    for gamma, beta, bias, mean, variance, eps, scale, shift in rows:
+        xp = of(scale)
+        xp.add(variance, eps, out=scale)
+        xp.sqrt(scale, out=scale)
+        xp.divide(gamma, scale, out=scale)
+        xp.subtract(0 if bias is None else bias, mean, out=shift)
+        xp.multiply(shift, scale, out=shift)
+        xp.add(shift, beta, out=shift)
 
 
 def batch_norm_backward(
@@ -224,12 +267,18 @@ def _decay(xp: Any, running: Any, fresh: Any, momentum: float, row: Any) -> None
     xp.add(running, row, out=running)
 
 
-def _scale(xp: Any, rows: Any, mean: Any, factor: Any, shift: Any, out: Any, *, relu: bool) -> None:
-    xp.subtract(rows, mean, out=out)
-    xp.multiply(out, factor, out=out)
-    xp.add(out, shift, out=out)
-    if relu:
-        rectify(out, out)
+def _apply(area: _Area, rows: Any, mean: Any, factor: Any, shift: Any, residual: Any, out: Any, *, relu: bool) -> None:
+    xp = of(rows)
+    for piece in area.pieces():
+        # What is added may lie where y goes: then y is made beside it first.
+        target = out[piece] if residual is None else area.tile(piece)
+        xp.subtract(rows[piece], mean, out=target)
+        xp.multiply(target, factor, out=target)
+        xp.add(target, shift, out=target)
+        if residual is not None:
+            xp.add(target, residual.reshape(rows.shape)[piece], out=out[piece])
+        if relu:
+            rectify(out[piece], out[piece])
 
 
 class _Area:

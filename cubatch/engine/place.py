@@ -73,6 +73,13 @@ class Bound:
         """Where the gradients of its parameters go, by name."""
         return self.place.gradients.get(self.name, {})
 
+    @property
+    def ending(self) -> dict[str, Any]:
+        """What a product or norm ends with, by the keywords of its function."""
+        found = {role: self.reads[role] for role in self.op.ending}
+        scale, shift = found.pop("folded", (None, None))
+        return found if scale is None else {**found, "scale": scale, "shift": shift}
+
     def x_shape(self) -> tuple[int, int, int, int]:
         """Shape of the shard's input."""
         return (self.place.arena.samples, *self.layer.input_shape)

@@ -41,6 +41,7 @@ def pass_seconds(
     *,
     compute: float = 1.0,
     memory: float = 1.0,
+    more: int = 0,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
     Estimate the time of one pass by our kernels at each batch size, and name what runs.
@@ -48,8 +49,7 @@ def pass_seconds(
         tiled      max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         the rest   memory * roofline / 0.75 + launches
 
-    A filter's gradient with a bias reads the outputs' gradient once more.  An activation that the engine fuses into
-    the product before it is counted by itself, so that a network of many is a little faster than the sum.
+    A filter's gradient with a bias reads the outputs' gradient once more.
 
     Args:
         layer: With its extents known.
@@ -58,6 +58,7 @@ def pass_seconds(
         device: A GPU whose num_sms, compute_capability, clock_hz and rates are known.
         dtype: Of storage and arithmetic.
         compute, memory: Factors on the time of arithmetic and of bytes: what is known of this one GPU.
+        more: Elements of a sample that it moves for its neighbours.
 
     Returns:
         Seconds, the name of the kernel ("bytes" for what only moves them), and the blocks of its grid (0 for those),
@@ -79,10 +80,10 @@ def pass_seconds(
     peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
     seconds, names, grids = [], [], []
     for n in batch_sizes:
-        moved = layer.traffic(pass_, n)
+        moved = layer.traffic(pass_, n) + n * more
         problem = problem_of(layer, pass_, n, dtype)
         if problem is None:
-            floor = roofline.layer_seconds(layer, pass_, n, device, dtype)
+            floor = roofline.layer_seconds(layer, pass_, n, device, dtype, more=more)
             if floor is None:
                 raise InvalidArgument("device", str(device), f"a GPU whose rate in {dtype} is known")
             seconds.append(memory * floor / MOVED_SHARE + LAUNCH_SECONDS * bool(moved))

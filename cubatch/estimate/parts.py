@@ -41,7 +41,8 @@ class PassPrediction:
         layer: Its name.
         pass_: Which of its passes.
         seconds: Predicted time, one for each batch size.
-        algorithms: What should run, one for each batch size: "128x128", "winograd 2x2", a kernel of ours, "bytes".
+        algorithms: What should run, one for each batch size: "128x128", "winograd 2x2", a kernel of ours, "bytes",
+            "fused" for what a neighbour does.
         blocks: Of the grid of that; 0 of a layer that moves only.
     """
 

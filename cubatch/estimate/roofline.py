@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 
+from cubatch.estimate.scheduled import scheduled_passes
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.network.graph import Spec, layer_passes
+from cubatch.network.graph import Spec
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
 
 
-def layer_seconds(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> float | None:
+def layer_seconds(
+    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, more: int = 0
+) -> float | None:
     """
     Bound the time of one pass of a layer from below by the roofline.
 
@@ -36,6 +39,7 @@ def layer_seconds(layer: Layer, pass_: Pass, batch_size: int, device: Device, dt
         batch_size: Samples.
         device: Its peaks count.
         dtype: Of storage and arithmetic.
+        more: Elements of a sample that it moves for its neighbours.
 
     Returns:
         float | None: Seconds; 0.0 for a pass that moves nothing; None where a rate that counts is not known.
@@ -46,7 +50,7 @@ def layer_seconds(layer: Layer, pass_: Pass, batch_size: int, device: Device, dt
         >>> layer_seconds(ReLU(h=10, w=10, c=10), Pass.FPROP, 125, card, "float32")
         0.001
     """
-    found = _roofs(layer, pass_, batch_size, device, dtype)
+    found = _roofs(layer, pass_, batch_size, device, dtype, more)
     return None if found is None else max(found)
 
 
@@ -71,8 +75,9 @@ def roofline_seconds(
     """
     Bound the time of one step from below: the sum of its passes, each by `layer_seconds`.
 
-    Beyond what a single pass ignores, a training step leaves out the loss and the optimiser, which are
-    small against the passes unless the batch is.
+    Layers that a neighbour's operation does add to that what they make it read, and nothing else.  Beyond what a
+    single pass ignores, a training step leaves out the loss and the optimiser, which are small against the passes
+    unless the batch is.
 
     Args:
         spec: A layer or network.
@@ -85,8 +90,8 @@ def roofline_seconds(
         float | None: Seconds; None where a rate that counts is not known, as on a CPU.
     """
     total = 0.0
-    for (layer, pass_), count in _distinct_passes(spec, mode).items():
-        seconds = layer_seconds(layer, pass_, batch_size, device, dtype)
+    for (layer, pass_, more), count in _distinct_passes(spec, mode).items():
+        seconds = layer_seconds(layer, pass_, batch_size, device, dtype, more=more)
         if seconds is None:
             return None
         total += count * seconds
@@ -94,15 +99,18 @@ def roofline_seconds(
 
 
 @functools.lru_cache(maxsize=64)
-def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer, Pass]]:
+def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer, Pass, int]]:
     """Count the passes that are equal; cached, since rooflines of many batch sizes share them."""
-    return Counter((extents(node.layer), pass_) for node, pass_ in layer_passes(spec, mode))
+    return Counter((extents(at.node.layer), at.pass_, at.more) for at in scheduled_passes(spec, mode) if at.runs)
 
 
-def _roofs(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> tuple[float, float] | None:
+def _roofs(
+    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, more: int = 0
+) -> tuple[float, float] | None:
     """Seconds of the arithmetic and seconds of the bytes."""
     peak, bandwidth = peak_flops_per_second(device, dtype), device.peak_bytes_per_second
     flops = layer.pass_flops(pass_, batch_size)
     if bandwidth is None or (flops and peak is None):
         return None
-    return flops / peak if peak else 0.0, layer.traffic(pass_, batch_size) * BYTES_PER_ELEMENT[dtype] / bandwidth
+    moved = layer.traffic(pass_, batch_size) + batch_size * more
+    return flops / peak if peak else 0.0, moved * BYTES_PER_ELEMENT[dtype] / bandwidth

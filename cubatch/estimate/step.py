@@ -10,6 +10,7 @@ from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import ours
 from cubatch.estimate.parts import BYTES_SD, MOVED, Z90, Part, PassPrediction, Scales, StepPrediction, never_seen
+from cubatch.estimate.scheduled import Scheduled, scheduled_passes
 from cubatch.estimate.vendor.passes import vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores
 from cubatch.hardware.facts import Device
@@ -22,6 +23,10 @@ OURS_SCALE_SD = 0.5
 """Of our kernels, which no GPU has timed: more than of any published one."""
 UNTIMED = "No time of our kernels was measured yet: theirs are clocks counted in the compiled code."
 """What a prediction of our kernels notes, unless anchors are of them."""
+FUSED = "fused"
+"""What runs where a neighbour's operation does a layer, or there is nothing to do."""
+Work = tuple[Layer, Pass, bool, int]
+"""A pass, whether it runs, and what more it moves: see `Scheduled`."""
 _COMMON = 0.2  # judgement: correlation of the errors of different passes
 
 
@@ -38,7 +43,8 @@ def predict_step(
     """
     Predict the time of a step at each batch size.
 
-    The step is the sum of its passes; the loss and the optimiser are left out, which are small unless the batch is.
+    The step is the sum of its passes, on our kernels of those that the schedule runs; the loss and the optimiser are
+    left out, which are small unless the batch is.
     Convolutions of 3x3 and stride 1 computed in float32 go by what NeuSight measured with cuDNN 8.9, others and their
     gradients by DeepBench (cuDNN 5 to 7), products by DeepBench's.  Of Tensor Cores only DeepBench's V100 is known,
     of bfloat16 and tf32 nothing: their intervals are wider, and a note says so.
@@ -71,14 +77,18 @@ def predict_step(
         raise InvalidArgument("device", str(device), "a GPU whose peak_bytes_per_second is known")
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
-    scales, passes = scales or Scales(), layer_passes(spec, mode)
-    distinct: dict[tuple[Layer, Pass], int] = {}
-    places = [distinct.setdefault((extents(n.layer), p), len(distinct)) for n, p in passes]
+    scales, passes = scales or Scales(), scheduled_passes(spec, mode)
+    if library != "cubatch":  # every layer is a call of its own
+        passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
+    distinct: dict[Work, int] = {}
+    places = [distinct.setdefault((extents(at.node.layer), at.pass_, at.runs, at.more), len(distinct)) for at in passes]
     work, notes = list(distinct), list[str]()
     if library == "cubatch":
         found, scale_sd = _ours(work, batch_sizes, device, dtype, scales, notes), OURS_SCALE_SD
     elif library == "vendor":
-        found, scale_sd = vendor_parts(work, sizes, device, dtype, scales, notes)
+        found, scale_sd = vendor_parts(
+            [(layer, pass_) for layer, pass_, *_ in work], sizes, device, dtype, scales, notes
+        )
     else:
         raise InvalidArgument("library", library, '"vendor" or "cubatch"')
     total = found.seconds[places].sum(axis=0)
@@ -93,8 +103,8 @@ def predict_step(
         low=total / factor,
         high=total * factor,
         passes=tuple(
-            PassPrediction(node.name, pass_, found.seconds[i], found.algorithms[i], found.blocks[i])
-            for (node, pass_), i in zip(passes, places, strict=True)
+            PassPrediction(at.node.name, at.pass_, found.seconds[i], found.algorithms[i], found.blocks[i])
+            for at, i in zip(passes, places, strict=True)
         ),
         notes=tuple(dict.fromkeys(notes)),
         scale_sd=scale_sd,
@@ -102,7 +112,7 @@ def predict_step(
 
 
 def _ours(
-    work: Sequence[tuple[Layer, Pass]],
+    work: Sequence[Work],
     batch_sizes: Sequence[int],
     device: Device,
     dtype: str,
@@ -110,13 +120,15 @@ def _ours(
     notes: list[str],
 ) -> Part:
     """Predict what our kernels take, of which nothing was measured yet."""
+    nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
+    factors = {"compute": scales.compute, "memory": scales.memory}
     rows = [
-        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, compute=scales.compute, memory=scales.memory)
-        for layer, pass_ in work
+        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, **factors, more=more) if runs else nothing
+        for layer, pass_, runs, more in work
     ]
     notes.append(UNTIMED)
     seconds, blocks = (np.array([row[i] for row in rows]) for i in (0, 2))
     if any("bytes" in names and times.any() for times, names, _ in rows):
         notes.append(MOVED)
-    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or _OURS_SD for layer, pass_ in work]
+    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or _OURS_SD for layer, pass_, *_ in work]
     return Part(seconds, [row[1] for row in rows], blocks, np.array(sd))

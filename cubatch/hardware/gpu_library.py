@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
+import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from cubatch.errors import MissingDependency, UnsupportedVersion
+from cubatch.errors import DeviceFailed, MissingDependency, UnsupportedVersion, is_out_of_memory
 
 CUPY_RELEASES = (13, 14)
 CUDA_RELEASES = (12, 13)
@@ -37,6 +41,47 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     _check(found)
     module: ModuleType = found
     return module
+
+
+@contextlib.contextmanager
+def translating(operation: str) -> Iterator[None]:
+    """
+    Raise CuPy's errors as ours, but for those about memory.
+
+    Args:
+        operation: What is done, as the beginning of a sentence.
+
+    Raises:
+        DeviceFailed: In the place of CuPy's error.
+
+    Example:
+        >>> with translating("waiting for the GPU"):  # doctest: +SKIP
+        ...     cupy.cuda.get_current_stream().synchronize()
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        known = getattr(sys.modules.get("cupy_backends.cuda.api.runtime"), "CUDARuntimeError", None)
+        if known is None or not isinstance(error, known) or is_out_of_memory(error):
+            raise
+        status = int(error.status)
+        raise DeviceFailed(operation, str(error).split(":")[0], late(status), status) from error
+
+
+def late(cuda_status: int) -> str:
+    """
+    Say that a fault may be of a kernel before the call that reported it; empty where it cannot be.
+
+    Args:
+        cuda_status: What the driver reported.
+    """
+    is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")  # each launch waits for its kernel
+    if is_blocking or not DeviceFailed("", "", "", cuda_status).is_fatal:
+        return ""
+    return (
+        "A kernel that was launched before may have done it: the GPU tells late. CUDA_LAUNCH_BLOCKING=1 in the "
+        "environment tells which."
+    )
 
 
 @functools.cache

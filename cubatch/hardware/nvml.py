@@ -71,10 +71,12 @@ class Pace:
     Attributes:
         sm_clock_mhz: SM clock now.
         throttled: Whether it holds its clock down because of heat or power.
+        event_reasons: All reasons for its clock, the power cap and what was set included: bits of nvml.h.
     """
 
     sm_clock_mhz: float | None = None
     throttled: bool | None = None
+    event_reasons: int | None = None
 
 
 class Monitor:
@@ -116,10 +118,11 @@ class Monitor:
             power = self._read(nvml.nvmlDeviceGetPowerUsage, handle)
             limit = self._read(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
             load = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)
+            reasons = self._event_reasons(self._read)
             board = {
                 "sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)),
                 "max_sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)),
-                "throttle_reasons": self._throttle_reasons(self._read),
+                "throttle_reasons": None if reasons is None else _throttling(reasons),
                 "power_watts": None if power is None else power / 1000,
                 "power_limit_watts": None if limit is None else limit / 1000,
                 "temperature_celsius": _float(
@@ -140,14 +143,14 @@ class Monitor:
 
         Example:
             >>> Monitor("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").pace()  # doctest: +SKIP
-            Pace(sm_clock_mhz=1980.0, throttled=False)
+            Pace(sm_clock_mhz=1980.0, throttled=False, event_reasons=4)
         """
         if self.is_mig:
             return Pace()
         nvml = self._nvml
         clock = self._told(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM)
-        reasons = self._throttle_reasons(self._told)
-        return Pace(_float(clock), None if reasons is None else bool(reasons))
+        reasons = self._event_reasons(self._told)
+        return Pace(_float(clock), None if reasons is None else bool(_throttling(reasons)), reasons)
 
     def energy_joules(self) -> float | None:
         """
@@ -185,11 +188,11 @@ class Monitor:
         version = self._read(self._nvml.nvmlSystemGetDriverVersion)
         return None if version is None else str(version)
 
-    def _throttle_reasons(self, ask: Callable[..., Any]) -> tuple[str, ...] | None:
+    def _event_reasons(self, ask: Callable[..., Any]) -> int | None:
         mask = ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
         if mask is None:  # drivers before 535 know the older name only
             mask = ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
-        return None if mask is None else tuple(name for name, bit in _THROTTLE_REASONS.items() if mask & bit)
+        return None if mask is None else int(mask)
 
     def _find(self, uuid: str) -> object:
         nvml = self._nvml
@@ -240,6 +243,10 @@ def _start(uuid: str) -> Any:
 
 def _failure(operation: str, error: Any) -> DeviceFailed:
     return DeviceFailed(operation, f"NVML status {error.value} ({type(error).__name__})", "See nvidia-smi.")
+
+
+def _throttling(event_reasons: int) -> tuple[str, ...]:
+    return tuple(name for name, bit in _THROTTLE_REASONS.items() if event_reasons & bit)
 
 
 def _float(value: int | None) -> float | None:

@@ -139,4 +139,4 @@ def _failure(kernel: Kernel, grid: tuple[int, int, int], status: int) -> Excepti
     what = f"launching {kernel.name} with {grid} blocks of {kernel.threads} threads"
     if status == _NO_MEMORY:
         return OutOfMemory(what, None, None)
-    return DeviceFailed.by_driver(what, status)
+    return DeviceFailed.by_driver(what, status, gpu_library.late(status))

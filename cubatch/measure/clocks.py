@@ -82,7 +82,8 @@ class EventClock(HostClock):
         end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
-        end.synchronize()
+        with gpu_library.translating("waiting for what was timed"):
+            end.synchronize()
         after = self._monitor.energy_joules() if self._monitor else None
         # The counter stands still between its ticks: no movement is no reading.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
@@ -90,6 +91,7 @@ class EventClock(HostClock):
             seconds=self._elapsed_seconds(start, end) / repeats,
             sm_clock_mhz=pace.sm_clock_mhz if pace else None,
             throttled=bool(pace and pace.throttled),
+            event_reasons=pace.event_reasons if pace else None,
             joules=joules,
         )
 
@@ -104,6 +106,17 @@ def cupy_clock(uuid: str | None) -> EventClock:
     return EventClock(cupy.cuda.Event, elapsed, monitor_of(uuid))
 
 
+def torch_clock(index: int) -> EventClock:
+    """Make a clock of PyTorch's events for the GPU of that number."""
+    import torch
+
+    return EventClock(
+        lambda: torch.cuda.Event(enable_timing=True),
+        lambda start, end: float(start.elapsed_time(end)) * 1e-3,
+        monitor_of(_uuid_of(index)),
+    )
+
+
 def callable_clock() -> HostClock:
     """
     Make the clock for a user's step: events of CuPy or PyTorch, whichever is loaded and has a GPU.
@@ -112,11 +125,7 @@ def callable_clock() -> HostClock:
     """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return EventClock(
-            lambda: torch.cuda.Event(enable_timing=True),
-            lambda start, end: float(start.elapsed_time(end)) * 1e-3,
-            monitor_of(_uuid_of(torch.cuda.current_device())),
-        )
+        return torch_clock(torch.cuda.current_device())
     if cupy is not None and cupy.cuda.is_available():
         return cupy_clock(_uuid_of(cupy.cuda.Device().id))
     return HostClock()
@@ -196,11 +205,13 @@ class KernelClock(HostClock):
         end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
-        end.synchronize()
+        with gpu_library.translating("waiting for what was timed"):
+            end.synchronize()
         reading = Reading(
             seconds=self._elapsed_seconds(start, end) / repeats,
             sm_clock_mhz=pace.sm_clock_mhz if pace else None,
             throttled=bool(pace and pace.throttled),
+            event_reasons=pace.event_reasons if pace else None,
         )
         return reading, enqueueing
 

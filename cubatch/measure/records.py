@@ -51,6 +51,8 @@ class Timing:
         joules: Energy of one step; None where it cannot be read.
         peak_bytes: The engine's high water of device memory at that time.
         peak_device_bytes: What NVML says the process holds, context included; None without NVML.
+        event_reasons: All reasons for that clock, the power cap too, as bits of nvml.h; None where they cannot be read,
+            and of what was kept in a store.
     """
 
     batch_size: int
@@ -62,6 +64,7 @@ class Timing:
     joules: float | None = None
     peak_bytes: int | None = None
     peak_device_bytes: int | None = None
+    event_reasons: int | None = None
 
 
 @attrs.frozen

@@ -24,12 +24,14 @@ class Reading:
         sm_clock_mhz: SM clock while it ran; None where it cannot be read.
         throttled: Whether the device says that it slowed itself down meanwhile.
         joules: Energy of one step; None where it cannot be read.
+        event_reasons: All reasons for that clock, bits of nvml.h; None where they cannot be read.
     """
 
     seconds: float
     sm_clock_mhz: float | None = None
     throttled: bool = False
     joules: float | None = None
+    event_reasons: int | None = None
 
 
 class Clock(Protocol):

@@ -199,6 +199,7 @@ class Stopwatch:
             joules=reading.joules,
             peak_bytes=memory[0],
             peak_device_bytes=memory[1],
+            event_reasons=reading.event_reasons,
         )
 
     def rest(self, timing: Timing) -> None:

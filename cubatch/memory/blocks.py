@@ -4,12 +4,14 @@ Scratch memory of the engine's operations: what a block of work needs, and how w
 One rule for every operation, followed by the memory plan that sizes the workspace and by the engine
 that is handed it:
 
-    workspace = max(least, min(target, whole))
+    workspace = max(least, min(room, whole))
 
 where `least` is what one row of outputs of one sample needs, `whole` what the whole batch needs
-at once, and `target` what stays in the cache (on a GPU: what fills it).  The engine then works in
-even blocks of as many samples as the workspace holds, or of as many rows where it does not even
-hold a sample.  Pure numbers: no array is touched here.
+at once, and `room` what stays in the cache (on a GPU: what fills it), or more where a block has to be
+larger to be worth what it costs whatever its size: a product reads the whole filter, or adds a sum as
+large as the filter, for each block.  The engine then works in even blocks of as many samples as the
+workspace holds, or of as many rows where it does not even hold a sample.  Pure numbers: no array is
+touched here.
 """
 
 from __future__ import annotations
@@ -21,20 +23,30 @@ from collections.abc import Sequence
 
 import attrs
 
-from cubatch.network.windows import Axis, ConvShape, phases
+from cubatch.network.windows import Axis
 
 ALIGNMENT = 64
 """Areas of scratch memory start at multiples of this many bytes: a cache line, an AVX-512 register."""
 
-UNPACKED_PRODUCTS = 10**6
-"""Multiply-adds up to which OpenBLAS does not pack its operands first (its AVX-512 kernels)."""
-
-_SHORT_SIDE = 32
 _SUMS = 2
 _VECTORS = 4
 
+PLAIN: frozenset[str] = frozenset()
+"""How a product ends to which nothing else happens: see `Op.ending`."""
+
 Block = tuple[slice, slice]
 """Samples, output rows."""
+
+
+def ending(**arrays: object) -> frozenset[str]:
+    """
+    Give the names of what a product ends with: of the arrays that are there.
+
+    Example:
+        >>> sorted(ending(residual=None, positive=0))
+        ['positive']
+    """
+    return frozenset(name for name, array in arrays.items() if array is not None)
 
 
 def aligned(num_bytes: int) -> int:
@@ -61,7 +73,7 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
         >>> workspace_bytes([Flat(itemsize=4)], samples=10, target=1 << 20)
         64
     """
-    return max((max(need.least, min(target, need.whole(samples))) for need in needs), default=0)
+    return max((max(need.least, min(need.room(target), need.whole(samples))) for need in needs), default=0)
 
 
 @attrs.frozen(kw_only=True)
@@ -91,6 +103,10 @@ class Need:
         for area in self.areas(samples, rows):
             ends.append(ends[-1] + aligned(area))
         return ends[:-1]
+
+    def room(self, target: int) -> int:
+        """Give the bytes beyond which a larger block would not help, where `target` stay in the cache."""
+        return target
 
     @property
     def least(self) -> int:
@@ -139,69 +155,6 @@ def even_parts(total: int, most: int) -> list[slice]:
     share, extra = divmod(total, parts)
     starts = [index * share + min(index, extra) for index in range(parts + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(starts)]
-
-
-@attrs.frozen(kw_only=True)
-class Tiles(Need):
-    """
-    A gathered matrix product of a convolution: fixed areas, zero-bordered source rows, columns, staged output.
-
-    Attributes:
-        vertical: The window's vertical axis.
-        horizontal: The window's horizontal axis.
-        channels: Channels of the source.
-        groups: Groups of channels.
-        fixed: Elements of each area that does not grow with the block.
-        staged: Elements per output pixel of what lies beside the columns.
-        products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
-    """
-
-    vertical: Axis
-    horizontal: Axis
-    channels: int
-    groups: int
-    fixed: tuple[int, ...] = ()
-    staged: int = 0
-    products: int = 0
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the source itself is the operand: a 1x1 window at stride 1 of one group, without padding."""
-        return self.groups == 1 and self.vertical.is_identity and self.horizontal.is_identity
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether windows read beyond the source's edge, so that its rows are copied between zeros."""
-        return self.vertical.reaches_out or self.horizontal.reaches_out
-
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area: fixed ones, zero-bordered source rows, columns, staged output."""
-        v, h = self.vertical, self.horizontal
-        pixels = samples * rows * h.out
-        border = samples * v.span(rows) * h.span(h.out) * self.channels if self.is_padded else 0
-        columns = 0 if self.is_direct else pixels * v.taps * h.taps * self.channels
-        return tuple(count * self.itemsize for count in (*self.fixed, border, columns, pixels * self.staged))
-
-    def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
-        """Cut as `cut`, but keep products with a short side small enough for OpenBLAS not to pack them."""
-        if self.products:
-            few = UNPACKED_PRODUCTS // (self.products * self.rows * self.horizontal.out)
-            num_bytes = min(num_bytes, self.whole(few))
-        return self.cut(samples, num_bytes)
-
-
-@attrs.frozen(kw_only=True)
-class Depthwise(Need):
-    """A depthwise convolution: the filter tap by tap, a value for each channel, one product for each output."""
-
-    channels: int
-    taps: int
-    width: int
-
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
-        row = self.channels * self.itemsize
-        return (self.taps * row, row, samples * rows * self.width * row)
 
 
 @attrs.frozen(kw_only=True)
@@ -254,6 +207,18 @@ class Flat(Need):
 
 
 @attrs.frozen(kw_only=True)
+class Ends(Need):
+    """What a gradient ends with, row by row of `row` elements: a tile of products, a flag for each."""
+
+    row: int
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area."""
+        elements = samples * rows * self.row
+        return (elements * self.itemsize, elements)
+
+
+@attrs.frozen(kw_only=True)
 class Curve(Need):
     """An activation function, a "sample" being one element: a value for each, and another or a flag."""
 
@@ -273,79 +238,3 @@ class Products(Need):
         """Give the bytes of each area."""
         sums = samples * self.channels * self.itemsize
         return (rows * sums, rows * self.itemsize, sums)
-
-
-def conv2d_forward(shape: ConvShape, itemsize: int) -> list[Need]:
-    """
-    Say what a convolution's forward pass needs, part after part.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 1)
-        >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
-        786432
-    """
-    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(shape, itemsize)]
-
-
-def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
-    """Say what the gradient of a convolution's filter and bias needs, part after part."""
-    return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(shape, itemsize)]
-
-
-def conv2d_dgrad(shape: ConvShape, itemsize: int) -> list[Need]:
-    """Say what the gradient of a convolution's input needs, part after part."""
-    return [depthwise(shape, itemsize)] if shape.is_depthwise else list(dgrad_tiles(shape, itemsize))
-
-
-def forward_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Lay out the forward pass: a row of biases, a row of zeros, the block."""
-    row = shape.horizontal.out * shape.k
-    return _tiles(shape, itemsize, fixed=(row, row), staged=shape.k if shape.groups > 1 else 0)
-
-
-def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Lay out the filter's gradient: partial sums of filter and bias, the block, a one for each pixel."""
-    return _tiles(shape, itemsize, fixed=(shape.filter_elements, shape.k), staged=1)
-
-
-def dgrad_tiles(shape: ConvShape, itemsize: int) -> list[Tiles]:
-    """Lay out the input's gradient, for each phase that works: the turned filter, the block."""
-    dense = shape.groups == 1 and shape.vertical.stride == 1 and shape.horizontal.stride == 1
-    per_tap = shape.filter_elements // shape.taps
-    return [
-        Tiles(
-            itemsize=itemsize,
-            rows=phase.vertical.out,
-            vertical=phase.vertical,
-            horizontal=phase.horizontal,
-            channels=shape.k,
-            groups=shape.groups,
-            fixed=(phase.taps * per_tap,),
-            staged=0 if dense else shape.c,
-        )
-        for phase in phases(shape)
-        if phase.works
-    ]
-
-
-def depthwise(shape: ConvShape, itemsize: int) -> Depthwise:
-    """Lay out any pass of a depthwise convolution."""
-    return Depthwise(
-        itemsize=itemsize, rows=shape.vertical.out, channels=shape.c, taps=shape.taps, width=shape.horizontal.out
-    )
-
-
-def _tiles(shape: ConvShape, itemsize: int, *, fixed: tuple[int, ...], staged: int) -> Tiles:
-    thin = shape.groups == 1 and shape.taps * shape.c <= _SHORT_SIDE
-    return Tiles(
-        itemsize=itemsize,
-        rows=shape.vertical.out,
-        vertical=shape.vertical,
-        horizontal=shape.horizontal,
-        channels=shape.c,
-        groups=shape.groups,
-        fixed=fixed,
-        staged=staged,
-        products=shape.filter_elements if thin else 0,
-    )

@@ -12,6 +12,7 @@ from cubatch.network.graph import Network, Node
 PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
 LABEL_BYTES = 4
+ENDINGS = frozenset({"folded", "residual", "positive"})
 LOSS_SCALE_BYTES = {"float16": 16}
 """State of the loss's scale, four float32 words, for the dtypes whose gradients need one in training."""
 
@@ -49,13 +50,18 @@ class Op:
     One operation of a step.
 
     Attributes:
-        kind: "forward", "loss", "backward", "accumulate" (the first read is added to the write) or "update".
-        node: The layer, or None for loss and update.
+        kind: "fold" (scale and shift of batch norms that products do), "forward", "loss", "backward", "accumulate" (the
+            first read is added to the write) or "update".
+        node: The layer, or None for fold, loss and update.
         reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in
-            both means in place.
+            both means in place.  Of what a product ends with: "folded", the scale and shift of a batch norm, then
+            "residual", which is added; the result is zero where "positive", the output of a ReLU, is not.
         workspace: Number of the scratch buffer, alive during this operation only.
         replay: A forward operation done again in the backward pass, to save memory.
         relu: The result is clamped at zero while it is at hand: a ReLU layer that needs no operation of its own.
+        then: Layers done to the result while it is at hand, in their order, that need no operation of their own: a
+            batch norm by running statistics, a sum, ReLUs; backward the ReLU whose slope is applied.
+        norms: Of "fold": each product and the batch norm that it does.
     """
 
     kind: str
@@ -65,6 +71,18 @@ class Op:
     workspace: int | None = None
     replay: bool = False
     relu: bool = False
+    then: tuple[Node, ...] = ()
+    norms: tuple[tuple[Node, Node], ...] = ()
+
+    @property
+    def norm(self) -> Node | None:
+        """The batch norm that it does to its result."""
+        return next((node for node in self.then if node.layer.has_statistics), None)
+
+    @property
+    def ending(self) -> frozenset[str]:
+        """Which roles are of what its product ends with."""
+        return ENDINGS.intersection(self.reads)
 
 
 @attrs.frozen

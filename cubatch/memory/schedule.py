@@ -8,9 +8,10 @@ Reuse follows from who reads what.  An elementwise layer writes over its input w
 needs it; flatten, and dropout in inference, are other names for the same buffer; the gradient of a
 sum is one buffer under several names, copied only if one of its readers would write into it.
 
-A ReLU is done by its neighbour where it can be: by the convolution, linear layer or batch norm before
+A ReLU is done by its neighbour where it can be: by the convolution, linear layer, batch norm or sum before
 it, or by the max pool that alone reads it, which then also masks the gradient, so that what the ReLU
-would have read need not be kept.
+would have read need not be kept.  Backward, its slope is applied by the convolution or linear layer that makes
+the gradient of its output, which also adds what other readers contributed before.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from collections.abc import Sequence
 
 import attrs
 
+from cubatch.memory.dataflow import Dataflow, is_relu
 from cubatch.memory.operations import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
 from cubatch.network.layer import Layer, check_mode
-from cubatch.network.layers import MaxPool2d, ReLU
+
+_TWO = 2  # branches of a sum that a neighbour can do: its own result and another
 
 
 def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) -> Schedule:
@@ -59,19 +62,6 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) ->
     return writer.finish(values)
 
 
-# The one peephole: two kinds by name, since what they do together is a fact of neither.
-
-
-def _is_relu(layer: Layer) -> bool:
-    # What a layer that `can_clamp` does instead is this function and no other elementwise one.
-    return isinstance(layer, ReLU)
-
-
-def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:
-    # The largest of clamped values is the clamped largest; a max pool's argmax then masks the gradient too.
-    return _is_relu(node.layer) and len(readers) == 1 and isinstance(readers[0].layer, MaxPool2d)
-
-
 class _Writer:
     """Writes operations in order while it keeps track of who still needs which buffer."""
 
@@ -87,30 +77,10 @@ class _Writer:
         # Names whose gradient lives in a buffer and has not been used yet: more than one means shared.
         self.holders: dict[int, set[str]] = {}
         self.kept: set[str] = set()
-        self.nodes = {node.name: node for node in network.nodes}
         self.produced: dict[int, int] = {}
-        self.trained: set[str] = set()
-        named: dict[str, list[Node]] = {}
-        for node in network.nodes:
-            for name in node.inputs:
-                named.setdefault(name, []).append(node)
-        self.pooled = {node.name for node in network.nodes if _is_pooled_relu(node, named.get(node.name, []))}
-        self.origin = {INPUT: INPUT}
-        for node in network.nodes:
-            alias = self.is_alias(node)
-            self.origin[node.name] = self.origin[node.inputs[0]] if alias else node.name
-            if node.layer.parameters or self.trained.intersection(node.inputs):
-                self.trained.add(node.name)
-        self.readers: dict[str, list[Node]] = {}
-        for node in network.nodes:
-            if not self.is_alias(node):
-                for name in node.inputs:
-                    self.readers.setdefault(self.origin[name], []).append(node)
-
-    def is_alias(self, node: Node) -> bool:
-        """Whether the output is the input's memory under another name."""
-        idle = node.layer.idle_in_inference and not self.training
-        return node.layer.aliases_input or node.name in self.pooled or idle
+        self.flow = Dataflow(network, training=self.training)
+        # ReLUs whose slope was applied where the gradient of their output was made.
+        self.sloped: set[str] = set()
 
     def buffer(self, buffer: Buffer) -> int:
         """Note a new buffer and return its number."""
@@ -132,7 +102,7 @@ class _Writer:
     ) -> None:
         """Add an operation, with scratch memory of its own."""
         workspace = self.scratch(kind, node)
-        relu = node.inputs[0] in self.pooled
+        relu = node.inputs[0] in self.flow.pooled
         self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu))
 
     # --- forward -----------------------------------------------------------------------------
@@ -142,25 +112,24 @@ class _Writer:
         layer = node.layer
         if not layer.in_place or (self.training and "x" in layer.backward_reads):
             return None
-        for name in node.inputs:
-            origin = self.origin[name]
-            if origin == INPUT or origin in self.kept or self.readers[origin] != [node]:
-                continue
-            if not (self.training and "y" in self.nodes[origin].layer.backward_reads):
-                return name
-        return None
+        return next((name for name in node.inputs if self.is_free(name, node)), None)
+
+    def is_free(self, name: str, node: Node) -> bool:
+        """Whether a layer's output is of no use once a node has read it."""
+        return self.flow.origin[name] not in self.kept and self.flow.is_done_with(name, node)
 
     def forward(self, node: Node, values: dict[str, int], *, replay: bool = False) -> None:
         """Compute a layer's output from `values`, where it is then found."""
         layer = node.layer
-        if self.is_alias(node):
+        if self.flow.is_alias(node):
             values[node.name] = values[node.inputs[0]]
+            return
+        joined = self.joined(node, values)
+        if joined is not None:
+            values[node.name] = joined
             return
         reads = {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
         target = self.overwritten(node)
-        if target is not None and _is_relu(layer) and self.clamp(values[target]):
-            values[node.name] = values[target]
-            return
         name = f"{node.name}.y" + (" again" if replay else "")
         new = Buffer(name, "activations", node.name, layer.output_shape)
         writes = {"y": self.buffer(new) if target is None else values[target]}
@@ -179,23 +148,43 @@ class _Writer:
         self.emit("forward", node, reads, writes, replay=replay)
         values[node.name] = writes["y"]
 
-    def clamp(self, number: int) -> bool:
-        """Let the operation that wrote a buffer clamp it too, if it is one that can."""
-        time = self.produced.get(number)
-        node = None if time is None else self.ops[time].node
-        if time is None or node is None or not node.layer.can_clamp:
-            return False
-        self.ops[time] = attrs.evolve(self.ops[time], relu=True)
-        return True
+    def joined(self, node: Node, values: dict[str, int]) -> int | None:
+        """Let the operation that made an input, the last of them, do this layer too; give where the output then is."""
+        made = {name: self.produced.get(values[name], -1) for name in node.inputs if self.is_free(name, node)}
+        name = max(made, key=made.__getitem__, default=None)
+        if name is None or made[name] < 0:
+            return None
+        time, number = made[name], values[name]
+        op, layer = self.ops[time], node.layer
+        before = op.node.layer if op.node else layer
+        is_open = not op.relu and "residual" not in op.reads  # what an epilogue does comes in one order
+        if is_relu(layer) and before.can_clamp:
+            op = attrs.evolve(op, relu=True)
+        elif layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None:
+            name, shape = f"{node.name}.scale and shift", (2, layer.input_shape[2])
+            fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
+            op = attrs.evolve(op, reads=op.reads | {"folded": self.buffer(fixed)})
+        elif layer.passes_gradient and before.can_add and is_open and len(node.inputs) == _TWO:
+            other = next(one for one in node.inputs if one != name)
+            if self.produced.get(values[other], -1) >= time:
+                return None
+            number = values[other] if other in made else number
+            op = attrs.evolve(op, reads=op.reads | {"residual": values[other]}, writes=op.writes | {"y": number})
+            self.produced[number] = time
+        else:
+            return None
+        self.ops[time] = attrs.evolve(op, then=(*op.then, node))
+        return number
 
     def cuts(self) -> list[int]:
         """Choose where segments end: after nodes whose output alone is read later on, about evenly by size."""
         nodes = self.network.nodes
-        last_read = {origin: max(nodes.index(n) for n in readers) for origin, readers in self.readers.items()}
+        last_read = {origin: max(nodes.index(n) for n in readers) for origin, readers in self.flow.readers.items()}
         possible = []
         for i in range(1, len(nodes)):
-            live = {o for o, last in last_read.items() if last >= i and o != INPUT and nodes.index(self.nodes[o]) < i}
-            if live == {self.origin[nodes[i - 1].name]} and self.overwritten(nodes[i]) is None:
+            begun = {node.name for node in nodes[:i]}
+            live = {origin for origin, last in last_read.items() if last >= i and origin in begun}
+            if live == {self.flow.origin[nodes[i - 1].name]} and self.overwritten(nodes[i]) is None:
                 possible.append(i)
         sizes = [math.prod(node.layer.output_shape) for node in nodes]
         share = sum(sizes) / max(1, math.isqrt(len(possible)))
@@ -205,7 +194,7 @@ class _Writer:
             if held >= share and i in possible:
                 cuts.append(i)
                 held = 0
-        self.kept = {self.origin[nodes[i - 1].name] for i in cuts}
+        self.kept = {self.flow.origin[nodes[i - 1].name] for i in cuts}
         return [*cuts, len(nodes)]
 
     def replay(self, segment: Sequence[Node], values: dict[str, int]) -> dict[str, int]:
@@ -242,7 +231,7 @@ class _Writer:
             self.holders.setdefault(number, set()).add(name)
             return
         held = self.gradients[name]
-        node = self.nodes[name]
+        node = self.flow.nodes[name]
         # Add into whichever of the two nobody else still reads.
         free = [n for n in (number, held) if not self.holders.get(n, set()) - {name} and n not in self.given]
         target = free[0] if free else self.buffer(self.gradient_of(node))
@@ -250,6 +239,24 @@ class _Writer:
         self.holders[held].discard(name)
         self.gradients[name] = target
         self.holders.setdefault(target, set()).add(name)
+
+    def ending(self, node: Node, values: dict[str, int], writes: dict[str, int]) -> dict[str, int]:
+        """
+        Let the product that makes the gradient of its input add to it what is there, and apply the slope of a ReLU.
+
+        Returns:
+            What it reads for that: "residual", written over where nobody else needs it, and "positive".
+        """
+        name, reads = node.inputs[0], {}
+        held = self.gradients.pop(name, None)
+        if held is not None:
+            reads["residual"] = held
+            self.holders[held].discard(name)
+            if not self.holders[held] and held not in self.given:
+                writes["dx0"] = held
+        if self.flow.slope(node) is not None:
+            reads["positive"] = values[name]
+        return reads
 
     def gradient_of(self, node: Node) -> Buffer:
         """Describe the gradient of a layer's output."""
@@ -259,36 +266,48 @@ class _Writer:
         """Positions and names of the inputs whose gradient is needed."""
         if self.single:
             return [(i, name) for i, name in enumerate(node.inputs)]
-        return [(i, name) for i, name in enumerate(node.inputs) if name in self.trained]
+        return [(i, name) for i, name in enumerate(node.inputs) if name in self.flow.trained]
 
-    def backward(self, node: Node, values: dict[str, int]) -> None:  # noqa: C901 - one case for each way to reuse
+    def kept_for(self, node: Node, values: dict[str, int]) -> dict[str, int]:
+        """Give what of the forward pass the backward pass reads, by role."""
+        needed = node.layer.backward_reads
+        inputs = {f"x{i}": values[name] for i, name in enumerate(node.inputs)} if "x" in needed else {}
+        return inputs | ({"y": values[node.name]} if "y" in needed else {})
+
+    def pass_on(self, node: Node, dy: int, names: Sequence[str]) -> None:
+        """Give the gradient of a layer's output to its inputs, as it is."""
+        for position, name in enumerate(names, start=1):
+            if position == len(names):  # held until then: an earlier reader must not add into it
+                self.holders[dy].discard(node.name)
+            if name == INPUT:  # a view on its own: the gradient that was given is the answer
+                self.results.add(dy)
+            else:
+                self.receive(name, dy)
+
+    def backward(self, node: Node, values: dict[str, int]) -> None:
         """Compute what a layer owes to its inputs and parameters."""
         dy = self.gradients.pop(node.name, None)
         wanted = self.wanted(node)
         if dy is None or not (wanted or node.layer.parameters):
             return
         layer = node.layer
-        if self.is_alias(node) or layer.passes_gradient:
-            for position, (_, name) in enumerate(wanted, start=1):
-                if position == len(wanted):  # held until then: an earlier reader must not add into it
-                    self.holders[dy].discard(node.name)
-                if name == INPUT:  # a view on its own: the gradient that was given is the answer
-                    self.results.add(dy)
-                else:
-                    self.receive(name, dy)
+        if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
+            self.pass_on(node, dy, [name for _, name in wanted])
             return
-        reads = {"dy": dy} | self.saved.get(node.name, {})
-        if "x" in layer.backward_reads:
-            reads |= {f"x{i}": values[name] for i, name in enumerate(node.inputs)}
-        if "y" in layer.backward_reads:
-            reads["y"] = values[node.name]
+        reads = {"dy": dy} | self.saved.get(node.name, {}) | self.kept_for(node, values)
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}
         for i, _ in wanted:
             shape = layer.input_shapes[i]
             fresh = Buffer(f"{node.name}.x{i} gradient", "activation_gradients", node.name, shape)
             writes[f"dx{i}"] = dy if in_place else self.buffer(fresh)
+        if layer.has_epilogue and wanted:
+            reads |= self.ending(node, values, writes)
         self.emit("backward", node, reads, writes)
+        relu = self.flow.slope(node) if "positive" in reads else None
+        if relu is not None:
+            self.ops[-1] = attrs.evolve(self.ops[-1], then=(relu,))
+            self.sloped.add(relu.name)
         self.holders[dy].discard(node.name)
         for i, name in wanted:
             if name == INPUT:
@@ -308,6 +327,12 @@ class _Writer:
             read.update(op.reads.values())
             ops.append(op)
         ops.reverse()
+        folds = [op for op in ops if op.norm is not None]
+        if folds:  # in every step: whoever trains the parameters and statistics need not tell
+            written = {op.norm.name: op.reads["folded"] for op in folds if op.norm}
+            ops.insert(
+                0, Op("fold", None, {}, written, norms=tuple((op.node, op.norm) for op in folds if op.node and op.norm))
+            )
         if not self.training:
             self.results.add(values[self.network.nodes[-1].name])
         used = self.given | self.results

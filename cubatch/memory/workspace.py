@@ -15,8 +15,8 @@ import attrs
 
 from cubatch.hardware.facts import Device
 from cubatch.kernels.workspace import depthwise, misc, products
-from cubatch.memory import blocks
-from cubatch.memory.blocks import Curve, Flat, Need, Norm, Pool, Products, Scores
+from cubatch.memory import blocks, conv_blocks
+from cubatch.memory.blocks import Curve, Ends, Flat, Need, Norm, Pool, Products, Scores
 from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.network import layers
 from cubatch.network.layer import Layer, extents
@@ -73,14 +73,14 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
             return blocks.workspace_bytes([Flat(itemsize=2 * itemsize)], program.network.parameters, target)
         h, w, classes = program.network.output_shape
         return blocks.workspace_bytes([Scores(itemsize=itemsize, classes=classes)], samples * h * w, target)
-    needs, items = _needs(op.node.layer, op.kind, itemsize)
+    needs, items = _needs(op.node.layer, op.kind, itemsize, op.ending)
     return blocks.workspace_bytes(needs, samples * items, target)
 
 
 @lru_cache(maxsize=4096)
-def _needs(layer: Layer, kind: str, itemsize: int) -> tuple[tuple[Need, ...], int]:
+def _needs(layer: Layer, kind: str, itemsize: int, ending: frozenset[str]) -> tuple[tuple[Need, ...], int]:
     """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
-    return TABLE[type(layer)].im2col(layer, kind, itemsize)
+    return TABLE[type(layer)].im2col(layer, kind, itemsize, *([ending] if ending else []))
 
 
 Scratch = tuple[tuple[Need, ...], int]
@@ -93,11 +93,12 @@ class Row:
     What a kind of layer needs.
 
     Attributes:
-        im2col: On the engine's own code, from the layer, "forward" or "backward", and the bytes of an element.
+        im2col: On the engine's own code, from the layer, "forward" or "backward", and the bytes of an element; of
+            one that does more than itself and a ReLU also `Op.ending`.
         ours: Bytes on the hand-written kernels, from the layer, "forward" or "backward", samples, dtype and device.
     """
 
-    im2col: Callable[[Any, str, int], Scratch]
+    im2col: Callable[..., Scratch]
     ours: Callable[[Any, str, int, str, Device], int]
 
 
@@ -113,14 +114,17 @@ def _inputs_and_outputs(layer: Layer, _kind: str, _itemsize: int) -> Scratch:
     return (Flat(itemsize=2 * FLOAT32_BYTES),), elements
 
 
-def _convolution(layer: layers.Conv2d, kind: str, itemsize: int) -> Scratch:
+def _convolution(layer: layers.Conv2d, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:
     shape = layer.convolution
     if kind == "forward":
-        return tuple(blocks.conv2d_forward(shape, itemsize)), 1
-    return (*blocks.conv2d_wgrad(shape, itemsize), *blocks.conv2d_dgrad(shape, itemsize)), 1
+        return tuple(conv_blocks.conv2d_forward(shape, itemsize, ending)), 1
+    return (*conv_blocks.conv2d_wgrad(shape, itemsize), *conv_blocks.conv2d_dgrad(shape, itemsize, ending)), 1
 
 
-def _turned_output(layer: layers.Linear, kind: str, itemsize: int) -> Scratch:
+def _linear(layer: layers.Linear, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:
+    h, w, c = layer.input_shape
+    if ending:
+        return (Ends(itemsize=itemsize, row=layer.k if kind == "forward" else c),), h * w
     return ((Flat(itemsize=itemsize),), math.prod(layer.output_shape)) if kind == "forward" else ((), 0)
 
 
@@ -131,7 +135,7 @@ def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int)
     return (need,), 1
 
 
-def _norm(layer: layers.BatchNorm2d, _kind: str, itemsize: int) -> Scratch:
+def _norm(layer: layers.BatchNorm2d, _kind: str, itemsize: int, _ending: frozenset[str] = blocks.PLAIN) -> Scratch:
     h, w, c = layer.input_shape
     return (Norm(itemsize=itemsize, channels=c),), h * w
 
@@ -191,7 +195,7 @@ outputs take in float32, on kernels nothing.
 
 TABLE: dict[type[Layer], Row] = {
     layers.Conv2d: Row(_convolution, _convolution_bytes),
-    layers.Linear: Row(_turned_output, _linear_bytes),
+    layers.Linear: Row(_linear, _linear_bytes),
     layers.MaxPool2d: Row(_pool, _no_bytes),
     layers.AvgPool2d: Row(_pool, _no_bytes),
     layers.GlobalAvgPool: NOTHING,

@@ -139,6 +139,16 @@ class Layer:
         """Channels of one group that are extents of its products, by field: what Tensor Cores take in multiples."""
         return {}
 
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether its products can end with more than a bias and a ReLU: a norm, another branch, a ReLU's slope."""
+        return False
+
+    @property
+    def can_add(self) -> bool:
+        """Whether it can add another branch to its output while that is at hand, which a sum then need not do."""
+        return self.has_epilogue
+
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:  # noqa: ARG002
         """Matrix products that a kernel computes for one pass of a batch; none for a layer that only moves bytes."""
         return ()

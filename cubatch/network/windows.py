@@ -57,6 +57,17 @@ class Axis(NamedTuple):
         """
         return (out - 1) * self.stride + (self.taps - 1) * self.step + 1
 
+    def seen(self) -> slice:
+        """
+        Give the taps between the first and the last that read the source for any output; all if none does.
+
+        Example:
+            >>> Axis(size=1, out=1, taps=3, stride=1, step=1, offset=-1).seen()
+            slice(1, 2, None)
+        """
+        reading = [tap for tap in range(self.taps) if self.valid(tap, 0, self.out)[0] != slice(0, 0)]
+        return slice(reading[0], reading[-1] + 1) if reading else slice(0, self.taps)
+
     def valid(self, tap: int, start: int, stop: int) -> tuple[slice, slice]:
         """
         Give the outputs in [start, stop) whose tap lies inside the source, and the source positions they read.
@@ -111,6 +122,31 @@ class ConvShape(NamedTuple):
     def is_depthwise(self) -> bool:
         """Whether each output channel sees just the input channel of its own index."""
         return self.groups == self.c == self.k
+
+
+@functools.lru_cache(maxsize=4096)
+def seen_taps(shape: ConvShape) -> tuple[ConvShape, slice, slice]:
+    """
+    Leave out a convolution's taps that see nothing but padding: a 3x3 filter over one pixel has eight.
+
+    Returns:
+        The convolution without them, and the rows and columns of the filter that are left; what is left can be
+        viewed as one row of elements for each output channel.
+
+    Example:
+        >>> shape = conv_shape((1, 1, 8), (8, 3, 3, 8), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        >>> seen_taps(shape)[0].taps, *seen_taps(shape)[1:]
+        (1, slice(1, 2, None), slice(1, 2, None))
+    """
+    rows, columns = shape.vertical.seen(), shape.horizontal.seen()
+    if rows.stop - rows.start > 1:
+        columns = slice(0, shape.horizontal.taps)
+    axes = (_with_taps(shape.vertical, rows), _with_taps(shape.horizontal, columns))
+    return shape._replace(vertical=axes[0], horizontal=axes[1]), rows, columns
+
+
+def _with_taps(axis: Axis, taps: slice) -> Axis:
+    return axis._replace(taps=taps.stop - taps.start, offset=axis.offset + taps.start * axis.step)
 
 
 def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:

@@ -39,19 +39,15 @@ from cubatch.search.view import SURE, View
 
 KNOWN = 0.5
 """The answer is known where going on would win, on average, less than this share of the tolerance."""
-WORTH, WORTH_SECONDS = 0.7, 60.0
+WORTH, WORTH_SECONDS = 0.85, 60.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
 share."""
 MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
 PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
-VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.15  # visits, of what is left, behind the fastest
-CERTAIN_SHARE, TIES_SHARE, UNSETTLED_SHARE = (
-    0.2,
-    0.01,
-    0.02,
-)  # of what is left: for the answer's own readings, and for others'
+VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.06  # visits, of what is left, behind the fastest
+CERTAIN_SHARE, TIES_SHARE, UNSETTLED_SHARE = 0.2, 0.002, 0.02  # of what is left: the answer's own readings, others'
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
 AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left

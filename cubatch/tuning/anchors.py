@@ -90,8 +90,8 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
     def refused(wanted: str, remedy: str = "") -> InvalidArgument:
         return InvalidArgument("anchors", origin, wanted, remedy)
 
-    if result.spec is None or result.mode is None or result.dtype is None:
-        raise refused("results of a layer or network", "Of a callable the model knows nothing.")
+    if result.spec is None or result.mode is None or result.dtype is None or result.library == "torch":
+        raise refused("results of a layer or network", "Of a callable or a module the model knows nothing.")
     spec = resolve(result.spec)
     work = Workload(
         spec=spec,

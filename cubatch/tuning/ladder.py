@@ -9,7 +9,7 @@ compared with, and rungs at the limits.  `explain` shows the arithmetic behind i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -146,6 +146,30 @@ def propose(
     return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes)
 
 
+def of_memory(limits: Limits, room: MemoryLimit, largest: int, peak_bytes: Callable[[int], int]) -> Ladder:
+    """
+    List the candidates for something of which only its memory is known: `plain` ones and the limits.
+
+    Args:
+        limits: What was asked for.
+        room: Memory that a step may take.
+        largest: The largest batch that fits into it.
+        peak_bytes: Bytes of a step by batch size.
+    """
+    kept = asked_for(limits.batch_sizes or ())
+    if limits.batch_sizes is None:
+        top = limits.max_batch_size
+        kept = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top)])
+    return Ladder(
+        tuple(
+            attrs.evolve(step, predicted_peak_bytes=peak_bytes(step.batch_size), over_limit=step.batch_size > largest)
+            for step in kept
+        ),
+        largest,
+        room.bytes,
+    )
+
+
 def _planned(work: Workload, step: Candidate, largest: int) -> Candidate:
     total = plan(work, step.batch_size).total
     return attrs.evolve(step, predicted_peak_bytes=total, over_limit=step.batch_size > largest)
@@ -201,16 +225,7 @@ def plain(limits: Limits) -> list[Candidate]:
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
     """Everything that speaks for some batch size from 1 to the limit, in the order of the kinds."""
     limit = largest if top is None else min(largest, top)
-    limits = [
-        Proposal(size, reason, reason)
-        for size, reason in (
-            (largest, "memory limit"),
-            (largest * 9 // 10, "0.9 of the memory limit"),
-            (largest * 3 // 4, "0.75 of the memory limit"),
-            (top or 0, "max_batch_size"),
-        )
-        if 1 <= size <= limit
-    ]
+    limits = _limits(largest, top)
     if work.device.kind == "cpu":
         return [*_plain(limit), *limits]
     teeth: list[Proposal] = []
@@ -223,6 +238,19 @@ def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
         text = f"tensor-core multiple of {multiple}"
         teeth += [Proposal(size, "tensor-core multiple", text) for size in rounded if size]
     return [*teeth, *_powers(limit), *limits]
+
+
+def _limits(largest: int, top: int | None) -> list[Proposal]:
+    return [
+        Proposal(size, reason, reason)
+        for size, reason in (
+            (largest, "memory limit"),
+            (largest * 9 // 10, "0.9 of the memory limit"),
+            (largest * 3 // 4, "0.75 of the memory limit"),
+            (top or 0, "max_batch_size"),
+        )
+        if 1 <= size <= min(largest, top or largest)
+    ]
 
 
 def _powers(limit: int) -> list[Proposal]:

@@ -127,6 +127,24 @@ def of_callable(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, l
     return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=lambda _: {})
 
 
+def of_module(
+    name: str, dtype: str, mode: str, optimizer: object, device: Device, goal: Goal, limits: Limits, room: MemoryLimit,
+    ladder: Ladder,
+) -> Story:  # fmt: skip
+    """Begin the story of a PyTorch module, of which its class, its dtype and its memory are known."""
+    setting = {
+        "spec": {"name": name},
+        "mode": mode,
+        "dtype": dtype,
+        "optimizer": optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "a function"),
+        "library": "torch",
+        **_setting(device, goal, limits, room, ladder.memory_bytes),
+        "l2": "warm",
+    }
+    facts = {"largest_batch_size": ladder.largest}
+    return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=lambda _: facts)
+
+
 def _setting(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, memory_bytes: int | None) -> dict[str, Any]:
     facts = device.to_mapping()
     return {

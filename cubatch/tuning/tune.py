@@ -150,7 +150,7 @@ def autotune(
             extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
             multiple=_multiple(work),
         )
-        measured = _measured(measure, story, run, progress, work.device)
+        measured = measured_by(measure, story, run, progress, work.device)
 
         # The answer, and why.
         return story.answer(measured, notes=run.notes)
@@ -225,7 +225,7 @@ def autotune_callable(
     found = probe.resolve(device)
     goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
     limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"), budget=budget, seed=seed)
-    _check_progress(progress)
+    check_progress(progress)
     room = hardware_room.memory_limit(found, memory_limit)
     watched = None if memory_limit is None else room.bytes
     ladder = Ladder(tuple(plain(limits)), None, watched)
@@ -236,7 +236,7 @@ def autotune_callable(
         extend=None if limits.batch_sizes else functools.partial(between, steps=ladder.candidates),
     )
     with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        measured = _measured(measure, story, run, progress, found)
+        measured = measured_by(measure, story, run, progress, found)
     if not isinstance(clocks.callable_clock(), clocks.EventClock):
         run.notes.append("Timed by the host's clock: no library with CUDA events is loaded and has a GPU.")
         if watched is not None:
@@ -246,7 +246,7 @@ def autotune_callable(
     return story.answer(measured, notes=run.notes)
 
 
-def _measured(
+def measured_by(
     measure: Callable[..., Measured],
     story: Story,
     run: store.Run,
@@ -359,14 +359,15 @@ def _check_choices(work: Workload, goal: Goal, *, isolate: object, store: object
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
     if not isinstance(store, bool | str | Path):
         raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
-    _check_progress(progress)
+    check_progress(progress)
     if goal.objective == "energy" and work.device.kind == "cpu":
         raise EnergyNotAvailable(str(work.device))
     for node in as_network(work.spec).nodes:
         layers.check(node.layer, node.name)
 
 
-def _check_progress(progress: object) -> None:
+def check_progress(progress: object) -> None:
+    """Refuse what cannot be called."""
     if progress is not None and not callable(progress):
         raise InvalidArgument("progress", progress, "callable, or None")
 

@@ -2,13 +2,14 @@
 //
 // batch_norm — normalise each channel of (rows, channels) by mean and variance over the rows; and its gradient.
 //
-//   y  = (x - mean) * inv_std * gamma + beta, then max(y, 0) where asked for
+//   y  = (x - mean) * inv_std * gamma + beta [+ residual], then max(y, 0) where asked for
 //   dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)),  xhat = (x - mean) * inv_std
 //
 //   batch_norm_statistics        partials[tile][3][C] = count, mean - x[0] and M2 = sum (x - mean)^2 of a tile of rows
 //   batch_norm_merge             fewer partials out of many (those an epilogue writes, one for each row tile)
 //   batch_norm_finish            mean, inv_std = 1 / sqrt(variance + eps), running statistics
 //   batch_norm_apply             y, from the batch's statistics or from running ones
+//   batch_norm_fold              scale and shift of a product's epilogue, from running statistics: many norms at once
 //   batch_norm_backward_sums     partials[tile][2][C] = sums of dy * xhat and of dy
 //   batch_norm_backward_finish   dgamma, dbeta, and both divided by the rows
 //   batch_norm_backward_apply    dx
@@ -17,7 +18,8 @@
 // kept as their distance to the first row of all, x[0]: a large mean costs no digits until it is stored itself.
 // Tiles are merged pairwise with their means (Chan, Golub and LeVeque, 1983), in one order.
 //
-//   grid    (tiles, ceil(C / (lanes * V))) for what reads activations; (ceil(C / 8), slices) for merge and finish
+//   grid    (tiles, ceil(C / (lanes * V))) for what reads activations; (ceil(C / 8), slices) for merge and finish;
+//           (ceil(C / 256), norms) for fold
 //   needs   statistics and partials in float32; gamma, beta and their gradients stored as activations are
 //   (who owns which channel: common/columns.cuh)
 #include "common/activation.cuh"
@@ -153,7 +155,13 @@ batch_norm_finish(const float* partials, const CB_ELEMENT* origin, int tiles, in
 }
 
 template <int V>
-CB_DEVICE void normalise(const CB_ELEMENT* x, CB_ELEMENT* y, const float* mean, const float* spread,
+struct Branches {
+  Vec<CB_ELEMENT, V> x;
+  Vec<CB_ELEMENT, V> residual;
+};
+
+template <int V>
+CB_DEVICE void normalise(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean, const float* spread,
                          const CB_ELEMENT* gamma, const CB_ELEMENT* beta, Rows rows, int channels, int lanes, float eps,
                          int is_variance, int relu) {
   const Column at = column_of_thread(lanes);
@@ -166,31 +174,64 @@ CB_DEVICE void normalise(const CB_ELEMENT* x, CB_ELEMENT* y, const float* mean, 
   load_channels<V>(beta + channel, shift);
   CB_UNROLL
   for (int v = 0; v < V; ++v) factor[v] = scale[v] * (is_variance ? 1.0f / sqrtf(factor[v] + eps) : factor[v]);
-  walk<LOADS>(
+  walk<2>(
       rows.begin + at.row_lane, rows.end, at.num_row_lanes,
-      [&](i64 row) { return cb_read<CB_ELEMENT, V>(x + row * channels + channel); },
-      [&](i64 row, const Vec<CB_ELEMENT, V>& loaded) {
+      [&](i64 row) {
+        const i64 at_row = row * channels + channel;
+        Branches<V> loaded = {cb_read<CB_ELEMENT, V>(x + at_row), {}};
+        if (residual != nullptr) loaded.residual = cb_read<CB_ELEMENT, V>(residual + at_row);
+        return loaded;
+      },
+      [&](i64 row, const Branches<V>& loaded) {
         Vec<CB_ELEMENT, V> result;
         CB_UNROLL
         for (int v = 0; v < V; ++v) {
-          const float value = fmaf(to_float(loaded.v[v]) - center[v], factor[v], shift[v]);
+          const float normed = fmaf(to_float(loaded.x.v[v]) - center[v], factor[v], shift[v]);
+          const float value = normed + to_float(loaded.residual.v[v]);
           result.v[v] = from_float<CB_ELEMENT>(relu ? rectify(value) : value);
         }
         cb_write<CB_ELEMENT, V>(y + row * channels + channel, result);
       });
 }
 
-// spread is 1 / sqrt(variance + eps), or the variance itself.  y may be x.
+// spread is 1 / sqrt(variance + eps), or the variance itself.  residual may be null; y may be x or residual.
 CB_KERNEL(THREADS, 3)
-batch_norm_apply(const CB_ELEMENT* x, CB_ELEMENT* y, const float* mean, const float* spread, const CB_ELEMENT* gamma,
-                 const CB_ELEMENT* beta, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
+batch_norm_apply(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean,
+                 const float* spread, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
                  float eps, int is_variance, int relu) {
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
-    normalise<WIDE>(x, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+    normalise<WIDE>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
   } else {
-    normalise<1>(x, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+    normalise<1>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
   }
+}
+
+// Pointers are numbers, so that the host hands over many norms by value.
+struct Fold {
+  u64 gamma, beta, bias;  // bias of the product before it, or 0
+  u64 mean, variance;
+  u64 scale, shift;
+  int channels;
+  float eps;
+};
+
+struct Folds {
+  Fold norms[32];
+};
+
+CB_KERNEL(THREADS, 4)
+batch_norm_fold(const Folds folds) {
+  const Fold& norm = folds.norms[cb_block_y()];
+  const int c = (int)cb_block_x() * THREADS + cb_thread();
+  if (c >= norm.channels) return;
+  const float gamma = to_float(reinterpret_cast<const CB_ELEMENT*>(norm.gamma)[c]);
+  const float bias = norm.bias ? to_float(reinterpret_cast<const CB_ELEMENT*>(norm.bias)[c]) : 0.0f;
+  const float variance = reinterpret_cast<const float*>(norm.variance)[c];
+  const float scale = gamma * (1.0f / sqrtf(variance + norm.eps));
+  const float shift = (bias - reinterpret_cast<const float*>(norm.mean)[c]) * scale;
+  reinterpret_cast<float*>(norm.scale)[c] = scale;
+  reinterpret_cast<float*>(norm.shift)[c] = shift + to_float(reinterpret_cast<const CB_ELEMENT*>(norm.beta)[c]);
 }
 
 template <int V>

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
+from typing import NoReturn
 
 from tests.cudasim import building, environment
 from tests.cudasim.simulation import ASKED
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Set the simulation up, then run Python with the arguments that are left."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.cudasim", description=__doc__, allow_abbrev=False,
@@ -26,18 +26,19 @@ def main() -> int:
     parser.add_argument("--devices", default="h100", help="titan-x, v100, a100, h100, separated by commas")
     parser.add_argument("--late", action="store_true", help="work in streams waits until somebody waits for it")
     parser.add_argument("--faults", default="", help="planted faults, separated by commas: see src/faults.cpp")
+    parser.add_argument("--toolkit", default="cuda12", choices=building.TOOLKITS, help="releases of CuPy and CUDA")
     own, command = parser.parse_known_args()
     if reason := building.reason_to_skip():
-        print(reason, file=sys.stderr)  # noqa: T201 - a command's output
-        return 1
-    home = building.built()
+        sys.exit(reason)
+    home = building.built(own.toolkit)
     if command:
         found = environment.of(home, devices=own.devices, late=own.late, faults=own.faults)
     else:
         command = ["-m", "pytest", "-n", "auto", "--dist", "worksteal", str(environment.HERE)]
         found = {**os.environ, ASKED: "1"}
-    return subprocess.run([sys.executable, *command], env=found, check=False).returncode
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *command], found)  # noqa: S606 - whoever ends this process ends that
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

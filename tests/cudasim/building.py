@@ -26,38 +26,53 @@ from tests.cpusim import building as cpusim
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
-CYTHON, PYPI_SIMPLE, PATHFINDER = "Cython==3.2.4", "pypi-simple==1.8.0", "cuda-pathfinder==1.3.4"
+PYPI_SIMPLE = "pypi-simple==1.8.0"
 
 
 @attrs.frozen
 class Toolkit:
     """
-    One major version of CUDA, with the packages that are simulated and those that are real.
+    One release of CuPy for one of CUDA, with the packages that are simulated and those that are real.
 
     Attributes:
-        major: 12 or 13.
+        major: Of CUDA: 12 or 13.
         cupy: Version of CuPy.
         sdist_sha256: Of cupy-VERSION.tar.gz in the package index.
-        headers: Requirement of the package with cuda.h and cuda_runtime_api.h.
-        include: Where they lie in it.
+        imports: Requirement of the one package that it imports beside NumPy.
+        cython: What translates its modules.
+        headers: Requirements of the packages with cuda.h, cuda_runtime_api.h and crt/.
+        include: Where they lie in those.
     """
 
     major: int
     cupy: str
     sdist_sha256: str
+    imports: str
+    cython: str
     headers: tuple[str, ...]
-    include: str
+    include: tuple[str, ...]
 
 
+_CUPY_14 = (
+    "14.2.0", "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c", "cuda-pathfinder==1.3.4",
+    "Cython==3.2.4",
+)  # fmt: skip
+_CUPY_13 = (
+    "13.6.0", "3cba30ae3dd32b5d5c6536e710cb98015227cd4ba83c46b3f1825a7ae55b6667", "fastrlock==0.8.3", "Cython==3.0.12",
+)  # fmt: skip
+_CUDA_12 = (
+    ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86"),
+    ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include"),
+)
 TOOLKITS = {
-    12: Toolkit(
-        12,
-        "14.2.0",
-        "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c",
-        ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86"),
-        "nvidia/cuda_runtime/include",
+    "cuda12": Toolkit(12, *_CUPY_14, *_CUDA_12),
+    "cuda12-cupy13": Toolkit(12, *_CUPY_13, *_CUDA_12),
+    "cuda13": Toolkit(
+        13, *_CUPY_14, ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"), ("nvidia/cu13/include",)
     ),
 }
+"""By the names of --toolkit; the first is what everything else is tested with."""
+
 _RUNTIME = "cupy_backends/cuda/api/runtime"
 _GENERATOR = "cupy/random/_generator_api"
 
@@ -73,19 +88,22 @@ def reason_to_skip() -> str:
     return "" if find_spec("pip") else "cudasim needs pip, to fetch CuPy's wheel"
 
 
-def built(major: int = 12) -> Path:
+def built(name: str = "cuda12") -> Path:
     """
     Give the folder of a simulation, set up if need be.
+
+    Args:
+        name: One of TOOLKITS.
 
     Raises:
         SetUpError: If a package cannot be had, or something does not compile.
     """
-    toolkit = TOOLKITS[major]
+    toolkit = TOOLKITS[name]
     packages, libraries = _packages(toolkit), [
         *sorted(SOURCES.rglob("*")), cpusim.HERE / "runtime.h", Path(__file__),
     ]  # fmt: skip
     own = _digest(packages.name, *(path.read_bytes() for path in libraries if path.is_file()))
-    home = packages.parent / f"libraries-{major}-{sysconfig.get_config_var('SOABI')}-{own}"
+    home = packages.parent / f"libraries-{name}-{sysconfig.get_config_var('SOABI')}-{own}"
     if not home.exists():
         with tempfile.TemporaryDirectory(dir=packages.parent) as work:
             made = Path(work) / "home"
@@ -99,14 +117,14 @@ def _packages(toolkit: Toolkit) -> Path:
     wanted = (attrs.astuple(toolkit), sysconfig.get_config_var("SOABI"), Path(__file__).read_bytes())
     root = cpusim.cache_directory().parent / "cudasim"
     root.mkdir(parents=True, exist_ok=True)
-    home = root / f"packages-{toolkit.major}-{_digest(*wanted)}"
+    home = root / f"packages-{toolkit.major}-{toolkit.cupy}-{_digest(*wanted)}"
     if home.exists():
         return home
     with tempfile.TemporaryDirectory(dir=root) as work:
         made = Path(work) / "packages"
-        _install(made / "site", f"cupy-cuda{toolkit.major}x=={toolkit.cupy}", PATHFINDER, dependencies=False)
+        _install(made / "site", f"cupy-cuda{toolkit.major}x=={toolkit.cupy}", toolkit.imports, dependencies=False)
         _install(made / "headers", *toolkit.headers, dependencies=False)
-        _install(Path(work) / "tools", CYTHON, PYPI_SIMPLE)
+        _install(Path(work) / "tools", toolkit.cython, PYPI_SIMPLE)
         sources = made / "sources"
         _fetch_sources(toolkit, Path(work) / "tools", sources)
         for module in (_RUNTIME, _GENERATOR):
@@ -177,7 +195,7 @@ def _build(toolkit: Toolkit, packages: Path, home: Path) -> None:
     for folder in ("lib", "jit", "units"):
         (home / folder).mkdir(parents=True)
     shutil.copytree(packages / "site", home / "site", symlinks=True, copy_function=os.link)
-    include = [f"-I{packages / 'headers' / toolkit.include}", f"-I{packages / 'headers' / 'nvidia/cuda_nvcc/include'}"]
+    include = [f"-I{packages / 'headers' / folder}" for folder in toolkit.include]
     objects = {
         module: home / "site" / f"{module}.{sysconfig.get_config_var('SOABI')}.so" for module in (_RUNTIME, _GENERATOR)
     }
@@ -193,8 +211,8 @@ def _build(toolkit: Toolkit, packages: Path, home: Path) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         compiled = {
             module: pool.submit(
-                _compile, home / f"{Path(module).name}.o", "-c", _translated(module), "-I.", "-Icupy_backends",
-                "-Icupy/_core/include", f"-I{SOURCES / 'cupy_headers'}", *include, python,
+                _compile, home / f"{Path(module).name}.o", "-c", "-fpermissive", _translated(module), "-I.",
+                "-Icupy_backends", "-Icupy/_core/include", f"-I{SOURCES / 'cupy_headers'}", *include, python,
                 first=SOURCES, folder=sources,
             )
             for module in objects

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional
+from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks
+from cubatch.memory import conv_blocks
 from cubatch.network.windows import conv_shape
 from tests import reference
 from tests.checks import assert_within, gamma
@@ -57,7 +59,8 @@ def _shape(case):
 
 def _workspace(case, needs):
     """The least that works, so that blocks are single rows, or plenty, filled with what is no number."""
-    size = scratch_blocks.workspace_bytes(needs, case["n"], 0 if case["rows_only"] else 2**20)
+    least = max((need.least for need in needs), default=0)
+    size = least if case["rows_only"] else scratch_blocks.workspace_bytes(needs, case["n"], 2**20)
     return np.full(size, 0xFF, dtype=np.uint8)
 
 
@@ -69,7 +72,7 @@ def test_conv2d_stays_within_the_rounding_of_its_dot_products(case):
     b = random.uniform(-1, 1, w.shape[0]).astype(np.float32)
 
     y = functional.conv2d(
-        x, w, b, **case["options"], workspace=_workspace(case, scratch_blocks.conv2d_forward(_shape(case), 4))
+        x, w, b, **case["options"], workspace=_workspace(case, conv_blocks.conv2d_forward(_shape(case), 4))
     )
 
     bound = gamma(w[0].size + 1, U) * reference.conv2d(abs(x), abs(w), abs(b), **case["options"])
@@ -89,13 +92,65 @@ def test_conv2d_dgrad_stays_within_the_rounding_of_its_dot_products(case):
         x_shape=x.shape,
         **case["options"],
         out=np.full(x.shape, np.nan, np.float32),
-        workspace=_workspace(case, scratch_blocks.conv2d_dgrad(_shape(case), 4)),
+        workspace=_workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4)),
     )
 
     length = w[..., 0].size // case["options"]["groups"]
     bound = gamma(length, U) * reference.conv2d_dgrad(abs(dy), abs(w), x_shape=x.shape, **case["options"])
     want = reference.conv2d_dgrad(dy, w, x_shape=x.shape, **case["options"])
     assert_within(dx, want, bound, axes="nhwc", label=str(case))
+
+
+@given(convolutions(), st.sampled_from([("residual",), ("positive",), ("residual", "positive")]))
+@settings(max_examples=examples(150), deadline=None)
+def test_conv2d_dgrad_adds_to_what_is_there_and_applies_a_slope(case, ends):
+    """
+    In place, in blocks of rows too, in phases without taps too; where nothing passes not even infinity does.
+
+    One rounding more than the sum of products, of a term more; a depthwise one says that it does not.
+    """
+    random, x, w = _arrays(case)
+    dy = random.uniform(-1, 1, reference.conv2d(x, w, **case["options"]).shape).astype(np.float32)
+    there, saved = (random.uniform(-1, 1, x.shape).astype(np.float32) for _ in range(2))
+    out = there.copy() if "residual" in ends else np.full(x.shape, np.nan, np.float32)
+    given = {name: {"residual": out, "positive": saved}[name] for name in ends}
+    workspace = _workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4, frozenset(ends)))
+    options = {"x_shape": x.shape, **case["options"], **given, "out": out, "workspace": workspace}
+    if _shape(case).is_depthwise:
+        with pytest.raises(InvalidArgument, match="groups"):
+            functional.conv2d_dgrad(dy, w, **options)
+        return
+    passes = saved > 0 if "positive" in ends else np.full(x.shape, fill_value=True)
+    if "positive" in ends and "residual" in ends:
+        out[~passes] = np.inf
+
+    dx = functional.conv2d_dgrad(dy, w, **options)
+
+    added = there if "residual" in ends else np.zeros_like(there)
+    length = w[..., 0].size // case["options"]["groups"]
+    terms = reference.conv2d_dgrad(abs(dy), abs(w), x_shape=x.shape, **case["options"]) + abs(added)
+    want = reference.conv2d_dgrad(dy, w, x_shape=x.shape, **case["options"]) + added
+    bound = np.where(passes, gamma(length + 1, U) * terms, 0)
+    assert_within(dx, np.where(passes, want, 0), bound, axes="nhwc", label=f"{case} {ends}")
+
+
+@given(st.integers(1, 9), st.booleans(), st.sets(st.sampled_from(["residual", "positive"]), min_size=1))
+def test_linear_dgrad_adds_to_what_is_there_and_applies_a_slope(rows, is_tight, ends):
+    """In place, row by row where scratch memory holds no more: one rounding more than the dot products."""
+    random = np.random.default_rng(rows)
+    dy, w, there, saved = (
+        random.uniform(-1, 1, shape).astype(np.float32) for shape in ((rows, 6), (6, 5), (rows, 5), (rows, 5))
+    )
+    out = there.copy()
+    given = {name: {"residual": out, "positive": saved}[name] for name in ends}
+    need = scratch_blocks.Ends(itemsize=4, row=5)
+    workspace = np.full(need.least if is_tight else need.whole(rows), 0xFF, np.uint8)
+    functional.linear_dgrad(dy, w, **given, out=out, workspace=workspace)
+    passes = saved > 0 if "positive" in ends else np.full(saved.shape, fill_value=True)
+    added = there if "residual" in ends else np.zeros_like(there)
+    wide = dy.astype(np.float64) @ w.astype(np.float64) + added
+    bound = gamma(7, U) * (abs(dy).astype(np.float64) @ abs(w) + abs(added))
+    assert_within(out, np.where(passes, wide, 0), np.where(passes, bound, 0), label=str((rows, ends)))
 
 
 @given(convolutions())
@@ -107,7 +162,7 @@ def test_conv2d_wgrad_stays_within_the_rounding_of_its_dot_products(case):
     dw, db = np.full(w.shape, np.nan, np.float32), np.full(w.shape[0], np.nan, np.float32)
 
     functional.conv2d_wgrad(
-        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, scratch_blocks.conv2d_wgrad(_shape(case), 4))
+        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, conv_blocks.conv2d_wgrad(_shape(case), 4))
     )
 
     slack = gamma(dy[..., 0].size + 1, U)

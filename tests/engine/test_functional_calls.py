@@ -11,7 +11,7 @@ import pytest
 from cubatch.engine import backend, functional
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
-from cubatch.memory import blocks as scratch_blocks
+from cubatch.memory import conv_blocks
 from cubatch.network.windows import conv_shape
 from tests import reference
 
@@ -160,7 +160,7 @@ def test_a_workspace_below_one_row_is_an_error_with_both_numbers():
     """Nothing is silently allocated in its place."""
     with pytest.raises(InvalidArgument) as failure:
         functional.conv2d(np.ones((1, 4, 4, 1)), np.ones((1, 3, 3, 1)), workspace=np.empty(16, np.uint8))
-    (need,) = scratch_blocks.conv2d_forward(conv_shape((4, 4, 1), (1, 3, 3, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1), 8)
+    (need,) = conv_blocks.conv2d_forward(conv_shape((4, 4, 1), (1, 3, 3, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1), 8)
     assert failure.value.args[:3] == ("workspace", 16, f"at least {need.least} bytes")
 
 

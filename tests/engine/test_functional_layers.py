@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional
+from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks
 from cubatch.network.windows import pool_axes
 from tests import reference
@@ -246,6 +247,47 @@ def test_batch_norm_inference_uses_the_running_statistics():
         running_mean=np.array([1.0, 0.0]), running_var=np.array([4.0, 25.0]), eps=0.0, relu=True, out=x,
     )  # fmt: skip
     np.testing.assert_allclose(y, [[1.0, 2.0], [3.0, 0.0]])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_product_with_a_folded_batch_norm_is_the_two_one_after_the_other(has_bias):
+    """By running statistics, then a branch in place and ReLU: convolutions, grouped ones and linear layers alike."""
+    random = np.random.default_rng(14)
+    gamma_, beta, mean, b = random.standard_normal((4, 6))
+    var, b = random.uniform(0.5, 2, 6), b if has_bias else None
+    scale, shift = np.empty(6), np.empty(6)
+    functional.fold_batch_norms(
+        [gamma_], [beta], [b], means=[mean], variances=[var], epsilons=[1e-3], scales=[scale], shifts=[shift]
+    )
+    x, branch = random.standard_normal((3, 5, 4, 4)), random.standard_normal((3, 5, 4, 6))
+    for groups, function in ((1, functional.conv2d), (2, functional.conv2d), (0, functional.linear)):
+        w = random.standard_normal((6, 1, 1, 4 // groups) if groups else (6, 4))
+        options = {"groups": groups} if groups else {}
+        plain = function(x, w, b, **options)
+        normed = functional.batch_norm_inference(
+            plain, gamma_, beta, running_mean=mean, running_var=var, eps=1e-3, residual=branch, relu=True
+        )
+        np.testing.assert_allclose(normed, np.maximum((plain - mean) / np.sqrt(var + 1e-3) * gamma_ + beta + branch, 0))
+        out = branch.copy()
+        function(x, w, None, scale=scale, shift=shift, residual=out, relu=True, out=out, **options)
+        np.testing.assert_allclose(out, normed, rtol=1e-12, atol=1e-12)
+    with pytest.raises(InvalidArgument, match="groups"):
+        functional.conv2d(x, random.standard_normal((4, 1, 1, 1)), scale=scale[:4], shift=shift[:4], groups=4)
+
+
+@pytest.mark.parametrize("room", [0, 1 << 16], ids=["row by row", "at once"])
+def test_batch_norm_adds_a_branch_that_it_writes_over(room):
+    """In training, in blocks of a position too: the sum clamped, nothing else otherwise."""
+    random = np.random.default_rng(15)
+    x, branch = random.standard_normal((2, 7, 3, 5)), random.standard_normal((2, 7, 3, 5))
+    gamma_, beta = random.standard_normal((2, 5))
+    plain = functional.batch_norm_train(x, gamma_, beta, mean=np.empty(5), inv_std=np.empty(5))
+    need = scratch_blocks.Norm(itemsize=8, channels=5)
+    workspace, out = np.full(max(need.least, room), 0xFF, np.uint8), branch.copy()
+    functional.batch_norm_train(
+        x, gamma_, beta, mean=np.empty(5), inv_std=np.empty(5), residual=out, relu=True, out=out, workspace=workspace
+    )
+    np.testing.assert_allclose(out, np.maximum(plain + branch, 0), rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():

@@ -148,9 +148,11 @@ def test_operations_are_those_of_functional_on_what_is_stored(dtype, data):
 
 def test_every_result_of_functional_is_known_by_its_keyword():
     """A result under another name would be computed in a copy and lost; arrays are what is annotated as Any."""
-    known = rounded.RESULTS | {"loss", "mask", "argmax", "mean", "inv_std", "running_mean", "running_var", "workspace"}
+    known = rounded.RESULTS | {"loss", "mask", "argmax", "mean", "inv_std", "running_mean", "running_var", "scales",
+                               "shifts", "workspace"}  # fmt: skip
     inputs = {"x", "w", "b", "y", "s", "dy", "gamma", "beta", "logits", "labels", "branches", "mask", "argmax", "saved",
-              "scale", "seed", "reduce"}  # fmt: skip
+              "scale", "shift", "residual", "positive", "seed", "reduce", "gammas", "betas", "biases", "means",
+              "variances"}  # fmt: skip
     for name in functional.__all__:
         if name not in rounded._KNOW_STORAGE:
             parameters = inspect.signature(getattr(functional, name)).parameters

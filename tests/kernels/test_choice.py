@@ -65,6 +65,22 @@ def test_a_product_added_to_its_own_output_is_not_tried(launcher):
     assert_within(launcher.get(out), want, gamma(17, U) * size, axes="mn")
 
 
+def test_a_prepared_product_is_tried_though_it_is_added_to_its_own_output(launcher):
+    """What lies there while a call is prepared is not what a step finds; the step itself adds once."""
+    random = np.random.default_rng(2)
+    a, b, held = (random.standard_normal(shape, dtype=np.float32) for shape in ((40, 16), (24, 16), (40, 24)))
+    out = launcher.put(held)
+    context, tried = timed(launcher)
+    fused = Fused(residual=out)
+    step = backend.prepare(gemm.gemm, context, launcher.put(a), launcher.put(b), layout="nt", out=out, fused=fused)
+    assert tried
+    out[...] = launcher.put(held)
+    step()
+    want = held + a.astype(np.float64) @ b.T.astype(np.float64)
+    size = abs(held) + abs(a).astype(np.float64) @ abs(b).T.astype(np.float64)
+    assert_within(launcher.get(out), want, gamma(17, U) * size, axes="mn")
+
+
 @pytest.mark.parametrize("status", [1, 700])
 def test_a_family_that_the_driver_refuses_is_replaced_once_and_for_all(launcher, status, monkeypatch):
     """The product is right by another family; the refused one is not asked again.  A broken device is no refusal."""

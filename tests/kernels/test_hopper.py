@@ -127,7 +127,7 @@ def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapp
     dx = launcher.put(residual)
     conv.conv2d_dgrad(
         context(launcher, swapped=swapped), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx,
-        fused=Fused(residual=dx, mask=launcher.put(mask)), **drawn.options,
+        residual=dx, positive=launcher.put(mask), **drawn.options,
     )  # fmt: skip
     dy, w, residual = cases.decoded(dy), cases.decoded(w), cases.decoded(residual)
     passes = cases.decoded(mask) > 0

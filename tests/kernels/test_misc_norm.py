@@ -210,6 +210,53 @@ def test_inference_normalises_by_running_statistics(launcher, shape, shift, dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "shift"), [((2, 3, 5, 24), 0), ((2, 3, 5, 24), 1), ((9, 7), 0)])
+def test_a_branch_is_added_to_what_is_normalised_and_written_over(launcher, shape, shift, dtype):
+    """In place, then clamped: one sum more than a normalisation, rounded once."""
+    random, x, gamma_, beta = _case(shape, dtype)
+    mean = random.uniform(-1, 1, shape[-1]).astype(np.float32)
+    inv_std = random.uniform(0.5, 2, shape[-1]).astype(np.float32)
+    branch = drawn(random, shape, dtype)
+    y = place(launcher, branch, shift)
+    norm.batch_norm_apply(
+        launcher.context(), launcher.put(x), launcher.put(gamma_), launcher.put(beta), mean=launcher.put(mean),
+        inv_std=launcher.put(inv_std), residual=y, relu=True, out=y,
+    )  # fmt: skip
+    product = decoded(gamma_) * (decoded(x) - mean) * inv_std.astype(np.float64)
+    want = product + decoded(beta) + decoded(branch)
+    terms = abs(product) + abs(decoded(beta)) + abs(decoded(branch))
+    assert_within(
+        decoded(launcher.get(y)), np.maximum(want, 0), bound(8, terms, want, dtype), label=str((shape, dtype))
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [1, 35])
+def test_folding_gives_the_scale_and_shift_of_every_norm(launcher, norms, dtype):
+    """More norms than a launch takes, of different widths, with and without a bias: a root and a few roundings."""
+    random = np.random.default_rng(norms)
+    widths = [random.integers(1, 300) for _ in range(norms)]
+    gammas, betas, biases = ([drawn(random, (c,), dtype) for c in widths] for _ in range(3))
+    means = [random.uniform(-1, 1, c).astype(np.float32) for c in widths]
+    variances = [random.uniform(0.5, 2, c).astype(np.float32) for c in widths]
+    scales, shifts = ([launcher.unwritten((c,), np.float32) for c in widths] for _ in range(2))
+    epsilons = [1e-5 * (1 + number) for number in range(norms)]
+    given = [None if number % 3 == 1 else array for number, array in enumerate(biases)]
+    put = [[None if array is None else launcher.put(array) for array in arrays] for arrays in (gammas, betas, given)]
+    norm.fold_batch_norms(
+        launcher.context(), *put, means=[launcher.put(mean) for mean in means],
+        variances=[launcher.put(variance) for variance in variances], epsilons=epsilons, scales=scales, shifts=shifts,
+    )  # fmt: skip
+    for number in range(norms):
+        want = decoded(gammas[number]) / np.sqrt(variances[number].astype(np.float64) + epsilons[number])
+        bias = 0 if given[number] is None else decoded(given[number])
+        shift = (bias - means[number]) * want + decoded(betas[number])
+        terms = (abs(bias) + abs(means[number])) * abs(want) + abs(decoded(betas[number]))
+        assert_within(launcher.get(scales[number]), want, gamma(6, U) * abs(want), label=f"scale {number}")
+        assert_within(launcher.get(shifts[number]), shift, gamma(9, U) * terms, label=f"shift {number}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "shift"), SHAPES)
 def test_backward_gives_all_three_gradients(launcher, shape, shift, dtype):
     """Two sums over the rows, and dx from them; by the formula in float64 with the statistics it was handed."""

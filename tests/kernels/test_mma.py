@@ -146,7 +146,7 @@ def check_dgrad(launcher, shape, dtype, seed):
     dx = launcher.put(residual)
     conv.conv2d_dgrad(
         context(launcher, dtype), launcher.put(dy), launcher.put(w), x_shape=shape.x_shape, out=dx,
-        fused=Fused(residual=dx, mask=launcher.put(mask)), **shape.options,
+        residual=dx, positive=launcher.put(mask), **shape.options,
     )  # fmt: skip
     dy, w, residual = multiplied(dy, dtype), multiplied(w, dtype), cases.decoded(residual)
     passes = cases.decoded(mask) > 0

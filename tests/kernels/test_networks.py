@@ -40,18 +40,27 @@ def product_terms(op, inputs, weights):
     if isinstance(layer, layers.Conv2d):
         window = {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
         if op.kind == "forward":
-            return {"y": functional.conv2d(x, weights["w"], weights.get("b"), **window)}
+            return {"y": ended(functional.conv2d(x, weights["w"], weights.get("b"), **window), inputs)}
         dy = np.abs(inputs["dy"]).reshape(len(x), *layer.output_shape)
         dw, db = np.empty_like(weights["w"]), np.empty(len(weights["w"]))
         functional.conv2d_wgrad(x, dy, dw=dw, db=db, **window)
-        return {"w": dw, "b": db, "dx0": functional.conv2d_dgrad(dy, weights["w"], x_shape=x.shape, **window)}
+        dx = functional.conv2d_dgrad(dy, weights["w"], x_shape=x.shape, **window)
+        return {"w": dw, "b": db, "dx0": dx + np.abs(inputs.get("residual", 0))}
     rows = x.reshape(-1, layer.parameter_shapes["w"][1])
     if op.kind == "forward":
-        return {"y": functional.linear(rows, weights["w"], weights.get("b"))}
+        return {"y": ended(functional.linear(rows, weights["w"], weights.get("b")), inputs)}
     dy = np.abs(inputs["dy"]).reshape(len(rows), -1)
     dw, db = np.empty_like(weights["w"]), np.empty(len(weights["w"]))
     functional.linear_wgrad(rows, dy, dw=dw, db=db)
-    return {"w": dw, "b": db, "dx0": functional.linear_dgrad(dy, weights["w"])}
+    added = np.abs(inputs.get("residual", np.zeros(1))).reshape(-1, rows.shape[1] if "residual" in inputs else 1)
+    return {"w": dw, "b": db, "dx0": functional.linear_dgrad(dy, weights["w"]) + added}
+
+
+def ended(terms, inputs):
+    """The same with what a forward pass ends with: a norm, in the place of a bias, and another branch."""
+    scale, shift = np.abs(inputs.get("folded", np.array([[1.0], [0.0]])))
+    added = np.abs(inputs["residual"]).reshape(terms.shape) if "residual" in inputs else 0
+    return terms * scale + shift + added
 
 
 def norm_terms(inputs, weights):
@@ -78,7 +87,7 @@ def roundings(op, role):
     if isinstance(layer, SUMS):
         pixels, filters = BATCH * math.prod(layer.output_shape[:2]), layer.parameter_shapes["w"]
         taps = layer.r * layer.s if isinstance(layer, layers.Conv2d) else 1
-        return {"y": math.prod(filters[1:]) + 1, "w": pixels, "b": pixels, "dx0": filters[0] * taps}[role]
+        return {"y": math.prod(filters[1:]) + 4, "w": pixels, "b": pixels, "dx0": filters[0] * taps + 1}[role]
     return SUM_ROUNDINGS if isinstance(layer, layers.BatchNorm2d) else USUAL_ROUNDINGS
 
 
@@ -124,7 +133,7 @@ def models_of(launcher, network, dtype, **options):
     for model in (expected, tested):
         model.prepare(BATCH)
         model.load_random()
-        if dtype == "float16":
+        if dtype == "float16" and model.mode == "training":
             model._stepper.loss_scale[loss_scale.SCALE] = SCALE
     return expected, tested
 
@@ -138,7 +147,7 @@ def within(op, role, want, sums, dtype):
     if dtype == "tf32":  # both factors may lose all but 10 bits after the point
         is_product = op.node is not None and isinstance(op.node.layer, SUMS)
         return 2 * error + is_product * 2 * 2.0**-10 * np.asarray(size)
-    if dtype == "float32" or role == "statistics":
+    if dtype == "float32" or role == "statistics" or op.kind == "fold":
         return 2 * error
     return 2 * (error + UNIT_ROUNDOFF[dtype] * (np.abs(want.astype(np.float64)) + error) + SMALLEST[dtype] / 2)
 
@@ -152,6 +161,7 @@ MOBILENET = ("mobilenet-v3-large", (SIDE, SIDE, 3))
     ("name", "shape", "dtype"),
     [
         *((*network, "float32") for network in (MNIST, RESNET, MOBILENET)),
+        (*RESNET, "float16"),
         (*MNIST, "tf32"),
         (*MNIST, "float16"),
         (*MNIST, "bfloat16"),
@@ -182,6 +192,34 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
             assert_within(gots[role].astype(np.float64), want.astype(np.float64), apart, label=f"{label} {role}")
             seen.add((op.node.layer.type if op.node else "", op.kind, role))
     assert {("conv2d", "backward", "w"), ("linear", "forward", "y"), ("linear", "backward", "dx0")} <= seen
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        *((*network, "float32") for network in (RESNET, MOBILENET)),
+        *((*RESNET, dtype) for dtype in ("float16", "bfloat16")),
+        *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
+    ],
+)
+def test_every_operation_of_inference_equals_the_numpy_engine(launcher, name, shape, dtype):
+    """The same without gradients, where products do what follows them: norms by running statistics, sums, ReLUs."""
+    network = models.build(name, input_shape=shape, classes=10) if shape else EVERY_KIND
+    expected, tested = models_of(launcher, network, dtype, mode="inference")
+    random, seen = np.random.default_rng(5), set()
+    for norm, state in expected.states.items():
+        for key, array in state.items():
+            array[...] = random.uniform(0.5, 2, array.shape) if key == "var" else random.normal(size=array.shape)
+            put(launcher, tested.states[norm][key], array)
+    for op, *works in zip(expected.plan.schedule.ops, expected._programs[0][0], tested._programs[0][0], strict=True):
+        inputs, wants, gots = step(expected, tested, op, works, launcher)
+        sums = magnitudes(op, inputs, expected.parameters.get(op.node.name, {}) if op.node else {})
+        for role, want in wants.items():
+            apart = within(op, role, want, sums, dtype)
+            label = f"{name} {dtype} {op.kind} {op.node.name if op.node else ''} {role}"
+            assert_within(gots[role].astype(np.float64), want.astype(np.float64), apart, label=label)
+        seen |= op.ending
+    assert seen == {"folded", "residual"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

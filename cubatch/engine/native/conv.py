@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from cubatch.engine.backend import of
 from cubatch.engine.native import depthwise
 from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, product_dtype, vector_of
 from cubatch.engine.native.reductions import column_sums
-from cubatch.errors import InvalidArgument
 from cubatch.kernels.problem import Problem, conv2d_problem
 from cubatch.kernels.workspace.depthwise import supports
 from cubatch.network.passes import Pass
@@ -33,8 +30,8 @@ _NO_PAD = (0, 0, 0, 0)
 
 def conv2d(
     context: Context, x: Any, w: Any, b: Any = None, *, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None, workspace: Any = None,
-    fused: Fused = PLAIN,
+    dilation: Pair = (1, 1), groups: int = 1, scale: Any = None, shift: Any = None, residual: Any = None,
+    relu: bool = False, out: Any = None, workspace: Any = None, fused: Fused = PLAIN,
 ) -> Any:  # fmt: skip
     """
     Convolve; as `functional.conv2d`.
@@ -48,10 +45,10 @@ def conv2d(
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
         groups: Groups of channels that see nothing of each other.
-        relu: Clamp y at zero; short for fused=Fused(activation="relu").
+        scale, shift, residual, relu: As in `functional.conv2d`; short for what `Fused` has.
         out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
         workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes. None allocates one where it is needed.
-        fused: What else happens to y before it is stored.
+        fused: What else happens to y before it is stored; where it is given, alone.
 
     Raises:
         InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
@@ -60,15 +57,15 @@ def conv2d(
     shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
     y_shape = _y_shape(shape, len(x))
     y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
-    if fused is PLAIN and supports(shape):
+    if fused is PLAIN and scale is residual is None and supports(shape):
         return depthwise.conv2d(
             context, x, w, b, stride=stride, pad=pad, dilation=dilation, groups=groups, relu=relu, out=y
         )  # fmt: skip
     check(x.dtype, x.shape, x=x)
     check(x.dtype, w.shape, w=w)
     check(x.dtype, y_shape, out=y)
-    if relu:
-        fused = _with_relu(fused)
+    if fused is PLAIN:
+        fused = Fused(scale=scale, shift=shift, residual=residual, activation="relu" if relu else "none")
     problem = conv2d_fprop_problem(context, x, w, shape)
     launch(
         context, problem, x, w, b, y, rows=len(x) * shape.pixels, columns=shape.k, fused=fused,
@@ -85,8 +82,8 @@ def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> 
 
 def conv2d_dgrad(
     context: Context, dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None, workspace: Any = None,
-    fused: Fused = PLAIN,
+    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, residual: Any = None, positive: Any = None,
+    out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
     Give the gradient by a convolution's input; as `functional.conv2d_dgrad`.
@@ -102,9 +99,10 @@ def conv2d_dgrad(
         pad: As in the forward pass.
         dilation: As in the forward pass.
         groups: As in the forward pass.
+        residual: Added; of dx's shape. May be `out`.
+        positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
         out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
         workspace: 1-D uint8 array of `product_scratch.conv2d_dgrad_workspace` bytes. None allocates one.
-        fused: What else happens to dx before it is stored.
 
     Raises:
         InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
@@ -112,7 +110,7 @@ def conv2d_dgrad(
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    if fused is PLAIN and supports(shape):
+    if residual is positive is None and supports(shape):
         return depthwise.conv2d_dgrad(
             context, dy, w, x_shape=x_shape, stride=stride, pad=pad, dilation=dilation, groups=groups, out=dx
         )  # fmt: skip
@@ -125,8 +123,8 @@ def conv2d_dgrad(
     first = (-(-v.size // v.stride), -(-h.size // h.stride))
     conv = geometry(shape, first, (v.size // v.stride, h.size // h.stride))
     launch(
-        context, problem, dy, w, None, dx, rows=len(dy) * v.size * h.size, columns=shape.c, fused=fused, conv=conv,
-        batch=len(dy), workspace=workspace,
+        context, problem, dy, w, None, dx, rows=len(dy) * v.size * h.size, columns=shape.c,
+        fused=Fused(residual=residual, mask=positive), conv=conv, batch=len(dy), workspace=workspace,
     )  # fmt: skip
     return dx
 
@@ -183,9 +181,3 @@ def _forward(shape: ConvShape) -> Any:
 
 def _y_shape(shape: ConvShape, samples: int) -> tuple[int, int, int, int]:
     return samples, shape.vertical.out, shape.horizontal.out, shape.k
-
-
-def _with_relu(fused: Fused) -> Fused:
-    if fused.activation not in {"none", "relu"}:
-        raise InvalidArgument("relu", "True", f"False where the activation is {fused.activation}")
-    return attrs.evolve(fused, activation="relu")

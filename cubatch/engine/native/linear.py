@@ -13,8 +13,9 @@ from cubatch.engine.native.reductions import column_sums
 
 
 def linear(
-    context: Context, x: Any, w: Any, b: Any = None, *, relu: bool = False, out: Any = None, workspace: Any = None
-) -> Any:
+    context: Context, x: Any, w: Any, b: Any = None, *, scale: Any = None, shift: Any = None, residual: Any = None,
+    relu: bool = False, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Multiply the last axis by a filter; as `functional.linear`.
 
@@ -23,7 +24,9 @@ def linear(
         x: Activations (..., c), C-contiguous.
         w: Filter (k, c).
         b: Bias (k,), or None.
-        relu: Clamp y at zero.
+        scale, shift: float32 (k,), both or none: a batch norm.
+        residual: Added; of y's shape. May be `out`.
+        relu: Clamp y at zero, at last.
         out: Where y goes: (..., k); None allocates it.
         workspace: 1-D uint8 array of `products.linear_workspace` bytes. None allocates one where it is needed.
 
@@ -34,12 +37,17 @@ def linear(
     y = of(x).empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
     check(x.dtype, (*x.shape[:-1], c), x=x)
     check(x.dtype, (*x.shape[:-1], k), out=y)
-    fused = Fused(activation="relu" if relu else "none")
+    check(x.dtype, y.shape, residual=residual)
+    added = None if residual is None else residual.reshape(-1, k)
+    fused = Fused(scale=scale, shift=shift, residual=added, activation="relu" if relu else "none")
     gemm(context, x.reshape(-1, c), w, b, out=y.reshape(-1, k), workspace=workspace, fused=fused)
     return y
 
 
-def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspace: Any = None) -> Any:
+def linear_dgrad(
+    context: Context, dy: Any, w: Any, *, residual: Any = None, positive: Any = None, out: Any = None,
+    workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Give the gradient by a linear layer's input; as `functional.linear_dgrad`.
 
@@ -47,6 +55,8 @@ def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspac
         context: Where it runs.
         dy: Gradient by the output (..., k), C-contiguous.
         w: Filter (k, c).
+        residual: Added; of dx's shape. May be `out`.
+        positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
         out: Where dx goes: (..., c); None allocates it.
         workspace: 1-D uint8 array of `products.linear_dgrad_workspace` bytes. None allocates one.
 
@@ -57,7 +67,10 @@ def linear_dgrad(context: Context, dy: Any, w: Any, *, out: Any = None, workspac
     dx = of(dy).empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
     check(dy.dtype, (*dy.shape[:-1], k), dy=dy)
     check(dy.dtype, (*dy.shape[:-1], c), out=dx)
-    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), workspace=workspace)
+    check(dy.dtype, dx.shape, residual=residual, positive=positive)
+    added, mask = (None if array is None else array.reshape(-1, c) for array in (residual, positive))
+    fused = Fused(residual=added, mask=mask)
+    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), workspace=workspace, fused=fused)
     return dx
 
 

@@ -7,7 +7,7 @@ a sum over members is what it sums anyway, so `reduce` is never called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ def batch_norm_train(
     eps: float = 1e-5,
     count: int | None = None,
     reduce: Callable[[Any], object] | None = None,  # noqa: ARG001 - see above
+    residual: Any = None,
     relu: bool = False,
     out: Any = None,
     workspace: Any = None,
@@ -64,7 +65,8 @@ def batch_norm_train(
         eps: Added to the variance.
         count: Positions of the whole batch, which must be those of x.
         reduce: Not called.
-        relu: Clamp y at zero.
+        residual: Added; of y's shape. May be `out`.
+        relu: Clamp y at zero, at last.
         out: Where y goes; may be x. None allocates it.
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_workspace` bytes. None allocates one.
 
@@ -78,7 +80,7 @@ def batch_norm_train(
     y = of(x).empty_like(x) if out is None else out
     rows = _whole_batch(x, count)
     # All that the three steps check, before the first is launched.
-    check(x.dtype, x.shape, x=x, out=y)
+    check(x.dtype, x.shape, x=x, residual=residual, out=y)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
     tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
@@ -103,7 +105,7 @@ def batch_norm_train(
         eps=eps,
         workspace=workspace[4 * partials.size :],
     )
-    return batch_norm_apply(context, x, gamma, beta, mean=mean, inv_std=inv_std, relu=relu, out=y)
+    return batch_norm_apply(context, x, gamma, beta, mean=mean, inv_std=inv_std, residual=residual, relu=relu, out=y)
 
 
 def batch_norm_finish(
@@ -160,10 +162,11 @@ def batch_norm_finish(
 
 
 def batch_norm_apply(
-    context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, relu: bool = False, out: Any = None
-) -> Any:
+    context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, residual: Any = None,
+    relu: bool = False, out: Any = None,
+) -> Any:  # fmt: skip
     """Normalise by statistics that are known: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
-    return _apply(context, x, gamma, beta, mean, inv_std, 0.0, is_variance=False, relu=relu, out=out)
+    return _apply(context, x, gamma, beta, mean, inv_std, 0.0, residual, is_variance=False, relu=relu, out=out)
 
 
 def batch_norm_inference(
@@ -175,12 +178,15 @@ def batch_norm_inference(
     running_mean: Any,
     running_var: Any,
     eps: float = 1e-5,
+    residual: Any = None,
     relu: bool = False,
     out: Any = None,
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> Any:
     """Normalise each channel by the running statistics; `out` may be x, other arguments as in training."""
-    return _apply(context, x, gamma, beta, running_mean, running_var, eps, is_variance=True, relu=relu, out=out)
+    return _apply(
+        context, x, gamma, beta, running_mean, running_var, eps, residual, is_variance=True, relu=relu, out=out
+    )
 
 
 def _apply(
@@ -191,6 +197,7 @@ def _apply(
     mean: Any,
     spread: Any,
     eps: float,
+    residual: Any,
     *,
     is_variance: bool,
     relu: bool,
@@ -198,20 +205,63 @@ def _apply(
 ) -> Any:
     y = of(x).empty_like(x) if out is None else out
     channels = x.shape[-1]
-    check(x.dtype, x.shape, x=x, out=y)
+    check(x.dtype, x.shape, x=x, residual=residual, out=y)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
     check(np.float32, (channels,), mean=mean, spread=spread)
     rows = x.size // channels
-    tiles = walked_tiles(rows, channels, vector_width(context, channels, x, y), x.itemsize, context.device)
+    vector = vector_width(context, channels, *(array for array in (x, residual, y) if array is not None))
+    tiles = walked_tiles(rows, channels, vector, x.itemsize, context.device)
     context.launch(
         variant.find("batch_norm_apply", dtype_of(x)),
         (tiles.tiles, tiles.blocks, 1),
         [
-            x, y, mean, spread, gamma, beta, *tile_arguments(rows, channels, tiles), np.float32(eps),
+            x, residual, y, mean, spread, gamma, beta, *tile_arguments(rows, channels, tiles), np.float32(eps),
             np.int32(is_variance), np.int32(relu),
         ],
     )  # fmt: skip
     return y
+
+
+_FOLDED_AT_ONCE = 32
+_POINTERS = ("gamma", "beta", "bias", "mean", "variance", "scale", "shift")
+# Fold and Folds of kernels/misc/batch_norm.cu.
+_FOLD = np.dtype([(name, np.uint64) for name in _POINTERS] + [("channels", np.int32), ("eps", np.float32)])
+_FOLDS = np.dtype([("norms", _FOLD, (_FOLDED_AT_ONCE,))])
+_FOLD_THREADS = 256
+
+
+def fold_batch_norms(
+    context: Context,
+    gammas: Sequence[Any],
+    betas: Sequence[Any],
+    biases: Sequence[Any],
+    *,
+    means: Sequence[Any],
+    variances: Sequence[Any],
+    epsilons: Sequence[float],
+    scales: Sequence[Any],
+    shifts: Sequence[Any],
+) -> None:
+    """
+    Turn batch norms into factors and terms of the products before them, as `functional.fold_batch_norms`.
+
+    A launch folds 32 norms; parameters are of the activations' type, all else float32.
+
+    Raises:
+        InvalidArgument: If types or shapes differ.
+    """
+    rows = list(zip(gammas, betas, biases, means, variances, scales, shifts, epsilons, strict=True))
+    for *arrays, _ in rows:
+        stored, wide = arrays[:3], arrays[3:]
+        check(arrays[0].dtype, arrays[0].shape, **dict(zip(_POINTERS[:3], stored, strict=True)))
+        check(np.float32, arrays[0].shape, **dict(zip(_POINTERS[3:], wide, strict=True)))
+    for first in range(0, len(rows), _FOLDED_AT_ONCE):
+        part = rows[first : first + _FOLDED_AT_ONCE]
+        record = np.zeros((), dtype=_FOLDS)
+        for at, (*arrays, eps) in enumerate(part):
+            record["norms"][at] = (*(context.address(array) for array in arrays), len(arrays[0]), eps)
+        blocks = -(-max(len(arrays[0]) for arrays in part) // _FOLD_THREADS)
+        context.launch(variant.find("batch_norm_fold", dtype_of(part[0][0])), (blocks, len(part), 1), [record[()]])
 
 
 def batch_norm_backward(

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from cubatch.engine import backend
 from cubatch.engine.native import hopper
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
@@ -194,9 +195,9 @@ def launch(
 
     if fused.statistics is not None:
         run(_of_height(context, problem, fused.statistics))
-    else:  # what is read from the output's own memory would be lost to the first trial
+    else:  # what is read from the output's own memory would be lost to the first trial, where it matters
         in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
-        _run_what_is_taken(context, problem, run, try_out=not in_place)
+        _run_what_is_taken(context, problem, run, try_out=backend.is_preparing() or not in_place)
 
 
 def _run_what_is_taken(context: Context, problem: Problem, run: Callable[[Kernel], None], *, try_out: bool) -> None:

@@ -43,6 +43,7 @@ class Add(Layer):
 
     type: ClassVar[str] = "add"
     in_place: ClassVar[bool] = True
+    can_clamp: ClassVar[bool] = True
     passes_gradient: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (2, 1024)
     count: int = field(default=2, converter=whole, validator=at_least(2))

@@ -31,6 +31,11 @@ class BatchNorm2d(Layer):
     momentum: float = field(default=0.1, validator=check_fraction)
 
     @property
+    def can_add(self) -> bool:
+        """As it normalises."""
+        return True
+
+    @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Scale and shift, (c,) each."""
         c = self.input_shape[2]

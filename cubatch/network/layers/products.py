@@ -87,6 +87,11 @@ class Conv2d(Layer):
         channels = {"c": self.input_shape[2] // self.groups, "k": self.k // self.groups}
         return {} if channels["c"] == 1 and self.groups > 1 else channels
 
+    @property
+    def has_epilogue(self) -> bool:
+        """All but a depthwise one, which is no matrix product: its kernels end with bias and ReLU."""
+        return not self.convolution.is_depthwise
+
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """
         Give the extents of the implicit product.
@@ -155,6 +160,11 @@ class Linear(Layer):
     def product_channels(self) -> dict[str, int]:
         """Input and output features."""
         return {"c": self.input_shape[2], "k": self.k}
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Every one."""
+        return True
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """Give the product of one pass: (n h w) x k over c and its two gradients."""

@@ -121,7 +121,7 @@ API CUresult cuDeviceGet(CUdevice* device, int index) {
 }
 API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
   if (known(device)) return known(device);
-  snprintf(name, size, "%s", gpu(device).name);
+  snprintf(name, size, "%s%s", gpu(device).name, planted("mig") ? " MIG 1g.10gb" : "");
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
@@ -136,6 +136,7 @@ API CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
 API CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) { return cuDeviceGetUuid_v2(uuid, device); }
 API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute number, CUdevice device) {
   if (known(device)) return known(device);
+  if (planted_number("attribute", 0) == (uint64_t)number) return CUDA_ERROR_INVALID_VALUE;
   *value = attribute(device, number);
   return CUDA_SUCCESS;
 }

@@ -30,6 +30,7 @@ struct Module {
 
 struct Function {
   std::string name;
+  std::string names = name;            // with those of cubatch's variants that it runs: faults are planted by them
   void* library = nullptr;
   const CpusimEntry* entry = nullptr;  // of a kernel of ours
   void (*call)(void**) = nullptr;      // of one of CuPy's
@@ -165,9 +166,10 @@ std::shared_ptr<Arguments> copy_arguments(const Function& function, void** given
 
 void run(const Function& function, const uint32_t grid[3], const uint32_t shape[3], uint32_t shared, void** arguments) {
   if (broken(function.device)) return;
-  if (planted("trap", function.name)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
-  while (planted("hang", function.name)) pause();
-  if (planted("die", function.name)) kill(getpid(), SIGKILL);
+  if (planted_now("trap", function.names)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
+  if (planted_now("hang", function.names))
+    for (;;) pause();
+  if (planted_now("die", function.names)) kill(getpid(), SIGKILL);
   if (function.entry && points_off_device(function, arguments)) return breaks(function.device, CUDA_ERROR_ILLEGAL_ADDRESS);
   open_to_kernels(true);
   if (function.entry)
@@ -188,6 +190,15 @@ std::string first_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
+}
+
+// The other lines are an entry and the name of a variant that it runs.
+std::string variants_of(const std::string& path, const std::string& entry) {
+  std::ifstream file(path);
+  std::string line, found;
+  while (std::getline(file, line))
+    if (line.substr(0, line.find(' ')) == entry) found += line.substr(line.find(' '));
+  return found;
 }
 
 const char* refusal(const Function& function, const uint32_t grid[3], const uint32_t shape[3], uint32_t shared) {
@@ -239,7 +250,8 @@ API CUresult cuModuleGetGlobal_v2(CUdeviceptr*, size_t*, CUmodule, const char*) 
 API CUresult cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
   Guard guard(lock);
   Module* module = (Module*)handle;
-  Function made{name, module->library};
+  Function made{name};
+  made.library = module->library;
   made.device = current_device();
   if (module->jit) {
     made.call = (void (*)(void**))dlsym(module->library, (std::string("cudasim_call_") + name).c_str());
@@ -248,6 +260,7 @@ API CUresult cuModuleGetFunction(CUfunction* function, CUmodule handle, const ch
     made.syncs = syncs && *syncs;
     if (!made.call || !made.sizes) return CUDA_ERROR_NOT_FOUND;
   } else {
+    made.names += variants_of(module->path, name);
     if (!made.library) made.library = open_library(first_line(module->path + "." + name));
     if (!made.library) return CUDA_ERROR_NOT_FOUND;
     for (auto entry = (const CpusimEntry*)dlsym(made.library, "cpusim_entries"); entry && entry->name; ++entry)

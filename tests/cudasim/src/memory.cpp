@@ -45,6 +45,7 @@ int allocate(void** address, uint64_t size) {
   char* found = (char*)mmap(nullptr, mapped + PAGE, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  madvise(found, mapped, MADV_HUGEPAGE);  // a first touch of a gibibyte takes seconds by small pages
   if (mapped <= MOST_POISONED) memset(found, 0xA5, mapped);  // more would take the host's memory too
   mprotect(found + mapped, PAGE, PROT_NONE);
   if (!opened && mapped <= MOST_CLOSED) mprotect(found, mapped, PROT_NONE);

@@ -25,9 +25,11 @@ const unsigned CLOCK_MHZ = 1980, POWER_MW = 412500, LIMIT_MW = 700000, CELSIUS =
 
 typedef uintptr_t Handle;  // the device's number plus one
 
-int state() {
+// Clocks, power and the like are the whole board's: a slice of it is not told them.
+int state(bool boards = true) {
   if (cudasim_planted("nvml", "slow")) usleep(20000);
   if (cudasim_planted("nvml", "none")) return NOT_SUPPORTED;
+  if (boards && cudasim_planted("mig", "")) return NOT_SUPPORTED;
   return cudasim_planted("nvml", "unknown") ? UNKNOWN : SUCCESS;
 }
 
@@ -57,7 +59,7 @@ API int nvmlDeviceGetCount_v2(unsigned* count) {
 API int nvmlDeviceGetHandleByUUID(const char* uuid, Handle* handle) {
   for (int device = 0; device < cudasim_num_devices(); ++device) {
     char own[64];
-    int at = snprintf(own, sizeof own, "GPU-");
+    int at = snprintf(own, sizeof own, cudasim_planted("mig", "") ? "MIG-" : "GPU-");
     for (int i = 0; i < 16; ++i)
       at += snprintf(own + at, sizeof own - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
                      (unsigned char)(i + 1 + 16 * device));
@@ -72,7 +74,7 @@ API int nvmlDeviceGetMemoryInfo(Handle handle, unsigned long long* memory) {
   memory[0] = cudasim_total_bytes(device);
   memory[2] = cudasim_used_bytes(device);
   memory[1] = memory[0] - memory[2];
-  return state();
+  return state(false);
 }
 API int nvmlDeviceGetClockInfo(Handle, int, unsigned* mhz) { return answer(mhz, CLOCK_MHZ); }
 API int nvmlDeviceGetMaxClockInfo(Handle, int, unsigned* mhz) { return answer(mhz, CLOCK_MHZ); }
@@ -101,5 +103,5 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(Handle handle, unsigned* count, 
   *count = 1;
   if (!to || room < 1) return INSUFFICIENT_SIZE;
   *(Process*)to = {(unsigned)getpid(), cudasim_used_bytes(device_of(handle)), 0xffffffff, 0xffffffff};
-  return state();
+  return state(false);
 }

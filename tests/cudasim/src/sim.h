@@ -52,6 +52,8 @@ void breaks(int device, int status);
 
 // Whether CUDASIM_FAULTS holds `name`, or `name:detail` for a detail that is part of `of`.
 bool planted(const char* name, const std::string& of = "");
+// The same for a kernel that is about to run: `name:detail@N` holds from its N-th launch on.
+bool planted_now(const char* name, const std::string& of);
 // The number N of `name:N`; `none` without it.
 uint64_t planted_number(const char* name, uint64_t none);
 

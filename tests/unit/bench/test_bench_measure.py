@@ -12,6 +12,7 @@ import pytest
 
 from cubatch.bench import cases, check, measure, rivals, target, training_calls
 from cubatch.bench.contest import Contest
+from cubatch.bench.implementations import Tracer, ways
 from cubatch.errors import DeviceFailed, UnsupportedLayer
 from cubatch.hardware import catalogue
 from cubatch.network import layers
@@ -150,6 +151,25 @@ def test_arrays_that_do_not_fit_are_a_status_and_no_crash(world, monkeypatch):
     assert result.status == "out_of_memory"
     assert result.best is not None
     assert result.best.seconds is None
+
+
+def test_a_variant_that_the_driver_refuses_is_not_replaced_by_another():
+    """The engine would take another family's; here its time and its results would be taken for the refused one's."""
+    case, device = cases.gemm(512, 512, 512, dtype="float16"), catalogue.find("h200-sxm")
+    way = next(way for way in ways(case, device, "all") if way.main.family == "hopper")
+
+    class Launcher:
+        module = np
+
+        def bind(self, kernel, *_):
+            def launch():
+                if kernel.family == "hopper":
+                    raise DeviceFailed.by_driver(f"launching {kernel.name}", 1)
+
+            return launch
+
+    with pytest.raises(DeviceFailed, match=way.main.name):
+        case.call(way.operations(Tracer(Launcher())), target.reserve(case))
 
 
 def test_verify_compares_everything_and_times_nothing(world):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import attrs
 import numpy as np
 import pytest
@@ -191,7 +193,7 @@ def test_a_training_step_of_ours_is_timed_where_pytorchs_fails(world, monkeypatc
     monkeypatch.setattr(training.rivals, "torch_of", lambda _: "torch")
     monkeypatch.setattr(training.rivals, "set_precision", lambda *_, **__: None)
     monkeypatch.setattr(training.torch_network, "training_step", theirs)
-    session = attrs.make_class("Session", {"target": attrs.field()})(Gpu().target(world))
+    session = SimpleNamespace(target=Gpu().target(world), small=False)
     found = training.training_step("resnet50", 256, "float16", session)
     assert list(found["images_per_second"]) == list(found["timings"]) == ["cubatch"]
     assert (found["ratio"], found["vendor_failure"]) == (None, "RuntimeError: no kernel image")

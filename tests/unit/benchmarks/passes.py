@@ -31,9 +31,9 @@ def tell(script, skipped):
     return lambda start, seconds: [sys.executable, "-c", text, str(start), str(seconds), *skipped]
 
 
-def ran(script, seconds=30.0, skipped=None):
+def ran(script, seconds=30.0, skipped=None, planned=()):
     """What became of a stage, and how often it was saved; kernels that are left out go into `skipped`."""
-    run, saved, skipped = Run("stage", seconds), [], {} if skipped is None else skipped
+    run, saved, skipped = Run("stage", seconds, skipped=list(planned)), [], {} if skipped is None else skipped
     run_stage(tell(script, skipped), run, lambda: saved.append(len(run.items)), skipped)
     return run, saved
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -28,13 +29,14 @@ def run_all(monkeypatch, tmp_path, stages, runs, seconds=100.0, facts=FACTS):
         now[0] += 10
         limits.append(run.limit_seconds)
         run.items.extend(runs.get(run.name, ()))
+        run.status = "ok"
         save()
         kept.append(json.loads(out.read_text()))
 
     kept, out = [], tmp_path / "pass.json"
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
     monkeypatch.setattr(gpu_pass.time, "monotonic", lambda: now[0])
-    found = gpu_pass.run_all(stages, out, seconds=seconds, only="", facts=facts)
+    found = gpu_pass.run_all(stages, out, H200, seconds=seconds, only="", facts=facts)
     return found, out, limits, kept
 
 
@@ -48,7 +50,8 @@ def test_the_file_is_whole_after_every_stage_and_holds_what_the_stages_gave(monk
     assert found["device"] == {"name": "Test GPU"}
     assert found["environment"] == {"cupy": "14", "torch": "2", "cudnn": "9"}
     assert [run["name"] for run in found["stages"]] == ["facts", "gemm"]
-    assert [len(each["stages"]) for each in kept] == [1, 2]
+    assert [len(each["stages"]) for each in kept] == [2, 2]
+    assert [run["status"] for run in kept[0]["stages"]] == ["ok", "not begun"]
     assert [path.name for path in tmp_path.iterdir()] == ["pass.json"]
 
 
@@ -83,10 +86,8 @@ def test_a_pass_compiles_on_all_cores():
 
 def test_the_file_names_the_commit_that_it_is_told(tmp_path):
     """A machine with a GPU may have a copy of the tree and no repository."""
-    assert (
-        gpu_pass.run_all([], tmp_path / "pass.json", seconds=1.0, only="", commit="1234567", facts=FACTS)["commit"]
-        == "1234567"
-    )
+    found = gpu_pass.run_all([], tmp_path / "pass.json", H200, seconds=1.0, only="", commit="1234567", facts=FACTS)
+    assert found["commit"] == "1234567"
 
 
 def test_time_that_a_stage_leaves_goes_to_the_later_ones(monkeypatch, tmp_path):
@@ -97,10 +98,42 @@ def test_time_that_a_stage_leaves_goes_to_the_later_ones(monkeypatch, tmp_path):
 
 
 def test_a_stage_without_time_does_not_begin(monkeypatch, tmp_path):
-    """And says so."""
-    stages = [attrs.evolve(stage_of(), name=name) for name in "abc"]
+    """And says so, with the items that were not reached."""
+    stages = [attrs.evolve(stage_of(print, print), name=name) for name in "abc"]
     found, *_ = run_all(monkeypatch, tmp_path, stages, {}, seconds=15.0)
     assert [run["status"] for run in found["stages"]] == ["ok", "ok", "timeout"]
+    assert found["stages"][2]["skipped"] == ["item 0", "item 1"]
+
+
+def test_no_item_is_lost_whatever_becomes_of_its_stage(tmp_path):
+    """What is not among the items is not reached, also where a stage is given up, and in the file of a killed pass."""
+    script = '''
+    import sys
+    from pathlib import Path
+    from benchmarks import gpu_pass
+    from benchmarks.gpu import process
+    from tests.unit.benchmarks.passes import FACTS, H200, stage_of, tell
+    killing = f"""do(0); say(begins=1, name="item 1", limit=9)
+    while "running" not in open({sys.argv[1]!r}).read(): time.sleep(0.01)
+    os.kill(os.getppid(), 9); time.sleep(60)"""
+    def run_stage(_, run, save, *rest):
+        if run.name == "killed":
+            process.run_stage(tell(killing.replace("    ", ""), {}), run, save, *rest)
+        falls = "say(begins=start, name=f'item {start}', limit=9); sys.exit('gone')"
+        process.run_stage(tell(falls, {}), run, save, *rest)
+    gpu_pass.run_stage, gpu_pass.SAVE_SECONDS = run_stage, 0.0
+    stages = [gpu_pass.attrs.evolve(stage_of(*[print] * 9), name=name) for name in ("given up", "killed", "after")]
+    gpu_pass.run_all(stages, Path(sys.argv[1]), H200, seconds=99.0, only="", facts=FACTS)
+    '''
+    out = tmp_path / "pass.json"
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(out)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    stages = json.loads(out.read_text())["stages"]
+    assert [(run["status"], len(run["items"]), len(run["skipped"])) for run in stages] == [
+        ("failed", 5, 4), ("running", 1, 8), ("not begun", 0, 9),
+    ]  # fmt: skip
+    for run in stages:
+        assert {item["name"] for item in run["items"]} | set(run["skipped"]) == {f"item {n}" for n in range(9)}
 
 
 def test_sweeps_go_into_a_table_beside_the_file(monkeypatch, tmp_path):

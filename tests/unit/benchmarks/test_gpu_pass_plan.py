@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 from benchmarks import gpu_pass
 from benchmarks.gpu import cases as gpu_cases
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import plan, sweep
+from benchmarks.gpu import plan, small, sweep
 from benchmarks.gpu import stages as gpu_stages
-from cubatch.bench import cases, measure
+from cubatch.bench import cases, measure, rivals
 from cubatch.bench.contest import Contest
+from cubatch.bench.rivals import Rival
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
 from cubatch.hardware import catalogue
 from cubatch.network import layers as kinds
@@ -131,11 +133,8 @@ def test_sweeps_go_from_coarse_to_fine(largest):
 
 def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
     """Its rows are ascending and tell what was run; the buffers of the largest batch are all there is."""
-    layer = kinds.Linear(c=6, k=4)
     world.seconds = {"gemm_nt_a": 1e-3, "vendor": 2e-3}
-    found = sweep.sweep(
-        layer, Pass.FPROP, world.target(), Contest(world), until=time.monotonic() + 60, largest=9
-    )  # fmt: skip
+    found = sweep.sweep(_linear(9), world.target(), Contest(world), until=time.monotonic() + 60)
     rows = found["rows"]
     assert [row["batch"] for row in rows] == list(range(1, 10))
     assert found["missing"] == []
@@ -149,7 +148,7 @@ def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
 
 def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
     """Nothing is made up for it."""
-    found = sweep.sweep(kinds.Linear(c=6, k=4), Pass.WGRAD, world.target(), Contest(world), until=0.0, largest=4)
+    found = sweep.sweep(_linear(4, Pass.WGRAD), world.target(), Contest(world), until=0.0)
     assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
 
 
@@ -165,10 +164,71 @@ def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
 
     asked = 0
     here = attrs.evolve(world.target(), trying=refuse_small)
-    found = sweep.sweep(
-        kinds.Linear(c=6, k=4), Pass.FPROP, here, Contest(world), until=time.monotonic() + 60, largest=4
-    )
+    found = sweep.sweep(_linear(4), here, Contest(world), until=time.monotonic() + 60)
     assert ([row["batch"] for row in found["rows"]], found["missing"]) == ([2, 3], [1, 4])
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_sweep_goes_on_where_a_rival_fails(world, monkeypatch, fails_at):
+    """When it is bound, and later: ours are there at every size, the rival's where it ran."""
+    calls = []
+
+    def bind(arrays):
+        def step():
+            calls.append(1)
+            if len(calls) >= fails_at:
+                raise RuntimeError("no workspace")
+            np.matmul(arrays["x"], arrays["w"].T, out=arrays["out"])
+
+        return step
+
+    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: Rival("library", bind))
+    found = sweep.sweep(_linear(3), world.target(), Contest(world), until=time.monotonic() + 60)
+    assert [row["ours_timings"] > 0 for row in found["rows"]] == [True] * 3
+    assert [row["vendor_ms"] for row in found["rows"]] == [None] * 3
+
+
+@pytest.mark.parametrize("fails_at", [1, 4])
+def test_a_ceiling_is_that_of_the_libraries_that_ran(world, monkeypatch, fails_at):
+    """One that fails costs its own rate, and says why."""
+    calls = []
+
+    def fail(_):
+        def step():
+            calls.append(1)
+            if len(calls) >= fails_at:
+                raise RuntimeError("no workspace")
+
+        return step
+
+    def multiply(arrays):
+        return lambda: np.matmul(arrays["x"], arrays["w"].T, out=arrays["out"])
+
+    both = attrs.evolve(Rival("fails", fail), alternatives=(Rival("runs", multiply),))
+    session = SimpleNamespace(target=world.target(), contest=Contest(world), sized=lambda _: cases.gemm(8, 8, 8))
+    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: both)
+    assert gpu_items.gemm_ceiling("float32", session)["library"] == "runs"
+    calls.clear()
+    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: Rival("fails", fail))
+    found = gpu_items.gemm_ceiling("float32", session)
+    assert (found["flops_per_second"], found["reason"]) == (None, "fails failed with RuntimeError: no workspace")
+
+
+def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
+    """Of the same operation, pass and type, each some kilobytes; nothing is left as large as it was."""
+    for stage in ("gemm", "layers", "fused", "sweep"):
+        for item in gpu_stages.stage_named(stage).items(H200):
+            found = small.cut(item.case)
+            assert (found.operation, found.pass_, found.dtype) == (
+                item.case.operation, item.case.pass_, item.case.dtype,
+            )  # fmt: skip
+            assert found.options.get("relu") == item.case.options.get("relu")
+            assert found.num_bytes < 1 << 17
+            assert measure.plan(found, H200, compiled=False).entries
+
+
+def _linear(batch_size, pass_=Pass.FPROP):
+    return cases.of_layer(kinds.Linear(c=6, k=4), pass_, batch_size)
 
 
 def test_parts_are_disjoint_along_the_batch_and_share_the_filter():

@@ -34,7 +34,7 @@ class Here:
 
 def lines_of(stage, monkeypatch, tmp_path, **options):
     """What a child says."""
-    monkeypatch.setattr(gpu_items, "session_here", lambda *_: Here())
+    monkeypatch.setattr(gpu_items, "session_here", lambda *_, **__: Here())
     path = tmp_path / "lines"
     with path.open("w") as lines:
         gpu_pass.child(stage, start=options.pop("start", 0), seconds=1.0, only="", lines=lines, **options)
@@ -80,7 +80,7 @@ def resume(monkeypatch, tmp_path, *, gives, **earlier):
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
     path = passed(tmp_path / "pass.json", **earlier)
     found = gpu_pass.run_all(
-        [attrs.evolve(stage_of(), name="gemm")], path, seconds=9.0, only="", facts=FACTS, commit="1", resumed=path
+        [attrs.evolve(stage_of(), name="gemm")], path, H200, seconds=9.0, only="", facts=FACTS, commit="1", resumed=path
     )
     assert json.loads(path.read_text()) == found
     return found, commands
@@ -144,8 +144,15 @@ def test_another_devices_pass_is_not_resumed(monkeypatch, tmp_path):
 def test_what_is_ok_is_what_is_not_done_again(tmp_path):
     """Of the stage's own items; what compiling leaves is on the machine, so that it is always done."""
     earlier = Earlier.read(passed(tmp_path / "pass.json", items=[OK, HUNG]))
-    assert (earlier.done("gemm"), earlier.done("misc")) == ({"a"}, frozenset())
+    assert (earlier.done("gemm", "1"), earlier.done("misc", "1")) == ({"a"}, frozenset())
     assert [stage.name for stage in gpu_stages.STAGES if stage.always] == ["compile"]
+
+
+def test_what_lacks_a_kernel_that_is_left_out_is_not_done_again_by_the_same_commit(tmp_path):
+    """It would lack it again; another commit may have mended it."""
+    earlier = Earlier.read(passed(tmp_path / "pass.json", items=[OK, {"name": "c", "status": "incomplete"}]))
+    assert earlier.done("gemm", "1") == {"a", "c"}
+    assert earlier.done("gemm", "2") == {"a"}
 
 
 # --- processes that outlive it -----------------------------------------------------------------------------------

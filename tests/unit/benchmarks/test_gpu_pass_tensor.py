@@ -166,19 +166,26 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
     stages = [gpu_stages.stage_named("gemm"), gpu_stages.stage_named("layers")]
     found = gpu_pass.run_all(
-        stages, tmp_path / "f.json", seconds=5.0, only="", without=["hopper", "mma"], skipped=["slow"], facts=FACTS
+        stages,
+        tmp_path / "f.json",
+        H200,
+        seconds=5.0,
+        only="",
+        without=["hopper", "mma"],
+        skipped=["slow"],
+        facts=FACTS,
     )
     assert found["without"] == ["hopper", "mma"]
     assert found["skipped_kernels"] == {"slow": "named by --skip-kernel", "bad": "an illegal address"}
     assert commands[0][-6:] == ["--without", "hopper", "--without", "mma", "--skip-kernel", "slow"]
     assert commands[1][-4:] == ["--skip-kernel", "slow", "--skip-kernel", "bad"]
     opened = []
-    monkeypatch.setattr(items, "session_here", lambda *given: opened.append(given) or SimpleNamespace(device=H200))
+    monkeypatch.setattr(items, "session_here", lambda *_, **given: opened.append(given) or SimpleNamespace(device=H200))
     with (tmp_path / "lines").open("w") as lines, pytest.raises(AttributeError):
         gpu_pass.child(
             stages[0], start=0, seconds=5.0, only="gemm nt 4096", lines=lines, without=["hopper"], skipped=["bad"]
         )
-    assert [given[:3] for given in opened] == [(5.0, ["hopper"], ["bad"])]
+    assert opened == [{"without": ["hopper"], "skipped": ["bad"], "small": False}]
 
 
 def test_a_stage_goes_on_where_every_tenth_item_hangs():
@@ -246,7 +253,7 @@ def test_a_training_step_prepares_both_sides_and_lets_go_of_ours(has_torch, monk
     monkeypatch.setattr(training.rivals, "torch_of", lambda _: "torch" if has_torch else None)
     monkeypatch.setattr(training.rivals, "set_precision", lambda *given, **named: said.append((*given, named)))
     monkeypatch.setattr(training.torch_network, "training_step", theirs)
-    session = SimpleNamespace(target=world.target())
+    session = SimpleNamespace(target=world.target(), small=False)
     found = training.training_step("resnet50", 256, "float16", session)
     assert (found["network"], found["dtype"], found["batch_size"]) == ("resnet50", "float16", 256)
     both = [("torch", "float16", {"benchmark": True}), ("resnet50", 256, "float16")] if has_torch else []

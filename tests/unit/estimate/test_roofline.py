@@ -12,7 +12,7 @@ from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
-from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU, Sigmoid
 from cubatch.network.passes import Pass
 
 # Round figures, so that every time below can be worked out by hand.
@@ -143,8 +143,27 @@ def test_a_single_layer_does_all_three_passes() -> None:
 
 def test_a_step_is_the_sum_of_its_passes() -> None:
     """Two layers' worth of bytes at 1 GB/s: (4 + 6 + 4x6) + (6 + 6) elements of 4 bytes."""
-    net = Network(input_shape=(1, 1, 4), layers=[Linear(k=6, bias=False), ReLU(), Flatten()])
+    net = Network(input_shape=(1, 1, 4), layers=[Linear(k=6, bias=False), Sigmoid(), Flatten()])
     assert roofline.roofline_seconds(net, 1, CARD) == pytest.approx((34 + 12) * 4e-9, rel=1e-12)
+
+
+def test_what_a_neighbour_does_costs_what_it_makes_it_read() -> None:
+    """
+    At 1 GB/s: x and y of 4 elements and a filter of 16 for each pass; a slope reads 4 more, a second branch too.
+
+    Of the ReLU and the sum nothing else is left; backward the sum passes its gradient on to be added.
+    """
+    layers = [
+        Linear(name="a", k=4, bias=False),
+        ReLU(name="b"),
+        Linear(name="c", k=4, bias=False),
+        Add(inputs=["b", "c"]),
+    ]
+    net = Network(input_shape=(1, 1, 4), layers=layers)
+    product = 4 + 4 + 16
+    assert roofline.roofline_seconds(net, 1, CARD) == pytest.approx((2 * product + 4) * 4e-9, rel=1e-12)
+    moved = (2 * product + 4) + product + (product + 4 + 4) + product  # forward; wgrad of a; dgrad, wgrad of c
+    assert roofline.roofline_seconds(net, 1, CARD, "training") == pytest.approx(moved * 4e-9, rel=1e-12)
 
 
 def test_zeros_that_a_kernel_multiplies_are_no_part_of_the_bound() -> None:

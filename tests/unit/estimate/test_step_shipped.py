@@ -19,7 +19,8 @@ from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network, layer_passes
-from cubatch.network.layers import Conv2d, Flatten, Linear, ReLU
+from cubatch.network.layers import Conv2d, Flatten, Linear, ReLU, Sigmoid
+from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
 from tests.unit.estimate.steps import (
     A100,
@@ -180,14 +181,23 @@ def test_what_was_never_measured_is_less_sure():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_our_own_kernels_are_asked_of_themselves(monkeypatch, dtype):
-    """Every pass, of products or of bytes alone, is what `estimate.ours` says; no published model is asked."""
+    """
+    Every pass, of products or of bytes alone, is what `estimate.ours` says; no published model is asked.
+
+    The convolution does the ReLU, the linear layer's gradient its slope, and the reshaping is no work.
+    """
     monkeypatch.setattr(passes, "shipped", {}.__getitem__)
-    layers = [Conv2d(k=64, r=3, s=3, pad=1), ReLU(), Flatten(), Linear(k=99)]
+    layers = [Conv2d(k=64, r=3, s=3, pad=1), ReLU(), Flatten(), Linear(k=99), Sigmoid(), Linear(k=9)]
     net = Network(input_shape=(28, 28, 256), layers=layers)
     options = {"mode": "training", "dtype": dtype, "library": "cubatch", "scales": Scales(compute=1.5, memory=2.0)}
     step = predict_step(net, [8, 64], V100, **options)
     for (node, pass_), found in zip(layer_passes(net, "training"), step.passes, strict=True):
-        times, names, blocks = pass_seconds(node.layer, pass_, [8, 64], V100, dtype, compute=1.5, memory=2.0)
+        slope = 28 * 28 * 64 if node.layer.c == 28 * 28 * 64 and pass_ is Pass.DGRAD else 0
+        times, names, blocks = pass_seconds(
+            node.layer, pass_, [8, 64], V100, dtype, compute=1.5, memory=2.0, more=slope
+        )
+        if isinstance(node.layer, ReLU | Flatten):
+            times, names = 0 * times, ("fused", "fused")
         assert (found.layer, found.pass_) == (node.name, pass_)
         assert (found.seconds.tolist(), found.algorithms) == (times.tolist(), names)
         assert found.blocks.tolist() == blocks.tolist()

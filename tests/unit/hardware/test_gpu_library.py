@@ -12,7 +12,7 @@ import pytest
 
 import cubatch
 from cubatch.engine import backend
-from cubatch.errors import MissingDependency, UnsupportedVersion
+from cubatch.errors import DeviceFailed, MissingDependency, UnsupportedVersion
 from cubatch.hardware import gpu_library
 
 
@@ -73,3 +73,51 @@ def test_what_is_installed_is_what_is_taken():
         assert wanted.endswith(f",<{max(gpu_library.CUPY_RELEASES) + 1}")
     stated = {line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line}
     assert stated == {"3.11", "3.12", "3.13", "3.14"}
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's, which has the driver's number and says its name first."""
+
+    def __init__(self, status, name):
+        super().__init__(f"{name}: something went wrong")
+        self.status = status
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """CuPy's module of the runtime."""
+    module = types.ModuleType("cupy_backends.cuda.api.runtime")
+    module.CUDARuntimeError = CUDARuntimeError
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_cupys_errors_become_ours_with_the_drivers_number():
+    """A fault says that a kernel before may have done it; what refuses a call says only what it refuses."""
+    with pytest.raises(DeviceFailed) as fault, gpu_library.translating("waiting for the GPU"):
+        raise CUDARuntimeError(700, "cudaErrorIllegalAddress")
+    assert (fault.value.is_fatal, fault.value.cuda_status) == (True, 700)
+    assert "waiting for the GPU failed with cudaErrorIllegalAddress. A kernel that was launched before" in str(
+        fault.value
+    )
+    with pytest.raises(DeviceFailed) as refusal, gpu_library.translating("copying"):
+        raise CUDARuntimeError(1, "cudaErrorInvalidValue")
+    assert str(refusal.value) == "copying failed with cudaErrorInvalidValue"
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("error", [CUDARuntimeError(2, "cudaErrorMemoryAllocation"), RuntimeError("torch's"), KeyError])
+def test_other_errors_stay_what_they_are(error):
+    """Those of memory are known by their type elsewhere; those of other libraries are theirs."""
+    with pytest.raises(error if isinstance(error, type) else type(error)), gpu_library.translating("copying"):
+        raise error
+
+
+@pytest.mark.parametrize(("blocking", "is_late"), [(None, True), ("0", True), ("1", False)])
+def test_a_launch_that_waits_for_its_kernel_is_to_blame_itself(monkeypatch, blocking, is_late):
+    """CUDA_LAUNCH_BLOCKING=1 makes every launch one."""
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    if blocking is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    assert bool(gpu_library.late(719)) == is_late
+    assert gpu_library.late(1) == ""

@@ -229,7 +229,7 @@ def test_a_pace_takes_two_calls(nvml):
     monitor = Monitor(GPU)
     nvml.calls.clear()
 
-    assert monitor.pace() == Pace(1755.0, throttled=True)
+    assert monitor.pace() == Pace(1755.0, throttled=True, event_reasons=pynvml.nvmlClocksEventReasonHwSlowdown)
     assert len(nvml.calls) == 2
 
 

@@ -73,7 +73,7 @@ class FakeGpu:
 
     def pace(self):
         self.diary.append("pace")
-        return types.SimpleNamespace(sm_clock_mhz=1380.0, throttled=self._throttled)
+        return types.SimpleNamespace(sm_clock_mhz=1380.0, throttled=self._throttled, event_reasons=4)
 
     def energy_joules(self):
         self.diary.append("energy")
@@ -92,6 +92,7 @@ def test_events_stand_around_the_steps_and_the_gpu_is_read_while_it_works():
     ]  # fmt: skip
     assert reading.seconds == 0.125
     assert reading.sm_clock_mhz == 1380.0
+    assert reading.event_reasons == 4  # the power cap too, which is no throttling
     assert reading.joules == 1.5
     assert reading.throttled
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from cubatch.memory.operations import Schedule
@@ -51,6 +53,9 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
             assert number in held, f"{op.kind} of {op.node and op.node.name} reads {role} before it is written"
         reads = {role: held[number] for role, number in op.reads.items()}
         name = op.node.name if op.node else ""
+        if op.kind == "fold":
+            held |= dict.fromkeys(op.writes.values(), "folded")
+            continue
         if op.kind == "accumulate":
             held[op.writes["y"]] = reads["x0"] + reads["x1"]
             continue
@@ -58,7 +63,9 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
             held[op.writes["dy"]] = (("loss", "dy"),)
             continue
         for role, number in op.writes.items():
-            held[number] = ((name, role),) if role.startswith("dx") else (name, role)
+            is_gradient = op.kind == "backward"
+            of = op.then[-1].name if op.then and role == "y" else name
+            held[number] = ((name, role), *reads.get("residual", ())) if is_gradient else (of, role)
         if op.kind == "backward":
             seen[name] = reads
     return seen
@@ -73,8 +80,10 @@ def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(network: Ne
     for name, reads in run_symbolically(program).items():
         node = by_name[name]
         for role, term in reads.items():
-            if role.startswith("x"):
-                source = node.inputs[int(role[1:])]
+            if role == "residual":
+                continue
+            if role.startswith("x") or role == "positive":
+                source = node.inputs[int(role[1:]) if role.startswith("x") else 0]
                 assert term == "input" if source == "input" else term in acceptable(network, source)
             elif role == "y":
                 assert term == (name, "y") or (isinstance(node.layer, ReLU) and term in acceptable(network, name))
@@ -105,6 +114,42 @@ def test_every_gradient_is_the_sum_over_all_readers(network: Network, recompute:
             expected.setdefault(source, []).extend(arrived)
     for name, reads in run_symbolically(program).items():
         assert sorted(reads["dy"]) == sorted(expected[name])
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_slope_is_applied_once(network: Network, recompute: bool) -> None:
+    """That of a ReLU: by its own operation, by the max pool that alone reads it, or where its gradient is made."""
+    program = schedule(network, "training", recompute=recompute)
+    by_name = {node.name: node for node in network.nodes}
+    applied: list[str] = []
+    for op in program.ops:
+        if op.kind != "backward" or op.node is None:
+            continue
+        if isinstance(op.node.layer, ReLU):
+            applied.append(op.node.name)
+        if "positive" in op.reads or op.relu or isinstance(op.node.layer, MaxPool2d):
+            name = op.node.inputs[0]
+            while isinstance(by_name[name].layer, Flatten):
+                name = by_name[name].inputs[0]
+            if isinstance(by_name[name].layer, ReLU):
+                applied.append(name)
+    assert sorted(applied) == sorted(node.name for node in network.nodes if isinstance(node.layer, ReLU))
+
+
+def test_a_residual_network_has_few_operations_beside_its_layers() -> None:
+    """
+    Of `resnet50` in training: its layers but for 33 and 16 ReLUs that others do, and once back.
+
+    Only the slope before the global pooling is an operation; gradients of forks are added up where they are made.
+    """
+    kinds = Counter(op.kind for op in schedule(models.build("resnet50"), "training").ops)
+    slopes = [
+        op.node.name for op in schedule(models.build("resnet50"), "training").ops
+        if op.kind == "backward" and op.node is not None and isinstance(op.node.layer, ReLU)
+    ]  # fmt: skip
+    assert kinds["accumulate"] == 0
+    assert len(slopes) == 1
 
 
 def test_recompute_keeps_less_alive() -> None:

@@ -83,7 +83,7 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
         "aliases_input": {"flatten"},
         "idle_in_inference": {"dropout"},
         "passes_gradient": {"add"},
-        "can_clamp": {"conv2d", "linear", "batch_norm2d"},
+        "can_clamp": {"conv2d", "linear", "batch_norm2d", "add"},
         "has_statistics": {"batch_norm2d"},
         "products_in_turn": {"attention"},
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.network.windows import Axis, conv_shape, phases, working_phases
+from cubatch.network.windows import Axis, ConvShape, conv_shape, phases, seen_taps, working_phases
 
 AXES = st.builds(
     Axis,
@@ -16,6 +17,24 @@ AXES = st.builds(
     step=st.integers(1, 3),
     offset=st.integers(-6, 6),
 )
+
+
+def _reads(axis):
+    """Output and source position of every tap inside the source."""
+    places = (
+        (out, out * axis.stride + tap * axis.step + axis.offset) for out in range(axis.out) for tap in range(axis.taps)
+    )
+    return sorted((out, source) for out, source in places if 0 <= source < axis.size)
+
+
+@given(AXES, AXES)
+def test_taps_are_left_out_only_where_no_output_sees_them(vertical, horizontal):
+    """What is left reads the same source positions, and is a view of the filter by output channel."""
+    shape, rows, columns = seen_taps(ConvShape(vertical, horizontal, c=3, k=2, groups=1))
+    assert (_reads(shape.vertical), _reads(shape.horizontal)) == (_reads(vertical), _reads(horizontal))
+    filters = np.zeros((2, vertical.taps, horizontal.taps, 3))[:, rows, columns]
+    assert filters.shape[1:3] == (shape.vertical.taps, shape.horizontal.taps)
+    assert np.shares_memory(filters, filters.reshape(2, -1))
 
 
 @given(AXES, st.integers(0, 3), st.data())

@@ -22,7 +22,7 @@ from cubatch.hardware.facts import Device
 from cubatch.memory import fit, parts
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
+from cubatch.network.layers import Attention, Conv2d, Linear, ReLU, Sigmoid
 from cubatch.network.passes import Pass
 from cubatch.tuning import forecast_wording, ladder
 from cubatch.tuning.forecast import predict
@@ -146,8 +146,9 @@ def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypat
 
 
 def test_nothing_is_said_of_roofs_that_nobody_knows():
-    """Our kernels are counted in clocks, which need no rate: without one no product has a bound, though a ReLU has."""
-    found = predict("mlp", device=attrs.evolve(V100, peak_flops_per_second={}), library="cubatch", batch_sizes=[32])
+    """Our kernels are counted in clocks, which need no rate: without one no product has a bound, a sigmoid has."""
+    net = Network(input_shape=(1, 1, 64), layers=[Linear(k=500), Sigmoid(), Linear(k=10)])
+    found = predict(net, device=attrs.evolve(V100, peak_flops_per_second={}), library="cubatch", batch_sizes=[32])
     assert {share.bound for share in found.passes} == {None, "memory"}
     assert not any("bound by arithmetic" in reason for reason in found.reasons)
 

@@ -1,0 +1,1 @@
+"""What users have already: steps of their PyTorch modules, and the memory that those will take."""

@@ -1,0 +1,134 @@
+"""Random inputs of any batch size, like an example of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+
+_ALLOWED = (
+    "a tensor, or a tuple (positional arguments) or dict (keyword arguments) of tensors with the batch as axis 0, "
+    "or the shape of one sample, such as (3, 224, 224)"
+)
+
+
+@attrs.frozen(eq=False)
+class Inputs:
+    """
+    What a module is called with, as an example of it.
+
+    Attributes:
+        positional, keyword: Arguments whose tensors stand for a batch; what is no tensor is handed on as it is.
+        batch_size: Samples of the example: axis 0 of its first tensor.
+    """
+
+    positional: tuple[Any, ...]
+    keyword: Mapping[str, Any]
+    batch_size: int
+
+    @classmethod
+    def of(cls, example: Any, dtype: Any) -> Inputs:
+        """
+        Read the `example_inputs` of a public function.
+
+        Args:
+            example: A tensor, a tuple, a mapping, a dataclass, or the shape of one sample.
+            dtype: Type of the elements where only a shape is given.
+
+        Raises:
+            InvalidArgument: If there is no tensor in it, or its first one has no axis.
+        """
+        import torch
+
+        if _is_shape(example):
+            example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        positional: tuple[Any, ...] = ()
+        keyword: Mapping[str, Any] = {}
+        if isinstance(example, Mapping):
+            keyword = dict(example)
+        else:
+            positional = example if isinstance(example, tuple) and not hasattr(example, "_fields") else (example,)
+        found: list[Any] = []
+
+        def noted(tensor: Any) -> Any:
+            found.append(tensor)
+            return tensor
+
+        _mapped((positional, keyword), noted)
+        if not found or not found[0].ndim or not len(found[0]):
+            raise InvalidArgument("example_inputs", example, _ALLOWED)
+        return cls(positional, keyword, len(found[0]))
+
+    def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """
+        Give the arguments for another batch size.
+
+        Args:
+            batch_size: Samples.
+            make: make(tensor, n) gives a tensor with n rows in the place of one of the example.
+
+        Returns:
+            Positional and keyword arguments. Tensors whose axis 0 is not the batch are the example's own.
+        """
+
+        def replaced(tensor: Any) -> Any:
+            holds_batch = tensor.ndim and len(tensor) == self.batch_size
+            return make(tensor, batch_size) if holds_batch else tensor
+
+        positional, keyword = _mapped((self.positional, dict(self.keyword)), replaced)
+        return positional, keyword
+
+
+def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
+    """
+    Make tensors of the dtype and range of an example's: uniform, or normal where that holds one value only.
+
+    Never a constant: what a GPU draws, and so its clock, depends on the data.
+    """
+    import torch
+
+    def make(tensor: Any, batch_size: int) -> Any:
+        shape = (batch_size, *tensor.shape[1:])
+        if tensor.dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).to(device, torch.bool)
+        low, high = tensor.min().item(), tensor.max().item()
+        if not tensor.dtype.is_floating_point:
+            return torch.randint(low, high + 1, shape, generator=generator).to(device, tensor.dtype)
+        drawn = torch.randn(shape, generator=generator)
+        if low < high and math.isfinite(low) and math.isfinite(high):
+            drawn = torch.rand(shape, generator=generator) * (high - low) + low
+        return drawn.to(device, tensor.dtype)
+
+    return make
+
+
+def _is_shape(example: Any) -> bool:
+    return (
+        isinstance(example, tuple | list)
+        and len(example) > 0
+        and all(isinstance(extent, int) and not isinstance(extent, bool) and extent > 0 for extent in example)
+    )
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Change every tensor of nested tuples, lists, mappings and dataclasses."""
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, tuple):
+        parts = [_mapped(part, change) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if isinstance(tree, list):
+        return [_mapped(part, change) for part in tree]
+    if isinstance(tree, Mapping):
+        return {name: _mapped(part, change) for name, part in tree.items()}
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [field.name for field in dataclasses.fields(tree) if field.init]
+        return dataclasses.replace(tree, **{name: _mapped(getattr(tree, name), change) for name in names})
+    return tree

@@ -1,0 +1,163 @@
+"""
+The memory of a step of a PyTorch module, without running it.
+
+A step is walked through on fake tensors, which have shapes and no data (PyTorch's `FakeTensorMode`); the storages
+alive at any time are added up.  Neither an out-of-memory nor a GPU is needed, whatever the batch size.  What a
+library takes for itself inside an operation (cuDNN's workspaces), and what an allocator rounds up, is not in it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import attrs
+
+from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.frameworks.torch_inputs import Inputs
+from cubatch.frameworks.torch_step import StepKind
+
+_PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
+_MOST_CORRECTIONS = 4
+
+
+@attrs.frozen
+class Peaks:
+    """
+    Bytes at the peak of a step, by batch size: a line between the sizes that were walked through.
+
+    The peak is the largest of sums that each grow in proportion, so it lies on or below such lines, and rises beyond
+    the last of them as it does before it.
+
+    Attributes:
+        known: Bytes by batch size, of two sizes at least.
+    """
+
+    known: Mapping[int, int]
+
+    def at(self, batch_size: int) -> int:
+        """
+        Give the bytes at the peak of a step of so many samples.
+
+        Example:
+            >>> Peaks({2: 120, 4: 140}).at(3), Peaks({2: 120, 4: 140}).at(10)
+            (130, 200)
+        """
+        sizes = sorted(self.known)
+        right = min(max(bisect.bisect_left(sizes, batch_size), 1), len(sizes) - 1)
+        low, high = sizes[right - 1], sizes[right]
+        slope = (self.known[high] - self.known[low]) / (high - low)
+        return round(self.known[low] + slope * (batch_size - low))
+
+    def largest(self, num_bytes: int) -> int:
+        """
+        Give the largest batch size whose peak is within so many bytes; 0 if none is.
+
+        Example:
+            >>> Peaks({2: 120, 4: 140}).largest(195)
+            9
+        """
+        sizes = range(1, MAX_BATCH_SIZE + 1)
+        return bisect.bisect_right(sizes, num_bytes, key=self.at)
+
+
+def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int) -> Peaks:
+    """
+    Work out what steps of a module take, up to the largest that fits into so many bytes.
+
+    Raises:
+        Exception: Whatever a step raises on fake tensors: of what looks into its data, for one.
+    """
+    known = {size: peak_bytes(module, inputs, kind, size) for size in _PROBES}
+    for _ in range(_MOST_CORRECTIONS):
+        largest = Peaks(known).largest(num_bytes)
+        if largest <= _PROBES[-1] or largest in known:
+            break
+        known[largest] = peak_bytes(module, inputs, kind, largest)
+    return Peaks(known)
+
+
+def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> int:
+    """Add up the storages that are alive at the peak of a step, its inputs and the parameters included."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.func import functional_call
+
+    device = next((tensor.device for tensor in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _Watch() as watch:
+        fakes: dict[str, Any] = {}
+        for name, parameter in module.named_parameters():
+            fake = mode.from_tensor(parameter.detach())
+            fakes[name] = torch.nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        for name, buffer in module.named_buffers():
+            fakes[name] = mode.from_tensor(buffer)
+
+        def make(tensor: Any, n: int) -> Any:
+            return torch.empty((n, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+
+        def call(*positional: Any, **keyword: Any) -> Any:
+            return functional_call(module, fakes, positional, keyword)
+
+        arguments = inputs.batch(batch_size, make)
+        for tensor in fakes.values():
+            watch.see(tensor)
+        parameters = [fakes[name] for name, _ in module.named_parameters()]
+        step = kind.step(call, parameters, device.type, arguments)
+        step()
+        step()  # which finds the optimiser's state
+    return watch.peak
+
+
+class _Watch:
+    """Adds up the storages that operations make, as long as each is alive."""
+
+    def __init__(self) -> None:
+        self.alive = self.peak = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._mode: Any = None
+
+    def see(self, tensor: Any) -> None:
+        """Note a tensor's storage, once."""
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size = storage.nbytes()
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self._gone, size)
+
+    def _gone(self, size: int) -> None:
+        self.alive -= size
+
+    def __enter__(self) -> Self:
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        watch = self
+
+        class Mode(TorchDispatchMode):  # type: ignore[misc]
+            """Sees the results of every operation."""
+
+            def __torch_dispatch__(
+                self,
+                func: Callable[..., Any],
+                types: Any,
+                args: Any = (),
+                kwargs: Any = None,
+            ) -> Any:
+                result = func(*args, **(kwargs or {}))
+                for leaf in tree_leaves(result):
+                    if isinstance(leaf, torch.Tensor):
+                        watch.see(leaf)
+                return result
+
+        self._mode = Mode()
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *stop: object) -> None:
+        self._mode.__exit__(*stop)

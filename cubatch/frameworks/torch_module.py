@@ -1,0 +1,119 @@
+"""A PyTorch module to be tuned: what it is, what its steps take, and a runner of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.frameworks import torch_memory
+from cubatch.frameworks.module_runner import ModuleRunner
+from cubatch.frameworks.torch_inputs import Inputs
+from cubatch.frameworks.torch_memory import Peaks
+from cubatch.frameworks.torch_state import SavedState
+from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
+
+MODES = ("inference", "training")
+
+
+class TorchModule:
+    """
+    A module, made ready to be stepped; used with `with`, after which the module is as it was.
+
+    Args:
+        module: A torch.nn.Module.
+        example_inputs, mode, loss, optimizer, autocast, channels_last, compiled: As for `autotune_module`, where
+            the last is `compile`.
+
+    Raises:
+        InvalidArgument: If one of them makes no sense.
+        MissingDependency: If PyTorch is not installed.
+    """
+
+    def __init__(
+        self, module: Any, example_inputs: Any, *, mode: str, loss: Callable[[Any], Any] | None,
+        optimizer: str | Callable[[Iterable[Any]], Any], autocast: str | None, channels_last: bool, compiled: bool,
+    ) -> None:  # fmt: skip
+        torch = _torch()
+        if not isinstance(module, torch.nn.Module):
+            raise InvalidArgument("module", module, "a torch.nn.Module", "Hand other steps to autotune_callable().")
+        if mode not in MODES:
+            raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
+        if loss is not None and not callable(loss):
+            raise InvalidArgument("loss", loss, "a function from the module's output to a scalar, or None")
+        is_known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else callable(optimizer)
+        if not is_known:
+            raise InvalidArgument(
+                "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters"
+            )
+        if autocast is not None and autocast not in AUTOCAST:
+            raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
+        self._module, self._channels_last, self._compiled = module, channels_last, compiled
+        self._kind = StepKind(training=mode == "training", loss=loss, optimizer=optimizer, autocast=autocast)
+        first = next((p for p in [*module.parameters(), *module.buffers()] if p.is_floating_point()), None)
+        self._place = torch.device("cpu") if first is None else first.device
+        self._dtype = torch.float32 if first is None else first.dtype
+        self._inputs = Inputs.of(example_inputs, self._dtype)
+        self._saved = SavedState(module, training=self._kind.training)
+        self._called: Callable[..., Any] = module
+
+    @property
+    def name(self) -> str:
+        """Its class."""
+        return type(self._module).__name__
+
+    @property
+    def dtype(self) -> str:
+        """What it computes with: that of autocast, else that of its parameters."""
+        return self._kind.autocast or str(self._dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> Device:
+        """
+        Where its parameters are.
+
+        Raises:
+            InvalidArgument: If that is neither the CPU nor a GPU of NVIDIA's.
+        """
+        if self._place.type not in {"cpu", "cuda"}:
+            raise InvalidArgument("module", f"on {self._place}", "on the CPU or an NVIDIA GPU: module.to('cuda')")
+        return probe.resolve("cpu" if self._place.type == "cpu" else f"cuda:{self._place.index or 0}")
+
+    def __enter__(self) -> Self:
+        torch = _torch()
+        self._saved.__enter__()
+        try:
+            self._module.train(self._kind.training)
+            if self._channels_last:
+                self._module.to(memory_format=torch.channels_last)
+            if self._compiled:  # once for all batch sizes
+                self._called = torch.compile(self._module, dynamic=True)
+        except BaseException:
+            self._saved.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._saved.__exit__()
+
+    def peaks(self, num_bytes: int) -> Peaks:
+        """Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`."""
+        return torch_memory.peaks(self._module, self._inputs, self._kind, num_bytes)
+
+    def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
+        """Give a runner of its steps."""
+        parameters = list(self._module.parameters())
+        return ModuleRunner(
+            self._called, parameters, self._inputs, self._kind, self._place, memory_limit, seed,
+            channels_last=self._channels_last,
+        )  # fmt: skip
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency("PyTorch", "autotune_module", "torch") from error
+    return torch

@@ -1,0 +1,112 @@
+"""A step of a PyTorch module: what a user's loop does with a batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "adam": ("Adam", {}),
+}
+"""PyTorch's class and options by the name that `autotune` has for it."""
+
+AUTOCAST = ("float16", "bfloat16")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepKind:
+    """
+    How a module is stepped.
+
+    Attributes:
+        training: Forward, loss, backward and optimiser step; else a forward pass in inference mode.
+        loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
+        optimizer: One of OPTIMIZERS, or a function from parameters to an optimiser.
+        autocast: One of AUTOCAST, or None.
+    """
+
+    training: bool
+    loss: Callable[[Any], Any] | None
+    optimizer: str | Callable[[Iterable[Any]], Any]
+    autocast: str | None
+
+    def step(
+        self,
+        module: Callable[..., Any],
+        parameters: Iterable[Any],
+        device: str,
+        arguments: tuple[Any, Mapping[str, Any]],
+    ) -> Callable[[], None]:
+        """
+        Bind a step to its arguments.
+
+        Args:
+            module: What is called: the module, compiled or not.
+            parameters: What is trained.
+            device: "cpu" or "cuda".
+            arguments: Positional and keyword arguments of a batch.
+        """
+        import torch
+
+        positional, keyword = arguments
+
+        def forward() -> Any:
+            with self._precision(device):
+                return module(*positional, **keyword)
+
+        if not self.training:
+
+            def infer() -> None:
+                with torch.inference_mode():
+                    forward()
+
+            return infer
+
+        optimizer = self._optimizer([parameter for parameter in parameters if parameter.requires_grad])
+        scaler = torch.amp.GradScaler(device, enabled=self.autocast == "float16")
+
+        def train() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with self._precision(device):
+                loss = self._loss(module(*positional, **keyword))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return train
+
+    def _precision(self, device: str) -> Any:
+        import torch
+
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device, dtype=getattr(torch, self.autocast))
+
+    def _optimizer(self, parameters: list[Any]) -> Any:
+        import torch
+
+        if not parameters:
+            raise InvalidArgument("mode", "training", "inference: the module has no parameter that requires a gradient")
+        if not isinstance(self.optimizer, str):
+            return self.optimizer(parameters)
+        name, options = OPTIMIZERS[self.optimizer]
+        # A rate of 0 does the same work on the same parameters in every step.
+        return getattr(torch.optim, name)(parameters, lr=0.0, **options)
+
+    def _loss(self, output: Any) -> Any:
+        if self.loss is not None:
+            return self.loss(output)
+        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if own is not None:
+            return own
+        first = output
+        while isinstance(first, tuple | list | Mapping):
+            first = next(iter(first.values() if isinstance(first, Mapping) else first))
+        return first.float().square().mean()

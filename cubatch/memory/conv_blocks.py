@@ -1,0 +1,188 @@
+"""Scratch memory of convolutions by the rule of `blocks`: gathered tiles, and what each pass has beside them."""
+
+from __future__ import annotations
+
+import attrs
+
+from cubatch.memory.blocks import PLAIN, Block, Ends, Need, aligned
+from cubatch.network.windows import Axis, ConvShape, Phase, phases, seen_taps
+
+UNPACKED_PRODUCTS = 10**6
+"""Multiply-adds up to which OpenBLAS does not pack its operands first (its AVX-512 kernels)."""
+
+_SHORT_SIDE = 32
+
+
+@attrs.frozen(kw_only=True)
+class Tiles(Need):
+    """
+    A gathered matrix product of a convolution: fixed areas, zero-bordered source rows, columns, staged output.
+
+    Attributes:
+        vertical: The window's vertical axis.
+        horizontal: The window's horizontal axis.
+        channels: Channels of the source.
+        groups: Groups of channels.
+        fixed: Elements of each area that does not grow with the block.
+        staged: Elements per output pixel of what lies beside the columns.
+        flags: Elements per output pixel that pass or do not.
+        filters: Elements of the filter, which a block reads or adds a sum to, whole.
+        products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
+    """
+
+    vertical: Axis
+    horizontal: Axis
+    channels: int
+    groups: int
+    fixed: tuple[int, ...] = ()
+    staged: int = 0
+    flags: int = 0
+    filters: int = 0
+    products: int = 0
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the source itself is the operand: a 1x1 window at stride 1 of one group, without padding."""
+        return self.groups == 1 and self.vertical.is_identity and self.horizontal.is_identity
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether windows read beyond the source's edge, so that its rows are copied between zeros."""
+        return self.vertical.reaches_out or self.horizontal.reaches_out
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area: fixed ones, zero-bordered source rows, columns, staged output, flags."""
+        v, h = self.vertical, self.horizontal
+        pixels = samples * rows * h.out
+        border = samples * v.span(rows) * h.span(h.out) * self.channels if self.is_padded else 0
+        columns = 0 if self.is_direct else pixels * v.taps * h.taps * self.channels
+        elements = (*self.fixed, border, columns, pixels * self.staged)
+        return (*(count * self.itemsize for count in elements), pixels * self.flags)
+
+    def room(self, target: int) -> int:
+        """
+        Give the bytes beyond which a larger block would not help.
+
+        Columns are as large as the filter at least: gathering them then moves as much as multiplying does.
+        """
+        return max(target, sum(aligned(count * self.itemsize) for count in (*self.fixed, self.filters)))
+
+    def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
+        """Cut as `cut`, but keep products with a short side small enough for OpenBLAS not to pack them."""
+        if self.products:
+            few = UNPACKED_PRODUCTS // (self.products * self.rows * self.horizontal.out)
+            num_bytes = min(num_bytes, self.whole(few))
+        return self.cut(samples, num_bytes)
+
+
+@attrs.frozen(kw_only=True)
+class Depthwise(Need):
+    """A depthwise convolution: the filter tap by tap, a value for each channel, one product for each output."""
+
+    channels: int
+    taps: int
+    width: int
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area."""
+        row = self.channels * self.itemsize
+        return (self.taps * row, row, samples * rows * self.width * row)
+
+
+def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
+    """
+    Say what a convolution's forward pass needs, part after part.
+
+    Example:
+        >>> from cubatch.memory.blocks import workspace_bytes
+        >>> from cubatch.network.windows import conv_shape
+        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
+        786432
+    """
+    return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(_seen(shape), itemsize, ending)]
+
+
+def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
+    """Say what the gradient of a convolution's filter and bias needs, part after part."""
+    return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(_seen(shape), itemsize)]
+
+
+def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
+    """Say what the gradient of a convolution's input needs, part after part."""
+    if shape.is_depthwise:
+        return [depthwise(shape, itemsize)]
+    shape = _seen(shape)
+    idle = [idle_phase(shape, itemsize, phase) for phase in phases(shape) if not phase.works]
+    return [*dgrad_tiles(shape, itemsize, ending), *(idle if "positive" in ending else [])]
+
+
+def _seen(shape: ConvShape) -> ConvShape:
+    return seen_taps(shape)[0]
+
+
+def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:
+    """Lay out the forward pass: a row of biases, one of zeros, one of factors, the block."""
+    row = shape.horizontal.out * shape.k
+    stays = shape.groups == 1 and "residual" not in ending  # which may lie where the output goes
+    return _tiles(shape, itemsize, fixed=(row, row, row if "folded" in ending else 0), staged=0 if stays else shape.k)
+
+
+def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
+    """Lay out the filter's gradient: partial sums of filter and bias, the block, a one for each pixel."""
+    return _tiles(shape, itemsize, fixed=(shape.filter_elements, shape.k), staged=1)
+
+
+def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Tiles]:
+    """
+    Lay out the input's gradient, for each phase that works: the turned filter, the block.
+
+    What is added to it may lie where it goes, so that products are staged.
+    """
+    dense = shape.groups == 1 and shape.vertical.stride == 1 and shape.horizontal.stride == 1
+    stays = dense and "residual" not in ending
+    per_tap = shape.filter_elements // shape.taps
+    return [
+        Tiles(
+            itemsize=itemsize,
+            rows=phase.vertical.out,
+            vertical=phase.vertical,
+            horizontal=phase.horizontal,
+            channels=shape.k,
+            groups=shape.groups,
+            fixed=(phase.taps * per_tap,),
+            staged=0 if stays else shape.c,
+            flags=shape.c if "positive" in ending else 0,
+            filters=phase.taps * per_tap,
+        )
+        for phase in phases(shape)
+        if phase.works
+    ]
+
+
+def idle_phase(shape: ConvShape, itemsize: int, phase: Phase) -> Ends:
+    """Lay out what a phase without taps ends with."""
+    return Ends(itemsize=itemsize, rows=phase.vertical.out, row=phase.horizontal.out * shape.c)
+
+
+def depthwise(shape: ConvShape, itemsize: int) -> Depthwise:
+    """Lay out any pass of a depthwise convolution."""
+    return Depthwise(
+        itemsize=itemsize, rows=shape.vertical.out, channels=shape.c, taps=shape.taps, width=shape.horizontal.out
+    )
+
+
+def _tiles(shape: ConvShape, itemsize: int, *, fixed: tuple[int, ...], staged: int) -> Tiles:
+    thin = shape.groups == 1 and shape.taps * shape.c <= _SHORT_SIDE
+    return Tiles(
+        itemsize=itemsize,
+        rows=shape.vertical.out,
+        vertical=shape.vertical,
+        horizontal=shape.horizontal,
+        channels=shape.c,
+        groups=shape.groups,
+        fixed=fixed,
+        staged=staged,
+        filters=shape.filter_elements,
+        products=shape.filter_elements if thin else 0,
+    )

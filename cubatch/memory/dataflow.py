@@ -1,0 +1,96 @@
+"""
+Who reads what in a network: what decides which memory is used again, and which layers a neighbour's operation does.
+
+A layer may be done by its neighbour where nobody else would see what lies between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cubatch.network.graph import INPUT, Network, Node
+from cubatch.network.layer import Layer
+from cubatch.network.layers import MaxPool2d, ReLU
+
+
+def is_relu(layer: Layer) -> bool:
+    """Whether a layer is the one function that a layer which `can_clamp` does, and whose slope a product applies."""
+    # An epilogue has this function and no other elementwise one.
+    return isinstance(layer, ReLU)
+
+
+def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:
+    # The largest of clamped values is the clamped largest; a max pool's argmax then masks the gradient too.
+    return is_relu(node.layer) and len(readers) == 1 and isinstance(readers[0].layer, MaxPool2d)
+
+
+class Dataflow:
+    """
+    The graph of a network, seen through layers that are no operation: flatten, dropout in inference.
+
+    Args:
+        network: Its layers.
+        training: Whether gradients flow, too.
+
+    Attributes:
+        nodes: By name.
+        pooled: Names of the ReLUs that the max pool behind them does.
+        origin: Name of the layer in whose memory a layer's output lies.
+        readers: Who reads that memory, by its origin; a layer that reads it twice is there twice.
+        trained: Names of the layers whose output some parameter decides.
+    """
+
+    def __init__(self, network: Network, *, training: bool) -> None:
+        self._training = training
+        self._place = {node.name: place for place, node in enumerate(network.nodes)}
+        self.nodes = {node.name: node for node in network.nodes}
+        self._named: dict[str, list[Node]] = {}
+        for node in network.nodes:
+            for name in node.inputs:
+                self._named.setdefault(name, []).append(node)
+        self.pooled = {node.name for node in network.nodes if _is_pooled_relu(node, self._named.get(node.name, []))}
+        self.origin = {INPUT: INPUT}
+        self.trained: set[str] = set()
+        self.readers: dict[str, list[Node]] = {}
+        for node in network.nodes:
+            if self.is_alias(node):
+                self.origin[node.name] = self.origin[node.inputs[0]]
+            else:
+                self.origin[node.name] = node.name
+                for name in node.inputs:
+                    self.readers.setdefault(self.origin[name], []).append(node)
+            if node.layer.parameters or self.trained.intersection(node.inputs):
+                self.trained.add(node.name)
+
+    def is_alias(self, node: Node) -> bool:
+        """Whether the output is the input's memory under another name."""
+        idle = node.layer.idle_in_inference and not self._training
+        return node.layer.aliases_input or node.name in self.pooled or idle
+
+    def is_done_with(self, name: str, node: Node) -> bool:
+        """Whether nobody needs a layer's output, given by name, once a node has read it."""
+        origin = self.origin[name]
+        if origin == INPUT or self.readers[origin] != [node]:
+            return False
+        return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
+
+    def slope(self, node: Node) -> Node | None:
+        """
+        Give the ReLU whose slope a node can apply to the gradient of its only input, as it makes it.
+
+        It is the ReLU that the input is, or that lies behind it under another shape, where the node's part of the
+        gradient is the last to come: backward, layers are visited in reverse order.
+        """
+        reader, name = node, node.inputs[0]
+        if not node.layer.has_epilogue:
+            return None
+        while name != INPUT and self._named[name][0] is reader:
+            source = self.nodes[name]
+            if is_relu(source.layer) and not self.is_alias(source):
+                return source
+            if not source.layer.aliases_input:
+                return None
+            reader, name = source, source.inputs[0]
+            if len(self._named[name]) > 1:  # what other readers add comes between the two
+                return None
+        return None

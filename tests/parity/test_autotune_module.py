@@ -1,0 +1,272 @@
+"""`autotune_module` on modules of PyTorch: what is run, what is refused, and that nothing of the module is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
+
+from cubatch.frameworks import torch_module  # noqa: E402
+from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
+
+nn = torch.nn
+SHORT = {"device": "cpu", "budget": 0.5}
+
+
+class Recorder(nn.Module):
+    """A small network with whatever steps may change, that keeps the sizes it was called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(4 * 8 * 8, 5)
+        self.register_buffer("calls", torch.zeros(()))
+        self.sizes = []
+
+    def forward(self, x):
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            self.sizes.append(len(x))
+        self.calls = self.calls + 1  # another tensor each time
+        return self.head(self.dropout(self.norm(self.convolution(x)).relu().flatten(1)))
+
+
+def everything(module):
+    """All that a step may change of a module and of PyTorch, to the bit and by identity."""
+    return {
+        "values": {name: value.clone() for name, value in module.state_dict().items()},
+        "strides": [parameter.stride() for parameter in module.parameters()],
+        "places": [parameter.data_ptr() for parameter in module.parameters()],
+        "gradients": [parameter.grad for parameter in module.parameters()],
+        "required": [parameter.requires_grad for parameter in module.parameters()],
+        "training": [part.training for part in module.modules()],
+        "random": torch.get_rng_state(),
+    }
+
+
+def assert_unchanged(module, before):
+    """Compare with what `everything` gave."""
+    after = everything(module)
+    for name, value in before["values"].items():
+        assert torch.equal(after["values"][name], value), name
+    assert torch.equal(after.pop("random"), before["random"])
+    assert all(a is b for a, b in zip(after["gradients"], before["gradients"], strict=True))
+    for key in ("strides", "places", "required", "training"):
+        assert after[key] == before[key]
+
+
+def scalar(output):
+    return output.float().logsumexp(1).mean()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mode": "training", "optimizer": "adam", "loss": scalar},
+        {"mode": "training", "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1.0)},
+        {"mode": "training", "autocast": "bfloat16", "channels_last": True, "optimizer": "momentum"},
+    ],
+    ids=["inference", "adam", "a real step", "autocast, channels last"],
+)
+def test_a_module_is_left_as_it_was(options):
+    """Parameters and buffers to the bit, gradients, flags, strides and the random generator."""
+    module = Recorder()
+    module.norm.eval()
+    module.head.bias.requires_grad_(requires_grad=False)
+    module.head.weight.grad = torch.ones_like(module.head.weight)
+    before = everything(module)
+    result = cb.autotune_module(module, (3, 8, 8), batch_sizes=[4], **options, **SHORT)
+    assert set(module.sizes) == {4}
+    assert (result.mode, result.library) == (options.get("mode", "inference"), "torch")
+    assert result.dtype == options.get("autocast", "float32")
+    assert_unchanged(module, before)
+
+
+@pytest.mark.parametrize("stop", [ValueError("no loss today"), KeyboardInterrupt()])
+def test_a_module_is_left_as_it_was_after_an_error(stop):
+    """Also where a step raises in the middle of training, or the user presses Ctrl-C."""
+    module = Recorder()
+    before = everything(module)
+
+    def loss(output):
+        if len(output) == 4 and not isinstance(output, torch._subclasses.FakeTensor):
+            raise stop
+        return scalar(output)
+
+    expected = cb.NothingMeasured if isinstance(stop, ValueError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        cb.autotune_module(module, (3, 8, 8), mode="training", loss=loss, batch_sizes=[4], **SHORT)
+    assert_unchanged(module, before)
+
+
+def test_no_size_above_the_memory_limit_is_run():
+    """The limit lies between two sizes by the plan: the smaller is run, or not, and none above it."""
+    module = Recorder()
+    subject = torch_module.TorchModule(
+        module,
+        (3, 8, 8),
+        mode="inference",
+        loss=None,
+        optimizer="sgd",
+        autocast=None,
+        channels_last=False,
+        compiled=False,
+    )
+    with subject:
+        peaks = subject.peaks(1 << 30)
+    limit = peaks.at(37) + 1
+    result = cb.autotune_module(module, (3, 8, 8), memory_limit=limit, **SHORT)
+    assert result.largest_batch_size == 37
+    assert max(module.sizes) <= 37
+    assert {m.batch_size for m in result.measurements} >= {37, 32, 27}
+    assert all(m.predicted_peak_bytes <= limit for m in result.measurements)
+    module.sizes.clear()
+    asked = cb.autotune_module(module, (3, 8, 8), memory_limit=limit, batch_sizes=[2, 38], **SHORT)
+    assert [m.status for m in asked.measurements][1] == "over_limit"
+    assert max(module.sizes) == 2
+    with pytest.raises(cb.DoesNotFit, match="Recorder does not fit"):
+        cb.autotune_module(module, (3, 8, 8), memory_limit=peaks.at(1) - 1, **SHORT)
+
+
+class LooksInside(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_a_module_that_looks_into_its_data_needs_a_largest_size():
+    """Its memory cannot be known without data; with a limit of sizes it is tuned, and that is said."""
+    with pytest.raises(cb.InvalidArgument, match="max_batch_size"):
+        cb.autotune_module(LooksInside(), (3,), **SHORT)
+    result = cb.autotune_module(LooksInside(), (3,), max_batch_size=4, **SHORT)
+    assert result.largest_batch_size is None
+    assert any("Memory was not bounded" in reason for reason in result.reasons)
+
+
+@dataclasses.dataclass
+class Tokens:
+    ids: torch.Tensor
+    scale: float
+
+
+class Embeds(nn.Module):
+    """Takes tokens in all the ways that inputs come in, and keeps what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+        self.seen = []
+
+    def forward(self, ids=None, mask=None, *, tokens=None, labels=None):
+        ids = ids if tokens is None else tokens.ids
+        self.seen.append((ids, mask, labels))
+        out = self.table(ids).sum(1)
+        return {"loss": out.square().mean() * 3, "logits": out} if labels is not None else out
+
+
+IDS = torch.tensor([[7, 49, 3], [9, 12, 40]])
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        IDS,
+        (IDS, torch.tensor([[True, False, True], [True, True, True]])),
+        {"ids": IDS, "labels": torch.tensor([0, 1])},
+        {"tokens": Tokens(IDS, 0.5)},
+    ],
+    ids=["a tensor", "a tuple", "a dict", "a dataclass"],
+)
+def test_batches_are_drawn_like_the_example(example):
+    """Of its dtypes and within its range, for the batch size asked for, and not constant."""
+    module = Embeds()
+    cb.autotune_module(module, example, mode="training", batch_sizes=[64], **SHORT)
+    ids, mask, labels = module.seen[-1]
+    assert (ids.shape, ids.dtype) == ((64, 3), torch.int64)
+    assert (int(ids.min()) >= 3, int(ids.max()) <= 49) == (True, True)
+    assert len(ids.unique()) > 20
+    assert mask is None or (mask.dtype == torch.bool and mask.shape == (64, 3) and len(mask.unique()) == 2)
+    assert labels is None or labels.shape == (64,)
+
+
+def test_random_numbers_fill_the_range_of_the_example():
+    """Between its least and its largest value, and normal where it has one value only."""
+    make = random_like(torch.Generator().manual_seed(0), "cpu")
+    drawn = make(torch.tensor([[-3.0], [5.0]]), 1000)
+    assert -3 <= drawn.min() < -2.5
+    assert 4.5 < drawn.max() <= 5
+    assert 0.8 < make(torch.zeros(1, 4), 1000).std() < 1.2
+    inputs = Inputs.of({"x": torch.zeros(2, 4), "position": torch.arange(7), "name": "left"}, torch.float32)
+    _, keyword = inputs.batch(5, make)
+    assert (keyword["x"].shape, keyword["position"].shape, keyword["name"]) == ((5, 4), (7,), "left")
+
+
+def test_the_loss_of_the_output_is_the_one_that_is_lowered():
+    """A mapping's own loss, as Hugging Face has it: its gradient is what the optimiser is given."""
+    module, norms = Embeds(), []
+    cb.autotune_module(
+        module, {"ids": IDS, "labels": IDS[:, 0]}, mode="training", batch_sizes=[2], **SHORT,
+        optimizer=lambda parameters: Watched(parameters, norms),
+    )  # fmt: skip
+    (3 * module.table(module.seen[-1][0]).sum(1).square().mean()).backward()
+    assert norms[-1] == pytest.approx(float(module.table.weight.grad.norm()), rel=1e-5)
+
+
+class Watched(torch.optim.SGD):
+    """Keeps the length of the gradient that it is stepped with."""
+
+    def __init__(self, parameters, kept):
+        super().__init__(parameters, lr=0.0)
+        self.kept = kept
+
+    def step(self, closure=None):
+        gradient = self.param_groups[0]["params"][0].grad
+        if not isinstance(gradient, torch._subclasses.FakeTensor):
+            self.kept.append(float(gradient.norm()))
+        return super().step(closure)
+
+
+def test_what_is_compiled_is_what_is_run(monkeypatch):
+    """It is compiled once for all sizes, and not in the walk without data."""
+    compiled = []
+
+    def compile_(module, *, dynamic):
+        compiled.append(dynamic)
+        return module
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    cb.autotune_module(Recorder(), (3, 8, 8), compile=True, batch_sizes=[1, 2], **SHORT)
+    assert compiled == [True]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"module": len}, "torch.nn.Module"),
+        ({"mode": "eval"}, "mode"),
+        ({"loss": 3}, "loss"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"autocast": "float8"}, "autocast"),
+        ({"example_inputs": {"name": "x"}}, "example_inputs"),
+        ({"example_inputs": ()}, "example_inputs"),
+        ({"budget": 0}, "budget"),
+        ({"progress": 3}, "progress"),
+        ({"device": "tpu"}, "device"),
+    ],
+)
+def test_bad_arguments_are_named(wrong, match):
+    """An InvalidArgument names what is wrong and what is allowed."""
+    given = {"module": Recorder(), "example_inputs": (3, 8, 8)} | SHORT | wrong
+    with pytest.raises(cb.InvalidArgument, match=match):
+        cb.autotune_module(given.pop("module"), given.pop("example_inputs"), **given)
+
+
+def test_training_needs_something_to_train():
+    """A module without parameters that require a gradient cannot be trained, and the error says so."""
+    with pytest.raises(cb.InvalidArgument, match="inference: the module has no parameter"):
+        cb.autotune_module(nn.ReLU(), (3,), mode="training", **SHORT)

@@ -1,0 +1,54 @@
+"""Which passes of a network are operations, and what more they move, by hand."""
+
+from __future__ import annotations
+
+from cubatch.estimate.scheduled import scheduled_passes
+from cubatch.network import models
+from cubatch.network.graph import Network, layer_passes
+from cubatch.network.layers import Add, BatchNorm2d, Conv2d, HardSwish, ReLU
+from cubatch.network.passes import Pass
+
+FORKED = Network(
+    input_shape=(3, 5, 4),
+    layers=[
+        Conv2d(name="a", k=4, r=1, s=1),
+        HardSwish(name="b"),
+        Conv2d(name="c", k=4, r=1, s=1, groups=4),
+        BatchNorm2d(name="d"),
+        Conv2d(name="e", inputs=["b"], k=4, r=1, s=1),
+        BatchNorm2d(name="f"),
+        Add(name="g", inputs=["d", "f"]),
+        ReLU(name="h"),
+    ],
+)
+PIXELS = 3 * 5 * 4
+
+
+def test_the_passes_are_those_of_the_network_in_its_order():
+    """A pass that a neighbour does is listed too, as one that does not run."""
+    for mode in ("inference", "training"):
+        found = scheduled_passes(FORKED, mode)
+        assert [(item.node, item.pass_) for item in found] == layer_passes(FORKED, mode)
+
+
+def test_a_product_does_the_layers_after_it_and_a_depthwise_one_does_not():
+    """In inference: e does f, g and h and reads a branch more; the norm d of the depthwise c runs by itself."""
+    found = {item.node.name: (item.runs, item.more) for item in scheduled_passes(FORKED, "inference")}
+    ran = dict.fromkeys("abcd", (True, 0)) | {"e": (True, PIXELS)} | dict.fromkeys("fgh", (False, 0))
+    assert found == ran
+
+
+def test_sums_of_gradients_are_counted_before_the_first_gradient_of_the_layer_whose_they_are():
+    """In training: c's gradient cannot be added where it is made, so b's is a sum of two: three moves an element."""
+    found = {(item.node.name, item.pass_): item for item in scheduled_passes(FORKED, "training")}
+    assert found["b", Pass.DGRAD].more == 3 * PIXELS
+    assert found["f", Pass.FPROP].more == PIXELS
+    assert {name for (name, pass_), item in found.items() if not item.runs} == {"g", "h"}
+
+
+def test_the_operations_of_a_residual_network_are_those_that_run():
+    """`resnet50` in training: 53 convolutions and norms, two poolings and a product; back a slope more."""
+    found = scheduled_passes(models.build("resnet50"), "training")
+    assert sum(item.runs for item in found if item.pass_ is Pass.FPROP) == 53 + 53 + 1 + 1 + 1
+    backward = {item.node.name for item in found if item.runs and item.pass_ is not Pass.FPROP}
+    assert len(backward) == 53 + 53 + 1 + 1 + 1 + 1  # the last is the slope before the pooling
