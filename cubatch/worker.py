@@ -70,10 +70,21 @@ class _Worker:
         self._runner.prepare(batch_size)
 
     def time(self, repeats: int) -> dict[str, Any]:
-        return attrs.asdict(self._runner.clock.time(self._runner.step, repeats))
+        try:
+            return attrs.asdict(self._runner.clock.time(self._runner.step, repeats))
+        except Exception as error:
+            if (launch := self._launch()) and launch["graph"]:
+                error.add_note(f"It happened in a step's graph of {launch['launches']} launches.")
+            raise
 
-    def memory(self) -> dict[str, int | None]:
-        return {"peak_bytes": self._runner.peak_bytes, "peak_device_bytes": self._runner.peak_device_bytes}
+    def facts(self) -> dict[str, Any]:
+        memory = {"peak_bytes": self._runner.peak_bytes, "peak_device_bytes": self._runner.peak_device_bytes}
+        return {**memory, "launch": self._launch()}
+
+    def _launch(self) -> dict[str, Any] | None:
+        """Say how steps are launched; only runners on our own engine know."""
+        launch: dict[str, Any] | None = getattr(self._runner, "launch", None)
+        return launch
 
     def release(self) -> None:
         self._runner.release()
@@ -133,7 +144,7 @@ def _describe(error: Exception) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "args": args,
-        "text": str(error),
+        "text": " ".join([str(error), *getattr(error, "__notes__", ())]),
         "out_of_memory": is_out_of_memory(error),
         "traceback": "".join(traceback.format_exception(error)),
     }

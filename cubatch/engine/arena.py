@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
 from cubatch.engine import backend
 from cubatch.engine.storage import element_type, sum_type
+from cubatch.errors import CubatchError, OutOfMemory
+from cubatch.hardware import room
+from cubatch.memory import fit
 from cubatch.memory.plan import Plan
+from cubatch.network.graph import as_network
+from cubatch.workload import Workload
 
 
 class Arena:
@@ -51,3 +57,23 @@ class Arena:
         """View an operation's scratch memory as bytes."""
         offset = self._plan.offsets[number]
         return self._block[offset : offset + self._plan.sizes[number]]
+
+
+def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
+    """Say what a batch size asked for, by which tensor, what is free, and which size fits."""
+    largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
+    buffer = plan.schedule.buffers[largest]
+    shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
+    axis = ", axis 0 is the batch" if buffer.batched else ""
+    free = fits = None
+    with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
+        limit = room.memory_limit(work.device)
+        free = limit.free_bytes
+        fits = fit.largest(work, limit.bytes)
+    return OutOfMemory(
+        f"{work.mode} of {as_network(work.spec).name} at batch size {plan.batch_size}",
+        plan.total,
+        free,
+        f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
+        fits,
+    )

@@ -21,7 +21,7 @@ from cubatch.hardware import gpu_library
 from cubatch.memory.blocks import workspace_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from cubatch.memory.blocks import Need
@@ -32,7 +32,7 @@ HOST_WORKSPACE_BYTES = 3 << 18
 GPU_WORKSPACE_BYTES = 1 << 28
 """Scratch a function allocates for itself on a GPU when given none: few, large launches."""
 
-_Call = tuple["Callable[..., object]", tuple[Any, ...]]
+Call = tuple["Callable[..., object]", tuple[Any, ...]]
 
 MOST_RECORDED_CALLS = 4096
 """Longer recordings are not kept: their blocks are large, and Python's share of the time is small."""
@@ -40,7 +40,7 @@ MOST_RECORDED_CALLS = 4096
 _NOT_RECORDED = frozenset(
     ("empty", "empty_like", "asarray", "arange", "ndarray", "random", "inf", "uint8", "bool_", "float32", "float64")
 )
-_recording: ContextVar[list[_Call] | None] = ContextVar("recording", default=None)
+_recording: ContextVar[list[Call] | None] = ContextVar("recording", default=None)
 
 
 def of(array: Any) -> Any:
@@ -78,6 +78,29 @@ def module(kind: str) -> ModuleType:
     raise InvalidArgument("kind", kind, '"cpu" or "cuda"')
 
 
+class Replay:
+    """
+    Calls that were recorded; called, it makes them again.
+
+    Args:
+        calls: Functions with their arguments, in order.
+    """
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    def __len__(self) -> int:
+        """Count the calls: on hand-written kernels, the launches."""
+        return len(self._calls)
+
+    def __call__(self) -> None:
+        """Make the calls."""
+        for array_call, arguments in self._calls:
+            array_call(*arguments)
+
+
 def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
     """
     Bind a function of the engine to its arrays: what comes back repeats its calls on them.
@@ -97,7 +120,7 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
         >>> step(), step(), total
         (None, None, array([2., 2.]))
     """
-    calls: list[_Call] = []
+    calls: list[Call] = []
     token = _recording.set(calls)
     try:
         function(*args, **kwargs)
@@ -106,11 +129,7 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
     finally:
         _recording.reset(token)
 
-    def replay() -> None:
-        for array_call, arguments in calls:
-            array_call(*arguments)
-
-    return replay
+    return Replay(calls)
 
 
 def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -227,7 +246,7 @@ class _RecordingModule:
 
     __slots__ = ("__name__", "_calls", "_module")
 
-    def __init__(self, module: ModuleType, calls: list[_Call]) -> None:
+    def __init__(self, module: ModuleType, calls: list[Call]) -> None:
         self.__name__ = module.__name__
         self._module, self._calls = module, calls
 
@@ -248,7 +267,7 @@ class _TooLong(Exception):
     pass
 
 
-def _record(calls: list[_Call], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _record(calls: list[Call], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if len(calls) == MOST_RECORDED_CALLS:
         calls.clear()
         raise _TooLong

@@ -31,7 +31,7 @@ class Ops:
 
     Attributes:
         forward, backward: Do the pass on the arrays of a bound operation; None for a pass that is no operation.
-        draws: The forward pass draws anew in every step, so that it cannot be prepared.
+        draws: The forward pass draws anew in every step, so that it cannot be prepared where the host has its number.
     """
 
     forward: Callable[[Bound], None] | None = None
@@ -79,7 +79,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     work = ops.forward if op.kind == "forward" else ops.backward
     if work is None:
         raise ValueError(f"{layer.type} has no {op.kind} operation")
-    if ops.draws and op.kind == "forward":
+    if ops.draws and op.kind == "forward" and place.numbers is None:
         return functools.partial(work, bound)
     return backend.prepare(work, bound)
 
@@ -341,10 +341,17 @@ def _softmax_backward(at: Bound) -> None:
 
 def _dropout(at: Bound) -> None:
     place = at.place
-    # The seed names layer, step and shard, so that a replay draws the mask that the first pass drew.
-    seed = (place.seed, place.clock[0], place.begin, *at.name.encode())
-    at.place.operations.dropout(
-        at.reads["x0"], p=at.layer.p, seed=seed, out=at.writes["y"], mask=at.writes["mask"], workspace=at.workspace
+    # The seed names layer and shard, so that a recomputation draws the mask that the first pass drew.
+    seed = (place.seed, place.begin, *at.name.encode())
+    step = place.clock[0] if place.numbers is None else place.numbers.number
+    place.operations.dropout(
+        at.reads["x0"],
+        p=at.layer.p,
+        seed=seed,
+        step=step,
+        out=at.writes["y"],
+        mask=at.writes["mask"],
+        workspace=at.workspace,
     )
 
 

@@ -25,16 +25,16 @@ from typing import Any, Self
 import numpy as np
 
 from cubatch.engine import backend, batch, functional, layers, loss_scale, storage, weights
-from cubatch.engine.arena import Arena
+from cubatch.engine.arena import Arena, out_of_memory
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
 from cubatch.engine.place import Place
+from cubatch.engine.step_graphs import StepGraphs
+from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
-from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedDtype, is_out_of_memory
-from cubatch.hardware import room
+from cubatch.errors import InvalidArgument, UnsupportedDtype, is_out_of_memory
 from cubatch.hardware.facts import Device
-from cubatch.memory import fit
 from cubatch.memory.operations import Op
 from cubatch.memory.plan import Plan
 from cubatch.memory.plan import plan as lay_out
@@ -59,6 +59,7 @@ class Model:
         context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
         operations: Takes the place of the array library's calls, which have no arithmetic for 16 bits; spelt as
             `functional`.
+        graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
 
     Raises:
         UnsupportedLayer: If the engine has no code for one of the layers.
@@ -91,6 +92,7 @@ class Model:
         share: Model | None = None,
         context: Context | None = None,
         operations: Any = None,
+        graphs: bool = True,
     ) -> None:
         self.spec, self.network, self.device = spec, as_network(spec), device
         self._usual_device: int | None = None
@@ -125,6 +127,7 @@ class Model:
             if (share.network, share.dtype) != (self.network, dtype):
                 raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
             self._clock, self._flat, self._states = share._shared()  # noqa: SLF001 - of the same class
+        self._numbers = StepNumbers(self._xp) if context and mode == "training" else None
         self._stepper: Stepper | None = None
         if mode == "training":
             self._stepper = Stepper(
@@ -137,6 +140,8 @@ class Model:
         self._gradients: list[Any] = []
         self._losses: list[Any] = []
         self._turn = 0
+        self._may_be_graphs = graphs
+        self._graphs: StepGraphs | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +197,8 @@ class Model:
         """
         Bytes that the model holds of the device, not by the plan but as they were taken.
 
-        On a GPU it is what CuPy's pool holds, which is emptied before each batch size: the high water.
+        On a GPU it is what CuPy's pool holds, emptied before each batch size: the high water, but for steps' graphs,
+        which lie in the driver's own memory: what it says the process holds counts them.
         """
         if self._on_gpu:
             return int(self._xp.get_default_memory_pool().total_bytes())
@@ -216,7 +222,7 @@ class Model:
             with contextlib.suppress(Exception):  # a GPU that faulted gives nothing back, and the first error says why
                 self.release()
             if is_out_of_memory(error):
-                raise self._out_of_memory(plan) from error
+                raise out_of_memory(self._work, plan) from error
             raise
         self.plan = plan
 
@@ -240,6 +246,7 @@ class Model:
                     batch_size=plan.batch_size,
                     begin=shard.start,
                     clock=self._clock,
+                    numbers=self._numbers,
                     seed=self.seed,
                 )
                 for rank, shard in enumerate(shards)
@@ -250,12 +257,23 @@ class Model:
                     place.arena.fill(block)
             self._places.append(places)
             self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
+        if self._on_gpu:
+            self._graphs = self._as_graphs(plan)
+
+    def _as_graphs(self, plan: Plan) -> StepGraphs:
+        works = [work for work in self._programs[0][0] if isinstance(work, backend.Replay)]
+        walks = [functools.partial(self._walk, turn) for turn in range(plan.copies)]
+        if self.library != "cubatch":
+            return StepGraphs(walks, self._xp, None, "CuPy's own calls take memory and wait for the device")
+        refusal = "" if self._may_be_graphs else "they were not asked for"
+        return StepGraphs(walks, self._xp, sum(map(len, works)), refusal)
 
     def _bind(self, op: Op, place: Place) -> Callable[[], object]:
         if op.kind == "loss":
             return self._bind_loss(op, place)
         if op.kind == "update" and op.workspace is not None:
-            return functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
+            update = functools.partial(self._update, place.rank, place.arena.workspace(op.workspace))
+            return update if self._numbers is None else backend.prepare(update)
         return layers.bind(op, place, training=self.mode == "training")
 
     def _bind_loss(self, op: Op, place: Place) -> Callable[[], object]:
@@ -281,27 +299,9 @@ class Model:
             self._team,
             rank,
             self._gradients,
-            number=self._clock[0] + 1,
-            learning_rate=self.learning_rate,
+            number=self._clock[0] + 1 if self._numbers is None else self._numbers.number,
+            learning_rate=self.learning_rate if self._numbers is None else self._numbers.rate,
             workspace=workspace,
-        )
-
-    def _out_of_memory(self, plan: Plan) -> OutOfMemory:
-        largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
-        buffer = plan.schedule.buffers[largest]
-        shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
-        axis = ", axis 0 is the batch" if buffer.batched else ""
-        free = fits = None
-        with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
-            limit = room.memory_limit(self.device)
-            free = limit.free_bytes
-            fits = fit.largest(self._work, limit.bytes)
-        return OutOfMemory(
-            f"{self.mode} of {self.network.name} at batch size {plan.batch_size}",
-            plan.total,
-            free,
-            f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
-            fits,
         )
 
     def release(self) -> None:
@@ -309,7 +309,7 @@ class Model:
         if self._team is not None:
             self._team.close()
         self._team, self.plan, self._turn = None, None, 0
-        self._places, self._programs, self._gradients = [], [], []
+        self._places, self._programs, self._gradients, self._graphs = [], [], [], None
         if self._on_gpu:
             self._xp.get_default_memory_pool().free_all_blocks()
 
@@ -355,9 +355,18 @@ class Model:
 
     def step(self) -> None:
         """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
+        self._prepared()
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._programs)
+        if self._numbers is not None:
+            self._numbers.write(self._clock[0] + 1, self.learning_rate)
+        (self._walk if self._graphs is None else self._graphs.run)(turn)
+        if self.mode == "training":
+            self._clock[0] += 1
+
+    def _walk(self, turn: int) -> None:
+        """Make all calls of a step on one of the buffer sets."""
         _, team = self._prepared()
-        programs = self._programs[self._turn]
-        self._turn = (self._turn + 1) % len(self._programs)
+        programs = self._programs[turn]
 
         def walk(rank: int) -> None:
             with np.errstate(all="ignore"):  # a run that diverges is told by its loss, not by warnings from within
@@ -365,8 +374,11 @@ class Model:
                     work()
 
         team.run(walk)
-        if self.mode == "training":
-            self._clock[0] += 1
+
+    @property
+    def launch(self) -> dict[str, Any] | None:
+        """How a step of the prepared batch is launched, as `StepGraphs.launch`; None on a CPU."""
+        return None if self._graphs is None else self._graphs.launch
 
     def loss(self) -> float:
         """Give the mean loss of the last step's batch, before the optimiser's step."""

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from cubatch.engine.arena import Arena
+from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
 from cubatch.memory.operations import Op
 
@@ -27,6 +28,7 @@ class Place:
         batch_size: Samples of the whole batch.
         begin: First sample of the shard in the batch.
         clock: Number of steps done, in a list of one; draws the dropout masks.
+        numbers: The step's number where kernels read it, in the place of `clock`; None where the host calls.
         seed: Where those draws start.
     """
 
@@ -40,6 +42,7 @@ class Place:
     batch_size: int
     begin: int
     clock: list[int]
+    numbers: StepNumbers | None
     seed: int
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cubatch.engine.backend import call, of, random_generator, rectify, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Flat
@@ -20,15 +22,18 @@ _DRAW_BYTES = 4
 """A random number is a float32, whatever the activations are."""
 
 
-def dropout(x: Any, *, p: float, seed: Any, out: Any = None, mask: Any = None, workspace: Any = None) -> Any:
+def dropout(
+    x: Any, *, p: float, seed: Any, step: int = 0, out: Any = None, mask: Any = None, workspace: Any = None
+) -> Any:
     """
     Zero each element with probability p and scale the others by 1 / (1 - p).
 
     Args:
         x: Activations, C-contiguous.
         p: Probability of being dropped, in [0, 1).
-        seed: Whole number, or a sequence of them, that fixes the mask. A shard adds its rank, a step
-            its number: equal seeds drop equal elements.
+        seed: Whole number, or a sequence of them, that fixes the mask with the step: equal ones drop equal
+            elements. A shard adds its rank.
+        step: Number of the step.
         out: Where y goes; may be x. None allocates it.
         mask: Where the kept elements are marked: bool, the shape of x; None allocates it.
         workspace: 1-D uint8 array, four bytes for each element of a piece. None allocates one.
@@ -46,7 +51,7 @@ def dropout(x: Any, *, p: float, seed: Any, out: Any = None, mask: Any = None, w
     mask = xp.empty(x.shape, dtype=xp.bool_) if mask is None else mask
     numbers = Flat(itemsize=_DRAW_BYTES)
     workspace = take_workspace(workspace, x, numbers, x.size)
-    generator = random_generator(x, seed)
+    generator = random_generator(x, [*np.atleast_1d(seed).tolist(), step])
     source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1)
     for piece, _ in numbers.cut(x.size, workspace.nbytes):
         part = target[piece]

@@ -91,7 +91,7 @@ class Stepper:
         return [array for array in (self.master, *self.state, self.loss_scale) if array is not None]
 
     def step(
-        self, team: Team, rank: int, gradients: Sequence[Any], *, number: int, learning_rate: float, workspace: Any
+        self, team: Team, rank: int, gradients: Sequence[Any], *, number: Any, learning_rate: Any, workspace: Any
     ) -> None:
         """
         Take a step, each member on its part of the parameters, once all members' gradients are there.
@@ -99,8 +99,8 @@ class Stepper:
         Args:
             team, rank: The members, and which of them this is.
             gradients: Of each member, flat.
-            number: Of this step, from 1.
-            learning_rate: Of this step.
+            number: Of this step, from 1; as the operations take it.
+            learning_rate: Of this step; likewise.
             workspace: 1-D uint8 array for this member.
         """
         team.barrier()

@@ -30,6 +30,7 @@ class NetworkRunner:
     def __init__(self, model: Model, clock: Clock, monitor: Monitor | None = None) -> None:
         self.clock = clock
         self._model, self._monitor = model, monitor
+        self._launch: dict[str, Any] | None = None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -41,8 +42,14 @@ class NetworkRunner:
         """What the driver says this process holds; None on a CPU or where it does not tell."""
         return self._monitor.process_bytes(os.getpid()) if self._monitor else None
 
+    @property
+    def launch(self) -> dict[str, Any] | None:
+        """How the steps of the last batch size were launched, as `Model.launch`: also once it is released."""
+        return self._model.launch or self._launch
+
     def prepare(self, batch_size: int) -> None:
         """Lay out memory for the batch and fill it with random data."""
+        self._launch = self.launch
         self._model.prepare(batch_size)
         self._model.load_random()
 
@@ -52,10 +59,12 @@ class NetworkRunner:
 
     def release(self) -> None:
         """Give the batch's memory back, pools included."""
+        self._launch = self.launch
         self._model.release()
 
     def close(self) -> None:
         """Give everything back."""
+        self._launch = self.launch
         self._model.close()
 
 

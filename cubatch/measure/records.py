@@ -96,12 +96,15 @@ class Measured:
         outcomes: At most one per batch size.
         added: Sizes that the search looked at beside those of the ladder.
         seconds_spent: Seconds of measuring so far, over all resumes.
+        launch: How the runner says that it launched steps, as `NetworkRunner.launch`; None where it says nothing, and
+            of what was kept.
     """
 
     timings: tuple[Timing, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     added: tuple[Candidate, ...] = ()
     seconds_spent: float = 0.0
+    launch: Mapping[str, Any] | None = None
 
     def of(self, batch_size: int) -> tuple[Timing, ...]:
         """Give the timings of one size, by round."""
@@ -201,6 +204,9 @@ class Recorder:
     Args:
         kept: What is known already.
         keep: Who is told too; None tells nobody.
+
+    Attributes:
+        launch: As of `Measured`.
     """
 
     def __init__(self, kept: Measured | None = None, keep: Keeper | None = None) -> None:
@@ -209,6 +215,7 @@ class Recorder:
         self._outcomes = {outcome.batch_size: outcome for outcome in kept.outcomes}
         self._seconds_spent = kept.seconds_spent
         self._keep: Keeper = keep or NullKeeper()
+        self.launch: Mapping[str, Any] | None = None
 
     def candidate(self, candidate: Candidate) -> None:
         """Remember a size that the search added and pass it on."""
@@ -239,4 +246,5 @@ class Recorder:
             outcomes=tuple(outcomes),
             added=tuple(self._added),
             seconds_spent=self._seconds_spent,
+            launch=self.launch,
         )

@@ -47,6 +47,7 @@ class RemoteRunner:
 
     Attributes:
         step_seconds: How long one clock reading may take; None for ever.
+        launch: How steps were launched when memory was last asked for, as `NetworkRunner.launch`; None where unknown.
 
     Raises:
         OutOfMemory: From any call: the worker ran out of memory, or the kernel killed it for memory.
@@ -59,6 +60,7 @@ class RemoteRunner:
     def __init__(self, factory: FactoryRef, *, prepare_seconds: float | None = PREPARE_SECONDS) -> None:
         self._factory, self._prepare_seconds = factory, prepare_seconds
         self.step_seconds: float | None = None
+        self.launch: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self._doing = "the start"
@@ -110,8 +112,10 @@ class RemoteRunner:
     def _memory(self, name: str) -> int | None:
         if self._process is None:
             return None
-        figures: dict[str, int | None] = self._ask({"do": "memory"}, self._prepare_seconds)
-        return figures[name]
+        facts: dict[str, Any] = self._ask({"do": "facts"}, self._prepare_seconds)
+        self.launch = facts["launch"]
+        figure: int | None = facts[name]
+        return figure
 
     def _start(self) -> None:
         if not sys.executable:

@@ -77,7 +77,11 @@ def _facts(result: Mapping[str, Any]) -> dict[str, dict[str, object]]:
         "decided_by": result.get("decided_by"),
         "created": result.get("created"),
     }
-    tables = {"Device": device, "Settings": settings, "Environment": dict(result.get("environment") or {})}
+    environment = dict(result.get("environment") or {})
+    if launch := environment.pop("launch", None):
+        way = "in one CUDA graph" if launch["graph"] else f"one by one: {launch['refusal']}"
+        environment["launches a step"] = f"{launch['launches'] or 'unknown'}, {way}"
+    tables = {"Device": device, "Settings": settings, "Environment": environment}
     return {
         name: {key.replace("_", " "): value for key, value in facts.items() if value not in (None, "")}
         for name, facts in tables.items()

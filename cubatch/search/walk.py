@@ -307,6 +307,7 @@ class _Run:
         if self.stopwatch is None:
             return
         self.book.spent(self.budget.spent())
+        self.book.launch = getattr(self.stopwatch.runner, "launch", None)  # those of our own engine know
         try:
             self.stopwatch.runner.close()
         except Exception as error:  # noqa: BLE001 - everything measured is kept already

@@ -47,15 +47,23 @@ class Story:
     facts: Callable[[Sequence[int]], Mapping[str, Any]]
 
     def answer(self, measured: Measured, *, notes: Sequence[str], partial: bool = False) -> TuningResult:
-        """Apply the rule of the answer to what was measured."""
+        """
+        Apply the rule of the answer to what was measured.
+
+        How steps were launched stands in the result's `environment`: "launches" of a step, at the size that was
+        measured last; whether they are one CUDA "graph"; the "refusal" where they are not.
+        """
+        setting = self.setting
+        if measured.launch is not None:
+            setting = {**setting, "environment": {**setting["environment"], "launch": dict(measured.launch)}}
         rungs = [*self.ladder.candidates, *measured.added]
         return answers.answer(
             rungs,
             measured,
             goal=self.goal,
-            setting=self.setting,
+            setting=setting,
             asked=self.limits.batch_sizes is not None,
-            notes=notes,
+            notes=[*notes, *launch_notes(measured.launch)],
             partial=partial,
             **self.facts([rung.batch_size for rung in rungs]),
         )
@@ -68,6 +76,22 @@ class Story:
         except (KeyboardInterrupt, SystemExit) as stop:
             stop.partial = self.answer(recorder.measured, notes=notes, partial=True)  # type: ignore[union-attr]
             raise
+
+
+def launch_notes(launch: Mapping[str, Any] | None) -> list[str]:
+    """
+    Say why steps of our kernels were no graphs: small batches then wait for the host.
+
+    Args:
+        launch: As of `Measured`.
+    """
+    if launch is None or launch["launches"] is None or not launch["refusal"]:
+        return []
+    sentence = (
+        f"The {launch['launches']} launches of a step were made one by one, which small batches may wait for: no CUDA "
+        f"graph could be made of them ({launch['refusal']})."
+    )
+    return [sentence]
 
 
 def of_network(

@@ -3,7 +3,8 @@
 // dropout — zero each element with probability p, scale the others by 1 / (1 - p).
 //
 // Element i draws word i % 4 of Philox4x32-10 at counter i / 4 (Salmon, Moraes, Dror and Shaw, "Parallel random
-// numbers: as easy as 1, 2, 3", 2011): the mask depends on the key and the element alone, not on grid or vector.
+// numbers: as easy as 1, 2, 3", 2011): the mask depends on key, step and element alone, not on grid or vector.  The step
+// is the counter's third word and read from memory, so that a launch can be repeated as it is, in a CUDA graph.
 //
 //   grid    ceil(count / ELEMENTS)
 #include "common/elements.cuh"
@@ -12,9 +13,9 @@ struct Words {
   u32 w[4];
 };
 
-// Ten rounds over the counter (low, high, 0, 0); the key is raised by the Weyl constants between rounds.
-CB_DEVICE Words philox(u64 counter, u32 key0, u32 key1) {
-  u32 a = (u32)counter, b = (u32)(counter >> 32), c = 0, d = 0;
+// Ten rounds over the counter (low, high, step, 0); the key is raised by the Weyl constants between rounds.
+CB_DEVICE Words philox(u64 counter, u32 step, u32 key0, u32 key1) {
+  u32 a = (u32)counter, b = (u32)(counter >> 32), c = step, d = 0;
   CB_UNROLL
   for (int round = 0; round < 10; ++round) {
     const u32 high0 = cb_mul_high(0xd2511f53u, a), low0 = 0xd2511f53u * a;
@@ -38,6 +39,7 @@ struct DropoutWork {
   u8* mask;
   float p;
   float factor;
+  u32 step;
   u32 key0;
   u32 key1;
 
@@ -52,7 +54,7 @@ struct DropoutWork {
     Words words;
     CB_UNROLL
     for (int v = 0; v < V; ++v) {
-      if (v % 4 == 0) words = philox((u64)(i + v) / 4, key0, key1);
+      if (v % 4 == 0) words = philox((u64)(i + v) / 4, step, key0, key1);
       const int k = (int)((i + v) % 4);
       const u32 word = V > 1 ? words.w[v % 4] : k == 0 ? words.w[0] : k == 1 ? words.w[1] : k == 2 ? words.w[2] : words.w[3];
       const bool keeps = uniform(word) >= p;
@@ -66,9 +68,10 @@ struct DropoutWork {
 
 // y may be x.
 CB_KERNEL(THREADS, 3)
-dropout(const CB_ELEMENT* x, CB_ELEMENT* y, u8* mask, i64 count, float p, float factor, u32 key0, u32 key1) {
+dropout(const CB_ELEMENT* x, CB_ELEMENT* y, u8* mask, i64 count, float p, float factor, const int* step, u32 key0,
+        u32 key1) {
   const bool aligned = is_aligned(x) && is_aligned(y) && is_aligned(mask);
-  for_elements<2>(count, aligned, DropoutWork{x, y, mask, p, factor, key0, key1});
+  for_elements<2>(count, aligned, DropoutWork{x, y, mask, p, factor, (u32)*step, key0, key1});
 }
 
 template <int V>

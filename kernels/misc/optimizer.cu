@@ -11,6 +11,9 @@
 // round back to w; w gets the rounded result.  master is null where w itself is kept in float32.  The state is
 // as wide as the master.
 //
+// What changes from step to step is read from memory, so that a launch can be repeated as it is, in a CUDA graph: the
+// learning rate `rate` and, for adam, the number t of the step, from 1.
+//
 // Where the loss is scaled, `scaling` is its state (common/loss_scale.cuh): the gradient is multiplied by UNSCALE,
 // nothing at all is done where that is 0, and skipped steps do not count in t.  The host knows none of this, so
 // 1 - b^t is worked out here, as -expm1(t log b).
@@ -105,12 +108,12 @@ struct SgdWork {
 };
 
 CB_KERNEL(THREADS, 2)
-sgd(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, i64 count, float lr,
-    float weight_decay) {
+sgd(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, i64 count,
+    const float* rate, float weight_decay) {
   const float unscale = unscale_of(scaling);
   if (unscale == 0.0f) return;
   const Parameters of = {parameters, master, gradient, unscale, weight_decay};
-  for_elements<2>(count, of.aligned(), SgdWork{of, lr});
+  for_elements<2>(count, of.aligned(), SgdWork{of, *rate});
 }
 
 struct MomentumWork {
@@ -147,11 +150,11 @@ struct MomentumWork {
 
 CB_KERNEL(THREADS, 2)
 momentum(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, float* velocity,
-         i64 count, float lr, float factor, float weight_decay) {
+         i64 count, const float* rate, float factor, float weight_decay) {
   const float unscale = unscale_of(scaling);
   if (unscale == 0.0f) return;
   const Parameters of = {parameters, master, gradient, unscale, weight_decay};
-  for_elements<2>(count, of.aligned() && is_aligned(velocity), MomentumWork{of, velocity, lr, factor});
+  for_elements<2>(count, of.aligned() && is_aligned(velocity), MomentumWork{of, velocity, *rate, factor});
 }
 
 struct AdamWork {
@@ -199,12 +202,12 @@ struct AdamWork {
 
 CB_KERNEL(THREADS, 2)
 adam(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, float* mean,
-     float* square, i64 count, int step, float lr, float beta1, float rest1, float log1, float beta2, float rest2,
-     float log2, float eps, float weight_decay) {
+     float* square, i64 count, const int* step, const float* rate, float beta1, float rest1, float log1, float beta2,
+     float rest2, float log2, float eps, float weight_decay) {
   const float unscale = unscale_of(scaling);
   if (unscale == 0.0f) return;
-  const float t = (float)step - (scaling == nullptr ? 0.0f : scaling[SKIPPED]);
-  const float size = lr / -expm1f(t * log1), root = sqrtf(-expm1f(t * log2));
+  const float t = (float)*step - (scaling == nullptr ? 0.0f : scaling[SKIPPED]);
+  const float size = *rate / -expm1f(t * log1), root = sqrtf(-expm1f(t * log2));
   const Parameters of = {parameters, master, gradient, unscale, weight_decay};
   const bool aligned = of.aligned() && is_aligned(mean) && is_aligned(square);
   for_elements<1>(count, aligned, AdamWork{of, mean, square, size, root, beta1, rest1, beta2, rest2, eps});

@@ -202,7 +202,10 @@ def _build(toolkit: Toolkit, packages: Path, home: Path) -> None:
     blas = next((home / "site/cupy_backends/cuda/libs").glob("cublas.*.so"))
     major = toolkit.major
     (home / "cublas.map").write_text(f"libcublas.so.{major} {{ global: cublas*; local: *; }};\n")
-    driver = [SOURCES / f"{name}.cpp" for name in ("devices", "faults", "kernels", "memory", "streams", "tensor_maps")]
+    driver = [
+        SOURCES / f"{name}.cpp"
+        for name in ("devices", "faults", "graphs", "kernels", "memory", "streams", "tensor_maps")
+    ]
     own, python = home / "lib", f"-I{sysconfig.get_paths()['include']}"
     sources = packages / "sources"
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -156,10 +156,10 @@ def test_phases_without_a_tap_are_launched_where_they_change_something(launcher,
     shapes = (drawn.y_shape, drawn.w_shape, drawn.x_shape, drawn.x_shape)
     dy, w, before, mask = (cases.drawn(random, shape, "float16") for shape in shapes)
     dx, counting = launcher.put(before), Counting(launcher.launcher)
-    fused = Fused(residual=dx if is_added else None, mask=launcher.put(mask) if is_masked else None)
+    ending = {"residual": dx if is_added else None, "positive": launcher.put(mask) if is_masked else None}
     conv.conv2d_dgrad(
         attrs.evolve(context(launcher), launcher=counting), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape,
-        out=dx, fused=fused, **drawn.options,
+        out=dx, **ending, **drawn.options,
     )  # fmt: skip
     assert counting.launches == launches
     dy, w, before = cases.decoded(dy), cases.decoded(w), cases.decoded(before) * is_added

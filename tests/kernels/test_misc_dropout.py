@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubatch.engine import backend
 from cubatch.engine.native import pointwise
 from cubatch.errors import InvalidArgument
 from tests.kernels.cases import DTYPES, decoded, drawn, encoded
@@ -25,9 +26,9 @@ def _philox(counter, key):
     return [a, b, c, d]
 
 
-def _mask(size, p, seed):
+def _mask(size, p, seed, step):
     key = [int(word) for word in np.random.SeedSequence(seed).generate_state(2, np.uint32)]
-    words = [word for i in range(-(-size // 4)) for word in _philox((i, 0, 0, 0), key)]
+    words = [word for i in range(-(-size // 4)) for word in _philox((i, 0, step, 0), key)]
     return (np.array(words[:size]) >> 8) * np.float32(2.0**-24) >= np.float32(p)
 
 
@@ -47,9 +48,11 @@ def test_dropout_keeps_what_philox_says_and_scales_it(launcher, size, p, shift, 
     """Mask, result and gradient are exact: one product in float32, rounded once more where 16 bits are stored."""
     x = drawn(np.random.default_rng(size), size, dtype)
     y, mask = room(launcher, (size,), x.dtype, shift), room(launcher, (size,), np.bool_, shift)
-    pointwise.dropout(launcher.context(), place(launcher, x, shift), p=p, seed=(seed, 3), out=y, mask=mask)
+    pointwise.dropout(
+        launcher.context(), place(launcher, x, shift), p=p, seed=(seed, 3), step=seed % 5, out=y, mask=mask
+    )
 
-    kept = _mask(size, p, (seed, 3))
+    kept = _mask(size, p, (seed, 3), seed % 5)
     np.testing.assert_array_equal(launcher.get(mask), kept)
     scaled = decoded(x).astype(np.float32) * np.float32(1 / (1 - p))
     want = encoded(np.where(kept, scaled, np.float32(0)), dtype)
@@ -63,10 +66,24 @@ def test_dropout_keeps_what_philox_says_and_scales_it(launcher, size, p, shift, 
 def test_equal_seeds_draw_equal_masks_and_others_do_not(launcher):
     """A replay of the forward pass must drop what the first pass dropped; the next step must not."""
     x = place(launcher, np.ones(512, np.float32))
-    masks = [pointwise.dropout(launcher.context(), x, p=0.5, seed=seed)[1] for seed in ((1, 2), (1, 2), (1, 3))]
-    first, again, other = map(launcher.get, masks)
+    draws = ((1, 2), 4), ((1, 2), 4), ((1, 3), 4), ((1, 2), 5)
+    masks = [pointwise.dropout(launcher.context(), x, p=0.5, seed=seed, step=step)[1] for seed, step in draws]
+    first, again, other, later = map(launcher.get, masks)
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
+    assert (first != later).any()
+
+
+def test_a_launch_that_was_prepared_draws_by_the_step_that_stands_in_memory(launcher):
+    """So it can be repeated as it is: what it draws then is what a launch with that number draws."""
+    x, step = place(launcher, np.ones(512, np.float32)), launcher.put(np.array([1], np.int32))
+    y, mask = room(launcher, (512,), np.float32), room(launcher, (512,), np.bool_)
+    work = backend.prepare(pointwise.dropout, launcher.context(), x, p=0.5, seed=7, step=step, out=y, mask=mask)
+    for number in (1, 2):
+        step.fill(number)
+        work()
+        want = pointwise.dropout(launcher.context(), x, p=0.5, seed=7, step=number)[1]
+        np.testing.assert_array_equal(launcher.get(mask), launcher.get(want))
 
 
 def test_probability_one_is_refused(launcher):

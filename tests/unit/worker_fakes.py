@@ -107,6 +107,13 @@ def make(habits: dict[str, str] | None = None, at: str = "prepare", path: str = 
     return FakeRunner(habits or {}, at, path)
 
 
+def make_graphs(path: str = "") -> FakeRunner:
+    """Make a runner whose steps are said to be graphs of 7 launches, and which fails at a step of batch size 16."""
+    runner = FakeRunner({"16": "mistake"}, "step", path)
+    runner.launch = {"launches": 7, "graph": True, "refusal": None}
+    return runner
+
+
 def report(path: str) -> FakeRunner:
     """Make a runner, after writing down what this process is like."""
     facts = {

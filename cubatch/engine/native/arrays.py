@@ -35,6 +35,28 @@ def dtype_of(array: Any) -> str:
     return _STORAGE[name]
 
 
+def in_memory(like: Any, value: Any, kind: Any) -> Any:
+    """
+    Give a number as an array of one element, where kernels read what changes from step to step.
+
+    Args:
+        like: An array of the module that should allocate.
+        value: A number, or such an array, which is checked.
+        kind: NumPy's type of the element.
+
+    Raises:
+        InvalidArgument: If it is an array of another kind.
+
+    Example:
+        >>> in_memory(np.zeros(3), 0.5, np.float32)
+        array([0.5], dtype=float32)
+    """
+    if isinstance(value, int | float | np.generic):
+        return of(like).asarray(np.array([value], kind))
+    check(kind, (1,), number=value)
+    return value
+
+
 def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> None:
     """
     Check that arrays are C-contiguous, of one type and of one shape, as kernels take them to be; None passes.

@@ -3,7 +3,8 @@ Update rules over flat arrays on hand-written kernels, a whole step in one pass.
 
 Where parameters have 16 bits, the step is taken on a float32 `master` copy of them, and the state is
 float32 too: a weight plus a small step would round back to the weight.  Whether a step is skipped, and what its
-gradient is divided by, the kernels read from the state of `loss_scale`: the host never waits for it.
+gradient is divided by, the kernels read from the state of `loss_scale`: the host never waits for it.  Learning rate
+and step they read from memory too; given as numbers, they are put there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from cubatch.engine.backend import view
 from cubatch.engine.loss_scale import INTERVAL, STATE_WORDS
-from cubatch.engine.native.arrays import check, dtype_of, element_grid, take_workspace
+from cubatch.engine.native.arrays import check, dtype_of, element_grid, in_memory, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
@@ -28,7 +29,7 @@ def sgd(
     parameters: Any,
     gradients: Sequence[Any],
     *,
-    lr: float,
+    lr: Any,
     weight_decay: float = 0.0,
     master: Any = None,
     scaling: Any = None,
@@ -41,7 +42,7 @@ def sgd(
         context: Where it runs.
         parameters: Flat array w, overwritten.
         gradients: The gradient, of w's type; one part, since one member runs on a GPU.
-        lr: Learning rate.
+        lr: Learning rate: a number, or a float32 array of one.
         weight_decay: Coefficient of the penalty on squared weights.
         master: float32 copy of w that the step is taken on; None where w is float32 itself.
         scaling: State of `loss_scale`, float32 (4,); None where the loss is not scaled.
@@ -50,7 +51,7 @@ def sgd(
     Raises:
         InvalidArgument: If types differ, there are several gradients, or 16-bit parameters have no master copy.
     """
-    _step(context, "sgd", parameters, gradients, (), master, scaling, [lr, weight_decay])
+    _step(context, "sgd", parameters, gradients, (), master, scaling, [_rate(parameters, lr), weight_decay])
 
 
 def momentum(
@@ -59,7 +60,7 @@ def momentum(
     gradients: Sequence[Any],
     velocity: Any,
     *,
-    lr: float,
+    lr: Any,
     factor: float = 0.9,
     weight_decay: float = 0.0,
     master: Any = None,
@@ -67,7 +68,8 @@ def momentum(
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
     """Step along a decaying sum of gradients, as `optim.momentum`; velocity is float32, the others as in `sgd`."""
-    _step(context, "momentum", parameters, gradients, (velocity,), master, scaling, [lr, factor, weight_decay])
+    numbers = [_rate(parameters, lr), factor, weight_decay]
+    _step(context, "momentum", parameters, gradients, (velocity,), master, scaling, numbers)
 
 
 def adam(
@@ -77,8 +79,8 @@ def adam(
     mean: Any,
     square: Any,
     *,
-    step: int,
-    lr: float,
+    step: Any,
+    lr: Any,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -86,9 +88,13 @@ def adam(
     scaling: Any = None,
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
-    """Step by Adam, as `optim.adam`; mean and square are float32, the others as in `sgd`."""
+    """
+    Step by Adam, as `optim.adam`.
+
+    Mean and square are float32, step a number or an int32 array of one, the others as in `sgd`.
+    """
     decays = [number for beta in betas for number in (beta, 1 - beta, math.log(beta))]
-    numbers = [np.int32(step), lr, *decays, eps, weight_decay]
+    numbers = [in_memory(parameters, step, np.int32), _rate(parameters, lr), *decays, eps, weight_decay]
     _step(context, "adam", parameters, gradients, (mean, square), master, scaling, numbers)
 
 
@@ -120,6 +126,10 @@ def update_loss_scale(
     context.launch(variant.find("update_loss_scale", dtype), (1, 1, 1), arguments)
 
 
+def _rate(parameters: Any, lr: Any) -> Any:
+    return in_memory(parameters, lr, np.float32)
+
+
 def _whole(gradients: Sequence[Any]) -> Any:
     if len(gradients) != 1:
         raise InvalidArgument("gradients", len(gradients), "one array: one member runs on a GPU")
@@ -142,7 +152,7 @@ def _step(
     check(parameters.dtype, parameters.shape, parameters=parameters, gradient=gradient)
     check(np.float32, parameters.shape, master=master, **{f"state {index}": array for index, array in enumerate(state)})
     check(np.float32, (STATE_WORDS,), scaling=scaling)
-    values = [number if isinstance(number, np.generic) else np.float32(number) for number in numbers]
+    values = [np.float32(number) if isinstance(number, int | float) else number for number in numbers]
     context.launch(
         variant.find(rule, dtype_of(parameters)),
         element_grid(parameters),

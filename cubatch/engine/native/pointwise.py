@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, element_grid, vector_width
+from cubatch.engine.native.arrays import check, dtype_of, element_grid, in_memory, vector_width
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
@@ -88,6 +88,7 @@ def dropout(
     *,
     p: float,
     seed: Any,
+    step: Any = 0,
     out: Any = None,
     mask: Any = None,
     workspace: Any = None,  # noqa: ARG001 - none is needed
@@ -95,8 +96,9 @@ def dropout(
     """
     Zero each element with probability p and scale the others by 1 / (1 - p); as `functional.dropout`.
 
-    The mask is a function of the seed and of the element's number alone (Philox4x32-10, see
-    kernels/misc/dropout.cu); it is another one than NumPy draws.
+    The mask is a function of the seed, of the step and of the element's number alone (Philox4x32-10, see
+    kernels/misc/dropout.cu); it is another one than NumPy draws.  The step may be an int32 array of one, which
+    the kernel reads.
 
     Returns:
         y and the mask.
@@ -112,7 +114,16 @@ def dropout(
     check(x.dtype, x.shape, x=x, out=y)
     check(np.uint8, x.shape, mask=mask.view(np.uint8))
     key = np.random.SeedSequence(seed).generate_state(2, np.uint32)
-    arguments = [x, y, mask, np.int64(x.size), np.float32(p), np.float32(1 / (1 - p)), *key]
+    arguments = [
+        x,
+        y,
+        mask,
+        np.int64(x.size),
+        np.float32(p),
+        np.float32(1 / (1 - p)),
+        in_memory(x, step, np.int32),
+        *key,
+    ]
     context.launch(variant.find("dropout", dtype_of(x)), element_grid(x), arguments)
     return y, mask
 

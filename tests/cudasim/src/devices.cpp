@@ -223,6 +223,9 @@ API const char* cudaGetErrorName(cudaError_t status) {
     case 700: return "cudaErrorIllegalAddress";
     case 719: return "cudaErrorLaunchFailure";
     case 801: return "cudaErrorNotSupported";
+    case 900: return "cudaErrorStreamCaptureUnsupported";
+    case 901: return "cudaErrorStreamCaptureInvalidated";
+    case 906: return "cudaErrorStreamCaptureImplicit";
     default: return "cudaErrorUnknown";
   }
 }

@@ -9,6 +9,7 @@
 //     trap:TEXT@N   and likewise: the N-th launch of such kernels in a process, and all after it
 //     oom:N         the N-th allocation from now fails, and no other
 //     memory:BYTES  all devices have so much memory
+//     graph:CALL    the driver refuses graphs: CALL is begin (the capture), instantiate or launch
 //     tensor-map    every tensor map is refused; tensor-map:im2col only those of convolutions
 //     dead          the device does not answer any more
 //     attribute:N   the driver refuses to tell the device's attribute N

@@ -275,6 +275,7 @@ API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
   Guard guard(lock);
   const Function* function = (const Function*)handle;
   if (broken(function->device)) return (CUresult)broken(function->device);
+  if (int refused = refused_by_capture(stream)) return (CUresult)refused;
   struct Shape {
     uint32_t of[3];
   };

@@ -134,13 +134,16 @@ static int copy(void* to, const void* from, uint64_t bytes, int kind, void* stre
   if (broken(device)) return broken(device);
   if (int refused = check_copy(to, from, bytes, kind)) return refused;
   const bool staged = !find(from) && !is_pinned(from, bytes);
+  const bool lands_unpinned = !find(to) && !is_pinned(to, bytes);
+  if (int refused = refused_by_capture(stream)) return refused;
+  if (waits || staged || lands_unpinned)
+    if (int refused = unsafe_in_capture("a copy that the host waits for")) return refused;
   if (staged) {
     auto kept = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
     enqueue(stream, [=] { carry_out(to, kept->data(), bytes); });
   } else {
     enqueue(stream, [=] { carry_out(to, from, bytes); });
   }
-  const bool lands_unpinned = !find(to) && !is_pinned(to, bytes);
   return waits || lands_unpinned ? wait_stream(stream) : cudaSuccess;
 }
 
@@ -149,6 +152,7 @@ static int fill(void* to, int value, uint64_t bytes, void* stream) {
   Guard guard(lock);
   if (broken(current_device())) return broken(current_device());
   if (!holds(to, bytes)) return cudaErrorInvalidValue;
+  if (int refused = refused_by_capture(stream)) return refused;
   enqueue(stream, [=] {
     open_to_kernels(true);
     memset(to, value, bytes);
@@ -161,10 +165,18 @@ static int fill(void* to, int value, uint64_t bytes, void* stream) {
 
 using namespace sim;
 
-API cudaError_t cudaMalloc(void** address, size_t size) { return (cudaError_t)allocate(address, size); }
+API cudaError_t cudaMalloc(void** address, size_t size) {
+  Guard guard(lock);
+  if (int refused = unsafe_in_capture("memory is taken")) return (cudaError_t)refused;
+  return (cudaError_t)allocate(address, size);
+}
 API cudaError_t cudaMallocManaged(void**, size_t, unsigned) { return cudaErrorNotSupported; }
 API cudaError_t cudaMallocAsync(void** address, size_t size, cudaStream_t) { return (cudaError_t)allocate(address, size); }
-API cudaError_t cudaFree(void* address) { return (cudaError_t)release(address); }
+API cudaError_t cudaFree(void* address) {
+  Guard guard(lock);
+  if (int refused = unsafe_in_capture("memory is given back")) return (cudaError_t)refused;
+  return (cudaError_t)release(address);
+}
 API cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return (cudaError_t)release(address); }
 API cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
   Guard guard(lock);

@@ -81,5 +81,15 @@ bool is_late();
 void enqueue(void* stream, std::function<void()> work);
 int wait_stream(void* stream);
 int wait_device(int device);
+bool is_blocking(void* stream);
+
+// ---- stream capture (graphs.cpp): each gives the status that refuses a call, or cudaSuccess
+
+int refused_by_capture(void* stream);          // work is issued to it
+int wait_refused_by_capture(void* stream);     // the host waits for it
+int device_wait_refused_by_capture();          // the host waits for the device
+int unsafe_in_capture(const char* what);       // a call that is potentially unsafe
+bool is_captured(void* stream);
+bool capture(void* stream, std::function<void()>& work);  // keeps work that is issued to a captured stream
 
 }  // namespace sim

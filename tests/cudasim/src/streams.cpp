@@ -112,7 +112,11 @@ bool is_late() {
   return late;
 }
 
-void enqueue(void* handle, std::function<void()> work) { issue(stream_of(handle), std::move(work)); }
+void enqueue(void* handle, std::function<void()> work) {
+  if (!capture(handle, work)) issue(stream_of(handle), std::move(work));
+}
+
+bool is_blocking(void* handle) { return stream_of(handle).blocking; }
 
 int wait_stream(void* handle) {
   Guard guard(lock);
@@ -151,22 +155,27 @@ API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete (Stream*)stream;
   return cudaSuccess;
 }
-API cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return (cudaError_t)wait_stream(stream); }
+API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Guard guard(lock);
+  if (int refused = wait_refused_by_capture(stream)) return (cudaError_t)refused;
+  return (cudaError_t)wait_stream(stream);
+}
 // A host that asks whether work is done gives it time: one piece is carried out at each question.
 API cudaError_t cudaStreamQuery(cudaStream_t handle) {
   Guard guard(lock);
+  if (int refused = wait_refused_by_capture(handle)) return (cudaError_t)refused;
   Stream& stream = stream_of(handle);
   while (!stream.issued.empty() && !pending.count(stream.issued.front())) stream.issued.pop_front();
   if (stream.issued.empty()) return (cudaError_t)broken(stream.device);
   carry_out(stream.issued.front());
   return cudaErrorNotReady;
 }
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
 API CUresult cuStreamGetCtx(CUstream, CUcontext* context) { return cuCtxGetCurrent(context); }
-API cudaError_t cudaDeviceSynchronize() { return (cudaError_t)wait_device(current_device()); }
+API cudaError_t cudaDeviceSynchronize() {
+  Guard guard(lock);
+  if (int refused = device_wait_refused_by_capture()) return (cudaError_t)refused;
+  return (cudaError_t)wait_device(current_device());
+}
 
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   Event* made = new Event;
@@ -184,7 +193,9 @@ API cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 API cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
   Guard guard(lock);
   Event* event = (Event*)handle;
-  event->recorded = true;
+  if (int refused = refused_by_capture(stream)) return (cudaError_t)refused;
+  event->recorded = !is_captured(stream);  // a captured event tells nothing of the device
+  if (!event->recorded) return cudaSuccess;
   event->ticket = issue(stream_of(stream), [event] { event->at = milliseconds(); });
   return (cudaError_t)broken(current_device());
 }
@@ -213,6 +224,7 @@ API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t first, cudaEvent_t s
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
   Guard guard(lock);
   Event* event = (Event*)handle;
+  if (is_captured(stream)) return cudaErrorStreamCaptureIsolation;  // no work outside the capture can be waited for
   if (event->recorded && pending.count(event->ticket)) issue(stream_of(stream), [] {}, {event->ticket});
   return cudaSuccess;
 }

@@ -175,6 +175,22 @@ def test_foreign_errors_and_deaths_say_what_happened(start, habit, kind, words):
     assert "batch size 16" in str(caught.value)
 
 
+def test_how_steps_are_launched_crosses_the_pipe_and_errors_name_the_graph(start):
+    """Asked for with the memory; a runner that does not say has None, and its errors name no graph."""
+    runner = start(FactoryRef("tests.unit.worker_fakes:make_graphs"))
+    runner.prepare(16)
+    assert runner.peak_bytes == 160
+    assert runner.launch == {"launches": 7, "graph": True, "refusal": None}
+    with pytest.raises(WorkerFailed, match="in the step It happened in a step's graph of 7 launches"):
+        runner.step()
+    plain = start(fake({"16": "mistake"}, at="step"))
+    plain.prepare(16)
+    assert (plain.peak_bytes, plain.launch) == (160, None)
+    with pytest.raises(WorkerFailed) as caught:
+        plain.step()
+    assert "graph" not in str(caught.value)
+
+
 def test_the_last_words_of_a_worker_are_in_the_error(start):
     """What it wrote to standard error before it died says more than its exit status."""
     with pytest.raises(WorkerFailed, match="the driver said no"):

@@ -6,6 +6,8 @@ import itertools
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from cubatch.report import answer as words
 from cubatch.report.page import html
 from tests.unit.tuned import about, measurement, tuned
@@ -132,6 +134,21 @@ def test_the_page_stands_alone_and_holds_the_answer_the_curve_and_every_size():
     assert "needs 1.20 GiB, 1.00 GiB may be used" in page.text
     assert sum(tag == "circle" and attrs["class"] in ("dot", "out") for tag, attrs in page.tags) == 2 * 4
     assert "prefers-color-scheme: dark" in text
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        ({"launches": 660, "graph": True, "refusal": None}, "660, in one CUDA graph"),
+        ({"launches": 660, "graph": False, "refusal": "no <room>"}, "660, one by one: no <room>"),
+        ({"launches": None, "graph": False, "refusal": "by CuPy"}, "unknown, one by one: by CuPy"),
+    ],
+)
+def test_the_page_says_how_a_step_was_launched(launch, said):
+    """A row of what the run was made with."""
+    page = Page(html(tuned(environment={"launch": launch})))
+    assert "launches a step" in page.text
+    assert said in page.text
 
 
 def test_the_page_escapes_every_text_that_comes_from_outside():

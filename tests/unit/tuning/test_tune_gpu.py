@@ -106,6 +106,21 @@ def test_a_dtype_that_gpu_or_library_has_not_is_refused_with_what_they_have(gpu,
     assert not gpu.asked
 
 
+@pytest.mark.parametrize(("refusal", "said"), [(None, 0), ("a planted one", 1)])
+def test_the_result_says_how_steps_were_launched(gpu, monkeypatch, refusal, said):
+    """As the runner told before it was closed: in the environment, and in a sentence where graphs were refused."""
+    gpu("a100-sxm4-80gb")
+    launch = {"launches": 20, "graph": refusal is None, "refusal": refusal}
+    measure = tuner.walk.measure
+    monkeypatch.setattr(
+        tuner.walk, "measure", lambda *given, **options: attrs.evolve(measure(*given, **options), launch=launch)
+    )
+    result = autotune("mlp", batch_sizes=[8], store=False)
+    assert result.environment["launch"] == launch
+    assert sum("20 launches" in reason and "a planted one" in reason for reason in result.reasons) == said
+    assert TuningResult.from_json(result.to_json()) == result
+
+
 def test_a_timing_holds_for_its_dtype_alone(gpu, tmp_path):
     """The same question is answered from the store; in another dtype it is another question."""
     gpu("a100-sxm4-80gb")

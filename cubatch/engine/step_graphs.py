@@ -1,0 +1,112 @@
+"""
+A step's launches as one CUDA graph: captured once, launched in every step.
+
+Enqueueing a launch costs the host some microseconds, and a step has hundreds: at small batches that, and not the GPU,
+would be measured.  The second step of a prepared batch is captured instead of run, for every buffer set, on a stream
+of its own, after the first has compiled, chosen and loaded whatever a step needs.  From then on a step is one launch
+into the current stream, in order with all that goes there: copies, events, results.
+
+What a capture cannot hold stops it: memory that a step takes as it runs (a graph would write to it after it was given
+back), a host that waits for the device, a driver that refuses.  Steps are then launched one by one as before, and
+`refusal` says why.  What a graph keeps on the device lies outside CuPy's pool, in the driver's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Never
+
+from cubatch.errors import DeviceFailed, OutOfMemory, is_out_of_memory
+
+Walk = Callable[[], object]
+"""Enqueues one step's launches."""
+
+
+class StepGraphs:
+    """
+    Runs the steps of a prepared batch, as graphs where that is possible.
+
+    Args:
+        walks: Enqueue a step, on each of the buffer sets.
+        xp: The array module: CuPy.
+        launches: Kernels of a step; None where they are not known.
+        refusal: Why nothing is to be captured; empty: try.
+
+    Attributes:
+        launches: As given.
+        refusal: Why steps are launched one by one; empty where they are graphs, or are still to become such.
+    """
+
+    def __init__(self, walks: Sequence[Walk], xp: Any, launches: int | None, refusal: str = "") -> None:
+        self.launches, self.refusal = launches, refusal
+        self._walks, self._xp = walks, xp
+        self._graphs: list[Any] = []
+        self._has_run = False
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """
+        How a step is launched, as results show it.
+
+        "launches" are a step's kernels; "graph" is whether they are one CUDA graph, as they are from the second step
+        on; "refusal" says why they cannot be.
+        """
+        return {"launches": self.launches, "graph": bool(self._graphs), "refusal": self.refusal or None}
+
+    def run(self, turn: int) -> None:
+        """
+        Enqueue a step on one of the buffer sets.
+
+        Raises:
+            DeviceFailed: If the driver refuses to launch a graph.
+            OutOfMemory: If it has no memory to launch it.
+        """
+        if self._has_run and not self._graphs and not self.refusal:
+            self._capture()
+        if self._graphs:
+            _launch(self._graphs[turn])
+        else:
+            self._walks[turn]()
+            self._has_run = True
+
+    def _capture(self) -> None:
+        cuda = self._xp.cuda
+        try:
+            # A blocking stream would have a call to the legacy stream, from wherever, end the capture.
+            stream = cuda.Stream(non_blocking=True)
+            with stream, cuda.using_allocator(_no_memory):
+                graphs = [self._captured(walk, stream) for walk in self._walks]
+            for graph in graphs:
+                graph.upload()  # now, and not in whichever step launches it first: that one may be timed
+            self._graphs = graphs
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself is the judge of it
+            self.refusal = f"{type(error).__name__}: {error}"
+
+    def _captured(self, walk: Walk, stream: Any) -> Any:
+        """Record what a walk enqueues.  Calls of this thread that wait, or that take memory, are refused meanwhile."""
+        stream.begin_capture(self._xp.cuda.runtime.streamCaptureModeThreadLocal)
+        try:
+            walk()
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error says more
+                stream.end_capture()
+            raise
+        return stream.end_capture()
+
+
+def _no_memory(num_bytes: int) -> Never:
+    raise MemoryError(f"the step takes {num_bytes} bytes as it runs, which a graph would write to later")
+
+
+def _launch(graph: Any) -> None:
+    try:
+        graph.launch()
+    except Exception as error:
+        what = "launching a step's graph"
+        if is_out_of_memory(error):
+            raise OutOfMemory(what) from error
+        status = getattr(error, "status", None)
+        if status is None:
+            raise
+        raise DeviceFailed.by_driver(what, status) from error
