@@ -8,6 +8,7 @@ when groups = c = k.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, rectify, take_workspace, view
@@ -57,6 +58,7 @@ def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any
     xp, c = work.xp, shape.c
     sums, total = work.by_tap(None), work.row()
     xp.copyto(sums, 0)
+    xp.copyto(work.ones, 1)
     if db is not None:
         xp.copyto(db, 0)
     for samples, rows in work.blocks:
@@ -65,11 +67,9 @@ def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any
             window, place = x[samples, *source], errors[:, *output]
             product = work.tile(place.shape)
             xp.multiply(window, place, out=product)
-            xp.sum(product.reshape(-1, c), axis=0, out=total)
-            xp.add(sums[tap], total, out=sums[tap])
+            work.add_up(product.reshape(-1, c), sums[tap], total)
         if db is not None:
-            xp.sum(errors.reshape(-1, c), axis=0, out=total)
-            xp.add(db, total, out=db)
+            work.add_up(errors.reshape(-1, c), db, total)
     xp.copyto(dw.reshape(c, -1), sums.T)
     return dw
 
@@ -81,8 +81,10 @@ class _Work:
         self.xp, self._shape, self._dtype = of(like), shape, like.dtype
         need = conv_blocks.depthwise(shape, like.itemsize)
         self._workspace = take_workspace(workspace, like, need, len(like))
-        _, self._row_at, self._tile_at = need.offsets(1, 1)
         self.blocks = need.cut(len(like), self._workspace.nbytes)
+        most = [part.stop - part.start for part in self.blocks[0]] if self.blocks else [0, 0]  # the first is a largest
+        _, self._row_at, ones_at, self._tile_at = need.offsets(*most)
+        self.ones = view(self._workspace, (math.prod(most) * shape.horizontal.out,), self._dtype, offset=ones_at)
 
     def by_tap(self, w: Any) -> Any:
         """View the area for the filter as (taps, c), filled from w unless that is None."""
@@ -90,6 +92,11 @@ class _Work:
         if w is not None:
             self.xp.copyto(area, w.reshape(self._shape.c, -1).T)
         return area
+
+    def add_up(self, rows: Any, total: Any, spare: Any) -> None:
+        """Add the sum of rows to a total; a product with ones sums many times faster than a reduction over rows."""
+        self.xp.matmul(self.ones[: len(rows)], rows, out=spare)
+        self.xp.add(total, spare, out=total)
 
     def row(self) -> Any:
         """View the area for one value of each channel."""

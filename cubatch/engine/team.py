@@ -10,6 +10,7 @@ step rather than one per layer.  BLAS is held to one thread per member meanwhile
 from __future__ import annotations
 
 import contextlib
+import select
 import signal
 import threading
 import weakref
@@ -50,8 +51,9 @@ class Team:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidArgument("size", size, "a whole number of at least 1")
         self.size = size
-        self._barrier = threading.Barrier(size)
-        self._slots: list[Any] = [None] * size
+        self._barrier = _Barrier(size)
+        self._slots: tuple[list[Any], list[Any]] = ([None] * size, [None] * size)
+        self._sums = [0] * size
         self._members: list[_Member] = []
         if size > 1:
             _BLAS.hold()
@@ -104,12 +106,14 @@ class Team:
         """
         if self.size == 1:
             return
-        self._slots[rank] = array.copy()
+        # Slots take turns: whoever writes one again has met all others since, who had read it by then.
+        slots = self._slots[self._sums[rank] % 2]
+        self._sums[rank] += 1
+        slots[rank] = array.copy()
         self.barrier()
-        array[...] = self._slots[0]
-        for other in self._slots[1:]:
+        array[...] = slots[0]
+        for other in slots[1:]:
             array += other
-        self.barrier()
 
     def shard(self, n: int, rank: int) -> slice:
         """
@@ -200,10 +204,49 @@ def _signals_wait() -> Iterator[None]:
             usual[came[0][0]](*came[0])
 
 
+class _Barrier:
+    """
+    Where members meet; as `threading.Barrier`, whose sleepers take several times as long to wake as a meeting lasts.
+
+    Who waits lets go of the interpreter over and over, by `select` of nothing, since `time.sleep(0)` sleeps as long as
+    the kernel's timers are coarse, 50 us; after SPINS of that it naps, for whoever is missing may need its core.
+    """
+
+    SPINS, NAP_SECONDS = 200, 5e-5
+
+    def __init__(self, size: int) -> None:
+        self._size, self._lock = size, threading.Lock()
+        self._arrived = self._meetings = 0
+        self.broken = False
+
+    def wait(self) -> None:
+        """Wait until every member has come here; raise BrokenBarrierError when one has failed instead."""
+        with self._lock:
+            meeting = self._meetings
+            self._arrived += 1
+            if self._arrived == self._size:
+                self._arrived = 0
+                self._meetings += 1
+        spins = 0
+        while self._meetings == meeting and not self.broken:
+            select.select((), (), (), 0 if spins < self.SPINS else self.NAP_SECONDS)
+            spins += 1
+        if self._meetings == meeting:
+            raise threading.BrokenBarrierError
+
+    def abort(self) -> None:
+        """Send away who waits, and who will."""
+        self.broken = True
+
+    def reset(self) -> None:
+        """Begin anew, when nobody waits any more."""
+        self._arrived, self.broken = 0, False
+
+
 class _Member:
     """One sleeping thread; two locks hand the work over and back, the cheapest signal Python has."""
 
-    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
+    def __init__(self, rank: int, barrier: _Barrier) -> None:
         self._rank, self._barrier = rank, barrier
         self._go, self._done = threading.Lock(), threading.Lock()
         self._go.acquire()
@@ -234,7 +277,7 @@ class _Member:
             self._done.release()
 
 
-def _attempt(work: Callable[[int], object], rank: int, barrier: threading.Barrier) -> BaseException | None:
+def _attempt(work: Callable[[int], object], rank: int, barrier: _Barrier) -> BaseException | None:
     try:
         work(rank)
     except BaseException as error:  # noqa: BLE001  (kept for the caller, whatever it is; the others must not wait forever)

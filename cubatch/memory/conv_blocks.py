@@ -77,7 +77,7 @@ class Tiles(Need):
 
 @attrs.frozen(kw_only=True)
 class Depthwise(Need):
-    """A depthwise convolution: the filter tap by tap, a value for each channel, one product for each output."""
+    """A depthwise convolution: the filter tap by tap, a value for each channel, for each output a one and a product."""
 
     channels: int
     taps: int
@@ -85,8 +85,8 @@ class Depthwise(Need):
 
     def areas(self, samples: int, rows: int) -> tuple[int, ...]:
         """Give the bytes of each area."""
-        row = self.channels * self.itemsize
-        return (self.taps * row, row, samples * rows * self.width * row)
+        row, pixels = self.channels * self.itemsize, samples * rows * self.width
+        return (self.taps * row, row, pixels * self.itemsize, pixels * row)
 
 
 def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:

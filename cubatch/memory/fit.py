@@ -67,7 +67,7 @@ def largest(work: Workload, limit: int) -> int:
     spans = program.lifetimes
 
     def bound(size: int) -> int:
-        members, shard = shards(size, work.device)
+        members, shard = shards(program, size, work.device)
         sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
         alive = max(bytes_alive(sizes, spans, len(program.ops)), default=0)
         return sum(fixed_bytes(program, work.dtype, work.optimizer, members).values()) + members * alive

@@ -111,6 +111,12 @@ class Schedule:
     single: bool
 
     @functools.cached_property
+    def moved(self) -> int:
+        """Elements per sample that the operations read and write."""
+        used = (number for op in self.ops for number in [*op.reads.values(), *op.writes.values()])
+        return sum(self.buffers[number].elements for number in used if self.buffers[number].batched)
+
+    @functools.cached_property
     def lifetimes(self) -> list[tuple[int, int]]:
         """First and last operation of every buffer, both included."""
         spans = [[len(self.ops), -1] for _ in self.buffers]
