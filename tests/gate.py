@@ -32,8 +32,8 @@ _WHEREVER = (  # prose, the record, rooms above the engine, how results are show
     "*.md", "LICENSE", ".gitignore", PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
     "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/gpu/*",
     "tests/cudasim/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "tests/fakes.py",
-    "cubatch/estimate/*", "cubatch/report/*", "cubatch/search/*", "cubatch/tuning/*", "cubatch/worker.py",
-    "cubatch/__main__.py",
+    "cubatch/estimate/*", "cubatch/frameworks/*", "cubatch/report/*", "cubatch/search/*", "cubatch/tuning/*",
+    "cubatch/worker.py", "cubatch/__main__.py",
 )  # fmt: skip
 _MEASURING = ("benchmarks/*", "cubatch/bench/*")
 _COMPILED = (  # what is neither compiled for GPUs nor says how
