@@ -27,9 +27,9 @@ from cubatch.hardware import probe
 from cubatch.measure.conditions import environment
 from cubatch.measure.network_runner import network_runner
 
-LONGEST_STEP = 5.0
+LONGEST_STEP = 2.5
 DUELS = 9
-FARTHEST = 8  # times the largest answer: nothing farther is measured
+FARTHEST = 4  # times the largest answer: nothing farther is measured
 CASES: dict[str, dict[str, Any]] = {
     "resnet18 inference": {"model": "resnet18", "mode": "inference"},
     "resnet18 training 32x32": {
