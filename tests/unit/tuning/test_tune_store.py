@@ -123,7 +123,7 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, stop, counted):
+def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, stop, virtual, counted):
     """Ctrl-C comes out as it was, `partial` holds every timing so far, and a rerun fills in only the rest."""
     kept, events = tmp_path / "kept", []
 
