@@ -188,6 +188,27 @@ class TuningResult:
 
         return result.table(self.to_mapping())
 
+    def choices(self, within: float = 0.05) -> dict[int, float]:
+        """
+        Give the sizes worth trying where the batch size is a hyperparameter, with what each costs in throughput.
+
+        Args:
+            within: The share of the best throughput that a size may cost.
+
+        Returns:
+            dict[int, float]: Ascending, at most one size an octave; of each the share of the best throughput that it
+            gives up, 0.0 for the fastest.  Only sizes that ran and keep every limit are in it.
+
+        Raises:
+            InvalidArgument: If `within` is no share below 1.
+
+        Example:
+            >>> batch_size = trial.suggest_categorical("batch_size", list(result.choices()))  # doctest: +SKIP
+        """
+        from cubatch.tuning import choices
+
+        return choices.choices(self.measurements, self.batch_size, within)
+
     def plot(self, path: str | Path) -> None:
         """
         Draw the objective against batch size into a .png, .svg or .pdf file.
