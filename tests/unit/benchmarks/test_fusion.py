@@ -25,8 +25,9 @@ X, W = 5 * 2 * 3 * 8, 64
 def counted(mode):
     """Elements and launches of each operation of five samples, by kind and layer."""
     program = schedule(FORKED, mode)
+    buffers = program.buffers
     return {
-        (op.kind, op.node.name if op.node else ""): (moved_elements(op, program.buffers, 5), launches(op, program.buffers))
+        (op.kind, op.node.name if op.node else ""): (moved_elements(op, buffers, 5), launches(op, buffers))
         for op in program.ops
         if op.kind not in {"loss", "update"}
     }
