@@ -26,8 +26,8 @@ _HOMES = {
     ),
     "network.layers": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",
-        "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "Linear", "MaxPool2d", "ReLU", "ReLU6", "Scale",
-        "SiLU", "Sigmoid", "Softmax", "Tokens",
+        "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "LayerScale", "Linear", "MaxPool2d", "ReLU",
+        "ReLU6", "Scale", "SiLU", "Sigmoid", "Softmax", "Tokens",
     ),
     "network.graph": ("Network", "SuspiciousSpec"),
     "network.specfile": ("load_spec",),

@@ -373,6 +373,7 @@ TABLE: dict[type[Layer], Ops] = {
     layers.GlobalAvgPool: Ops(_global_avg_pool, _global_avg_pool_backward),
     layers.BatchNorm2d: Ops(_batch_norm2d, _batch_norm2d_backward),
     layers.LayerNorm: NOT_WRITTEN,
+    layers.LayerScale: NOT_WRITTEN,
     layers.ReLU: Ops(_relu, _relu_backward),
     layers.ReLU6: Ops(_activation, _activation_backward),
     layers.HardSwish: Ops(_activation, _activation_backward),

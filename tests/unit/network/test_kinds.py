@@ -79,7 +79,7 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
     pointwise = {"relu", "relu6", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "dropout"}
     assert kinds == {
         "elementwise": pointwise,
-        "in_place": pointwise | {"add", "batch_norm2d"},
+        "in_place": pointwise | {"add", "batch_norm2d", "layer_scale"},
         "aliases_input": {"flatten"},
         "idle_in_inference": {"dropout"},
         "passes_gradient": {"add"},

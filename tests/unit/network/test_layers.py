@@ -28,6 +28,7 @@ from cubatch.network.layers import (
     HardSigmoid,
     HardSwish,
     LayerNorm,
+    LayerScale,
     Linear,
     MaxPool2d,
     ReLU,
@@ -295,6 +296,13 @@ def test_token_layers_turn_pixels_to_rows_and_back() -> None:
     assert tokens.output_shape == (197, 1, 192)
     assert tokens.parameters == 192 + 197 * 192
     assert ClassToken(h=197, w=1, c=192).output_shape == (1, 1, 192)
+
+
+def test_layer_scale_has_a_factor_a_channel_and_reads_its_input_backward() -> None:
+    """c parameters; wgrad pairs input and gradient, dgrad reads the gradient, and the input for the factors'."""
+    layer = LayerScale(h=2, w=3, c=5)
+    assert (layer.output_shape, layer.parameter_shapes, layer.flops()) == ((2, 3, 5), {"gamma": (5,)}, 0)
+    assert [layer.traffic(pass_, 4) for pass_ in Pass] == [2 * 120 + 5, 3 * 120 + 5, 2 * 120 + 5]
 
 
 def test_pools_step_by_their_window_unless_told() -> None:
