@@ -1,0 +1,56 @@
+"""A foreign network as steps in order, whoever wrote it: what the front ends make, and the builder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """
+    One operator of a foreign network.
+
+    Attributes:
+        kind: What it does, in the builder's words (`rules.RULES`); what is none of them has no layer.
+        operator: As its source calls it: "aten.conv2d", "Conv".
+        place: Where it is: the path of a module, the name of a node.
+        reads: Values that it reads, without constants.
+        result: The value that it makes.
+        shape: Of the result, with the batch in front.
+        constants: Arrays that it reads, by role: "w" and "b" of a product, "gamma", "beta", "mean" and "var" of a norm.
+        options: What else it was told, by the names that its rule takes.
+        flop: FLOP of one sample, where a matrix product has no layer.
+    """
+
+    kind: str
+    operator: str
+    place: str
+    reads: tuple[str, ...]
+    result: str
+    shape: tuple[int, ...]
+    constants: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    flop: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """
+    A foreign network.
+
+    Attributes:
+        name: What it is called.
+        input: The value that it is given.
+        input_shape: Shape of that, with the batch in front.
+        steps: Its operators in order of execution.
+        output: The value that it gives.
+    """
+
+    name: str
+    input: str
+    input_shape: tuple[int, ...]
+    steps: tuple[Step, ...]
+    output: str
