@@ -31,6 +31,7 @@ _HOMES = {
     ),
     "network.graph": ("Network", "SuspiciousSpec"),
     "network.specfile": ("load_spec",),
+    "network.importers.onnx_file": ("load_onnx",),
     "network.importers.refusal": ("UnsupportedOperator",),
     "network.importers.torch_export": ("from_torch",),
     "hardware.facts": ("Device",),
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from cubatch.network import models as models
     from cubatch.network.graph import Network as Network
     from cubatch.network.graph import SuspiciousSpec as SuspiciousSpec
+    from cubatch.network.importers.onnx_file import load_onnx as load_onnx
     from cubatch.network.importers.refusal import UnsupportedOperator as UnsupportedOperator
     from cubatch.network.importers.torch_export import from_torch as from_torch
     from cubatch.network.layers import *  # noqa: F403

@@ -7,6 +7,7 @@ how its axes lie.  What nobody reads in the end is left out, such as a sigmoid w
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -86,13 +87,20 @@ class Builder:
             rule = self._rules.get(step.kind)
             if rule is None:
                 raise self.refusal(step, step.options.get("reason", "it has no layer"))
-            return rule(self, step)
+            return self._checked(step, rule(self, step))
         except (InvalidSpec, UnsupportedOperator) as error:
             if self._fallback is not None:
                 return self._fallback(self, step)
             if isinstance(error, InvalidSpec):
                 raise self.refusal(step, str(error)) from None
             raise
+
+    def _checked(self, step: Step, value: Value) -> Value:
+        """Hold what a rule made against the shape that the source says."""
+        found = tuple(math.prod(atom.size for atom in dim) for dim in value.dims)
+        if found != step.shape and value.pad == NO_PAD:
+            raise self.refusal(step, f"its result is {step.shape}, which as a layer of ours would be {found}")
+        return value
 
     # --- what rules ask ------------------------------------------------------------------------
 

@@ -7,6 +7,14 @@ from typing import Any
 
 import attrs
 
+Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""What a front end makes of an operator: kind, constants by role (None: there is none), options."""
+
+
+def unlike(reason: str) -> Meaning:
+    """Give the meaning of an operator that has no layer as it was called, and why."""
+    return "", {}, {"reason": reason}
+
 
 @attrs.frozen(kw_only=True)
 class Step:

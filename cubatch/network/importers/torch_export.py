@@ -25,7 +25,8 @@ def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opa
 
     The module is traced in eval mode by torch.export, and left as it was.  What does nothing in eval mode, such as
     stochastic depth, is not in the trace; dropout is.  Permutations and reshapes make no layers: our activations are
-    (h, w, c), filters (k, r, s, c), and the weights behind a flattening are put in our order.
+    (h, w, c), filters (k, r, s, c), and the weights behind a flattening are put in our order;
+    an output that is flattened in the end comes in it, too.
 
     Args:
         module: A torch.nn.Module of one input and one output, both tensors.

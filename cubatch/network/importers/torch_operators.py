@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Meaning = tuple[str, dict[str, Any], dict[str, Any]]
-"""Kind, constants by role, options; with the kind "" options have the reason why there is no layer."""
+from cubatch.network.importers.source import Meaning, unlike
 
 
 class Call:
@@ -78,10 +77,6 @@ class Call:
         return found
 
 
-def _no(reason: str) -> Meaning:
-    return "", {}, {"reason": reason}
-
-
 def _pair(value: Any) -> tuple[int, int]:
     items = (value,) * 2 if isinstance(value, int) else tuple(value)
     return (items * 2)[:2]
@@ -95,7 +90,7 @@ def _quad(value: Any) -> tuple[int, int, int, int]:
 def _conv(call: Call) -> Meaning:
     w = call.constant("weight")
     if w is None or w.ndim != 4:  # noqa: PLR2004
-        return _no("its filter is no constant of two dimensions")
+        return unlike("its filter is no constant of two dimensions")
     stride, dilation, pad = _pair(call["stride"]), _pair(call["dilation"]), call["padding"]
     if pad == "same":  # the odd zero is at the end
         total = [dilation[i] * (w.shape[2 + i] - 1) for i in (0, 1)]
@@ -108,20 +103,20 @@ def _conv(call: Call) -> Meaning:
 
 def _linear(call: Call) -> Meaning:
     w = call.constant("weight")
-    return _no("its weights are no constants") if w is None else ("linear", {"w": w, "b": call.constant("bias")}, {})
+    return unlike("its weights are no constants") if w is None else ("linear", {"w": w, "b": call.constant("bias")}, {})
 
 
 def _matmul(call: Call) -> Meaning:
     w = call.constant("mat2") if call.option("other", None) is None else call.constant("other")
     if w is None or w.ndim != 2:  # noqa: PLR2004
-        return _no("it multiplies two values that both depend on the input")
+        return unlike("it multiplies two values that both depend on the input")
     return "linear", {"w": w.T}, {}
 
 
 def _batch_norm(call: Call) -> Meaning:
     mean, var = call.constant("running_mean"), call.constant("running_var")
     if mean is None or var is None:
-        return _no("it keeps no running statistics")
+        return unlike("it keeps no running statistics")
     gamma, beta = call.constant("weight"), call.constant("bias")
     arrays = {
         "gamma": mean.new_ones(mean.shape) if gamma is None else gamma,
@@ -135,7 +130,7 @@ def _batch_norm(call: Call) -> Meaning:
 def _layer_norm(call: Call) -> Meaning:
     gamma, beta = call.constant("weight"), call.constant("bias")
     if gamma is None or beta is None:
-        return _no("it has no scale and shift")
+        return unlike("it has no scale and shift")
     return "layer_norm", {"gamma": gamma, "beta": beta}, {"eps": call["eps"], "axes": len(call["normalized_shape"])}
 
 
@@ -156,7 +151,7 @@ def _max_pool(call: Call) -> Meaning:
 
 def _avg_pool(call: Call) -> Meaning:
     if call["divisor_override"] is not None:
-        return _no("it divides by a number of its own")
+        return unlike("it divides by a number of its own")
     return "avg_pool", {}, _pool(call, count_pad=call["count_include_pad"])
 
 
@@ -174,7 +169,7 @@ def _joined(kind: str) -> Callable[[Call], Meaning]:
 
     def meaning(call: Call) -> Meaning:
         if call.option("alpha", 1) != 1:
-            return _no("it scales its second input")
+            return unlike("it scales its second input")
         constants = [call.constant(name) for name in ("self", "other") if not call.is_value(name)]
         return kind, dict(zip(["constant"], constants, strict=False)), {}
 
@@ -183,7 +178,7 @@ def _joined(kind: str) -> Callable[[Call], Meaning]:
 
 def _concat(call: Call) -> Meaning:
     if len(call.values) != len(call["tensors"]):
-        return _no("it joins a constant")
+        return unlike("it joins a constant")
     return ("concat" if len(call.values) > 1 else "identity"), {}, {"axis": call["dim"]}
 
 
@@ -192,14 +187,14 @@ def _softmax(call: Call) -> Meaning:
 
 
 def _gelu(call: Call) -> Meaning:
-    return _no("it approximates with tanh") if call["approximate"] != "none" else ("gelu", {}, {})
+    return unlike("it approximates with tanh") if call["approximate"] != "none" else ("gelu", {}, {})
 
 
 def _clamp(low: str, high: str) -> Callable[[Call], Meaning]:
     def meaning(call: Call) -> Meaning:
         if (call[low], call[high]) == (0, 6):
             return "relu6", {}, {}
-        return ("relu", {}, {}) if (call[low], call[high]) == (0, None) else _no("its bounds are not 0 and 6")
+        return ("relu", {}, {}) if (call[low], call[high]) == (0, None) else unlike("its bounds are not 0 and 6")
 
     return meaning
 
@@ -222,9 +217,9 @@ def _transpose(call: Call) -> Meaning:
 def _pad(call: Call) -> Meaning:
     pad = [*call["pad"], 0, 0, 0, 0][:4]
     if call.option("mode", "constant") != "constant" or call.option("value", None) not in {None, 0}:
-        return _no("it pads with something else than zeros")
+        return unlike("it pads with something else than zeros")
     if any(call["pad"][4:]) or min(pad) < 0:
-        return _no("it pads other axes than height and width, or crops")
+        return unlike("it pads other axes than height and width, or crops")
     left, right, top, bottom = pad
     return "pad", {}, {"pad": (top, bottom, left, right)}
 
