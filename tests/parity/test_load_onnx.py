@@ -20,7 +20,7 @@ torch, helper = zoo.torch, onnx.helper
 # A file has float32.  Batch norms as they are lose digits of eps alone; folded into convolutions, of every filter:
 # 2^-24 in each of some fifty layers, amplified by as much as they amplify.
 AS_THEY_ARE, FOLDED = 1e-9, 1e-5
-PRESERVED = {"dynamo": False, "opset_version": 17, "training": torch.onnx.TrainingMode.PRESERVE}
+PRESERVED = {"dynamo": False, "opset_version": 17, "training": zoo.PRESERVE}
 WITH_OPEN_BATCH = {
     "dynamo": False, "opset_version": 13, "input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}},
 }  # fmt: skip

@@ -17,6 +17,7 @@ with mock.patch.object(torch.library, "register_fake", return_value=lambda funct
     models = pytest.importorskip("torchvision.models")
 
 torch.set_num_threads(1)
+PRESERVE = torch.onnx.TrainingMode.PRESERVE  # exports batch norms as they are
 MORE = {"googlenet": {"aux_logits": False, "init_weights": False}, "vgg16": {"init_weights": False}}
 
 
