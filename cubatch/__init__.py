@@ -26,7 +26,7 @@ _HOMES = {
     ),
     "network.layers": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",
-        "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "LayerScale", "Linear", "MaxPool2d", "ReLU",
+        "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "LayerScale", "Linear", "MaxPool2d", "Opaque", "ReLU",
         "ReLU6", "Scale", "SiLU", "Sigmoid", "Softmax", "Tokens",
     ),
     "network.graph": ("Network", "SuspiciousSpec"),

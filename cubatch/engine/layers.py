@@ -390,5 +390,6 @@ TABLE: dict[type[Layer], Ops] = {
     layers.Tokens: NOT_WRITTEN,
     layers.ClassToken: NOT_WRITTEN,
     layers.Attention: NOT_WRITTEN,
+    layers.Opaque: NOT_WRITTEN,
 }
 """How each kind of layer is computed; the order is that of `LAYERS`."""

@@ -218,5 +218,6 @@ TABLE: dict[type[Layer], Row] = {
     layers.Tokens: NOT_WRITTEN,
     layers.ClassToken: NOT_WRITTEN,
     layers.Attention: NOT_WRITTEN,
+    layers.Opaque: NOT_WRITTEN,
 }
 """What each kind of layer needs; the order is that of `LAYERS`."""

@@ -118,13 +118,13 @@ class Builder:
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
         """Give what a step reads as images, (n, c, h, w)."""
         value = self.values[step.reads[0]] if padded else self.value(step)
-        if value.dims != self.images(self.shapes[value.layer]):
+        if value.dims != self.axes("nchw", self.shapes[value.layer]):
             raise self.refusal(step, "its input is not (batch, channels, height, width)")
         return value
 
-    def images(self, extents: Extents) -> Dims:
-        """Give the axes of images, (n, c, h, w)."""
-        return laid_out("nchw", self.batch_size, extents)
+    def axes(self, layout: str, extents: Extents) -> Dims:
+        """Give the axes of a foreign tensor with one of ours on each: those of images are "nchw"."""
+        return laid_out(layout, self.batch_size, extents)
 
     def features(self, step: Step, axis: int = -1) -> tuple[Value, list[int] | None]:
         """
@@ -188,7 +188,7 @@ class Builder:
         if arrays:
             self.arrays[name] = {key: _float32(array) for key, array in arrays.items()}
         if isinstance(dims, str):
-            dims = laid_out(dims, self.batch_size, placed.output_shape)
+            dims = self.axes(dims, placed.output_shape)
         return Value(name, reads[0].dims if dims is None else dims)
 
     @staticmethod

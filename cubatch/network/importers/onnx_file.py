@@ -72,6 +72,7 @@ class _Reader:
         self._constants: dict[str, np.ndarray[Any, Any]] = {
             each.name: onnx.numpy_helper.to_array(each, str(path.parent)) for each in model.graph.initializer
         }
+        self._trained = {name: array.size for name, array in self._constants.items() if array.dtype.kind == "f"}
         self._input, self._input_shape = self._fixed(model, input_shape)
         outputs = [each.name for each in model.graph.output]
         if len(outputs) != 1:
@@ -180,6 +181,7 @@ class _Reader:
                     constants={key: array for key, array in constants.items() if array is not None},
                     options=options,
                     flop=call.flop,
+                    weights=sum(self._trained.get(each, 0) for each in node.input),
                 )
             )
         return made

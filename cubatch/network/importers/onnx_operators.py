@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.network.importers.source import Meaning, unlike
+from cubatch.network.importers.source import Meaning, einsum_flop, unlike
 
 Shape = tuple[int, ...]
 
@@ -60,11 +60,18 @@ class Call:
 
     @property
     def flop(self) -> int:
-        """FLOP of one sample of a matrix product between values, 0 for all else."""
-        if self.name not in {"MatMul", "Gemm"}:
+        """FLOP of a matrix product of the whole batch, 0 of all else."""
+        shapes = [
+            self.constants[name].shape if name in self.constants else self.shapes.get(name) for name in self.inputs
+        ]
+        first, second = (*shapes, None, None)[:2]
+        if not first or not second or not self.result_shape:
             return 0
-        shapes = [self.shapes.get(name) for name in self.values]
-        return 2 * shapes[0][-1] * math.prod(self.result_shape[1:]) if shapes and shapes[0] else 0
+        if self.name in {"MatMul", "Gemm"}:
+            return 2 * first[-1] * math.prod(self.result_shape)
+        if self.name == "Conv":
+            return 2 * math.prod(second[1:]) * math.prod(self.result_shape)
+        return einsum_flop(self["equation"], [first, second]) if self.name == "Einsum" else 0
 
 
 def _plain(kind: str, **options: Any) -> Callable[[Call], Meaning]:

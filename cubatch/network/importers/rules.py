@@ -166,7 +166,7 @@ def _mul(build: Builder, step: Step) -> Value:
     for x, factor in (pair, pair[::-1]):
         extents = build.shapes[x.layer]
         alike = [(x, extents), (factor, (1, 1, extents[2]))]
-        if all((each.dims, build.shapes[each.layer]) == (build.images(shape), shape) for each, shape in alike):
+        if all((each.dims, build.shapes[each.layer]) == (build.axes("nchw", shape), shape) for each, shape in alike):
             return build.add(step, layers.Scale(), x, factor)
     raise build.refusal(step, "its second input is no factor for each sample and channel of its first")
 

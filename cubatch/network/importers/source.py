@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """What a front end makes of an operator: kind, constants by role (None: there is none), options."""
+
+
+def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
+    """
+    Count the FLOP of an Einstein sum of two factors; 0 of what is no product of two.
+
+    Example:
+        >>> einsum_flop("bij, bjk -> bik", [(2, 3, 4), (2, 4, 5)])
+        240
+    """
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    if len(terms) != 2 or [*map(len, terms)] != [*map(len, shapes)]:  # noqa: PLR2004 - nor of "..."
+        return 0
+    sizes = {
+        letter: size
+        for term, shape in zip(terms, shapes, strict=True)
+        for letter, size in zip(term, shape, strict=True)
+    }
+    return 2 * math.prod(sizes.values())
 
 
 def unlike(reason: str) -> Meaning:
@@ -30,7 +50,8 @@ class Step:
         shape: Of the result, with the batch in front.
         constants: Arrays that it reads, by role: "w" and "b" of a product, "gamma", "beta", "mean" and "var" of a norm.
         options: What else it was told, by the names that its rule takes.
-        flop: FLOP of one sample, where a matrix product has no layer.
+        flop: FLOP of its matrix product, of the whole batch.
+        weights: Number of trained parameters that it reads.
     """
 
     kind: str
@@ -42,6 +63,7 @@ class Step:
     constants: Mapping[str, Any] = attrs.field(factory=dict)
     options: Mapping[str, Any] = attrs.field(factory=dict)
     flop: int = 0
+    weights: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,8 @@ from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.importers.torch_operators import OPERATORS, Call
 
+# Constants, whose first argument says of what type alone.
+_ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
 
 
@@ -107,6 +109,7 @@ class _Reader:
         self._torch, self._program, self._name = torch, program, name
         self._known: dict[Any, Any] = {}  # nodes whose tensors do not depend on the input
         self._now: dict[Any, str] = {}  # values as they are after what was done in place
+        self._trained: dict[Any, int] = {}  # parameters, and how many numbers each has
         self._steps: list[Step] = []
         self._several: dict[Any, tuple[str, tuple[str, ...]]] = {}  # what gives several tensors, and what that read
         stacks = [(node.meta.get("nn_module_stack") or {}).values() for node in program.graph.nodes]
@@ -122,6 +125,7 @@ class _Reader:
             if node.op == "placeholder":
                 if node.name in held:
                     self._known[node] = self._tensor(held[node.name])
+                    self._trained[node] = self._known[node].numel() * (node.name in signature.inputs_to_parameters)
                 elif node.name in signature.inputs_to_lifted_tensor_constants:
                     self._known[node] = self._program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
                 else:
@@ -136,7 +140,11 @@ class _Reader:
 
     def _tensor(self, name: str) -> Any:
         found = self._program.state_dict.get(name)
-        return (self._program.constants[name] if found is None else found).detach()
+        if found is None:
+            found = self._program.constants[name]
+        return (
+            found.detach() if isinstance(found, self._torch.nn.Parameter) else found.clone()
+        )  # may be changed in place
 
     def _output(self, node: Any) -> str:
         signature = self._program.graph_signature
@@ -150,12 +158,13 @@ class _Reader:
 
     def _read(self, node: Any) -> None:
         """Compute a node's constant, or note its step."""
-        is_known = all(each in self._known for each in node.all_input_nodes)
-        if is_known:
-            self._known[node] = node.target(*self._filled(node.args), **self._filled(node.kwargs))
+        base, name = str(node.target).rpartition(".")[0], node.name
+        stand_in = {node.args[0]: self._torch.empty(0)} if base in _ONLY_TYPED_BY else {}
+        if all(each in self._known or each in stand_in for each in node.all_input_nodes):
+            arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
+            self._known[node] = node.target(*arguments[0], **arguments[1])
             return
         call = Call(self._torch, node, self._known)
-        base, name = str(node.target).rpartition(".")[0], node.name
         reads = tuple(self._now[each] for each in call.values if each in self._now)
         if not isinstance(node.meta.get("val"), self._torch.Tensor):
             self._several[node] = base, reads  # each of them is a step
@@ -170,16 +179,13 @@ class _Reader:
             Step(
                 kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=call.result_shape,
                 constants={key: call.array(array) for key, array in constants.items()}, options=options,
-                flop=call.flop,
+                flop=call.flop, weights=sum(self._trained.get(each, 0) for each in call.read),
             )
         )  # fmt: skip
         self._now[node] = name
         if base.endswith("_") and call.values:  # done in place: who reads the input from here on reads the result
             written = node.args[0]
             self._now.update({each: name for each, value in self._now.items() if value == self._now.get(written)})
-
-    def _filled(self, arguments: Any) -> Any:
-        return self._torch.fx.node.map_arg(arguments, lambda node: self._known[node])
 
     def _place(self, node: Any) -> str:
         """Give the path of the module that a node is in, and what the node does where the module does more."""

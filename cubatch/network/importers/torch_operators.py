@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.network.importers.source import Meaning, unlike
+from cubatch.network.importers.source import Meaning, einsum_flop, unlike
 
 
 class Call:
@@ -58,15 +58,17 @@ class Call:
 
     @property
     def flop(self) -> int:
-        """FLOP of one sample of a matrix product between values, 0 for all else."""
-        name = str(self._node.target).rpartition(".")[0]
-        if name in {"aten.matmul", "aten.bmm", "aten.mm", "aten.linear"}:
-            depth = self._node.args[0].meta["val"].shape[-1]
-            return 2 * int(depth) * math.prod(self.result_shape[1:])
-        if name == "aten.scaled_dot_product_attention":
-            _, heads, tokens, width = self.shape("query")
-            return 4 * heads * tokens * width * self.shape("key")[2]
-        return 0
+        """FLOP of a matrix product of the whole batch, 0 of all else."""
+        name = str(self._node.target).rpartition(".")[0].removeprefix("aten.")
+        found = [getattr(each.meta.get("val"), "shape", ()) for each in self.read]
+        shapes = [tuple(map(int, shape)) for shape in found]
+        if name in {"matmul", "bmm", "mm", "linear"}:
+            return 2 * shapes[0][-1] * math.prod(self.result_shape)
+        if name == "conv2d":
+            return 2 * math.prod(shapes[1][1:]) * math.prod(self.result_shape)
+        if name == "scaled_dot_product_attention":
+            return 4 * math.prod(shapes[0]) * shapes[1][-2]
+        return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
 
     @staticmethod
     def array(tensor: Any) -> np.ndarray[Any, Any]:

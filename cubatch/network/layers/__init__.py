@@ -16,6 +16,7 @@ from cubatch.network.layers.activations import (
 )
 from cubatch.network.layers.joining import Add, Concat, Flatten, Scale
 from cubatch.network.layers.norm import BatchNorm2d, LayerNorm, LayerScale
+from cubatch.network.layers.opaque import Opaque
 from cubatch.network.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from cubatch.network.layers.products import Conv2d, Linear
 from cubatch.network.layers.transformer import Attention, ClassToken, Tokens
@@ -39,6 +40,7 @@ __all__ = [
     "LayerScale",
     "Linear",
     "MaxPool2d",
+    "Opaque",
     "ReLU",
     "ReLU6",
     "Scale",
@@ -53,5 +55,6 @@ LAYERS: dict[str, type[Layer]] = {
     for cls in (
         Conv2d, Linear, MaxPool2d, AvgPool2d, GlobalAvgPool, BatchNorm2d, LayerNorm, LayerScale, ReLU, ReLU6, HardSwish,
         HardSigmoid, Sigmoid, SiLU, GELU, Softmax, Dropout, Flatten, Add, Scale, Concat, Tokens, ClassToken, Attention,
+        Opaque,
     )
 }  # fmt: skip

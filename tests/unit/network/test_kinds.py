@@ -85,7 +85,7 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
         "passes_gradient": {"add"},
         "can_clamp": {"conv2d", "linear", "batch_norm2d", "add"},
         "has_statistics": {"batch_norm2d"},
-        "products_in_turn": {"attention"},
+        "products_in_turn": {"attention", "opaque"},
     }
     assert {name for name, value in vars(Layer).items() if isinstance(value, bool)} == set(FACTS)
 
