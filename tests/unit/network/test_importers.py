@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cubatch.engine import layers as engine
 from cubatch.errors import InvalidSpec, UnknownName
+from cubatch.network import importers
 from cubatch.network.graph import Network
+from cubatch.network.importers import onnx_operators, torch_operators
 from cubatch.network.importers.axes import Atom, joined, laid_out, places, reshaped
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step
-from cubatch.network.layers import Linear, ReLU
+from cubatch.network.layers import LAYERS, Linear, ReLU
 
 # --- axes ------------------------------------------------------------------------------------------------------
 
@@ -148,3 +153,26 @@ def test_weights_that_fit_no_layer_are_refused(weights, error, told):
     """A layer that is not there, an array that it has not, another shape."""
     with pytest.raises(error, match=told):
         Network(input_shape=(1, 1, 3), layers=[Linear(name="fc", k=2), ReLU()], weights=weights)
+
+
+# --- the table of operators --------------------------------------------------------------------------------------
+
+
+def table():
+    """Rows of the table of operators: the names in backticks of each column, and whether the first has a star."""
+    text = Path(importers.__file__).with_name("README.md").read_text(encoding="utf-8")
+    for line in re.findall(r"^\|(?! ---| layer)(.*)\|$", text, re.MULTILINE):
+        first, *others = line.split("|")
+        yield [set(re.findall(r"`(\w+)`", column)) for column in (first, *others)], "*" in first
+
+
+def test_the_table_has_every_operator_and_layer():
+    """What the front ends know is what the table says they know; a star is where the engine has no code."""
+    rows = list(table())
+    listed = [set().union(*(columns[place] for columns, _ in rows)) for place in range(3)]
+    assert {f"aten.{name}" for name in listed[1]} == set(torch_operators.OPERATORS)
+    assert listed[2] == set(onnx_operators.OPERATORS)
+    assert listed[0] == set(LAYERS) - {"opaque", "tokens", "class_token", "attention"}
+    for (names, *_), has_star in rows:
+        written = [engine.TABLE[LAYERS[name]] is not engine.NOT_WRITTEN for name in names]
+        assert has_star == (bool(written) and not all(written)), names
