@@ -161,7 +161,7 @@ MOBILENET = ("mobilenet-v3-large", (SIDE, SIDE, 3))
     ("name", "shape", "dtype"),
     [
         *((*network, "float32") for network in (MNIST, RESNET, MOBILENET)),
-        (*RESNET, "float16"),
+        pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
         (*MNIST, "tf32"),
         (*MNIST, "float16"),
         (*MNIST, "bfloat16"),
@@ -198,7 +198,8 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
     ("name", "shape", "dtype"),
     [
         *((*network, "float32") for network in (RESNET, MOBILENET)),
-        *((*RESNET, dtype) for dtype in ("float16", "bfloat16")),
+        (*RESNET, "bfloat16"),
+        pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
         *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
     ],
 )
