@@ -45,6 +45,17 @@ def build(name, classes=10):
     return module
 
 
+def vision_transformer():
+    """Build a small vision transformer whose head and tokens are not the zeros that they begin with."""
+    torch.manual_seed(4)
+    module = models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=12, mlp_dim=24, num_classes=5
+    )
+    torch.nn.init.normal_(module.heads.head.weight)
+    torch.nn.init.normal_(module.class_token)
+    return module.eval()
+
+
 def images(shape, n=2):
     """Draw images as PyTorch has them: (n, c, h, w)."""
     return np.random.default_rng(0).standard_normal((n, *shape))

@@ -37,11 +37,13 @@ class Value:
         layer: The layer whose output it is, or "input".
         dims: Which of our axes each of its axes is.
         pad: Zeros around it (top, bottom, left, right) that the layer which reads it is to add.
+        offset: Its first channel, where it has only some of them.
     """
 
     layer: str
     dims: Dims
     pad: Pad = NO_PAD
+    offset: int = 0
 
 
 Rule = Callable[["Builder", Step], Value]
@@ -74,26 +76,57 @@ class Builder:
         self.shapes: dict[str, Extents] = {INPUT: self.input_shape}
         self.layers: dict[str, Layer] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
+        self.pending: dict[str, Any] = {}  # layers that are not whole yet, by the name that stands for their output
         self.values = {source.input: Value(INPUT, laid_out(layout, self.batch_size, self.input_shape))}
         self._rules, self._fallback = rules, fallback
         steps = _wanted(source)
         self.readers = Counter(name for step in steps for name in step.reads) + Counter([source.output])
+        self._makers = {step.result: step for step in steps}
         for step in steps:
             self.values[step.result] = self._made(step)
-        self._output = self.values[source.output].layer
+        self._made_whole(source.output)
+        output = self.values[source.output]
+        if self._is_unfinished(output) or output.pad != NO_PAD:
+            raise self.refusal(
+                self._makers[source.output], "its result, which is the network's, is no output of a layer"
+            )
+        self._output = output.layer
 
     def _made(self, step: Step) -> Value:
         try:
-            rule = self._rules.get(step.kind)
-            if rule is None:
-                raise self.refusal(step, step.options.get("reason", "it has no layer"))
-            return self._checked(step, rule(self, step))
-        except (InvalidSpec, UnsupportedOperator) as error:
-            if self._fallback is not None:
+            return self._by_rule(step)
+        except UnsupportedOperator:
+            if self._fallback is None:
+                raise
+            if not [name for name in step.reads if self._made_whole(name)]:
                 return self._fallback(self, step)
-            if isinstance(error, InvalidSpec):
-                raise self.refusal(step, str(error)) from None
-            raise
+        try:
+            return self._by_rule(step)
+        except UnsupportedOperator:
+            return self._fallback(self, step)
+
+    def _by_rule(self, step: Step) -> Value:
+        rule = self._rules.get(step.kind)
+        if rule is None:
+            raise self.refusal(step, step.options.get("reason", "it has no layer"))
+        try:
+            return self._checked(step, rule(self, step))
+        except InvalidSpec as error:
+            raise self.refusal(step, str(error)) from None
+
+    def _made_whole(self, name: str) -> bool:
+        """Keep what made a part of a layer's output, or that of a pending layer, by itself; say if there was any."""
+        if self._fallback is None or not self._is_unfinished(self.values[name]):
+            return False
+        for read in self._makers[name].reads:
+            self._made_whole(read)
+        self.values[name] = self._fallback(self, self._makers[name])
+        return True
+
+    def _is_unfinished(self, value: Value) -> bool:
+        """Whether a value is only a part of a layer's output, or that of a pending layer."""
+        is_part = _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
+        return is_part or value.layer in self.pending
 
     def _checked(self, step: Step, value: Value) -> Value:
         """Hold what a rule made against the shape that the source says."""
@@ -109,11 +142,24 @@ class Builder:
         return UnsupportedOperator(step.operator, step.place, reason)
 
     def value(self, step: Step, index: int = 0) -> Value:
-        """Give what a step reads; zeros around it are for those that ask for `pixels`."""
+        """Give what a step reads as a whole; zeros around it are for those that ask for `pixels`."""
+        value = self.part(step, index)
+        if _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer]):
+            raise self.refusal(step, "it reads some of the channels of its input")
+        return value
+
+    def part(self, step: Step, index: int = 0) -> Value:
+        """Give what a step reads, which may be some of the channels of what a layer makes."""
         value = self.values[step.reads[index]]
         if value.pad != NO_PAD:
             raise self.refusal(step, "it reads an input that was padded for a convolution")
         return value
+
+    def hold(self, step: Step, pending: Any, extents: Extents) -> str:
+        """Keep what a later step makes a layer of, and give the name that stands for its output until then."""
+        name = self._free(f"{step.place}.pending")
+        self.shapes[name], self.pending[name] = extents, pending
+        return name
 
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
         """Give what a step reads as images, (n, c, h, w)."""
@@ -182,6 +228,8 @@ class Builder:
             suffix: Of its name, where it is not the step's only layer.
         """
         names = tuple(value.layer for value in reads)
+        if held := self.pending.keys() & set(names):
+            raise self.refusal(step, f"it reads {min(held)}, which is not whole")
         name = self._free(f"{step.place}.{suffix}" if suffix else step.place)
         placed = attrs.evolve(layer, name=name, inputs=names).with_inputs([self.shapes[each] for each in names])
         self.layers[name], self.shapes[name] = placed, placed.output_shape
@@ -226,6 +274,11 @@ class Builder:
         weights = {str(layer.name): self.arrays[str(layer.name)] for layer in layers if str(layer.name) in self.arrays}
         plain = [_unplaced(layer) for layer in layers]
         return Network(input_shape=self.input_shape, layers=plain, name=self.name, weights=weights)
+
+
+def _size(dims: Dims) -> int:
+    """Count the elements of a tensor."""
+    return math.prod(atom.size for dim in dims for atom in dim)
 
 
 def _wanted(source: Source) -> list[Step]:

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from cubatch.network import layers
+from cubatch.network.importers import attention
 from cubatch.network.importers.axes import is_whole, laid_out, reshaped
 from cubatch.network.importers.building import Builder, Rule, Value, permuted
 from cubatch.network.importers.source import Step
@@ -28,6 +29,8 @@ def _conv(build: Builder, step: Step) -> Value:
 
 def _linear(build: Builder, step: Step) -> Value:
     value, order = build.features(step)
+    if isinstance(mixed := build.pending.get(value.layer), attention.Mixed):
+        return attention.project(build, step, value, order, mixed)
     w = step.constants["w"]
     layer = layers.Linear(k=w.shape[0], bias="b" in step.constants)
     dims = build.with_channels(value, -1, w.shape[0])
@@ -109,7 +112,7 @@ def _identity(build: Builder, step: Step) -> Value:
 
 
 def _reshape(build: Builder, step: Step) -> Value:
-    value = build.value(step)
+    value = build.part(step)
     dims = reshaped(value.dims, step.shape)
     if dims is None:
         raise build.refusal(step, f"its shape {step.shape} cuts across the axes of its input")
@@ -117,7 +120,7 @@ def _reshape(build: Builder, step: Step) -> Value:
 
 
 def _permute(build: Builder, step: Step) -> Value:
-    value = build.value(step)
+    value = build.part(step)
     return attrs.evolve(value, dims=tuple(value.dims[axis] for axis in step.options["order"]))
 
 
@@ -138,6 +141,8 @@ def _add(build: Builder, step: Step) -> Value:
 def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
     """Take a constant for each channel as the bias of the product before."""
     value = build.value(step)
+    if isinstance(prepended := build.pending.get(value.layer), attention.Prepended):
+        return attention.position(build, step, value, prepended)
     layer = build.layers.get(value.layer)
     row = _by_channel(build, value, constant)
     # Only products have a bias.
@@ -216,6 +221,10 @@ RULES: dict[str, Rule] = {
     "add": _add,
     "mul": _mul,
     "concat": _concat,
+    "prepend": attention.prepend,
+    "attention": attention.mix,
+    "select": attention.select,
+    "slice": attention.cut,
     "identity": _identity,
     "reshape": _reshape,
     "permute": _permute,

@@ -14,7 +14,7 @@ from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step
-from cubatch.network.importers.torch_operators import OPERATORS, Call
+from cubatch.network.importers.torch_operators import OPERATORS, Call, part
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
@@ -173,6 +173,7 @@ class _Reader:
         if node.target is operator.getitem:
             origin, number = node.args
             base, reads = self._several[origin]
+            kind, constants, options = part(Call(self._torch, origin, self._known), base, number)
             base = f"{base}[{number}]"
         constants = {key: array for key, array in constants.items() if array is not None}
         self._steps.append(

@@ -43,6 +43,10 @@ class Call:
         found = self._arguments.get(name)
         return found if found is None or isinstance(found, int | float) else self._known.get(found)
 
+    def known(self, node: Any) -> Any:
+        """Give the tensor of a node that does not depend on the network's input, else None."""
+        return self._known.get(node)
+
     def is_value(self, name: str) -> bool:
         """Whether an argument depends on the network's input."""
         return self._arguments.get(name) in self.values
@@ -55,6 +59,11 @@ class Call:
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the result."""
         return tuple(self._node.meta["val"].shape)
+
+    @property
+    def result_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the results, where there are several."""
+        return [tuple(each.shape) for each in self._node.meta["val"]]
 
     @property
     def flop(self) -> int:
@@ -179,9 +188,30 @@ def _joined(kind: str) -> Callable[[Call], Meaning]:
 
 
 def _concat(call: Call) -> Meaning:
+    token = call.known(call["tensors"][0])
+    if len(call["tensors"]) == 2 and len(call.values) == 1 and token is not None:  # noqa: PLR2004
+        return "prepend", {"token": token}, {"axis": call["dim"]}
     if len(call.values) != len(call["tensors"]):
         return unlike("it joins a constant")
     return ("concat" if len(call.values) > 1 else "identity"), {}, {"axis": call["dim"]}
+
+
+def _select(call: Call) -> Meaning:
+    return "select", {}, {"axis": call["dim"], "index": call["index"]}
+
+
+def _slice(call: Call) -> Meaning:
+    if call.result_shape == call.shape("self"):
+        return "identity", {}, {}
+    is_plain = call["step"] == 1 and (call["start"] or 0) >= 0
+    return ("slice", {}, {"axis": call["dim"], "start": call["start"] or 0}) if is_plain else unlike("it takes steps")
+
+
+def _attention(call: Call) -> Meaning:
+    told = {name: call.option(name, None) for name in ("attn_mask", "is_causal", "scale", "enable_gqa")}
+    if any(told.values()):
+        return unlike("it has a mask, or a scale of its own")
+    return "attention", {}, {}
 
 
 def _softmax(call: Call) -> Meaning:
@@ -230,6 +260,19 @@ def _plain(kind: str) -> Callable[[Call], Meaning]:
     return lambda _: (kind, {}, {})
 
 
+def part(call: Call, name: str, number: int) -> Meaning:
+    """Give the meaning of one of the results of an operator that has several."""
+    if name not in SEVERAL:
+        return "", {}, {}
+    axis = call["dim"]
+    if name == "aten.unbind":
+        return "select", {}, {"axis": axis, "index": number}
+    return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in call.result_shapes[:number])}
+
+
+SEVERAL = frozenset({"aten.unbind", "aten.chunk", "aten.split", "aten.split_with_sizes"})
+"""Operators that cut a tensor up, of which each part is known."""
+
 _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
     _conv: ("conv2d",),
     _linear: ("linear",),
@@ -254,6 +297,9 @@ _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
     _joined("add"): ("add", "add_"),
     _joined("mul"): ("mul", "mul_"),
     _concat: ("cat", "concat"),
+    _attention: ("scaled_dot_product_attention",),
+    _select: ("select",),
+    _slice: ("slice",),
     _pad: ("pad", "constant_pad_nd"),
     _plain("reshape"): ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view"),
     _permute: ("permute",),
