@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,8 @@ from cubatch.errors import InvalidArgument, InvalidSpec, UnknownName
 from cubatch.network.extents import Extents, check_integer
 from cubatch.network.graph import Network, Spec, check_input_shape
 from cubatch.network.layer import Layer
-from cubatch.network.sketches import SKETCHES, Sketch
+from cubatch.network.sketches.sketch import Sketch
+from cubatch.network.sketches.table import SKETCHES
 from cubatch.network.specfile import from_mapping, load_spec
 
 
@@ -29,11 +31,11 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     """
     Build a known network as a spec.
 
-    Where a definition pools to a fixed size in front of its classifier (alexnet to 6 x 6, vgg16 to 7 x 7),
+    Where a definition pools to a fixed size in front of its classifier (alexnet to 6 x 6, vgg to 7 x 7),
     other input sizes work if the features divide into that many equal windows; 224 needs no pooling at all.
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, in any case, with or without hyphens: "ResNet50", "resnet-50", "efficientnet_b0".
         input_shape: (h, w, c) of one sample; None is what the network was made for.
         classes: Outputs of the last layer; None is 1000, or 10 for the networks of handwritten digits.
 
@@ -51,8 +53,7 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     """
     if not isinstance(name, str):
         raise InvalidArgument("model", name, "a name: " + ", ".join(SKETCHES))
-    if name not in SKETCHES:
-        raise UnknownName("model", name, SKETCHES)
+    name = _spelled(name)
     make, usual_shape, usual_classes = SKETCHES[name]
     shape = usual_shape if input_shape is None else check_input_shape(input_shape)
     if classes is not None:
@@ -66,6 +67,18 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     except InvalidSpec as error:
         remedy = f"{error}. The network was made for {usual_shape}."
         raise InvalidArgument("input_shape", shape, f"a shape that {name} can take", remedy) from None
+
+
+def _spelled(name: str) -> str:
+    """Give a network's own spelling of its name."""
+    known = {_letters(one): one for one in SKETCHES}
+    if _letters(name) not in known:
+        raise UnknownName("model", name, SKETCHES)
+    return known[_letters(name)]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
 
 
 SpecLike = Spec | Mapping[str, Any] | str | Path
