@@ -15,14 +15,28 @@ import typer
 from typer.core import TyperGroup
 
 from cubatch import __version__
-from cubatch.cli import bench, candidates, console, devices, kernels, memory, occupancy, predict, store, train, tune
+from cubatch.cli import (
+    bench,
+    candidates,
+    console,
+    devices,
+    kernels,
+    layers,
+    memory,
+    models,
+    occupancy,
+    predict,
+    store,
+    train,
+    tune,
+)
 from cubatch.errors import CubatchError
 
 # A new command is a function of its name in a file of its name beside this one, imported above and listed here;
 # `--help` keeps the order, groups last.
 COMMANDS = (
     kernels.kernels, occupancy.occupancy, predict.predict, tune.tune, candidates.candidates, memory.memory,
-    devices.devices, train.train,
+    models.models, layers.layers, devices.devices, train.train,
 )  # fmt: skip
 GROUPS = {"store": store.app, "bench": bench.app}
 

@@ -64,7 +64,12 @@ class LayerScale(Layer):
 
 @attrs.frozen(kw_only=True)
 class LayerNorm(Layer):
-    """Normalisation over the channels of each position, with a trained scale and shift."""
+    """
+    Normalisation over the channels of each position, with a trained scale and shift.
+
+    Attributes:
+        eps: Added to the variance.
+    """
 
     type: ClassVar[str] = "layer_norm"
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})

@@ -15,7 +15,18 @@ from cubatch.kernels.survey import Row
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Candidate
 from cubatch.report.page import html
-from cubatch.report.tables import candidates, devices, footprint, forecast, kernels, result, store, training
+from cubatch.report.tables import (
+    candidates,
+    devices,
+    footprint,
+    forecast,
+    kernels,
+    layers,
+    models,
+    result,
+    store,
+    training,
+)
 from cubatch.report.tables import occupancy as occupancy_table
 from tests.unit import golden
 from tests.unit.predictions import one_pass, predicted
@@ -127,6 +138,21 @@ def devices_page():
     return grids(devices.devices([CPU], title="In this machine"), devices.devices([V100, unknown], title="Catalogue"))
 
 
+def models_page():
+    net = {"name": "mlp", "input_shape": [1, 1, 1000], "output_shape": [1, 1, 10], "parameters": 131_410,
+           "flop_per_sample": 262_000, "runs": True}  # fmt: skip
+    board = {"name": "go-net", "input_shape": [19, 19, 128], "output_shape": [19, 19, 128], "runs": False}
+    return grids(models.models([net, net | board]))
+
+
+def layers_page():
+    stride = {"name": "stride", "default": "1", "meaning": "Step of the filter."}
+    conv = {"type": "conv2d", "does": "A convolution.", "keys": [stride | {"name": "k", "default": None}, stride],
+            "example": '[[layers]]\ntype = "conv2d"\nk = 64', "runs": True}  # fmt: skip
+    relu = {"type": "relu", "does": "max(x, 0).", "keys": [], "example": '[[layers]]\ntype = "relu"', "runs": False}
+    return grids(layers.layers([conv, relu]), *layers.layer(conv), *layers.layer(relu))
+
+
 def store_page():
     kept = {
         "id": 3, "identity": {"spec": {"name": "mlp"}, "mode": "training", "dtype": "float32"}, "state": "open",
@@ -156,6 +182,8 @@ PAGES = {
     "compare.txt": compare_page,
     "occupancy.txt": occupancy_page,
     "kernels.txt": kernels_page,
+    "models.txt": models_page,
+    "layers.txt": layers_page,
     "devices.txt": devices_page,
     "store.txt": store_page,
     "train.txt": train_page,
