@@ -20,7 +20,7 @@ def max_batch_size(
     spec: SpecLike,
     memory: int | str,
     *,
-    mode: str = "training",
+    mode: str = "inference",
     dtype: str = "float32",
     optimizer: str = "sgd",
     recompute: bool = False,

@@ -66,7 +66,7 @@ def footprint(
     spec: SpecLike,
     *,
     batch_size: int = 256,
-    mode: str = "training",
+    mode: str = "inference",
     dtype: str = "float32",
     optimizer: str = "sgd",
     recompute: bool = False,

@@ -48,7 +48,7 @@ def rules_of_thumb(
     *,
     batch_size: int = 256,
     memory: int | str | None = None,
-    mode: str = "training",
+    mode: str = "inference",
     dtype: str = "float32",
     optimizer: str = "sgd",
     recompute: bool = False,
@@ -72,7 +72,7 @@ def rules_of_thumb(
         DoesNotFit: If not even one sample fits into `memory`.
 
     Example:
-        >>> rules_of_thumb("mlp", batch_size=256, device="cpu")[0].value
+        >>> rules_of_thumb("mlp", batch_size=256, mode="training", device="cpu")[0].value
         465920
     """
     size = check_batch_size(batch_size)

@@ -20,7 +20,7 @@ def layers(found: Sequence[Mapping[str, Any]]) -> Grid:
         for kind in found
     ]  # fmt: skip
     notes = [
-        "A key without a default must be given. Every layer may also have a name, and inputs, the names of those it reads.",
+        "A key without a default must be given. Each layer may also have a name, and inputs: names of what it reads.",
         "h, w and c are inferred in a network and given for a single layer.",
         "What a key means, with an example: cubatch layers conv2d",
     ]

@@ -72,10 +72,10 @@ def memory_page():
         {"name": "room / sample", "formula": "free memory over one sample's", "value": 1000.0, "computed": 1024.0,
          "unit": "samples", "error": None},
     ]  # fmt: skip
-    shown = footprint.footprint(
-        plan, title="mlp, training, float32, batch 256: memory of a step", forward_elements=1410
-    )
-    return grids(*shown, footprint.rules(rules, largest=1024, limit=12 * 2**30))
+    training = {"footprint": plan, "rules_of_thumb": rules, "max_batch_size": 1024}
+    inference = plan | {"gradients": 0, "optimizer": 0, "activation_gradients": 0, "elements_per_sample": 1410}
+    both = {"inference": training | {"footprint": inference}, "training": training}
+    return grids(*footprint.modes(both, title="mlp, float32, batch 256: memory of a step", limit=12 * 2**30))
 
 
 def candidates_page():
