@@ -28,7 +28,10 @@ Model = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda:1, a GPU's name or .toml file. Default: the first GPU, else the CPU."),
+    typer.Option(
+        "--device",
+        help="cpu, gpu, cuda:1, a name of `cubatch devices`, a GPU's .toml file. Default: first GPU, else CPU.",
+    ),
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]

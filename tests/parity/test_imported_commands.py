@@ -67,7 +67,7 @@ def test_memory_predict_and_candidates_are_those_of_the_network(run, model):
     code, out, err = run("memory", model, *SHAPE, "--mode", "training", "--batch-size", "4", *GPU, "--json", "-")
     assert code == 0, err
     want = cubatch.footprint(network, batch_size=4, mode="training", device="v100-sxm2-16gb").total
-    assert json.loads(out)["footprint"]["total"] == want
+    assert json.loads(out)["modes"]["training"]["footprint"]["total"] == want
     code, out, err = run("predict", model, *SHAPE, "--batch-sizes", "8,64", *GPU, "--json", "-")
     assert code == 0, err
     assert json.loads(out)["spec"]["layers"] == json.loads(json.dumps(network.to_mapping()))["layers"]

@@ -128,6 +128,13 @@ def test_an_unknown_fact_of_a_device_stays_unknown():
     assert "threads" not in content.text()
 
 
+def test_a_gpu_of_this_machine_is_listed_under_what_means_it():
+    """Two boards of one kind have one name in the catalogue, and each its place here."""
+    here = [Device(name="Tesla T4", slug="t4", kind="cuda", live=True, index=index) for index in (0, 1)]
+    rows = devices.devices([*here, Device(name="A CPU", kind="cpu", live=True)], title="t").rows
+    assert [row[0] for row in rows] == ["cuda:0", "cuda:1", "cpu"]
+
+
 def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():
     """Timings without an outcome were cut off; a size without timings never ran."""
     facts = {
