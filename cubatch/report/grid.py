@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 WIDTH = 110
+NARROWEST = 24
+_CARDS = 60  # characters of a line; where there are fewer, a table that is wider is written row by row
 _UNKNOWN = "–"  # noqa: RUF001 - a dash for a cell with nothing in it
 _NUMBER = re.compile(r"[-+±]?\s*\d")
 _UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
@@ -209,7 +211,9 @@ class Grid:
             yield from ((line, "title") for line in _wrap(self.title, width))
         if self.title and shape.columns:
             yield "", "title"
-        if shape.columns:
+        if shape.columns and width < _CARDS and sum(shape.widths) + _GAP * (len(shape.columns) - 1) > width:
+            yield from self._cards(shape, width)
+        elif shape.columns:
             yield from self._table(shape, width)
         for text in self.beneath:
             yield from ((line, "head") for line in _wrap(text, width))
@@ -236,6 +240,15 @@ class Grid:
                     for cell, size, flush in zip(cells, sizes, shape.right, strict=True)
                 )
                 yield (" " * _GAP).join(padded).rstrip(), role
+
+    def _cards(self, shape: Filled, width: int) -> Iterator[tuple[str, str]]:
+        """Write each row as lines of "column: cell", without those that hold nothing."""
+        for index, row in enumerate(shape.rows):
+            role = "marked" if index in self.marked else "row"
+            known = [(name, cell) for name, cell in zip(shape.columns, row, strict=True) if cell not in {"", _UNKNOWN}]
+            for number, (name, cell) in enumerate(known):
+                lines = _wrap(f"{name}: {cell}" if name else cell, width - 2)
+                yield from ((f"{'  ' if number or place else ''}{line}", role) for place, line in enumerate(lines))
 
 
 @attrs.frozen
