@@ -211,7 +211,7 @@ class Grid:
             yield from ((line, "title") for line in _wrap(self.title, width))
         if self.title and shape.columns:
             yield "", "title"
-        if shape.columns and width < _CARDS and sum(shape.widths) + _GAP * (len(shape.columns) - 1) > width:
+        if shape.columns and width < _CARDS and shape.narrowest > width:
             yield from self._cards(shape, width)
         elif shape.columns:
             yield from self._table(shape, width)
@@ -272,6 +272,12 @@ class Filled:
     def widths(self) -> list[int]:
         """The characters of the widest cell of each column."""
         return [max(len(cell) for cell in column) for column in zip(self.columns, *self.rows, strict=True)]
+
+    @property
+    def narrowest(self) -> int:
+        """The characters of a line where the last column is wrapped as far as it goes."""
+        *others, last = self.widths
+        return sum(size + _GAP for size in others) + min(last, _MIN_LAST)
 
 
 def _spare(grid: Grid, width: int) -> int:
