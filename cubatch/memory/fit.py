@@ -95,8 +95,8 @@ def limit_bytes(memory: int | str, device: Device) -> int:
         return room.memory_limit(device, memory).bytes
     try:
         return parse_bytes(memory)
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgument("memory", memory, "a size in bytes or text such as '12GiB'", str(error)) from None
+    except (ValueError, OverflowError):
+        raise InvalidArgument("memory", memory, "a positive size: bytes, '12GiB' or '80%'") from None
 
 
 def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,13 @@ from cubatch.network.layer import Layer
 from cubatch.network.sketches.sketch import Sketch
 from cubatch.network.sketches.table import SKETCHES
 from cubatch.network.specfile import from_mapping, load_spec
+
+# Files of parameters: what reads them knows which layers they belong to, and they do not say.
+_WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz"})
+_NO_LAYERS = (
+    "Such a file holds weights, and not the layers: give package.module:build, a function that builds the module, or "
+    "the .onnx file that torch.onnx.export writes; in Python autotune_module(module, input_shape) takes it as it is."
+)
 
 
 def names() -> tuple[str, ...]:
@@ -133,10 +141,22 @@ def _form(spec: object) -> str:
         suffix = Path(spec).suffix.lower()
         if suffix == ".onnx":
             return "onnx"
+        if suffix in _WEIGHTS:
+            raise InvalidArgument("model", str(spec), "a name, a spec or ONNX file, or package.module:name", _NO_LAYERS)
         if isinstance(spec, Path) or suffix in {".toml", ".json"} or Path(spec).is_file():
             return "file"
         return "factory" if ":" in spec else "name"
     if not isinstance(spec, Layer | Network | Mapping):
         forms = "a layer, a Network, a mapping, a model's name, a spec or ONNX file, or package.module:name"
-        raise InvalidArgument("layer_spec", spec, forms)
+        raise InvalidArgument("layer_spec", spec, forms, _way_in(spec))
+    return ""
+
+
+def _way_in(thing: object) -> str:
+    """Name the function that takes what is no spec, where there is one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.nn.Module):
+        return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch gives it as a Network."
+    if callable(thing):
+        return "autotune_callable(make_step) tunes steps of any framework."
     return ""

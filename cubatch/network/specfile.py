@@ -62,6 +62,8 @@ def load_spec(path: str | Path) -> Spec:
         ...     load_spec(place).parameters
         100100
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidSpec("spec file", path, "the path of a .toml or .json file")
     path = Path(path)
     readers = {".toml": tomllib.loads, ".json": json.loads}
     if path.suffix.lower() not in readers:

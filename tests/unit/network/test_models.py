@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,26 @@ def test_resolve_refuses_what_is_no_spec(form: object) -> None:
     with pytest.raises(InvalidArgument) as caught:
         models.resolve(form)
     assert "Network" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "weights.safetensors", Path("last.ckpt")])
+def test_a_file_of_weights_names_the_way_in(name: str | Path) -> None:
+    """A PyTorch user's first try: it says what the file lacks, and the three things that do work."""
+    with pytest.raises(InvalidArgument, match=r"package\.module:build.*\.onnx.*autotune_module"):
+        models.resolve(name)
+
+
+def test_what_is_no_spec_names_the_function_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of PyTorch and a callable each have one; PyTorch is not loaded to find out."""
+
+    class Module:
+        pass
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(nn=types.SimpleNamespace(Module=Module)))
+    with pytest.raises(InvalidArgument, match=r"autotune_module\(module"):
+        models.resolve(Module())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"autotune_callable\(make_step\)"):
+        models.resolve(lambda n: n)  # type: ignore[arg-type, misc]
 
 
 def test_channels_first_shapes_draw_a_warning() -> None:

@@ -470,3 +470,10 @@ def test_mode_is_one_of_two() -> None:
     """A misspelt mode is refused wherever FLOP are counted."""
     with pytest.raises(InvalidArgument):
         net(conv()).flops("train")
+
+
+@pytest.mark.parametrize("path", [3, None, ["net.toml"]])
+def test_what_is_no_path_is_refused_as_such(path):
+    """An error of ours, which says what is wanted, and not of pathlib."""
+    with pytest.raises(InvalidSpec, match=r"spec file must be the path of a \.toml or \.json file"):
+        load_spec(path)
