@@ -45,6 +45,7 @@ _HOMES = {
     "tuning.ladder": ("candidates",),
     "tuning.forecast_record": ("Forecast",),
     "tuning.forecast": ("predict",),
+    "tuning.comparison": ("Comparison", "compare"),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
 }  # fmt: skip
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
     from cubatch.network.importers.torch_export import from_torch as from_torch
     from cubatch.network.layers import *  # noqa: F403
     from cubatch.network.specfile import load_spec as load_spec
+    from cubatch.tuning.comparison import Comparison as Comparison
+    from cubatch.tuning.comparison import compare as compare
     from cubatch.tuning.forecast import predict as predict
     from cubatch.tuning.forecast_record import Forecast as Forecast
     from cubatch.tuning.ladder import candidates as candidates

@@ -305,6 +305,18 @@ def test_gpus_that_cannot_are_named_with_the_reason(run):
     assert all(f"- {name}: {reason}" in text for name, reason in found["failed"].items())
 
 
+def test_prices_give_what_a_million_samples_cost(run):
+    """In the table and the JSON, for the GPUs that have one."""
+    arguments = ("lenet5", "--devices", "t4,a40", *FEW, "--prices", "t4=0.35")
+    _, text, _ = run(*arguments, "--json", "-")
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert set(json.loads(text)["cost_per_million_samples"]) == {"t4"}
+    assert "per million" in out
+    for wrong in (("--device", "t4", "--prices", "t4=1"), ("--devices", "t4", "--prices", "cheap")):
+        assert run("lenet5", *wrong)[0] == 2
+
+
 def test_where_no_gpu_can_the_first_reason_is_the_error(run):
     """There is nothing to compare, and the question makes no sense: exit code 2."""
     code, out, err = run("lenet5", "--devices", "v100-sxm2-16gb,t4", "--dtype", "tf32")

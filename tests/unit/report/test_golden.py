@@ -29,7 +29,7 @@ from cubatch.report.tables import (
 )
 from cubatch.report.tables import occupancy as occupancy_table
 from tests.unit import golden
-from tests.unit.predictions import one_pass, predicted
+from tests.unit.predictions import fastest_first, one_pass, predicted
 from tests.unit.tuned import measurement, tuned
 
 V100 = Device(
@@ -107,7 +107,9 @@ def compare_page():
         predicted("Nearly As Fast", rates=((32, 1500),), notes=["No measurement of Nearly As Fast."]),
         predicted("Slow", rates=((32, 500),), passes=[one_pass("fc", 1.0, 1.0, bound="memory")]),
     ]
-    return grids(forecast.compared(forecast.fastest_first(found), {"old-gpu": "its bandwidth is not known"}))
+    return grids(
+        forecast.compared(fastest_first(found), {"old-gpu": "its bandwidth is not known"}, costs={"slow": 0.25})
+    )
 
 
 def occupancy_page():
