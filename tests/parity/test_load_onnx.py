@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from cubatch import from_torch, load_onnx
 from cubatch.errors import InvalidArgument, InvalidSpec
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import GELU, LayerNorm, LayerScale
+from tests.parity import definitions
 from tests.parity import torchvision_models as zoo
 
 onnx = pytest.importorskip("onnx")
@@ -29,8 +31,7 @@ BY_DYNAMO = {"dynamo": True, "verbose": False}
 
 def exported(module, path, shape, options):
     """Write a module to a file, traced with two samples."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", lambda *_, **__: None)  # the exporters' own
+    with warnings.catch_warnings(action="ignore"):  # the exporters' own
         torch.onnx.export(module, (torch.zeros(2, *shape),), path, **options)
     return path
 
@@ -70,6 +71,21 @@ def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters(tmp_path):
     assert alike[0] == alike[1]
     assert found.parameters == want.parameters
     assert {type(layer) for layer in found.layers} >= {GELU, LayerNorm, LayerScale}
+
+
+@pytest.mark.parametrize("options", [PRESERVED, BY_DYNAMO], ids=["by trace", "by dynamo"])
+def test_a_vision_transformer_that_was_exported_has_its_numbers(options, tmp_path):
+    """Attention in some thirty nodes a block, class token and positions: one layer each, computed by definition."""
+    module, x = zoo.vision_transformer(), zoo.images((3, 32, 32))
+    network = load_onnx(exported(module, tmp_path / "vit.onnx", (3, 32, 32), options))
+    assert collections.Counter(layer.type for layer in network.layers) == {
+        "conv2d": 1, "tokens": 1, "layer_norm": 5, "attention": 2, "add": 4, "linear": 5, "gelu": 2, "class_token": 1,
+    }  # fmt: skip
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    with torch.no_grad():
+        want = module.double()(torch.tensor(x)).numpy()
+    found = definitions.outputs(network, x).reshape(want.shape)
+    np.testing.assert_allclose(found, want, rtol=0, atol=AS_THEY_ARE * np.abs(want).max())
 
 
 # --- files written by hand -------------------------------------------------------------------------------------
@@ -178,7 +194,7 @@ REFUSED = {
     "second result": (
         [node("Split", "x", "a b c", axis=1, num_outputs=3), node("Relu", "b")],
         {},
-        ("Split[1]", "block/a b c", "no layer"),
+        ("Relu", "block/y", "some of the channels"),
     ),
     "slope": ([node("HardSigmoid", "x")], {}, ("HardSigmoid", "block/y", "slope is 0.2")),
     "bound": ([node("Clip", "x one")], {"one": np.float32(1)}, ("Clip", "block/y", "bounds")),
