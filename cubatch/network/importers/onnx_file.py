@@ -52,6 +52,9 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
     path = Path(path)
     try:
         import onnx
+        import onnx.inliner
+        import onnx.reference
+        import onnx.shape_inference
     except ImportError as error:
         raise MissingDependency("onnx", "load_onnx", "onnx") from error
     try:
