@@ -109,8 +109,11 @@ def step(expected, tested, op, works, launcher):
 
 
 def put(launcher, target, source):
-    """Copy the NumPy engine's elements to the other engine's, bit by bit: bfloat16 is uint16 there."""
-    target[...] = launcher.put(source.view(target.dtype))
+    """Copy the NumPy engine's elements bit by bit to the other's, where bfloat16 is uint16 and 3 channels are 4."""
+    source = source.view(target.dtype)
+    if source.shape != target.shape:
+        source = np.concatenate([source, np.zeros((*source.shape[:-1], 1), source.dtype)], axis=-1)
+    target[...] = launcher.put(source)
 
 
 def drop(layer, inputs, got):
