@@ -187,12 +187,22 @@ def test_a_small_module_computes_what_it_did(case):
     assert_same(network, module, x)
 
 
+def through_a_view(_, x):
+    """Clamp a flattened view in place, then read what it is a view of."""
+    flat = x.flatten(1).relu_()
+    return x + flat.view(x.shape)
+
+
 REFUSED = {
     "cumsum": (
         Of(lambda self, x: self.conv(x).cumsum(1), conv=nn.Conv2d(3, 3, 1)),
         ("aten.cumsum", "cumsum", "no layer"),
     ),
     "two outputs of one": (Of(lambda _, x: x.chunk(3, 1)[1]), ("aten.chunk[1]", "getitem", "no output of a layer")),
+    "a view": (
+        Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(through_a_view)),
+        ("aten.relu_", "changed", "changes in place"),
+    ),
     "padded in the end": (nn.ConstantPad2d(1, 0.0), ("aten.pad", "pad", "no output of a layer")),
     "windows that differ": (nn.Sequential(nn.AdaptiveAvgPool2d(3)), ("aten.adaptive_avg_pool2d", "0", "8 x 7 pixels")),
     "constant": (Of(lambda _, x: x + 1), ("aten.add", "add", "a constant that is no bias")),

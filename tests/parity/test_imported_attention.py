@@ -77,6 +77,9 @@ FORMS = {
     "in chunks": OneProjection(lambda y: [heads_of(part) for part in y.chunk(3, -1)], bias=False),
     "in slices": OneProjection(lambda y: [heads_of(y[..., i * C : (i + 1) * C]) for i in range(3)]),
     "apart": Apart(),
+    "turned before it is projected": Apart(
+        more=lambda y: y.unflatten(-1, (HEADS, C // HEADS)).transpose(2, 3).flatten(2)
+    ),
     "PyTorch's": Own(),
 }
 

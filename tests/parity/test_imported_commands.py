@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 
 import pytest
 
@@ -41,8 +42,7 @@ def model(tmp_path, monkeypatch, request):
     import of_users
 
     options = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", lambda *_, **__: None)  # the exporter's own
+    with warnings.catch_warnings(action="ignore"):  # the exporter's own
         module = of_users.build().eval()
         torch.onnx.export(module, (torch.zeros(2, 3, 16, 12),), "small.onnx", training=zoo.PRESERVE, **options)
     yield request.param
@@ -99,8 +99,7 @@ def test_an_operator_without_a_layer_is_one_message_and_exit_code_1(run, model):
 def test_a_network_and_a_file_are_read_wherever_a_spec_goes(tmp_path, monkeypatch):
     """`footprint("model.onnx")` and its path as a Path."""
     path = tmp_path / "one.onnx"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", lambda *_, **__: None)
+    with warnings.catch_warnings(action="ignore"):
         torch.onnx.export(torch.nn.Linear(3, 2), (torch.zeros(2, 3),), path, dynamo=False)
     assert cubatch.footprint(str(path), batch_size=2) == cubatch.footprint(path, batch_size=2)
     assert cubatch.models.resolve(path).parameters == 8

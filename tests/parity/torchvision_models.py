@@ -46,13 +46,13 @@ def build(name, classes=10):
 
 
 def vision_transformer():
-    """Build a small vision transformer whose head and tokens are not the zeros that they begin with."""
+    """Build a small vision transformer without the zeros that its head, tokens and biases begin with."""
     torch.manual_seed(4)
     module = models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=12, mlp_dim=24, num_classes=5
     )
-    torch.nn.init.normal_(module.heads.head.weight)
-    torch.nn.init.normal_(module.class_token)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
     return module.eval()
 
 

@@ -66,7 +66,17 @@ def cut(build: Builder, step: Step) -> Value:
 
 def mix(build: Builder, step: Step) -> Value:
     """Attend with queries, keys and values (n, heads, tokens, channels of a head), each projected from one input."""
-    parts = [build.part(step, i) for i in range(3)]
+    return _mixed(build, step, [build.part(step, i) for i in range(3)])
+
+
+def mix_turned(build: Builder, step: Step) -> Value:
+    """Attend with keys that are (n, heads, channels of a head, tokens)."""
+    q, k, v = (build.part(step, i) for i in range(3))
+    batch, heads, channels, tokens = k.dims
+    return _mixed(build, step, [q, attrs.evolve(k, dims=(batch, heads, tokens, channels)), v])
+
+
+def _mixed(build: Builder, step: Step, parts: list[Value]) -> Value:
     made = [build.layers.get(part.layer) for part in parts]
     query = parts[0]
     rows, arrays = [], []

@@ -12,6 +12,7 @@ from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.onnx_operators import OPERATORS, Call, Shape
+from cubatch.network.importers.onnx_patterns import Patterns
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Meaning, Source, Step, unlike
@@ -51,6 +52,9 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
     path = Path(path)
     try:
         import onnx
+        import onnx.inliner
+        import onnx.reference
+        import onnx.shape_inference
     except ImportError as error:
         raise MissingDependency("onnx", "load_onnx", "onnx") from error
     try:
@@ -78,9 +82,15 @@ class _Reader:
         if len(outputs) != 1:
             raise InvalidSpec("ONNX file", str(path), f"one with a single output, not {', '.join(outputs)}")
         self._output = outputs[0]
-        self._shapes = {self._input: self._input_shape, **self._inferred(model)}
+        self._shapes = {self._input: self._input_shape}
         self._nodes = list(model.graph.node)
-        self._makers = {name: node for node in self._nodes for name in node.output}
+        while True:  # constants decide shapes, and shapes are constants
+            self._shapes.update(self._inferred(model))
+            left = [node for node in self._nodes if not self._is_folded(node)]
+            if len(left) == len(self._nodes):
+                break
+            self._keep_constants(model, left)
+        self._patterns = Patterns(self._nodes, self._constants, self._shapes)
 
     def _fixed(self, model: Any, input_shape: tuple[int, ...] | None) -> tuple[str, Shape]:
         """Give the input and its shape, and write that into the file's."""
@@ -103,6 +113,15 @@ class _Reader:
         for dim, extent in zip(dims, found, strict=True):
             dim.dim_value = extent
         return inputs[0].name, tuple(found)
+
+    def _keep_constants(self, model: Any, left: list[Any]) -> None:
+        """Write what was computed into the file's graph, in the place of the nodes that compute it."""
+        kept = {name for node in left for name in node.output}
+        made = [name for node in self._nodes for name in node.output if name in self._constants and name not in kept]
+        del model.graph.node[:]
+        model.graph.node.extend(left)
+        model.graph.initializer.extend(self._onnx.numpy_helper.from_array(self._constants[name], name) for name in made)
+        self._nodes = left
 
     def _inferred(self, model: Any) -> dict[str, Shape]:
         """Infer the shapes anew: those in the file may be of another batch."""
@@ -130,8 +149,7 @@ class _Reader:
         """Read the graph."""
         steps: list[Step] = []
         for node in self._nodes:
-            if not self._is_folded(node):
-                steps += self._steps(node)
+            steps += self._steps(node)
         return Source(
             name=self._path.stem, input=self._input, input_shape=self._input_shape, steps=tuple(steps),
             output=self._output,
@@ -166,16 +184,17 @@ class _Reader:
         for number, result in enumerate(node.output):
             shape = self._shapes.get(result, ())
             call = Call(name, list(node.input), attributes, self._constants, self._shapes, shape, self._opset)
-            kind, constants, options = self._meaning(call, number)
-            curve = self._gelu_of(node) if kind == "mul" else None
-            if curve is not None:
-                kind, constants = "gelu", {}
+            kind, constants, options = self._meaning(call, number, node)
+            spelt_out = self._patterns.found(node)
+            reads = tuple(call.values)
+            if spelt_out is not None:
+                (kind, reads), constants, options = spelt_out, {}, {}
             made.append(
                 Step(
                     kind=kind,
                     operator=f"{name}[{number}]" if number else name,
                     place=place,
-                    reads=tuple(call.values) if curve is None else (curve,),
+                    reads=reads,
                     result=result,
                     shape=shape,
                     constants={key: array for key, array in constants.items() if array is not None},
@@ -186,52 +205,15 @@ class _Reader:
             )
         return made
 
-    @staticmethod
-    def _meaning(call: Call, number: int) -> Meaning:
-        if not call.result_shape:
+    def _meaning(self, call: Call, number: int, node: Any) -> Meaning:
+        if not call.result_shape or not all(name in call.shapes for name in call.values):
             return unlike("onnx cannot infer the shape of its result")
+        if call.name == "Split":
+            axis = call.get("axis", 0)
+            before = [self._shapes.get(name, ()) for name in node.output[:number]]
+            return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in before)}
         return OPERATORS[call.name](call) if call.name in OPERATORS and not number else ("", {}, {})
 
     def _attribute(self, attribute: Any) -> Any:
         value = self._onnx.helper.get_attribute_value(attribute)
         return value.decode() if isinstance(value, bytes) else value
-
-    # --- x / 2 (1 + erf(x / sqrt 2)), as files before opset 20 have it -----------------------------------
-
-    def _gelu_of(self, node: Any) -> str | None:
-        """Give the x of which a product is the GELU, by whichever order of its factors; None if it is none."""
-        factors = self._factors(node)
-        numbers = [float(self._constants[name]) for name in factors if self._is_number(name)]
-        values = [name for name in factors if not self._is_number(name)]
-        if math.prod(numbers) != 0.5 or len(values) != 2:  # noqa: PLR2004
-            return None
-        for x, other in (values, values[::-1]):
-            plus = self._makers.get(other)
-            if plus is None or plus.op_type != "Add" or 1.0 not in self._numbers(plus):
-                continue
-            erf = self._makers.get(next(name for name in plus.input if not self._is_number(name)))
-            scaled = self._makers.get(erf.input[0]) if erf is not None and erf.op_type == "Erf" else None
-            if scaled is None or scaled.input[0] != x:
-                continue
-            (number,) = self._numbers(scaled) or [0.0]
-            wanted = {"Div": math.sqrt(2), "Mul": math.sqrt(0.5)}.get(scaled.op_type, math.inf)
-            if math.isclose(number, wanted, rel_tol=1e-6):
-                return str(x)
-        return None
-
-    def _factors(self, node: Any) -> list[str]:
-        """Give the factors of a product of products with numbers."""
-        if node is None or node.op_type != "Mul":
-            return []
-        found: list[str] = []
-        for name in node.input:
-            inner = self._makers.get(name)
-            is_product = inner is not None and inner.op_type == "Mul" and name not in self._constants
-            found += self._factors(inner) if is_product else [name]
-        return found
-
-    def _is_number(self, name: str) -> bool:
-        return name in self._constants and self._constants[name].size == 1
-
-    def _numbers(self, node: Any) -> list[float]:
-        return [float(self._constants[name].reshape(())) for name in node.input if self._is_number(name)]

@@ -218,7 +218,28 @@ def _sum(call: Call) -> Meaning:
     return ("add", {}, {}) if len(call.values) == len(call.inputs) == 2 else unlike("it adds more than two")  # noqa: PLR2004
 
 
+def _gather(call: Call) -> Meaning:
+    index = call.constant(1)
+    if index is None or index.ndim:
+        return unlike("it takes other than one position of an axis")
+    return "select", {}, {"axis": call.get("axis", 0), "index": int(index)}
+
+
+def _slice(call: Call) -> Meaning:
+    source = call.shapes[call.inputs[0]]
+    axes = [axis for axis, (size, kept) in enumerate(zip(source, call.result_shape, strict=True)) if size != kept]
+    starts, steps = call.given("starts", 1), call.given("steps", 4)
+    if not axes:
+        return "identity", {}, {}
+    if len(axes) != 1 or starts is None or len(starts) != 1 or (steps or [1]) != [1]:
+        return unlike("it cuts several axes, or takes steps")
+    return "slice", {}, {"axis": axes[0], "start": starts[0] % source[axes[0]]}
+
+
 def _concat(call: Call) -> Meaning:
+    token = call.constant(0)
+    if len(call.inputs) == 2 and len(call.values) == 1 and token is not None:  # noqa: PLR2004
+        return "prepend", {"token": token}, {"axis": call["axis"]}
     if len(call.values) != len(call.inputs):
         return unlike("it joins a constant")
     return ("concat" if len(call.values) > 1 else "identity"), {}, {"axis": call["axis"]}
@@ -260,6 +281,8 @@ OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     "Sum": _sum,
     "Mul": _joined("mul"),
     "Concat": _concat,
+    "Gather": _gather,
+    "Slice": _slice,
     "Pad": _pad,
     "Reshape": _plain("reshape"),
     "Flatten": _plain("reshape"),

@@ -223,6 +223,7 @@ RULES: dict[str, Rule] = {
     "concat": _concat,
     "prepend": attention.prepend,
     "attention": attention.mix,
+    "attention of turned keys": attention.mix_turned,
     "select": attention.select,
     "slice": attention.cut,
     "identity": _identity,

@@ -13,11 +13,13 @@ from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Source, Step
+from cubatch.network.importers.source import Source, Step, unlike
 from cubatch.network.importers.torch_operators import OPERATORS, Call, part
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
+_RESHAPES = ("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze")
+_VIEWS = frozenset(f"aten.{name}" for name in _RESHAPES)
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
 
 
@@ -108,7 +110,7 @@ class _Reader:
     def __init__(self, torch: Any, program: Any, name: str) -> None:
         self._torch, self._program, self._name = torch, program, name
         self._known: dict[Any, Any] = {}  # nodes whose tensors do not depend on the input
-        self._now: dict[Any, str] = {}  # values as they are after what was done in place
+        self._now: dict[Any, str] = {}  # nodes that depend on it, and their values' names
         self._trained: dict[Any, int] = {}  # parameters, and how many numbers each has
         self._steps: list[Step] = []
         self._several: dict[Any, tuple[str, tuple[str, ...]]] = {}  # what gives several tensors, and what that read
@@ -170,6 +172,8 @@ class _Reader:
             self._several[node] = base, reads  # each of them is a step
             return
         kind, constants, options = OPERATORS[base](call) if base in OPERATORS else ("", {}, {})
+        if self._changes_a_view(node):
+            kind, constants, options = unlike("it changes in place what is read under another shape, too")
         if node.target is operator.getitem:
             origin, number = node.args
             base, reads = self._several[origin]
@@ -184,9 +188,14 @@ class _Reader:
             )
         )  # fmt: skip
         self._now[node] = name
-        if base.endswith("_") and call.values:  # done in place: who reads the input from here on reads the result
-            written = node.args[0]
-            self._now.update({each: name for each, value in self._now.items() if value == self._now.get(written)})
+
+    @staticmethod
+    def _changes_a_view(node: Any) -> bool:
+        """Whether a node writes through a view into what others read too; those of the graph read what was before."""
+        if not str(node.target).rpartition(".")[0].endswith("_"):
+            return False
+        written = node.args[0]
+        return str(written.target).rpartition(".")[0] in _VIEWS and len(written.args[0].users) > 1
 
     def _place(self, node: Any) -> str:
         """Give the path of the module that a node is in, and what the node does where the module does more."""
