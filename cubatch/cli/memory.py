@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cubatch.choices import Mode
 from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
@@ -13,7 +14,6 @@ from cubatch.cli.options import (
     DtypeOption,
     JsonOption,
     LibraryOption,
-    Mode,
     Model,
     OpaqueOption,
     OptimizerOption,
@@ -60,7 +60,7 @@ def memory(
     }  # fmt: skip
     found = probe.resolve(device, live=False)
     limit = fit.limit_bytes(memory, found) if memory else room.memory_limit(found).bytes
-    asked = ("inference", "training") if mode is None else (mode,)
+    asked: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
     largest = {}
     for each in asked:
         try:
@@ -69,7 +69,7 @@ def memory(
             if mode is not None or each == "inference":  # which takes less: training does not fit either
                 raise
             largest[each] = 0
-    modes = {}
+    modes: dict[str, dict[str, Any]] = {}
     for each in asked:
         rules = memory_rules.rules_of_thumb(
             spec, batch_size=batch_size, memory=limit if largest[each] else None, mode=each, **options

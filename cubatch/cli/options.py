@@ -7,18 +7,15 @@ Typer evaluates these annotations when the command line starts, so they import n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 
 if TYPE_CHECKING:
     from cubatch.network.graph import Spec
 
-
-Mode = Literal["inference", "training"]
-Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
-Library = Literal["auto", "cubatch", "im2col"]
-Optimizer = Literal["sgd", "momentum", "adam"]
 
 Model = Annotated[
     str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.hardware import room
 from cubatch.hardware.facts import Device
@@ -20,12 +21,12 @@ def max_batch_size(
     spec: SpecLike,
     memory: int | str,
     *,
-    mode: str = "inference",
-    dtype: str = "float32",
-    optimizer: str = "sgd",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
-    library: str = "auto",
+    library: Library = "auto",
 ) -> int:
     """
     Compute the largest batch whose plan fits into some memory.

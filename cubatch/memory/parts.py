@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from cubatch.checks import check_batch_size
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.plan import bytes_alive, plan
 from cubatch.network.graph import INPUT, Spec, as_network
@@ -66,12 +67,12 @@ def footprint(
     spec: SpecLike,
     *,
     batch_size: int = 256,
-    mode: str = "inference",
-    dtype: str = "float32",
-    optimizer: str = "sgd",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
-    library: str = "auto",
+    library: Library = "auto",
 ) -> Footprint:
     """
     Compute all memory that a step takes, by part and by layer.

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from cubatch import checks, sqlite_file
+from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import arithmetic, load, probe
@@ -48,16 +49,16 @@ def autotune(
     layer_spec: SpecLike,
     *,
     device: Device | str | None = None,
-    mode: str = "inference",
-    dtype: str = "float32",
-    objective: str = "throughput",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
-    optimizer: str = "sgd",
-    library: str = "auto",
+    optimizer: Optimizer = "sgd",
+    library: Library = "auto",
     recompute: bool = False,
     budget: float = 60.0,
     isolate: bool | str = "auto",
@@ -162,7 +163,7 @@ def autotune_callable(
     max_batch_size: int,
     device: Device | str | None = None,
     memory_limit: int | str | None = None,
-    objective: str = "throughput",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     latency_limit: float | None = None,
     batch_sizes: Iterable[int] | None = None,

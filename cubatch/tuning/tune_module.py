@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from cubatch.choices import Mode, Objective
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.frameworks.torch_module import TorchModule
@@ -29,7 +30,7 @@ def autotune_module(
     module: Any,
     example_inputs: Any,
     *,
-    mode: str = "inference",
+    mode: Mode = "inference",
     loss: Callable[[Any], Any] | None = None,
     optimizer: str | Callable[[Iterable[Any]], Any] = "sgd",
     autocast: str | None = None,
@@ -40,7 +41,7 @@ def autotune_module(
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
-    objective: str = "throughput",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     budget: float = 60.0,
     seed: int = 0,
