@@ -11,7 +11,8 @@ Every exception that cubatch raises on purpose.
     ├── DeviceFailed                        the GPU or its driver reported an error that is not about memory
     ├── CompileError                        a kernel that the compiler refuses, with its log
     ├── OutOfMemory (MemoryError)           bytes asked, bytes free, and where known the layer and tensor
-    │   └── DoesNotFit                      not even one sample fits
+    │   ├── DoesNotFit                      not even one sample fits
+    │   └── OverLimit                       by what is known it may take more than is allowed: it was not tried
     ├── NothingMeasured                     no candidate gave a usable measurement
     ├── EnergyNotAvailable                  the energy objective needs power readings that are not there
     ├── TimedOut                            what was being measured did not come back by its deadline
@@ -241,6 +242,10 @@ class DoesNotFit(OutOfMemory):
             f"Raise the memory limit if you set one, {training}use a smaller dtype, or free memory held by other "
             "processes."
         )
+
+
+class OverLimit(OutOfMemory):
+    """A batch size that may take more than is allowed, by what smaller ones took; it was not tried."""
 
 
 class NothingMeasured(CubatchError):
