@@ -20,7 +20,7 @@ from cubatch.measure import clocks
 _IMAGE_AXES = 4
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
 _CLIMB_SHARE = 0.03  # of a size: what is nearer below it tells no more of it
-_STEPS_TO_LEARN = 2  # the second finds the gradients and the optimiser's state of the first
+_STEPS_TO_LEARN = 3  # the second finds gradients and the optimiser's state, the third what was kept of freed blocks
 
 _log = logging.getLogger(__name__)
 
@@ -113,9 +113,13 @@ class ModuleRunner:
         return None if plan is None else plan.at(batch_size)
 
     @property
-    def said(self) -> list[tuple[int, int]]:
-        """Sizes that have run, and what was said of each just before."""
-        return [] if self._plan is None else sorted(self._plan.said.items())
+    def ran(self) -> list[dict[str, int]]:
+        """Each `batch_size` that has run: what was `said` of it just before, what it `took`, what the walk says."""
+        plan = self._plan
+        return [] if plan is None else [
+            {"batch_size": n, "said": plan.said[n], "took": plan.measured[n], "walked": plan.walked(n)}
+            for n in sorted(plan.measured)
+        ]  # fmt: skip
 
     def prepare(self, batch_size: int) -> None:
         """
@@ -182,7 +186,8 @@ class ModuleRunner:
                 safe = max(1, min(safe, batch_size))  # something must be first, and nothing is smaller
             nearest = max((n for n in plan.measured if n <= batch_size), default=0)
             if likely > limit or safe <= nearest + _CLIMB_SHARE * batch_size:
-                raise OverLimit(f"a step of batch size {batch_size}", plan.most(batch_size), limit)
+                what = f"a step of batch size {batch_size}, which was not tried, by what smaller ones took"
+                raise OverLimit(what, plan.most(batch_size), limit)
             if safe >= batch_size:
                 return
             try:

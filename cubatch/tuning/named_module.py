@@ -29,7 +29,7 @@ from cubatch.tuning.limits import Limits
 class WorkersModule(RemoteRunner):
     """A `ModuleRunner` in a worker process."""
 
-    _said: list[tuple[int, int]] = []  # noqa: RUF012 - replaced, never changed
+    _ran: list[dict[str, int]] = []  # noqa: RUF012 - replaced, never changed
 
     def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
         """Have it find out what steps take: see `ModuleRunner.look`."""
@@ -42,15 +42,15 @@ class WorkersModule(RemoteRunner):
         return num_bytes
 
     @property
-    def said(self) -> list[tuple[int, int]]:
-        """What was said of sizes before they ran: see `ModuleRunner.said`; none where the worker died last."""
-        return self._said
+    def ran(self) -> list[dict[str, int]]:
+        """Sizes that have run, and their memory: see `ModuleRunner.ran`; none where the worker died last."""
+        return self._ran
 
     def close(self) -> None:
         """End the worker, after asking it for the last time."""
         if self.worker_pid is not None:
             with contextlib.suppress(CubatchError):
-                self._said = [(size, num_bytes) for size, num_bytes in self.call("said")]
+                self._ran = self.call("ran")
         super().close()
 
 

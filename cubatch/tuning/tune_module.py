@@ -172,7 +172,7 @@ def _tuned(
         if made.cache_info().currsize:
             made().close()
     if made.cache_info().currsize:  # what was said of a size just before it ran was said knowing more
-        said = dict(made().said)
+        said = {row["batch_size"]: row["said"] for row in made().ran}
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
         run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})

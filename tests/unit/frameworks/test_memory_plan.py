@@ -46,12 +46,12 @@ def test_what_was_said_before_a_size_ran_is_kept():
 
 
 def test_doubt_grows_with_the_distance_from_what_was_measured():
-    """At a size that was measured there is none, far from it half of what is added; without any, much more."""
+    """At a size that was measured there is none, else 8 % and half of what is added; without any, much more."""
     plan = made()
     assert plan.most(10) == (100 + 16 * 100) * MIB
     plan.learn(10, 200 * MIB)
     assert plan.most(10) == plan.at(10) == 200 * MIB
-    assert [plan.most(n) for n in (20, 110)] == [350 * MIB, 1700 * MIB]
+    assert [plan.most(n) for n in (20, 110)] == [(350 + 24) * MIB, (1700 + 96) * MIB]
 
 
 def test_what_a_meter_cannot_tell_is_not_learned():
@@ -80,5 +80,5 @@ def test_no_size_that_is_said_to_fit_by_most_is_above_the_limit_of_a_device_with
         assert takes(size) <= limit
         plan.learn(size, takes(size))
         size, steps = plan.largest(limit, plan.most), steps + 1
-    assert takes(max(plan.measured)) > 0.97 * limit
+    assert takes(max(plan.measured)) > 0.9 * limit
     assert steps < 20
