@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
-    parser.add_argument("--room", type=int, default=512, help="MiB beside what one sample takes")
+    parser.add_argument("--room", type=int, default=256, help="MiB beside what one sample takes")
     options = parser.parse_args(arguments)
     rows = []
     for name in options.modules:
@@ -94,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{row['most']:.1%} of the limit"
             )
             sys.stdout.flush()
+            if options.json:
+                options.json.write_text(json.dumps(_content(rows), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     errors = sorted(abs(row["error"]) for row in rows)
     above = sum(row["most"] > 1 for row in rows)
     within = sum(error <= 0.1 for error in errors)
@@ -101,13 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"largest sizes: {within} of {len(rows)} within 10 %, median {statistics.median(errors):.1%}, worst "
         f"{errors[-1]:.1%}; {above} took more than the limit"
     )
-    if options.json:
-        device = probe.device("cpu")
-        content = {
-            "schema": 1, "benchmark": "module_memory", **provenance(), "device": device.name,
-            "threads": device.threads, "environment": environment(device), "image": zoo.IMAGE, "rows": rows,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _content(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    device = probe.device("cpu")
+    return {
+        "schema": 1, "benchmark": "module_memory", **provenance(), "device": device.name, "threads": device.threads,
+        "environment": environment(device), "image": zoo.IMAGE, "rows": rows,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

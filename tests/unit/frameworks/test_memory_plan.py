@@ -46,12 +46,13 @@ def test_what_was_said_before_a_size_ran_is_kept():
 
 
 def test_doubt_grows_with_the_distance_from_what_was_measured():
-    """At a size that was measured there is none, else 8 % and half of what is added; without any, much more."""
+    """At a size that was measured there is none, else 8 %, half of what is added, and of the rest."""
     plan = made()
     assert plan.most(10) == (100 + 16 * 100) * MIB
     plan.learn(10, 200 * MIB)
     assert plan.most(10) == plan.at(10) == 200 * MIB
-    assert [plan.most(n) for n in (20, 110)] == [(350 + 24) * MIB, (1700 + 96) * MIB]
+    assert plan.most(20) == (350 + 24 + 25) * MIB
+    assert plan.most(110) == pytest.approx((1700 + 96 + 100 / 2.2) * MIB)
 
 
 def test_what_a_meter_cannot_tell_is_not_learned():
@@ -62,6 +63,17 @@ def test_what_a_meter_cannot_tell_is_not_learned():
         assert plan.at(10) == 200 * MIB
     plan.learn(10, 217 * MIB)
     assert plan.at(10) == 217 * MIB
+
+
+def test_a_size_that_is_small_beside_the_grain_says_little_of_larger_ones():
+    """10 MiB that grew, read by a meter of 16 MiB: what it did not tell may all be of what grows."""
+    plan = made(grain=16 * MIB)
+    plan.learn(1, 110 * MIB)
+    assert plan.at(10) == 200 * MIB
+    likely = 110 + 90 * 2.6
+    assert plan.most(10) == pytest.approx((1.08 * likely + (likely - 110 + 90) / 2) * MIB)
+    plan.learn(100, 1100 * MIB)
+    assert plan.most(101) < 1220 * MIB
 
 
 def test_no_size_that_is_said_to_fit_by_most_is_above_the_limit_of_a_device_within_the_doubt():
