@@ -91,7 +91,8 @@ def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):
-        return array.reshape(len(array), *layer.input_shapes[int(role.lstrip("dx"))])
+        h, w, _ = layer.input_shapes[int(role.lstrip("dx"))]
+        return array.reshape(len(array), h, w, -1)  # the batch may be stored with more channels than it has
     return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
 
 

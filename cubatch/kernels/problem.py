@@ -7,6 +7,7 @@ from functools import lru_cache
 import attrs
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
+from cubatch.kernels.padding import widened
 from cubatch.kernels.tensor_map import can_gather
 from cubatch.kernels.workspace import depthwise
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
@@ -19,6 +20,8 @@ from cubatch.network.windows import ConvShape
 def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Problem | None:
     """
     Describe a pass of a layer as the tiled kernels see it; None for one that they do not run.
+
+    A convolution over three channels reads the batch, which is stored with four (see `padding`).
 
     Args:
         layer: The layer.
@@ -34,6 +37,8 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     if (shape := layer.convolution) is not None:
         if depthwise.supports(shape):
             return None
+        if pass_ is not Pass.DGRAD:
+            shape = widened(shape)
         vector = widest_vector(dtype, shape.c // shape.groups, shape.k // shape.groups)
         return conv2d_problem(pass_, shape, batch_size, dtype, vector)
     if layer.products_in_turn or not (found := layer.gemms(pass_, batch_size)):

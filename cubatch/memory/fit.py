@@ -63,7 +63,7 @@ def largest(work: Workload, limit: int) -> int:
     Raises:
         DoesNotFit: If not even one sample fits.
     """
-    program = schedule_of(work.spec, work.mode, work.recompute)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library)
     spans = program.lifetimes
 
     def bound(size: int) -> int:

@@ -103,7 +103,7 @@ NETWORKS = [
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_training_is_that_of_each_layer_by_itself(network, recompute):
     """Whatever an operation does of its neighbours: three steps in float64, and the output with what was learnt."""
     check_training(network, 4, recompute=recompute)

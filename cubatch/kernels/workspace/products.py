@@ -7,6 +7,7 @@ Pure numbers, for the memory plan and the launches alike.
 from __future__ import annotations
 
 from cubatch.hardware.facts import Device
+from cubatch.kernels.padding import filter_bytes, widened
 from cubatch.kernels.problem import Problem, conv2d_problem, vectors
 from cubatch.kernels.ranking import fitting, most_partial_bytes, transposed_bytes
 from cubatch.kernels.workspace.misc import column_sums_workspace
@@ -61,8 +62,12 @@ def conv2d_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: D
 
 
 def _conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
-    return max(product_workspace(problem, device) for problem in problems)
+    def most(shape: ConvShape) -> int:
+        problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
+        return max(product_workspace(problem, device) for problem in problems)
+
+    beside = 0 if pass_ is Pass.DGRAD else filter_bytes(shape, dtype)
+    return max(most(shape), beside + most(widened(shape))) if beside else most(shape)
 
 
 def linear_workspace(rows: int, c: int, k: int, dtype: str, device: Device) -> int:
