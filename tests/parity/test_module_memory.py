@@ -57,8 +57,8 @@ def on_device(monkeypatch):
     return chosen
 
 
-def tuned(module, **options):
-    return cb.autotune_module(module, SHAPE, device="cpu", budget=5.0, **options)
+def tuned(module, budget=5.0, **options):
+    return cb.autotune_module(module, SHAPE, device="cpu", budget=budget, **options)
 
 
 @pytest.mark.parametrize("times", [0.5, 1, 3, 8], ids=lambda times: f"{times} times the walk")
@@ -88,7 +88,7 @@ def test_a_size_that_was_asked_for_and_is_not_sure_is_refused(on_device):
     module = Sized()
     takes = on_device(module, 0, 2 * MIB)
     limit = takes(100)
-    result = tuned(module, memory_limit=limit, batch_sizes=[4, 120])
+    result = tuned(module, budget=60.0, memory_limit=limit, batch_sizes=[4, 120])
     assert {m.batch_size: m.status for m in result.measurements} == {4: "ok", 120: "over_limit"}
     refused = result.measurements[1]
     assert "which was not tried" in refused.stop_reason
@@ -136,7 +136,7 @@ def test_what_was_not_told_is_not_learned(on_device, monkeypatch):
 def test_the_resident_set_bounds_what_is_tried_on_the_cpu():
     """With the real meter: a size that would take twice the limit is not tried."""
     module = Sized()
-    result = tuned(module, memory_limit="512MiB", batch_sizes=[16, 2000])
+    result = tuned(module, budget=60.0, memory_limit="512MiB", batch_sizes=[16, 2000])
     assert {m.batch_size: m.status for m in result.measurements}[2000] == "over_limit"
     assert max(module.sizes) < 2000
     assert result.measurements[0].peak_bytes is None or result.measurements[0].peak_bytes >= 16 * MIB // 4
