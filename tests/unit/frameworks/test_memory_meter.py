@@ -39,9 +39,10 @@ class Allocator:
         self.unused = 0
 
     def take(self, num_bytes):
-        self.reserved += num_bytes
+        """Take and give back: from unused blocks, as far as there are any."""
+        self.reserved += max(0, num_bytes - self.unused)
         self.most = max(self.most, self.reserved)
-        self.unused += num_bytes
+        self.unused = max(self.unused, num_bytes)
 
     def empty_cache(self):
         self.reserved, self.unused = self.reserved - self.unused, 0
