@@ -23,9 +23,10 @@ HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch")
 # The only modules that may import a GPU library, one for each.
 GPU_MODULES = {
     "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},
-    "measure/clocks.py": {"torch"}, "frameworks/module_runner.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"},
-    "frameworks/torch_memory.py": {"torch"}, "frameworks/torch_module.py": {"torch"},
-    "frameworks/torch_state.py": {"torch"}, "frameworks/torch_step.py": {"torch"},
+    "measure/clocks.py": {"torch"}, "frameworks/module_runner.py": {"torch"}, "frameworks/module_worker.py": {"torch"},
+    "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
+    "frameworks/torch_module.py": {"torch"}, "frameworks/torch_state.py": {"torch"},
+    "frameworks/torch_step.py": {"torch"},
 }  # fmt: skip
 
 # Loads everything else first, so that no module can hide a function of its name, then uses every name twice.
