@@ -15,6 +15,7 @@ from cubatch.cli.options import (
     LibraryOption,
     Model,
     ModeOption,
+    OpaqueOption,
     OptimizerOption,
     RecomputeOption,
     ShapeOption,
@@ -37,6 +38,7 @@ def memory(
     recompute: RecomputeOption = False,
     input_shape: ShapeOption = None,
     classes: ClassesOption = None,
+    opaque: OpaqueOption = False,
     json: JsonOption = None,
 ) -> None:
     """
@@ -51,7 +53,7 @@ def memory(
     from cubatch.report.tables import common, footprint
 
     console.check_writable(json=json)
-    spec = read_spec(model, input_shape, classes)
+    spec = read_spec(model, input_shape, classes, opaque=opaque)
     options: dict[str, Any] = {
         "mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device,
         "library": library,

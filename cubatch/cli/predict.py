@@ -17,6 +17,7 @@ from cubatch.cli.options import (
     MemoryOption,
     Model,
     ModeOption,
+    OpaqueOption,
     OptimizerOption,
     RecomputeOption,
     ShapeOption,
@@ -70,6 +71,7 @@ def predict(
     ] = None,
     input_shape: ShapeOption = None,
     classes: ClassesOption = None,
+    opaque: OpaqueOption = False,
     json: JsonOption = None,
 ) -> None:
     """
@@ -90,8 +92,9 @@ def predict(
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         style.check(plot)
+    spec = read_spec(model, input_shape, classes, opaque=opaque)
     ask = partial(
-        tuning_forecast.predict, read_spec(model, input_shape, classes), mode=mode, dtype=dtype, batch_sizes=sizes,
+        tuning_forecast.predict, spec, mode=mode, dtype=dtype, batch_sizes=sizes,
         library=library, anchors=anchors, objective=objective, tolerance=tolerance, max_batch_size=max_batch_size,
         memory_limit=memory_limit, latency_limit=latency_limit, optimizer=optimizer, recompute=recompute,
     )  # fmt: skip

@@ -374,6 +374,7 @@ TABLE: dict[type[Layer], Ops] = {
     layers.GlobalAvgPool: Ops(_global_avg_pool, _global_avg_pool_backward),
     layers.BatchNorm2d: Ops(_batch_norm2d, _batch_norm2d_backward),
     layers.LayerNorm: NOT_WRITTEN,
+    layers.LayerScale: NOT_WRITTEN,
     layers.ReLU: Ops(_relu, _relu_backward),
     layers.ReLU6: Ops(_activation, _activation_backward),
     layers.HardSwish: Ops(_activation, _activation_backward),
@@ -390,5 +391,6 @@ TABLE: dict[type[Layer], Ops] = {
     layers.Tokens: NOT_WRITTEN,
     layers.ClassToken: NOT_WRITTEN,
     layers.Attention: NOT_WRITTEN,
+    layers.Opaque: NOT_WRITTEN,
 }
 """How each kind of layer is computed; the order is that of `LAYERS`."""

@@ -168,7 +168,7 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
     """Give the products of a pass that are launched as one grid."""
     found = layer.gemms(pass_, batch_size)
-    return (max(found, key=lambda gemm: gemm.flops),) if layer.products_in_turn else found
+    return (max(found, key=lambda gemm: gemm.flops),) if found and layer.products_in_turn else found
 
 
 def tiles(extent: int, tile: int) -> int:

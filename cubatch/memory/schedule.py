@@ -163,7 +163,10 @@ class _Writer:
         is_open = not op.relu and "residual" not in op.reads  # what an epilogue does comes in one order
         if is_relu(layer) and before.can_clamp:
             op = attrs.evolve(op, relu=True)
-        elif layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None:
+        elif (
+            layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None
+            and before.output_shape[2] == layer.input_shape[2]  # not flattened between the two
+        ):  # fmt: skip
             name, shape = f"{node.name}.scale and shift", (2, layer.input_shape[2])
             fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
             op = attrs.evolve(op, reads=op.reads | {"folded": self.buffer(fixed)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cubatch.errors import InvalidArgument, InvalidSpec, UnknownName
 from cubatch.network.extents import Extents, check_integer
@@ -71,32 +71,59 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
 SpecLike = Spec | Mapping[str, Any] | str | Path
 
 
-def resolve(spec: SpecLike, *, input_shape: Extents | None = None, classes: int | None = None) -> Spec:
+def resolve(
+    spec: SpecLike, *, input_shape: Extents | None = None, classes: int | None = None, opaque: bool = False
+) -> Spec:
     """
     Turn whatever stands for a spec into one: the single reading of every `layer_spec` argument.
 
     Args:
-        spec: A layer, a network, a mapping in the form of a spec file, a model's name, or a path to a
-            .toml or .json file.
-        input_shape, classes: As for `build`; only a model's name can take them.
+        spec: A layer, a network, a mapping in the form of a spec file, a model's name, a path to a .toml, .json or
+            .onnx file, or "package.module:name" of what builds a torch.nn.Module or a network.
+        input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open.
+        classes: As for `build`; only a model's name can take them.
+        opaque: As for `load_onnx` and `from_torch`.
 
     Raises:
-        UnknownName: If a text is neither a model's name nor a spec file.
+        UnknownName: If a text is none of these.
         InvalidSpec, InvalidArgument: If the spec makes no sense.
+        UnsupportedOperator: If an imported network has an operator without a layer, and opaque is False.
 
     Example:
         >>> resolve({"type": "linear", "c": 1000, "k": 100}).parameters
         100100
     """
-    if isinstance(spec, str) and Path(spec).suffix.lower() not in {".toml", ".json"}:
-        return build(spec, input_shape=input_shape, classes=classes)
-    for name, value in (("input_shape", input_shape), ("classes", classes)):
-        if value is not None:
-            raise InvalidArgument(name, value, "left out: only a model's name can take it")
+    form = _form(spec)
+    if form == "name":
+        return build(cast("str", spec), input_shape=input_shape, classes=classes)
+    if classes is not None:
+        raise InvalidArgument("classes", classes, "left out: only a model's name can take it")
+    if form == "factory":
+        from cubatch.network.importers import factories
+
+        return factories.called(cast("str", spec), input_shape=input_shape, opaque=opaque)
+    if form == "onnx":
+        from cubatch.network.importers.onnx_file import load_onnx
+
+        shape = None if input_shape is None else (input_shape[2], *input_shape[:2])
+        return load_onnx(cast("str | Path", spec), input_shape=shape, opaque=opaque)
+    if input_shape is not None:
+        raise InvalidArgument("input_shape", input_shape, "left out: a spec says its own")
+    if form == "file":
+        return load_spec(cast("str | Path", spec))
+    return from_mapping(spec) if isinstance(spec, Mapping) else cast("Spec", spec)
+
+
+def _form(spec: object) -> str:
+    """Say what stands for a spec: "name", "file", "onnx", "factory", or "" for what is one already."""
     if isinstance(spec, str | Path):
-        return load_spec(spec)
-    if isinstance(spec, Mapping):
-        return from_mapping(spec)
-    if not isinstance(spec, Layer | Network):
-        raise InvalidArgument("layer_spec", spec, "a layer, a Network, a mapping, a model's name or a spec file")
-    return spec
+        suffix = Path(spec).suffix.lower()
+        if suffix == ".onnx":
+            return "onnx"
+        if isinstance(spec, Path) or suffix in {".toml", ".json"} or Path(spec).is_file():
+            return "file"
+        return "factory" if ":" in spec else "name"
+    if not isinstance(spec, Layer | Network | Mapping):
+        forms = "a layer, a Network, a mapping, a model's name, a spec or ONNX file, or package.module:name"
+        raise InvalidArgument("layer_spec", spec, forms)
+    return ""

@@ -49,6 +49,7 @@ ORDERS = {
     "relu relu": [ReLU(), ReLU()],
     "norm relu sum relu": [BatchNorm2d(), ReLU(name="r"), Add(inputs=["r", "stem"]), ReLU()],
     "norm sum relu norm": [BatchNorm2d(name="n"), Add(inputs=["n", "stem"]), ReLU(), BatchNorm2d()],
+    "flat norm": [Flatten(), BatchNorm2d()],
     "itself": [BatchNorm2d(name="n"), Add(inputs=["n", "n"]), ReLU()],
     "three": [BatchNorm2d(name="n"), Add(inputs=["n", "stem", "stem"]), ReLU()],
 }

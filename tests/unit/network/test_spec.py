@@ -201,6 +201,12 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "concat": {"channels": st.lists(st.integers(1, 4), min_size=2, max_size=4)},
     "add": {"count": st.integers(2, 5)},
     "attention": {"heads": EXTENT, "bias": st.booleans()},
+    "opaque": {
+        "operator": st.text(min_size=1),
+        "output": st.none() | st.tuples(EXTENT, EXTENT, EXTENT),
+        "others": st.lists(st.tuples(EXTENT, EXTENT, EXTENT), max_size=2),
+        "flop": st.integers(0, 9),
+    },
 }
 
 
