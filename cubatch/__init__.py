@@ -21,8 +21,8 @@ _HOMES = {
     "errors": (
         "CompileError", "CubatchError", "DeviceFailed", "DeviceNotAvailable", "DoesNotFit", "EnergyNotAvailable",
         "InvalidArgument", "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory",
-        "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "UnsupportedVersion",
-        "WorkerDied", "WorkerFailed",
+        "OverLimit", "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer",
+        "UnsupportedVersion", "WorkerDied", "WorkerFailed",
     ),
     "network.layers": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",

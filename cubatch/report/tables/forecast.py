@@ -21,8 +21,8 @@ from cubatch.report.tables import result as result_table
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value
 
-_KERNEL = re.compile(r"_(simt|mma|hopper)_(\d\w*?)(?:_v\d+)?$")
-_FEWER_OPERATIONS = re.compile("winograd|fft")  # how the names of such algorithms begin
+_KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
+_FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # how the names of such algorithms begin
 _SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # of a step's time, what is listed before the rest becomes one line
 _PREDICTED, _INTERVAL, _COST = "predicted", "90 % interval", "per million"
 
@@ -274,4 +274,4 @@ def _shortened(algorithm: str) -> str:
         ('simt 128x128x8', 'winograd 4x4')
     """
     found = _KERNEL.search(algorithm)
-    return f"{found[1]} {found[2]}" if found else algorithm
+    return f"{found[2]} {'_'.join(filter(None, (found[1], found[3])))}" if found else algorithm

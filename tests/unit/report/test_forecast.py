@@ -122,7 +122,7 @@ def test_kernels_of_ours_are_named_by_family_and_tile():
         if one.tile is not None:
             found = predicted(passes=[one_pass("fc", 1.0, 1.0, algorithm=one.name)])
             (row,) = rows_of(forecast_table.layers(found))
-            assert row["runs as"] == f"{one.family} {one.tile.name}"
+            assert row["runs as"] == f"{one.family} {one.tile_name}"
 
 
 def test_by_latency_the_shortest_step_comes_first():
