@@ -6,8 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-import torch
+import pytest
 
+torch = pytest.importorskip("torch")
 nn = torch.nn
 PLACE = "CUBATCH_TEST_PLACE"  # a folder where steps leave word
 
