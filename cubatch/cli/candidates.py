@@ -64,7 +64,8 @@ def candidates(
     }  # fmt: skip
     found = ladder.candidates(spec, **options)
     rows = explaining.explain(spec, **options) if explain else None
-    grids = [candidates_table.candidates(found, title=f"{model}, {mode}, {dtype}: batch sizes worth measuring")]
+    title = f"{model}, {mode}, {dtype}, {gpu}: batch sizes worth measuring"
+    grids = [candidates_table.candidates(found, title=title)]
     grids += [] if rows is None else [candidates_table.explained(rows)]
     listed = [common.plain(candidate) for candidate in found]
-    console.emit(grids, {"schema": 1, "candidates": listed, "explain": rows}, json)
+    console.emit(grids, {"schema": 1, "device": gpu.to_mapping(), "candidates": listed, "explain": rows}, json)

@@ -80,5 +80,5 @@ def memory(
             "max_batch_size": largest[each],
         }
     title = f"{model}, {dtype}, batch {batch_size}: memory of a step"
-    payload = {"schema": 1, "modes": modes, "memory": limit}
+    payload = {"schema": 2, "modes": modes, "memory": limit}
     console.emit(footprint.modes(modes, title=title, limit=limit), payload, json)

@@ -29,6 +29,7 @@ def test_memory_gives_one_plan_whatever_is_asked(run, options):
         "memory", "vgg16", "--batch-size", "8", "--device", "t4", "--memory", "8GiB", *options, "--json", "-"
     )
     found = json.loads(out)
+    assert found["schema"] == 2
     assert set(found["modes"]) == {"inference", "training"}
     for facts in found["modes"].values():
         computed = {rule["unit"]: rule["computed"] for rule in facts["rules_of_thumb"]}

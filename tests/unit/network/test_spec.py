@@ -372,6 +372,7 @@ def test_typos_are_answered_with_near_names(mapping: dict[str, Any], near: str) 
         ("net.toml", b"\xff\xfe\x00"),
         ("net.yaml", b"a: 1"),
         ("net", b""),
+        ("net.json", b'{"type": "linear", "c": 3, "c": 4, "k": 5}'),  # which c was meant?
         ("net.json", b"[1, 2]"),
         ("net.json", b"3"),
         ("net.toml", b""),
