@@ -10,6 +10,7 @@ Nothing is timed: operations and bytes are counted, and beside them stands the p
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import os
@@ -45,8 +46,21 @@ def moved_elements(op, buffers, n):
     return total + weights * (2 if op.kind == "backward" and "dx0" in written else 1)
 
 
-def launches(op):
-    """Count an operation's kernels: phases of a stride and sums of split products, which depend on the GPU, as one."""
+def launches(op, buffers):
+    """
+    Count an operation's kernels: phases of a stride and sums of split products, which depend on the GPU, as one.
+
+    A convolution over a batch that is stored with more channels than it has copies its filter, or that's gradient.
+    """
+    return _products(op) + _is_padded(op, buffers)
+
+
+def _is_padded(op, buffers):
+    shape = op.node.layer.convolution if op.node else None
+    return shape is not None and buffers[op.reads["x0"]].shape[2:] not in {(), (shape.c,)}
+
+
+def _products(op):
     kind = op.node.layer.type if op.node else ""
     if op.kind == "fold":
         return -(-len(op.norms) // _NORMS_OF_A_FOLD)
@@ -67,13 +81,14 @@ def count():
 
     network, device, found = models.build(NETWORK), cb.device(GPU), {}
     for mode in ("inference", "training"):
-        program = schedule(network, mode)
+        takes_library = "library" in inspect.signature(schedule).parameters
+        program = schedule(network, mode, **({"library": "cubatch"} if takes_library else {}))
         ops = [op for op in program.ops if op.kind not in {"loss", "update"}]
         step = predict_step(network, [BATCH], device, mode=mode, dtype=DTYPE, library="cubatch")
         memory = footprint(network, batch_size=BATCH, mode=mode, dtype=DTYPE, device=GPU, library="cubatch")
         found[mode] = {
             "operations": len(ops),
-            "launches": sum(map(launches, ops)),
+            "launches": sum(launches(op, program.buffers) for op in ops),
             "bytes": ITEM_BYTES * sum(moved_elements(op, program.buffers, BATCH) for op in ops),
             "planned_bytes": memory.total,
             "predicted_seconds": float(step.seconds[0]),

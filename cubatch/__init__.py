@@ -21,16 +21,19 @@ _HOMES = {
     "errors": (
         "CompileError", "CubatchError", "DeviceFailed", "DeviceNotAvailable", "DoesNotFit", "EnergyNotAvailable",
         "InvalidArgument", "InvalidData", "InvalidSpec", "MissingDependency", "NothingMeasured", "OutOfMemory",
-        "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer", "UnsupportedVersion",
-        "WorkerDied", "WorkerFailed",
+        "OverLimit", "StoreError", "TimedOut", "UnknownName", "UnsupportedDtype", "UnsupportedLayer",
+        "UnsupportedVersion", "WorkerDied", "WorkerFailed",
     ),
     "network.layers": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",
-        "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "Linear", "MaxPool2d", "ReLU", "ReLU6", "Scale",
-        "SiLU", "Sigmoid", "Softmax", "Tokens",
+        "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "LayerScale", "Linear", "MaxPool2d", "Opaque", "ReLU",
+        "ReLU6", "Scale", "SiLU", "Sigmoid", "Softmax", "Tokens",
     ),
     "network.graph": ("Network", "SuspiciousSpec"),
     "network.specfile": ("load_spec",),
+    "network.importers.onnx_file": ("load_onnx",),
+    "network.importers.refusal": ("UnsupportedOperator",),
+    "network.importers.torch_export": ("from_torch",),
     "hardware.facts": ("Device",),
     "hardware.probe": ("device", "devices"),
     "hardware.waves": ("coulom_batch_size", "count_waves", "occupancy"),
@@ -42,6 +45,7 @@ _HOMES = {
     "tuning.ladder": ("candidates",),
     "tuning.forecast_record": ("Forecast",),
     "tuning.forecast": ("predict",),
+    "tuning.comparison": ("Comparison", "compare"),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
 }  # fmt: skip
@@ -64,8 +68,13 @@ if TYPE_CHECKING:
     from cubatch.network import models as models
     from cubatch.network.graph import Network as Network
     from cubatch.network.graph import SuspiciousSpec as SuspiciousSpec
+    from cubatch.network.importers.onnx_file import load_onnx as load_onnx
+    from cubatch.network.importers.refusal import UnsupportedOperator as UnsupportedOperator
+    from cubatch.network.importers.torch_export import from_torch as from_torch
     from cubatch.network.layers import *  # noqa: F403
     from cubatch.network.specfile import load_spec as load_spec
+    from cubatch.tuning.comparison import Comparison as Comparison
+    from cubatch.tuning.comparison import compare as compare
     from cubatch.tuning.forecast import predict as predict
     from cubatch.tuning.forecast_record import Forecast as Forecast
     from cubatch.tuning.ladder import candidates as candidates

@@ -11,7 +11,8 @@ Every exception that cubatch raises on purpose.
     ├── DeviceFailed                        the GPU or its driver reported an error that is not about memory
     ├── CompileError                        a kernel that the compiler refuses, with its log
     ├── OutOfMemory (MemoryError)           bytes asked, bytes free, and where known the layer and tensor
-    │   └── DoesNotFit                      not even one sample fits
+    │   ├── DoesNotFit                      not even one sample fits
+    │   └── OverLimit                       by what is known it may take more than is allowed: it was not tried
     ├── NothingMeasured                     no candidate gave a usable measurement
     ├── EnergyNotAvailable                  the energy objective needs power readings that are not there
     ├── TimedOut                            what was being measured did not come back by its deadline
@@ -117,9 +118,8 @@ class UnsupportedLayer(CubatchError):
 
     def __str__(self) -> str:
         return (
-            f"the engine cannot run {self.layer}: {self.reason}. "
-            "cubatch memory and candidates work for it; to tune the network in another "
-            "framework, hand its step to autotune_callable()."
+            f"the engine cannot run {self.layer}: {self.reason}. cubatch memory and candidates work for it; to tune "
+            "the network in another framework, hand its step to autotune_callable()."
         )
 
 
@@ -192,8 +192,7 @@ class OutOfMemory(CubatchError, MemoryError):
         what: What was being done: "training mnist-cnn at batch size 4096".
         needed_bytes: Bytes asked for, or None where unknown.
         available_bytes: Bytes that were free, or None where unknown.
-        tensor: The tensor that did not fit, with its shape, in words: "conv2.y (1024, 14, 14, 64),
-            axis 0 is the batch".
+        tensor: The tensor that did not fit, in words: "conv2.y (1024, 14, 14, 64), axis 0 is the batch".
         largest_batch_size: Largest batch that would fit, or None where unknown.
     """
 
@@ -243,6 +242,10 @@ class DoesNotFit(OutOfMemory):
             f"Raise the memory limit if you set one, {training}use a smaller dtype, or free memory held by other "
             "processes."
         )
+
+
+class OverLimit(OutOfMemory):
+    """A batch size that may take more than is allowed, by what smaller ones took; it was not tried."""
 
 
 class NothingMeasured(CubatchError):
@@ -353,20 +356,13 @@ class UnsupportedVersion(MissingDependency):
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """
-    List the known names nearest to a mistyped one, best first.
-
-    Example:
-        >>> near_names("resnet5", ["resnet50", "vgg16"])
-        ['resnet50']
-    """
+    """List the known names nearest to a mistyped one, best first."""
     return difflib.get_close_matches(name.lower(), list(known), n=count, cutoff=0.6)
 
 
-# (module, class, attribute with the status, statuses that mean memory).
-# cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY are 2, CUBLAS_STATUS_ALLOC_FAILED 3, CUDNN_STATUS_ALLOC_FAILED
-# 2 up to cuDNN 8, since 9 INTERNAL_ERROR_HOST_ALLOCATION_FAILED 4003 and _DEVICE_ALLOCATION_FAILED 4004.
-# torch.AcceleratorError carries the CUDA runtime's code.
+# (module, class, attribute with the status, statuses that mean memory).  cudaErrorMemoryAllocation and
+# CUDA_ERROR_OUT_OF_MEMORY are 2, CUBLAS_STATUS_ALLOC_FAILED 3, CUDNN_STATUS_ALLOC_FAILED 2 up to cuDNN 8, since 9
+# INTERNAL_ERROR_*_ALLOCATION_FAILED 4003 and 4004.  torch.AcceleratorError carries the CUDA runtime's code.
 _BY_STATUS = (
     ("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "status", (2,)),
     ("cupy_backends.cuda.api.driver", "CUDADriverError", "status", (2,)),
@@ -375,6 +371,7 @@ _BY_STATUS = (
     ("torch", "AcceleratorError", "error_code", (2,)),
 )
 _BY_TYPE = (("torch", "OutOfMemoryError"), ("torch.cuda", "OutOfMemoryError"))
+_TORCH_ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # PyTorch's only sign of it, on a plain RuntimeError
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -382,14 +379,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     Say whether an exception means that memory ran out.
 
     Known are MemoryError with all its children (cubatch's, NumPy's and CuPy's OutOfMemoryError), the status codes of
-    the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and PyTorch's own type.  PyTorch on the CPU raises a
-    RuntimeError that only its text tells apart: an error, not an out-of-memory.
+    the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and PyTorch's own type.  On the CPU PyTorch raises a
+    RuntimeError without a status, the one exception that is known by its text: its allocator is named there.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory"))
         (True, False)
     """
     if isinstance(error, MemoryError) or any(_is_instance(error, module, name) for module, name in _BY_TYPE):
+        return True
+    if type(error) is RuntimeError and _TORCH_ON_CPU in str(error):
         return True
     known = [(attribute, codes) for module, name, attribute, codes in _BY_STATUS if _is_instance(error, module, name)]
     return any(getattr(error, attribute, None) in codes for attribute, codes in known)

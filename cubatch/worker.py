@@ -69,6 +69,10 @@ class _Worker:
     def prepare(self, batch_size: int) -> None:
         self._runner.prepare(batch_size)
 
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        found = getattr(self._runner, method)
+        return found(**arguments) if callable(found) else found
+
     def time(self, repeats: int) -> dict[str, Any]:
         try:
             return attrs.asdict(self._runner.clock.time(self._runner.step, repeats))

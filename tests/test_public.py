@@ -19,13 +19,15 @@ from cubatch import errors
 
 PACKAGE = Path(cubatch.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch")
+HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch", "onnx")
 # The only modules that may import a GPU library, one for each.
 GPU_MODULES = {
     "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},
-    "measure/clocks.py": {"torch"}, "frameworks/module_runner.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"},
-    "frameworks/torch_memory.py": {"torch"}, "frameworks/torch_module.py": {"torch"},
-    "frameworks/torch_state.py": {"torch"}, "frameworks/torch_step.py": {"torch"},
+    "measure/clocks.py": {"torch"}, "network/importers/torch_export.py": {"torch"},
+    "frameworks/module_runner.py": {"torch"}, "frameworks/module_worker.py": {"torch"},
+    "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
+    "frameworks/torch_module.py": {"torch"}, "frameworks/torch_state.py": {"torch"},
+    "frameworks/torch_step.py": {"torch"},
     "integrations/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
 }  # fmt: skip
 
@@ -114,7 +116,7 @@ def test_all_is_sorted_and_is_the_table_of_homes():
 CONTRACT = """
     Conv2d Linear MaxPool2d AvgPool2d GlobalAvgPool BatchNorm2d LayerNorm ReLU ReLU6 HardSwish HardSigmoid Sigmoid SiLU
     GELU Softmax Dropout Flatten Add Scale Concat Attention Network load_spec models autotune autotune_callable
-    autotune_module
+    autotune_module from_torch load_onnx UnsupportedOperator
     TuningResult Measurement Candidate Device device devices coulom_batch_size candidates footprint max_batch_size
     rules_of_thumb occupancy count_waves predict CubatchError
 """

@@ -52,6 +52,13 @@ _MOVERS: Sequence[Layer] = (
 """Layers that only move bytes; those of ResNet-50 first."""
 
 
+_PLAIN_3X3 = (
+    kinds.Conv2d(h=13, w=9, c=36, k=28, r=3, s=3, pad=1),
+    kinds.Conv2d(h=7, w=11, c=25, k=38, r=3, s=3, pad=(0, 1, 2, 0)),
+)
+"""What Winograd's algorithm computes: of enough channels for both of its sizes, whole vectors of them and not."""
+
+
 def gemms() -> list[Case]:
     """Square products in every layout, then the linear layers of the networks."""
     found = [cases.gemm(size, size, size, layout=layout) for layout in ("nt", "nn", "tn") for size in SQUARES]
@@ -175,6 +182,7 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
         for name in ("sgd", "momentum", "adam"):
             found += [training_calls.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
     found.append(training_calls.loss_scale(draw.randint(900, 9000)))
+    found += [cases.of_layer(layer, pass_, 3) for layer in _PLAIN_3X3 for pass_ in (Pass.FPROP, Pass.DGRAD)]
     return list({case.name: case for case in found}.values())
 
 

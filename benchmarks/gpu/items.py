@@ -47,7 +47,7 @@ from cubatch.network.passes import Pass
 from cubatch.report.tables.common import plain
 
 CASE_SECONDS = 0.3
-LAYOUTS = ("encode", "decode", "pack", "nchw_to_nhwc", "nhwc_to_nchw")
+LAYOUTS = ("encode", "decode", "pack", "copy_channels", "nchw_to_nhwc", "nhwc_to_nchw")
 """Operations that `layouts` checks."""
 
 _PACES = 15
@@ -281,11 +281,15 @@ def layouts(session: Session) -> dict[str, Any]:
         layout.encode(context, module.asarray(whole.transpose(0, 2, 3, 1).copy()), out=back)
         decoded = module.empty(back.shape, dtype=np.float32)
         layout.decode(context, back, out=decoded)
+        cut, wide = module.empty((3, 11, 7, channels), dtype=storage(dtype)), module.empty_like(stored)
+        layout.copy_channels(context, stored, out=cut)
+        layout.copy_channels(context, cut, out=wide)
         right = np.pad(whole.transpose(0, 2, 3, 1), ((0, 0), (0, 0), (0, 0), (0, padded)))
         for name, got, want in (
             ("to_nchw", outside, whole),
             ("decode", decoded, right),
             ("to_nhwc", stored, backend.to_host(back)),
+            ("copy_channels", wide, backend.to_host(back)),
         ):
             if not np.array_equal(backend.to_host(got), want):
                 wrong.append(f"{name}, {dtype}, {channels} channels padded by {padded}")

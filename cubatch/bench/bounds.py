@@ -17,6 +17,7 @@ import numpy as np
 
 from cubatch.bench.cases import Case
 from cubatch.bench.fused import WITH_RESIDUAL
+from cubatch.kernels import winograd
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Again = Callable[[Arrays], Arrays]
@@ -33,6 +34,9 @@ _TF32 = 2.0**-11
 
 _STORED = {"float16": (2.0**-11, 2.0**-24), "bfloat16": (2.0**-8, 2.0**-133)}
 """Unit roundoff and smallest number of what is stored in 16 bits, and rounded once more."""
+
+_FUSED_ROUNDINGS = 4
+"""Of what happens to a sum before it is stored: a scale and shift, a bias, a residual; and of the sum to be."""
 
 _TENSOR_DTYPES = {"tf32", *_STORED}
 
@@ -60,6 +64,54 @@ def bounds(case: Case, operands: Arrays, want: Arrays, again: Again) -> dict[str
         unit, smallest = _STORED.get(case.dtype_of(name), (0.0, 0.0))
         given[name] = found[name] + unit * (np.abs(want[name]) + found[name]) + smallest / 2
     return given
+
+
+def winograd_bounds(case: Case, operands: Arrays, want: Arrays, again: Again, outputs: int) -> dict[str, Any]:
+    """
+    Bound the errors of a convolution in float32 that Winograd's algorithm computes.
+
+    Its terms are larger than those of the direct sum and cancel; each is rounded in three transforms besides, see
+    kernels/winograd/cook_toom.cuh.  What is fused to it is rounded a few times more.
+
+    Args:
+        case: The call.
+        operands, want, again: As for `bounds`.
+        outputs: Results along an axis that are computed at a time: 2 or 4.
+    """
+    source, turned = ("dy", True) if "dy" in operands else ("x", False)
+    top, _, left, _ = case.options["pad"]
+    before = (winograd.TAPS - 1 - top, winograd.TAPS - 1 - left) if turned else (top, left)
+    filters = operands["w"][:, ::-1, ::-1].transpose(3, 1, 2, 0) if turned else operands["w"]
+    size = _winograd_size(operands[source], filters, before, want["out"].shape[1:3], outputs)
+    relative = _rounding(winograd.roundings(outputs, filters.shape[-1]) + _FUSED_ROUNDINGS)
+    direct = again(_each(np.abs, operands))
+    return {"out": relative * size + _rounding(_FUSED_ROUNDINGS) * direct["out"]}
+
+
+def _winograd_size(
+    x: Any, w: Any, before: tuple[int, int], image: tuple[int, ...], outputs: int
+) -> np.ndarray[Any, Any]:
+    """Give |A^T| [sum over c of (|G| |w| |G^T|) * (|B^T| |d| |B|)] |A| for each result, from its whole tile."""
+    result, filter_, source = (np.abs(np.array(matrix, dtype=np.float64)) for matrix in winograd.matrices(outputs))
+    extent = outputs + winograd.TAPS - 1
+    tiles = [-(-size // outputs) for size in image]
+    spans = [count * outputs + winograd.TAPS - 1 for count in tiles]
+    padded = np.zeros((len(x), *spans, x.shape[-1]))
+    rows, columns = (
+        min(size, span - first) for size, span, first in zip(x.shape[1:3], spans, before, strict=True)
+    )  # fmt: skip
+    cut = [max(0, -first) for first in before]
+    top, left = (max(0, first) for first in before)
+    padded[:, top : top + rows - cut[0], left : left + columns - cut[1]] = np.abs(x[:, cut[0] : rows, cut[1] : columns])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (extent, extent), axis=(1, 2))
+    windows = windows[:, ::outputs, ::outputs]  # n, rows, columns, c, i, j
+    v = np.einsum("ai,nrqcij,bj->nrqabc", source, windows, source, optimize=True)
+    u = np.einsum("ai,kijc,bj->kabc", filter_, np.abs(w), filter_, optimize=True)
+    m = np.einsum("nrqabc,kabc->nrqabk", v, u, optimize=True)
+    y = np.einsum("ia,nrqabk,jb->nriqjk", result, m, result, optimize=True)
+    n, _, _, _, _, k = y.shape
+    whole: np.ndarray[Any, Any] = y.reshape(n, tiles[0] * outputs, tiles[1] * outputs, k)
+    return whole[:, : image[0], : image[1]]
 
 
 def _rounding(operations: float, unit: float = _ROUNDED) -> float:

@@ -143,8 +143,8 @@ class Way:
     def label(self) -> str:
         """Its main kernel's name among those of the operation: family, tile, vector."""
         main = self.main
-        vector = f"v{main.vector}" if main.vector > 1 else ""
-        return " ".join(part for part in (main.family, main.tile.name if main.tile else "", vector) if part)
+        vector = f"v{main.vector}" if main.vector > 1 and main.winograd is None else ""
+        return " ".join(part for part in (main.family, main.tile_name, vector) if part)
 
 
 def ways(case: Case, device: Device, variants: Which = "chosen", without: Collection[str] = ()) -> list[Way]:

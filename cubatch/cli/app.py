@@ -1,28 +1,44 @@
 """
 The command line: options in, one library call, a grid or JSON out.
 
-Every command takes `--json FILE` (`-` is stdout) and exits with 0 when done, 1 on a CubatchError,
-2 on wrong arguments, 130 when interrupted.  Everything heavy is imported inside the commands, so
+Every command takes `--json FILE` (`-` is stdout) and exits with 0 when done, 1 when what was asked could
+not be done, 2 when it makes no sense, 130 when interrupted.  Everything heavy is imported inside the commands, so
 that `cubatch --help` comes at once.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from cubatch import __version__
-from cubatch.cli import bench, candidates, console, devices, kernels, memory, occupancy, predict, store, train, tune
+from cubatch.cli import (
+    bench,
+    candidates,
+    console,
+    devices,
+    kernels,
+    layers,
+    memory,
+    models,
+    occupancy,
+    predict,
+    refusals,
+    store,
+    train,
+    tune,
+)
 from cubatch.errors import CubatchError
 
 # A new command is a function of its name in a file of its name beside this one, imported above and listed here;
 # `--help` keeps the order, groups last.
 COMMANDS = (
     kernels.kernels, occupancy.occupancy, predict.predict, tune.tune, candidates.candidates, memory.memory,
-    devices.devices, train.train,
+    models.models, layers.layers, devices.devices, train.train,
 )  # fmt: skip
 GROUPS = {"store": store.app, "bench": bench.app}
 
@@ -34,11 +50,19 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except CubatchError as error:
-            console.say(f"cubatch: {error}")
-            raise typer.Exit(1) from error
+            console.say(f"cubatch: {refusals.sentence(error, self._called(ctx))}")
+            raise typer.Exit(refusals.exit_code(error)) from error
+        except typer.BadParameter as error:
+            raise refusals.reworded(error) from None
         except KeyboardInterrupt as stop:
             console.say("cubatch: interrupted")
             raise typer.Exit(console.INTERRUPTED) from stop
+
+    def _called(self, ctx: typer.Context) -> Any:
+        """Find the command that was given; one of a group by the word behind the group's."""
+        found = self.commands.get(ctx.invoked_subcommand or "")
+        within = getattr(found, "commands", {})
+        return next((within[word] for word in sys.argv[1:] if word in within), found)
 
 
 _HELP = "Find the batch size at which a neural network runs fastest, and what fits."

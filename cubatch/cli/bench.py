@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cubatch.choices import Dtype
 from cubatch.cli import console
-from cubatch.cli.options import ClassesOption, Dtype, JsonOption, Model, SeedOption, ShapeOption, read_spec
+from cubatch.cli.options import ClassesOption, JsonOption, Model, SeedOption, ShapeOption, read_spec
 
 if TYPE_CHECKING:
     from cubatch.bench.cases import Case

@@ -17,6 +17,7 @@ from cubatch.cli.options import (
     MemoryOption,
     Model,
     ModeOption,
+    OpaqueOption,
     OptimizerOption,
     ShapeOption,
     read_spec,
@@ -38,6 +39,7 @@ def candidates(
     ] = False,
     input_shape: ShapeOption = None,
     classes: ClassesOption = None,
+    opaque: OpaqueOption = False,
     json: JsonOption = None,
 ) -> None:
     """
@@ -52,7 +54,7 @@ def candidates(
     from cubatch.tuning import ladder
 
     console.check_writable(json=json)
-    spec = read_spec(model, input_shape, classes)
+    spec = read_spec(model, input_shape, classes, opaque=opaque)
     gpu = probe.resolve(device, live=False)
     if gpu.kind == "cuda" and gpu.num_sms is None:
         console.say(f"how many SMs {gpu} has is not known, so no candidate comes from Coulom's rule or a crest")
@@ -62,7 +64,8 @@ def candidates(
     }  # fmt: skip
     found = ladder.candidates(spec, **options)
     rows = explaining.explain(spec, **options) if explain else None
-    grids = [candidates_table.candidates(found, title=f"{model}, {mode}, {dtype}: batch sizes worth measuring")]
+    title = f"{model}, {mode}, {dtype}, {gpu}: batch sizes worth measuring"
+    grids = [candidates_table.candidates(found, title=title)]
     grids += [] if rows is None else [candidates_table.explained(rows)]
     listed = [common.plain(candidate) for candidate in found]
-    console.emit(grids, {"schema": 1, "candidates": listed, "explain": rows}, json)
+    console.emit(grids, {"schema": 1, "device": gpu.to_mapping(), "candidates": listed, "explain": rows}, json)

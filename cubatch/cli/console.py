@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cubatch.errors import InvalidArgument
-from cubatch.report.grid import WIDTH, Grid
+from cubatch.report import letters
+from cubatch.report.grid import NARROWEST, WIDTH, Grid
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -56,12 +57,17 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
     if json_path is not None:
         text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
         if json_path == STDOUT:
-            _write(text)
+            plain = letters.can_write(text, sys.stdout.encoding)
+            _write(text if plain else json.dumps(payload, allow_nan=False, indent=1) + "\n")
             return
         with writing("--json", json_path) as path:
             path.write_text(text, encoding="utf-8")
     width = line_width()
-    if sys.stdout.isatty():
+    spelled = not letters.can_write("\n".join(content.text(width) for content in grids), sys.stdout.encoding)
+    grids = [letters.ascii_grid(content) for content in grids] if spelled else grids
+    if spelled:
+        _write(letters.spelled("\n\n".join(content.text(width) for content in grids)) + "\n")
+    elif sys.stdout.isatty():
         from rich.console import Console
 
         for index, content in enumerate(grids):
@@ -82,7 +88,7 @@ def line_width() -> int:
         return WIDTH
     import shutil
 
-    return max(60, min(shutil.get_terminal_size().columns, WIDTH))
+    return max(NARROWEST, min(shutil.get_terminal_size().columns, WIDTH))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cubatch.choices import Mode
 from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
@@ -14,7 +15,7 @@ from cubatch.cli.options import (
     JsonOption,
     LibraryOption,
     Model,
-    ModeOption,
+    OpaqueOption,
     OptimizerOption,
     RecomputeOption,
     ShapeOption,
@@ -30,13 +31,14 @@ def memory(
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Find the largest batch in this much: 12GiB.")
     ] = None,
-    mode: ModeOption = "training",
+    mode: Annotated[Mode | None, typer.Option("--mode", help="One of them; default: both, side by side.")] = None,
     dtype: DtypeOption = "float32",
     optimizer: OptimizerOption = "sgd",
     library: LibraryOption = "auto",
     recompute: RecomputeOption = False,
     input_shape: ShapeOption = None,
     classes: ClassesOption = None,
+    opaque: OpaqueOption = False,
     json: JsonOption = None,
 ) -> None:
     """
@@ -44,6 +46,7 @@ def memory(
 
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """
+    from cubatch.errors import DoesNotFit
     from cubatch.hardware import probe, room
     from cubatch.memory import fit
     from cubatch.memory import parts as planner
@@ -51,19 +54,31 @@ def memory(
     from cubatch.report.tables import common, footprint
 
     console.check_writable(json=json)
-    spec = read_spec(model, input_shape, classes)
+    spec = read_spec(model, input_shape, classes, opaque=opaque)
     options: dict[str, Any] = {
-        "mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device,
-        "library": library,
+        "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device, "library": library,
     }  # fmt: skip
-    plan = planner.footprint(spec, batch_size=batch_size, **options)
-    forward = planner.footprint(spec, batch_size=batch_size, **{**options, "mode": "inference"})
     found = probe.resolve(device, live=False)
     limit = fit.limit_bytes(memory, found) if memory else room.memory_limit(found).bytes
-    rules = memory_rules.rules_of_thumb(spec, batch_size=batch_size, memory=limit, **options)
-    largest = fit.max_batch_size(spec, limit, **options)
-    facts, listed = plan.to_mapping(), [common.plain(rule.to_mapping()) for rule in rules]
-    payload = {"schema": 1, "footprint": facts, "rules_of_thumb": listed, "max_batch_size": largest, "memory": limit}
-    title = f"{model}, {mode}, {dtype}, batch {batch_size}: memory of a step"
-    grids = footprint.footprint(facts, title=title, forward_elements=forward.elements_per_sample)
-    console.emit([*grids, footprint.rules(listed, largest=largest, limit=limit)], payload, json)
+    asked: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
+    largest = {}
+    for each in asked:
+        try:
+            largest[each] = fit.max_batch_size(spec, limit, mode=each, **options)
+        except DoesNotFit:
+            if mode is not None or each == "inference":  # which takes less: training does not fit either
+                raise
+            largest[each] = 0
+    modes: dict[str, dict[str, Any]] = {}
+    for each in asked:
+        rules = memory_rules.rules_of_thumb(
+            spec, batch_size=batch_size, memory=limit if largest[each] else None, mode=each, **options
+        )
+        modes[each] = {
+            "footprint": planner.footprint(spec, batch_size=batch_size, mode=each, **options).to_mapping(),
+            "rules_of_thumb": [common.plain(rule.to_mapping()) for rule in rules],
+            "max_batch_size": largest[each],
+        }
+    title = f"{model}, {dtype}, batch {batch_size}: memory of a step"
+    payload = {"schema": 2, "modes": modes, "memory": limit}
+    console.emit(footprint.modes(modes, title=title, limit=limit), payload, json)

@@ -7,23 +7,28 @@ Typer evaluates these annotations when the command line starts, so they import n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 
 if TYPE_CHECKING:
     from cubatch.network.graph import Spec
 
 
-Mode = Literal["inference", "training"]
-Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
-Library = Literal["auto", "cubatch", "im2col"]
-Optimizer = Literal["sgd", "momentum", "adam"]
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, or a .toml or .json spec file.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model's name, a .toml, .json or .onnx file, or package.module:name of what builds it."
+    ),
+]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda:1, a GPU's name or .toml file. Default: the first GPU, else the CPU."),
+    typer.Option(
+        "--device",
+        help="cpu, gpu, cuda:1, a name of `cubatch devices`, a GPU's .toml file. Default: first GPU, else CPU.",
+    ),
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]
@@ -41,9 +46,12 @@ MemoryOption = Annotated[
     str | None, typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory.')
 ]
 ShapeOption = Annotated[
-    str | None, typer.Option("--input-shape", metavar="H,W,C", help="Input of a named model; default: its own.")
+    str | None, typer.Option("--input-shape", metavar="H,W,C", help="Input of one sample; default: the model's own.")
 ]
 ClassesOption = Annotated[int | None, typer.Option("--classes", metavar="N", help="Outputs of a named model.")]
+OpaqueOption = Annotated[
+    bool, typer.Option("--opaque", help="Keep operators that have no layer, by their bytes and FLOP.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of data, weights and the order of rounds.")]
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="FILE", help="Where results are kept. Default: the user's cache.")
@@ -53,28 +61,28 @@ JsonOption = Annotated[
 ]
 
 
-def read_spec(model: str, input_shape: str | None, classes: int | None) -> Spec:
+def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaque: bool = False) -> Spec:
     """
-    Build a named model, or read a spec file.
+    Read what stands for a network, as `models.resolve` does.
 
     Args:
-        model: A name of `models.names()`, or a path that ends in .toml or .json or is a file.
-        input_shape: "H,W,C" for a named model.
+        model: The argument of the command.
+        input_shape: "H,W,C".
         classes: Outputs of a named model.
+        opaque: Keep operators that have no layer.
 
     Raises:
-        typer.BadParameter: If the shape is not three numbers, or is given beside a file.
+        typer.BadParameter: If the shape is not three numbers, or is given beside a spec file.
         CubatchError: If there is no such model or the file is no spec.
     """
     from cubatch.network import models
-    from cubatch.network.specfile import load_spec
 
-    if Path(model).suffix.lower() in (".toml", ".json") or Path(model).is_file():
-        if input_shape is not None or classes is not None:
-            raise typer.BadParameter("--input-shape and --classes are for named models; a spec file says its own")
-        return load_spec(model)
     shape = None if input_shape is None else whole_numbers("--input-shape", input_shape, count=3)
-    return models.build(model, input_shape=cast("Any", None if shape is None else tuple(shape)), classes=classes)
+    if (shape or classes) and Path(model).suffix.lower() in {".toml", ".json"}:
+        raise typer.BadParameter("--input-shape and --classes are for named models; a spec file says its own")
+    return models.resolve(
+        model, input_shape=cast("Any", None if shape is None else tuple(shape)), classes=classes, opaque=opaque
+    )
 
 
 def whole_numbers(option: str, text: str, count: int | None = None) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -17,6 +16,7 @@ from cubatch.cli.options import (
     MemoryOption,
     Model,
     ModeOption,
+    OpaqueOption,
     OptimizerOption,
     RecomputeOption,
     ShapeOption,
@@ -26,10 +26,7 @@ from cubatch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from cubatch.hardware.facts import Device
-    from cubatch.tuning.forecast_record import Forecast
+    from collections.abc import Mapping
 
 
 def predict(
@@ -40,6 +37,10 @@ def predict(
     ] = None,
     devices: Annotated[
         str | None, typer.Option("--devices", metavar="A,B,...", help="Compare these GPUs instead: t4,v100-sxm2-16gb.")
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option("--prices", metavar="NAME=PRICE,...", help="An hour of each of --devices, for what samples cost."),
     ] = None,
     mode: ModeOption = "inference",
     dtype: DtypeOption = "float32",
@@ -70,6 +71,7 @@ def predict(
     ] = None,
     input_shape: ShapeOption = None,
     classes: ClassesOption = None,
+    opaque: OpaqueOption = False,
     json: JsonOption = None,
 ) -> None:
     """
@@ -77,55 +79,51 @@ def predict(
 
     Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
     """
-    from cubatch.hardware import probe
     from cubatch.report.plots import forecast, style
     from cubatch.report.tables import forecast as forecast_table
+    from cubatch.tuning import comparison
     from cubatch.tuning import forecast as tuning_forecast
 
     if (device is None) == (devices is None):
         raise typer.BadParameter("give either --device NAME or --devices NAME,NAME,...")
     if explain and devices is not None:
         raise typer.BadParameter("--explain is about one GPU: give it with --device")
+    if prices is not None and devices is None:
+        raise typer.BadParameter("--prices are of the GPUs of --devices")
+    paid = None if prices is None else _prices(prices)
     sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         style.check(plot)
-    ask = partial(
-        tuning_forecast.predict, read_spec(model, input_shape, classes), mode=mode, dtype=dtype, batch_sizes=sizes,
-        library=library, anchors=anchors, objective=objective, tolerance=tolerance, max_batch_size=max_batch_size,
-        memory_limit=memory_limit, latency_limit=latency_limit, optimizer=optimizer, recompute=recompute,
-    )  # fmt: skip
+    spec = read_spec(model, input_shape, classes, opaque=opaque)
+    options: dict[str, Any] = {
+        "mode": mode, "dtype": dtype, "batch_sizes": sizes, "library": library, "anchors": anchors,
+        "objective": objective, "tolerance": tolerance, "max_batch_size": max_batch_size,
+        "memory_limit": memory_limit, "latency_limit": latency_limit, "optimizer": optimizer, "recompute": recompute,
+    }  # fmt: skip
     width = console.line_width()
     found: list[Mapping[str, Any]]
     payload: Mapping[str, Any]
     if devices is None:
-        payload = ask(device=device).to_mapping()
+        payload = tuning_forecast.predict(spec, device=device, **options).to_mapping()
         found = [payload]
         tables = [forecast_table.fitted(payload, width=width)]
         tables += [forecast_table.layers(payload, width=width)] if explain else []
     else:
-        named = [probe.resolve(name.strip(), live=False) for name in devices.split(",")]
-        gpus = [gpu for place, gpu in enumerate(named) if gpu not in named[:place]]
-        forecasts, failed = _each(ask, gpus)
-        found = forecast_table.fastest_first([one.to_mapping() for one in forecasts])
-        tables = [forecast_table.compared(found, failed, width=width)]
-        payload = {"schema": 1, "predicted": True, "forecasts": found, "failed": failed}
+        compared = comparison.compare(spec, devices.split(","), prices=paid, **options)
+        payload = compared.to_mapping()
+        found = payload["forecasts"]
+        costs = compared.cost_per_million_samples
+        tables = [forecast_table.compared(found, compared.failed, width=width, costs=costs)]
     console.emit(tables, payload, json)
     if plot is not None:
         forecast.curves(found, plot)
         console.say(f"wrote {plot}")
 
 
-def _each(ask: Callable[..., Forecast], gpus: Sequence[Device]) -> tuple[list[Forecast], dict[str, str]]:
-    """Ask for every GPU; one that cannot do it is no reason to keep silent about the others."""
-    from cubatch.errors import CubatchError
-
-    found, errors = [], {}
-    for gpu in gpus:
-        try:
-            found.append(ask(device=gpu))
-        except CubatchError as error:
-            errors[gpu.slug or str(gpu)] = error
-    if not found:
-        raise next(iter(errors.values()))
-    return found, {name: str(error) for name, error in errors.items()}
+def _prices(text: str) -> dict[str, float]:
+    """Read "t4=0.35,a40=0.79"; what else is wrong with a price is for the library to say."""
+    try:
+        return {name.strip(): float(price) for name, _, price in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(f"--prices takes NAME=PRICE with commas between, got {text!r}") from None

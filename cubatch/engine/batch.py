@@ -12,6 +12,7 @@ from cubatch.engine import backend, storage
 from cubatch.engine.place import Place
 from cubatch.errors import InvalidArgument
 from cubatch.memory.plan import Plan
+from cubatch.network.graph import INPUT
 
 RANDOM_BLOCK = 2**16
 """Random numbers that are drawn at most; larger buffers repeat them."""
@@ -55,8 +56,10 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, kind: np.dtype[Any], xp:
     for number in plan.schedule.given:
         target = place.arena[number]
         name = plan.schedule.buffers[number].name
-        if name == "input":
-            target[...] = xp.asarray(storage.encoded(x[shard], kind))
+        if name == INPUT:
+            channels = x.shape[-1]
+            target[..., :channels] = xp.asarray(storage.encoded(x[shard], kind))
+            target[..., channels:] = 0
         elif name == "labels" and labels is not None:
             target[...] = xp.asarray(labels[shard]).reshape(target.shape)
 
@@ -86,6 +89,8 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
                 piece = block[begin : begin + target.size - start]
                 target[start : start + piece.size] = piece
                 start, begin = start + piece.size, 0
+            if plan.schedule.buffers[number].name == INPUT:
+                place.arena[number][..., plan.schedule.network.input_shape[2] :] = 0
 
 
 def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:

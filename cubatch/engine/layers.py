@@ -91,7 +91,8 @@ def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):
-        return array.reshape(len(array), *layer.input_shapes[int(role.lstrip("dx"))])
+        h, w, _ = layer.input_shapes[int(role.lstrip("dx"))]
+        return array.reshape(len(array), h, w, -1)  # the batch may be stored with more channels than it has
     return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
 
 
@@ -373,6 +374,7 @@ TABLE: dict[type[Layer], Ops] = {
     layers.GlobalAvgPool: Ops(_global_avg_pool, _global_avg_pool_backward),
     layers.BatchNorm2d: Ops(_batch_norm2d, _batch_norm2d_backward),
     layers.LayerNorm: NOT_WRITTEN,
+    layers.LayerScale: NOT_WRITTEN,
     layers.ReLU: Ops(_relu, _relu_backward),
     layers.ReLU6: Ops(_activation, _activation_backward),
     layers.HardSwish: Ops(_activation, _activation_backward),
@@ -389,5 +391,6 @@ TABLE: dict[type[Layer], Ops] = {
     layers.Tokens: NOT_WRITTEN,
     layers.ClassToken: NOT_WRITTEN,
     layers.Attention: NOT_WRITTEN,
+    layers.Opaque: NOT_WRITTEN,
 }
 """How each kind of layer is computed; the order is that of `LAYERS`."""

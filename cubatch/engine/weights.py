@@ -18,12 +18,15 @@ _VECTOR_ELEMENTS = 8
 
 
 def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
-    """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat float32 array."""
+    """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat float32 array, but for those that are given."""
     random = np.random.default_rng(seed)
     flat = np.zeros(network.parameters, dtype=np.float32)
-    for parameters in views(network, flat).values():
+    for layer, parameters in views(network, flat).items():
+        given = network.weights.get(layer, {})
         for name, parameter in parameters.items():
-            if name == "w":
+            if name in given:
+                parameter[...] = given[name]
+            elif name == "w":
                 random.standard_normal(dtype=np.float32, out=parameter)
                 np.multiply(parameter, np.float32(math.sqrt(2 / math.prod(parameter.shape[1:]))), out=parameter)
             elif name == "gamma":
@@ -32,10 +35,11 @@ def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
 
 
 def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any]]:
-    """Start the running statistics of batch norm, by layer and name."""
+    """Start the running statistics of batch norm, by layer and name: as they are given, else at 0 and 1."""
+    kind = storage.sum_type(dtype)
     return {
         node.name: {
-            name: xp.full(shape, float(name == "var"), dtype=storage.sum_type(dtype))
+            name: xp.array(network.weights.get(node.name, {}).get(name, np.full(shape, float(name == "var"))), kind)
             for name, shape in node.layer.state_shapes.items()
         }
         for node in network.nodes

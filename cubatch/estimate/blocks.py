@@ -20,7 +20,7 @@ TILE = (128, 128)
 """Rows and columns of the result that a block computes, where nothing else is known."""
 
 WINOGRAD_OUTPUTS = 4
-"""F(4x4, 3x3) makes 4 x 4 outputs at a time, from 36 products."""
+"""F(4x4, 3x3), which vendors use too, makes 4 x 4 outputs at a time, from 36 products."""
 
 FUSED_FILTERS = 32
 FUSED_PIXELS = ((1, 8, 16), (1, 16, 8), (2, 8, 8), (2, 4, 16), (2, 16, 4), (4, 2, 16), (4, 16, 2))
@@ -45,7 +45,7 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
         layer: The layer.
         pass_: Which of its passes.
         batch_size: Samples.
-        tile: Rows and columns of a tile; see `on_sms.first_tile`.
+        tile: Rows and columns of a tile; see `on_sms.first_grid`.
         slices: Parts that the depth of the product is split into (split-K).
 
     Returns:
@@ -60,9 +60,11 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
     return slices * sum(gemm.count * tiles(gemm.m, tile[0]) * tiles(gemm.n, tile[1]) for gemm in grid)
 
 
-def winograd_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE) -> int:
+def winograd_blocks(
+    layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE, outputs: int = WINOGRAD_OUTPUTS
+) -> int:
     """
-    Count the blocks of the products of Winograd's F(4x4, 3x3), which are 36 side by side.
+    Count the blocks of the products of Winograd's algorithm, which are 36 side by side of F(4x4, 3x3).
 
     Each is as high as there are tiles of 4 x 4 outputs, and as wide as there are filters; transforming the
     input and the outputs are launches of their own.
@@ -72,6 +74,7 @@ def winograd_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int,
         pass_: Its forward pass or the gradient of its input.
         batch_size: Samples.
         tile: Rows and columns of the product that a block computes.
+        outputs: Rows and columns of a tile of outputs: 4, or 2 of F(2x2, 3x3), whose products are 16.
 
     Raises:
         InvalidArgument: If the algorithm does not compute that.
@@ -82,8 +85,8 @@ def winograd_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int,
         72
     """
     rows, columns, filters = _outputs(layer, pass_)
-    pieces = batch_size * tiles(rows, WINOGRAD_OUTPUTS) * tiles(columns, WINOGRAD_OUTPUTS)
-    return 36 * tiles(pieces, tile[0]) * tiles(filters, tile[1])
+    pieces = batch_size * tiles(rows, outputs) * tiles(columns, outputs)
+    return (outputs + 2) ** 2 * tiles(pieces, tile[0]) * tiles(filters, tile[1])
 
 
 def fused_winograd_blocks(
@@ -165,7 +168,7 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
     """Give the products of a pass that are launched as one grid."""
     found = layer.gemms(pass_, batch_size)
-    return (max(found, key=lambda gemm: gemm.flops),) if layer.products_in_turn else found
+    return (max(found, key=lambda gemm: gemm.flops),) if found and layer.products_in_turn else found
 
 
 def tiles(extent: int, tile: int) -> int:

@@ -91,7 +91,7 @@ def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
         step: A training step as `predict_step` gives it.
         spec: What it is a step of.
     """
-    ops = schedule_of(spec, "training", recompute=True).ops
+    ops = schedule_of(spec, "training", recompute=True, library="im2col").ops
     again = Counter(op.node.name for op in ops if op.replay and op.node is not None)
     passes = tuple(
         attrs.evolve(item, seconds=item.seconds * (1 + again[item.layer])) if item.pass_ is Pass.FPROP else item

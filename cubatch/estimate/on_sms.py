@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from cubatch.estimate.blocks import TILE, num_blocks
+from cubatch.estimate.blocks import TILE, Blocks, num_blocks, winograd_blocks
 from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, busiest_sm_blocks, count_waves, fill
@@ -21,11 +21,11 @@ from cubatch.network.passes import Pass
 from cubatch.workload import Workload
 
 
-def first_tile(
+def first_grid(
     layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str
-) -> tuple[int, int]:
+) -> tuple[tuple[int, int], int | None, Blocks]:
     """
-    Give the tile of a pass: that of our kernel which is ranked first, else the vendor's usual 128 x 128.
+    Give the grid of a pass: that of our kernel which is ranked first, else of the vendor's usual tile.
 
     Args:
         layer: The layer.
@@ -35,14 +35,25 @@ def first_tile(
         dtype: Storage of the elements.
         library: "cubatch" or "im2col".
 
+    Returns:
+        The rows and columns of its tile, those of the outputs that Winograd's algorithm computes at a time (None of
+        other algorithms), and its blocks by batch size.
+
     Example:
         >>> from cubatch.network.layers import Conv2d
         >>> conv = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> first_tile(conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch")
-        (256, 128)
+        >>> tile, outputs, blocks = first_grid(
+        ...     conv, Pass.FPROP, 4096, device=v100, dtype="float32", library="cubatch"
+        ... )
+        >>> tile, outputs, blocks(96)
+        ((256, 128), 4, 72)
     """
-    return _tile_of(_chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library))
+    chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
+    tile, outputs = _tile_of(chosen), None if chosen is None else chosen[1].winograd
+    if outputs is None:
+        return tile, None, functools.partial(num_blocks, layer, pass_, tile=tile)
+    return tile, outputs, functools.partial(winograd_blocks, layer, pass_, tile=tile, outputs=outputs)
 
 
 def on_sms(
@@ -60,7 +71,7 @@ def on_sms(
     Say how the blocks of a pass fall on the SMs of a GPU.
 
     Args:
-        layer, pass_, batch_size, device, dtype, library: As for `first_tile`; the device's SMs are known.
+        layer, pass_, batch_size, device, dtype, library: As for `first_grid`; the device's SMs are known.
         budget: What is recorded of our kernels; see `resources.recorded_figures`.
         choose: Says which of them runs.
 
@@ -156,7 +167,7 @@ def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> di
         >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32")
         >>> rows = layer_rows(work, [64], first_ranked)[64]
         >>> len(rows), rows[0]["layer"], rows[0]["blocks_per_sm"], rows[0]["occupancy"]
-        (80, 'conv1', 3, 0.1875)
+        (80, 'conv1', 2, 0.25)
     """
     step = predicted(work, batch_sizes)
     done, unknown = graph.layer_passes(work.spec, work.mode), [None] * len(batch_sizes)

@@ -18,8 +18,10 @@ from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels.problem import problem_of
+from cubatch.kernels import winograd
+from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import blocks, ranking
+from cubatch.kernels.variant import Kernel
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
@@ -49,7 +51,8 @@ def pass_seconds(
         tiled      max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         the rest   memory * roofline / 0.75 + launches
 
-    A filter's gradient with a bias reads the outputs' gradient once more.
+    A filter's gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer flops than
+    the layer, and clocks of launches that only move.
 
     Args:
         layer: With its extents known.
@@ -93,12 +96,20 @@ def pass_seconds(
         clocks, parts, found = ranking(problem, device)[0]
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
-        arithmetic = max(clocks / device.clock_hz, sum(gemm.flops for gemm in layer.gemms(pass_, n)) / peak)
+        arithmetic = max(clocks / device.clock_hz, _flops(layer, pass_, n, problem, found) / peak)
         product = max(compute * arithmetic, moved / per_second)
         seconds.append(product + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
         names.append(found.name)
         grids.append(blocks(problem, found) * parts)
     return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+def _flops(layer: Layer, pass_: Pass, batch_size: int, problem: Problem, found: Kernel) -> float:
+    """Count what a kernel computes, which is less than the layer's where it has Winograd's algorithm."""
+    if found.winograd is None:
+        return sum(gemm.flops for gemm in layer.gemms(pass_, batch_size))
+    products = winograd.product(problem, found)
+    return 2 * products.groups * products.m * products.n * products.k
 
 
 def _outputs(layer: Layer) -> int:

@@ -45,7 +45,7 @@ class Inputs:
         """
         import torch
 
-        if _is_shape(example):
+        if is_shape(example):
             example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0))
         positional: tuple[Any, ...] = ()
         keyword: Mapping[str, Any] = {}
@@ -101,13 +101,14 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
             return torch.randint(low, high + 1, shape, generator=generator).to(device, tensor.dtype)
         drawn = torch.randn(shape, generator=generator)
         if low < high and math.isfinite(low) and math.isfinite(high):
-            drawn = torch.rand(shape, generator=generator) * (high - low) + low
+            drawn = torch.rand(shape, generator=generator).mul_(high - low).add_(low)
         return drawn.to(device, tensor.dtype)
 
     return make
 
 
-def _is_shape(example: Any) -> bool:
+def is_shape(example: Any) -> bool:
+    """Say whether it is the shape of one sample."""
     return (
         isinstance(example, tuple | list)
         and len(example) > 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import attrs
@@ -61,6 +61,12 @@ class Peaks:
         """
         sizes = range(1, MAX_BATCH_SIZE + 1)
         return bisect.bisect_right(sizes, num_bytes, key=self.at)
+
+
+def num_bytes(tensors: Iterable[Any]) -> int:
+    """Add up the storages of tensors, each once."""
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values())
 
 
 def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int) -> Peaks:

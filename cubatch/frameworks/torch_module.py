@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.frameworks import torch_memory
+from cubatch.frameworks import module_source, torch_memory
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_memory import Peaks
@@ -33,25 +33,22 @@ class TorchModule:
     """
 
     def __init__(
-        self, module: Any, example_inputs: Any, *, mode: str, loss: Callable[[Any], Any] | None,
+        self, module: Any, example_inputs: Any, *, mode: str, loss: Callable[[Any], Any] | str | None,
         optimizer: str | Callable[[Iterable[Any]], Any], autocast: str | None, channels_last: bool, compiled: bool,
     ) -> None:  # fmt: skip
         torch = _torch()
         if not isinstance(module, torch.nn.Module):
-            raise InvalidArgument("module", module, "a torch.nn.Module", "Hand other steps to autotune_callable().")
-        if mode not in MODES:
-            raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
-        if loss is not None and not callable(loss):
-            raise InvalidArgument("loss", loss, "a function from the module's output to a scalar, or None")
-        is_known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else callable(optimizer)
-        if not is_known:
             raise InvalidArgument(
-                "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters"
+                "module",
+                module,
+                "a torch.nn.Module, or 'package.module:build'",
+                "Hand other steps to autotune_callable().",
             )
-        if autocast is not None and autocast not in AUTOCAST:
-            raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
+        check_kind(mode, loss, optimizer, autocast)
         self._module, self._channels_last, self._compiled = module, channels_last, compiled
-        self._kind = StepKind(training=mode == "training", loss=loss, optimizer=optimizer, autocast=autocast)
+        self._kind = StepKind(
+            training=mode == "training", loss=_function(loss), optimizer=_function(optimizer), autocast=autocast
+        )
         first = next((p for p in [*module.parameters(), *module.buffers()] if p.is_floating_point()), None)
         self._place = torch.device("cpu") if first is None else first.device
         self._dtype = torch.float32 if first is None else first.dtype
@@ -82,14 +79,9 @@ class TorchModule:
         return probe.resolve("cpu" if self._place.type == "cpu" else f"cuda:{self._place.index or 0}")
 
     def __enter__(self) -> Self:
-        torch = _torch()
         self._saved.__enter__()
         try:
-            self._module.train(self._kind.training)
-            if self._channels_last:
-                self._module.to(memory_format=torch.channels_last)
-            if self._compiled:  # once for all batch sizes
-                self._called = torch.compile(self._module, dynamic=True)
+            self.ready()
         except BaseException:
             self._saved.__exit__()
             raise
@@ -98,17 +90,51 @@ class TorchModule:
     def __exit__(self, *_: object) -> None:
         self._saved.__exit__()
 
+    def ready(self) -> Self:
+        """Make it ready to be stepped, for good."""
+        torch = _torch()
+        self._module.train(self._kind.training)
+        if self._channels_last:
+            self._module.to(memory_format=torch.channels_last)
+        if self._compiled:  # once for all batch sizes
+            self._called = torch.compile(self._module, dynamic=True)
+        return self
+
     def peaks(self, num_bytes: int) -> Peaks:
         """Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`."""
         return torch_memory.peaks(self._module, self._inputs, self._kind, num_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""
-        parameters = list(self._module.parameters())
         return ModuleRunner(
-            self._called, parameters, self._inputs, self._kind, self._place, memory_limit, seed,
-            channels_last=self._channels_last,
+            self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
+            self._place, self.peaks, memory_limit, seed, channels_last=self._channels_last, dtype=self.dtype,
         )  # fmt: skip
+
+
+def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None) -> None:
+    """
+    Refuse what makes no sense of how a module is to be stepped; functions may be named, "package.module:function".
+
+    Raises:
+        InvalidArgument: If one of them makes no sense.
+    """
+    if mode not in MODES:
+        raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
+    if loss is not None and not callable(loss) and not _is_name(loss):
+        raise InvalidArgument("loss", loss, "a function from the module's output to a scalar, or None")
+    if not (callable(optimizer) or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
+        raise InvalidArgument("optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters")
+    if autocast is not None and autocast not in AUTOCAST:
+        raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and ":" in value
+
+
+def _function(value: Any) -> Any:
+    return module_source.load(value) if _is_name(value) else value
 
 
 def _torch() -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName
+from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue, device_file, driver, host, nvml
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
@@ -20,7 +20,7 @@ from cubatch.hardware.facts import Device
 _LEAST_SEEN = 0.9
 _SPEED_DIFFERENCE = 0.03
 
-_CUDA_NAME = re.compile(r"cuda(?::([0-9]+))?")
+_LIVE_NAME = re.compile(r"(?:cuda|gpu)(?::([0-9]+))?")
 
 
 def devices() -> list[Device]:
@@ -45,9 +45,10 @@ def device(name: str | None = None) -> Device:
     Get a device of this machine, or the facts of one that is not here.
 
     Args:
-        name: None: the first GPU, else the CPU. "cpu", "cuda" (the first GPU), "cuda:1": a live device.
+        name: None: the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU), "cuda:1": a live device.
             A path that ends in .toml: a file that describes one, see the README; not live.
-            Anything else: a name or alias of the catalogue, "v100-sxm2-16gb"; not live.
+            Anything else: a name or alias of the catalogue, "v100-sxm2-16gb"; not live.  What the catalogue does not
+            tell is looked for among the names of the devices here, as `devices()` gives them: "AMD EPYC".
 
     Returns:
         Device: Its facts; unknown ones are None.
@@ -71,7 +72,7 @@ def device(name: str | None = None) -> Device:
         return _cpu()
     if spelled.endswith(device_file.SUFFIX):
         return device_file.read(name)
-    live = _CUDA_NAME.fullmatch(spelled)
+    live = _LIVE_NAME.fullmatch(spelled)
     if live is None:
         return _catalogue(name)
     gpus = _gpus()
@@ -113,14 +114,25 @@ def _named(name: str | None) -> Device:
 
 
 def _catalogue(name: str) -> Device:
-    """Find a name in the catalogue; what looks like a file is told how it would be one."""
+    """Find a name in the catalogue, or here; what looks like a file is told how it would be one."""
     try:
         return catalogue.find(name)
-    except UnknownName:
-        if not {"/", "\\"} & set(name):
+    except InvalidArgument as error:
+        if here := _called(name):
+            return here
+        if not isinstance(error, UnknownName) or not {"/", "\\"} & set(name):
             raise
         remedy = f"A file that describes a GPU ends in {device_file.SUFFIX}."
         raise InvalidArgument("device", name, "a name, or a file that describes a GPU", remedy) from None
+
+
+def _called(name: str) -> Device | None:
+    """Find the device of this machine whose own name is given; of several GPUs of one name the first."""
+    try:
+        here = devices()
+    except DeviceFailed:  # whatever it is called, it is not this that was asked
+        here = [_cpu()]
+    return next((one for one in here if one.name.lower() == name.strip().lower()), None)
 
 
 def _present(wanted: Device) -> Device:

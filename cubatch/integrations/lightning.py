@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.integrations.attributes import kept_attributes
 from cubatch.report.answer import answer
@@ -35,7 +36,7 @@ class _Finder:
         max_batch_size: int | None = None,
         memory_limit: int | str | None = None,
         latency_limit: float | None = None,
-        objective: str = "throughput",
+        objective: Objective = "throughput",
         tolerance: float = 0.01,
         budget: float = 60.0,
         seed: int = 0,

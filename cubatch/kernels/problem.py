@@ -7,6 +7,7 @@ from functools import lru_cache
 import attrs
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
+from cubatch.kernels.padding import widened
 from cubatch.kernels.tensor_map import can_gather
 from cubatch.kernels.workspace import depthwise
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
@@ -19,6 +20,8 @@ from cubatch.network.windows import ConvShape
 def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Problem | None:
     """
     Describe a pass of a layer as the tiled kernels see it; None for one that they do not run.
+
+    A convolution over three channels reads the batch, which is stored with four (see `padding`).
 
     Args:
         layer: The layer.
@@ -34,6 +37,8 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     if (shape := layer.convolution) is not None:
         if depthwise.supports(shape):
             return None
+        if pass_ is not Pass.DGRAD:
+            shape = widened(shape)
         vector = widest_vector(dtype, shape.c // shape.groups, shape.k // shape.groups)
         return conv2d_problem(pass_, shape, batch_size, dtype, vector)
     if layer.products_in_turn or not (found := layer.gemms(pass_, batch_size)):
@@ -100,7 +105,10 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
         return Problem(f"gemm_{pass_.layout}", dtype, m, n, gemm_k, vector=vector)
     operation, tap_channels = f"conv2d_{pass_.value}", c if pass_ is Pass.WGRAD else 0
     copies = can_gather(operation, shape, samples)
-    return Problem(operation, dtype, m, n, gemm_k, groups, phases, vector, copies, tap_channels)
+    image = None
+    if shape.is_plain_3x3 and pass_ is not Pass.WGRAD and dtype == "float32":
+        image = (v.out, h.out) if pass_ is Pass.FPROP else (v.size, h.size)
+    return Problem(operation, dtype, m, n, gemm_k, groups, phases, vector, copies, tap_channels, image)
 
 
 @attrs.frozen
@@ -118,6 +126,8 @@ class Problem:
         tensor_copies: Whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`.
         tap_channels: Of a filter's gradient, the columns of one tap; 0 of other problems. A tensor map's box of
             BOX_CHANNELS holds those of one tap only.
+        image: Rows and columns of an image of the result, where Winograd's algorithm can compute it: of a 3x3
+            convolution of stride 1 in float32; None elsewhere.
     """
 
     operation: str
@@ -130,3 +140,4 @@ class Problem:
     vector: int = 1
     tensor_copies: bool = attrs.field(default=True, repr=False)
     tap_channels: int = attrs.field(default=0, repr=False)
+    image: tuple[int, int] | None = attrs.field(default=None, repr=False)

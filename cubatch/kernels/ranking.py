@@ -20,6 +20,7 @@ from cubatch.hardware import architectures
 from cubatch.hardware.architectures import Architecture
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import variant as variants
+from cubatch.kernels import winograd
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.variant import Kernel, Tile
 
@@ -104,11 +105,13 @@ def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
     demands = _Demands(
         problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem)
     )
-    return _fitting(demands, device)
+    return tuple(found for found in _fitting(demands, device) if winograd.takes(problem, found))
 
 
 def can_run(problem: Problem, found: Kernel) -> bool:
     """Tell whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
+    if found.winograd is not None:
+        return winograd.takes(problem, found)
     stands_in = found.entry == found.operation or _is_convolution(problem)
     return problem.vector % found.vector == 0 and found.family != _family_without(problem) and stands_in
 
@@ -149,7 +152,7 @@ def _fitting(demands: _Demands, device: Device) -> tuple[Kernel, ...]:
     tiled = [found for found in known if found.tile is not None]
     allowed = [
         variant for variant in tiled
-        if demands.vector % variant.vector == 0 and variant.family != demands.family_without
+        if (demands.vector % variant.vector == 0 or variant.winograd) and variant.family != demands.family_without
         and (demands.is_convolution or variant.entry == variant.operation)
     ]  # fmt: skip
     # Narrow copies are for rows that no wide ones take.
@@ -202,6 +205,7 @@ def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
         >>> tiles(problem, variants.find("gemm_nt", "float32", tile="128x64x8", vector=4))
         (2, 2)
     """
+    problem = winograd.product(problem, found)
     tile, columns = _tile(found), problem.n
     if tile.cluster is not None and problem.tap_channels:
         columns = problem.n // problem.tap_channels * -(-problem.tap_channels // BOX_CHANNELS) * BOX_CHANNELS
@@ -210,6 +214,7 @@ def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
 
 def blocks(problem: Problem, found: Kernel) -> int:
     """Count the blocks of a launch whose gemm_k is not split; one that idles beside its cluster's others counts."""
+    problem = winograd.product(problem, found)
     rows, columns = tiles(problem, found)
     cluster = _tile(found).cluster or 1
     return -(-rows // cluster) * cluster * columns * problem.groups * problem.phases
@@ -251,6 +256,8 @@ def most_partial_bytes(problem: Problem, found: Kernel) -> int:
         >>> most_partial_bytes(wgrad, found) == 4 * 64 * 576 * (3136 // 8 // LEAST_SLICE)
         True
     """
+    if found.winograd is not None:
+        return 0
     most = min(-(-problem.k // _tile(found).k) // least_steps(found), _MOST_SLICES)
     return min(4 * most * _outputs(problem), MOST_PARTIAL_BYTES) if most > 1 else 0
 
@@ -290,20 +297,17 @@ def _best_split(problem: Problem, found: Kernel, device: Device) -> tuple[float,
 
 def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
     """Give the cost in clocks, and the number of slices that it is the least for."""
-    tile, outputs, grid, num_sms = _tile(found), _outputs(problem), blocks(problem, found), device.num_sms or 1
-    steps, step_clocks = -(-problem.k // tile.k), _step_clocks(problem, found, device)
+    if found.winograd is not None:
+        return winograd.clocks(problem, found, device, lambda part: _launch_clocks(part, found, device, 1)), 1
+    tile, outputs, num_sms = _tile(found), _outputs(problem), device.num_sms or 1
+    steps = -(-problem.k // tile.k)
 
     first = 0.0  # a launch as that of the slices' sums
     if transposed := transposed_bytes(problem, found):
         first = _REDUCE_CLOCKS + 2 * transposed / (num_sms * _BYTES_PER_CLOCK)
 
-    warps = tile.threads / architectures.every().warp_threads
-
     def cost(count: int) -> float:
-        busiest = max(1, -(-grid * count // num_sms))
-        resident = min(busiest, tile.min_blocks) * warps
-        loop = -(-steps // count) * step_clocks / min(1.0, resident / _ENOUGH_WARPS)
-        clocks = first + busiest * (loop + _BLOCK_CLOCKS)
+        clocks = first + _launch_clocks(problem, found, device, count)
         if count > 1:
             clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * outputs / (num_sms * _BYTES_PER_CLOCK)
         return clocks
@@ -316,6 +320,16 @@ def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]
     )
     candidates = {-(-steps // -(-steps // count)) for count in range(1, most + 1)} if steps else {1}  # no empty slice
     return min((cost(count), count) for count in sorted(candidates))
+
+
+def _launch_clocks(problem: Problem, found: Kernel, device: Device, count: int) -> float:
+    """Give the clocks of one launch of so many slices: those of the busiest SM."""
+    tile = _tile(found)
+    busiest = max(1, -(-blocks(problem, found) * count // (device.num_sms or 1)))
+    resident = min(busiest, tile.min_blocks) * tile.threads / architectures.every().warp_threads
+    steps = -(-problem.k // tile.k)
+    loop = -(-steps // count) * _step_clocks(problem, found, device) / min(1.0, resident / _ENOUGH_WARPS)
+    return busiest * (loop + _BLOCK_CLOCKS)
 
 
 def _step_clocks(problem: Problem, found: Kernel, device: Device) -> float:

@@ -15,7 +15,7 @@ from cubatch.kernels.toolchain import nvrtc
 from cubatch.kernels.variant import arch_number
 
 HEADER = "common/structs.cuh"
-FAMILIES = ("simt", "mma", "hopper")
+FAMILIES = ("simt", "mma", "hopper", "winograd")
 """Whose kernels are handed them."""
 
 PRODUCT = np.dtype(
@@ -34,7 +34,12 @@ CONV = np.dtype(
     + [(name, DIVISOR) for name in ("rows", "columns", "short_rows", "short_columns")],
     align=True,
 )
-STRUCTS: Mapping[str, np.dtype[np.void]] = {"Product": PRODUCT, "Output": OUTPUT, "Divisor": DIVISOR, "Conv": CONV}
+TILES = np.dtype(
+    [("image", np.int64)] + [(name, np.int32) for name in ("first", "count", "rows", "columns")], align=True
+)
+STRUCTS: Mapping[str, np.dtype[np.void]] = {
+    "Product": PRODUCT, "Output": OUTPUT, "Divisor": DIVISOR, "Conv": CONV, "Tiles": TILES,
+}  # fmt: skip
 
 
 def assertions(structs: Mapping[str, np.dtype[np.void]] = STRUCTS) -> str:

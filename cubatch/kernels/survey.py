@@ -154,7 +154,7 @@ def watched(known: Iterable[Kernel]) -> frozenset[tuple[str, str]]:
 
     Example:
         >>> sorted(name for name, arch in watched(variant.kernels()) if arch == "sm_90")[0]
-        'conv2d_fprop_implicit_gemm_f16_hopper_128x256x64_c2'
+        'conv2d_fprop_f2x2_f32_winograd_256x128x8'
     """
     first: dict[tuple[str, str], str] = {}
     for kernel in known:

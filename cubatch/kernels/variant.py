@@ -109,7 +109,7 @@ class Kernel:
 
     Attributes:
         name: Unique; operation, algorithm, dtype and family, then tile and vector where it has them.
-        family: Its folder: "naive", "simt", "mma", "hopper", "depthwise", "misc".
+        family: "naive", "simt", "mma", "hopper", "winograd", "depthwise", "misc": the folder of its own sources.
         source: File under kernels/.
         operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
         entry: Its symbol in the compiled source; another operation's where that one's code computes it too.
@@ -121,6 +121,7 @@ class Kernel:
         tile: For tiled kernels.
         vector: Elements of a global load, which extents and addresses must be multiples of.
         axes: Further choices it is compiled for, by macro.
+        winograd: Rows and columns of results that Winograd's algorithm computes at a time; None of other algorithms.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Kernel:
     tile: Tile | None = None
     vector: int = 1
     axes: tuple[tuple[str, str], ...] = ()
+    winograd: int | None = None
 
     def runs_on(self, arch: int) -> bool:
         """
@@ -146,6 +148,12 @@ class Kernel:
             arch: Compute capability times ten, 90 for sm_90.
         """
         return (self.min_arch or 0) <= arch <= (self.max_arch or arch)
+
+    @property
+    def tile_name(self) -> str:
+        """Its tile's name, behind what Winograd's algorithm computes at a time: "f4x4_128x128x8"; empty without one."""
+        name = self.tile.name if self.tile else ""
+        return name if self.winograd is None else f"f{self.winograd}x{self.winograd}_{name}"
 
     @property
     def where(self) -> str:
@@ -194,7 +202,7 @@ def find(operation: str, dtype: str, **axes: object) -> Kernel:
     Args:
         operation: "batch_norm_apply", ...
         dtype: Storage of the elements.
-        axes: Values of its further macros, or `vector`, `family`, `tile` by name.
+        axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
 
     Raises:
         UnknownName: If no kernel computes the operation.
@@ -215,8 +223,7 @@ def _configs() -> Path:
 
 
 def _facts(kernel: Kernel) -> dict[str, str]:
-    tile = kernel.tile.name if kernel.tile else ""
-    return {"vector": str(kernel.vector), "family": kernel.family, "tile": tile, **dict(kernel.axes)}
+    return {"vector": str(kernel.vector), "family": kernel.family, "tile": kernel.tile_name, **dict(kernel.axes)}
 
 
 def _of(operation: str) -> Sequence[Kernel]:
@@ -278,6 +285,7 @@ def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Ke
                 tile=tile,
                 vector=vector,
                 axes=chosen,
+                winograd=module.get("winograd"),
             )
 
 

@@ -24,7 +24,7 @@ from cubatch.kernels.variant import kernels_path
 
 _PACKAGE = Path(cubatch.__file__).parent
 # The rooms that decide which calls a step makes and how they are timed; one too many only measures again.
-_ROOMS = ("network", "hardware", "kernels", "memory", "engine", "measure")
+_ROOMS = ("network", "hardware", "kernels", "memory", "engine", "measure", "frameworks")
 _ENGINE = tuple(f"{room}/**/*.py" for room in _ROOMS)
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")

@@ -35,7 +35,7 @@ from cubatch.measure.conditions import kernels_sha256
 from cubatch.measure.runner import Clock
 
 CONTENDERS = 4
-"""So many of the ranking are timed."""
+"""So many of the ranking are timed, the best of Winograd's algorithm and of the direct sum among them."""
 
 TIMED_ROUNDS = 5
 SPAN_SECONDS = 2e-4
@@ -56,6 +56,9 @@ CREATE TABLE winners (
 """
 _VERSION = 1
 _log = logging.getLogger(__name__)
+
+Ranked = tuple[float, int, Kernel]
+"""Clocks, slices and variant: an entry of `ranking.ranking`."""
 
 
 class Winners:
@@ -126,7 +129,7 @@ class TimedChoice:
             device: The GPU.
             prepare: Binds a variant to the arrays; what it gives launches it. None: choose without timing.
         """
-        contenders = ranking(problem, device)[:CONTENDERS]
+        contenders = _contenders(ranking(problem, device))
         found = {kernel.name: kernel for _, _, kernel in contenders}
         first = next(iter(found))
         if len(found) == 1:
@@ -283,6 +286,16 @@ def _gpu(device: Device) -> str:
     return f"{device.name} {device.mig or ''}".strip()
 
 
+def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Give those that are timed, in their order: no model is trusted to compare two algorithms."""
+    found = list(ranked[:CONTENDERS])
+    for is_winograd in (False, True):
+        best = next((one for one in ranked if (one[2].winograd is not None) is is_winograd), None)
+        if best is not None and best not in found:
+            found[-1] = best
+    return found
+
+
 def _grown(problem: Problem) -> int:
     """Give the extent that grows with the batch."""
     return problem.k if problem.operation in _SUMS_OVER_THE_BATCH else problem.m
@@ -294,7 +307,7 @@ def _layer(problem: Problem) -> str:
     return json.dumps(attrs.asdict(problem, filter=lambda field, _: field.name != grown), sort_keys=True)
 
 
-def _key(layer: str, problem: Problem, device: Device, contenders: Sequence[tuple[float, int, Kernel]]) -> str:
+def _key(layer: str, problem: Problem, device: Device, contenders: Sequence[Ranked]) -> str:
     """Name what a winner holds for: the shape but for the batch, and what each contender puts on the busiest SM."""
     num_sms = device.num_sms or 1
     busiest = {

@@ -89,6 +89,13 @@ class RemoteRunner:
             self._start()
         self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
 
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the worker's runner, or read an attribute; start a worker if there is none."""
+        self._doing = f"{method}()"
+        if self._process is None:
+            self._start()
+        return self._ask({"do": "call", "method": method, "arguments": arguments}, self._prepare_seconds)
+
     def step(self) -> None:
         """Run one step in the worker, and wait for it."""
         self.time(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.hardware import room
 from cubatch.hardware.facts import Device
@@ -20,12 +21,12 @@ def max_batch_size(
     spec: SpecLike,
     memory: int | str,
     *,
-    mode: str = "training",
-    dtype: str = "float32",
-    optimizer: str = "sgd",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
-    library: str = "auto",
+    library: Library = "auto",
 ) -> int:
     """
     Compute the largest batch whose plan fits into some memory.
@@ -63,7 +64,7 @@ def largest(work: Workload, limit: int) -> int:
     Raises:
         DoesNotFit: If not even one sample fits.
     """
-    program = schedule_of(work.spec, work.mode, work.recompute)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library)
     spans = program.lifetimes
 
     def bound(size: int) -> int:
@@ -95,8 +96,8 @@ def limit_bytes(memory: int | str, device: Device) -> int:
         return room.memory_limit(device, memory).bytes
     try:
         return parse_bytes(memory)
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgument("memory", memory, "a size in bytes or text such as '12GiB'", str(error)) from None
+    except (ValueError, OverflowError):
+        raise InvalidArgument("memory", memory, "a positive size: bytes, '12GiB' or '80%'") from None
 
 
 def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 
 from cubatch.checks import check_batch_size
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.memory.plan import bytes_alive, plan, schedule_of
-from cubatch.network.graph import INPUT, Spec
+from cubatch.memory.plan import bytes_alive, plan
+from cubatch.network.graph import INPUT, Spec, as_network
 from cubatch.network.models import SpecLike
 from cubatch.report.tables import footprint as table
 from cubatch.workload import Workload
@@ -66,12 +67,12 @@ def footprint(
     spec: SpecLike,
     *,
     batch_size: int = 256,
-    mode: str = "training",
-    dtype: str = "float32",
-    optimizer: str = "sgd",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
-    library: str = "auto",
+    library: Library = "auto",
 ) -> Footprint:
     """
     Compute all memory that a step takes, by part and by layer.
@@ -152,7 +153,7 @@ def textbook_elements(spec: Spec, mode: str) -> int:
     Layers that are another view of their input or commonly work in place (flatten, dropout,
     activations) are not counted again.  For `mlp` that is 1410, with gradients 1820.
     """
-    network = schedule_of(spec, mode, recompute=False).network
+    network = as_network(spec)
     outputs = sum(
         math.prod(node.layer.output_shape)
         for node in network.nodes

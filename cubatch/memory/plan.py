@@ -80,9 +80,9 @@ class Plan:
 
 
 @lru_cache(maxsize=64)
-def schedule_of(spec: Spec, mode: str, recompute: bool) -> Schedule:  # noqa: FBT001 - a cache key
+def schedule_of(spec: Spec, mode: str, recompute: bool, library: str) -> Schedule:  # noqa: FBT001 - a cache key
     """Give the schedule of a spec; cached, since plans of many batch sizes share one."""
-    return schedule(spec, mode, recompute=recompute)
+    return schedule(spec, mode, recompute=recompute, library=library)
 
 
 def plan(work: Workload, batch_size: int) -> Plan:
@@ -92,7 +92,7 @@ def plan(work: Workload, batch_size: int) -> Plan:
     Largest buffers are placed first, each at the lowest offset that is free during its lifetime
     (greedy by size: Pisarchyk and Lee, 2020, arXiv:2001.03288).
     """
-    program = schedule_of(work.spec, work.mode, work.recompute)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library)
     members, shard = shards(program, batch_size, work.device)
     sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
     offsets, arena = _place(sizes, program.lifetimes)

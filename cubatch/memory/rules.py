@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from cubatch.checks import check_batch_size
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.fit import largest, limit_bytes
 from cubatch.memory.parts import footprint_of, textbook_elements
@@ -48,12 +49,12 @@ def rules_of_thumb(
     *,
     batch_size: int = 256,
     memory: int | str | None = None,
-    mode: str = "training",
-    dtype: str = "float32",
-    optimizer: str = "sgd",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
-    library: str = "auto",
+    library: Library = "auto",
 ) -> list[Rule]:
     """
     Give the rules that people go by, beside what the plan computes.
@@ -72,7 +73,7 @@ def rules_of_thumb(
         DoesNotFit: If not even one sample fits into `memory`.
 
     Example:
-        >>> rules_of_thumb("mlp", batch_size=256, device="cpu")[0].value
+        >>> rules_of_thumb("mlp", batch_size=256, mode="training", device="cpu")[0].value
         465920
     """
     size = check_batch_size(batch_size)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from cubatch.kernels.padding import stored_input_shape
 from cubatch.memory.dataflow import Dataflow, is_relu
 from cubatch.memory.operations import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
@@ -29,7 +30,7 @@ from cubatch.network.layer import Layer, check_mode
 _TWO = 2  # branches of a sum that a neighbour can do: its own result and another
 
 
-def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) -> Schedule:
+def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col") -> Schedule:
     """
     Write down the operations of one step.
 
@@ -39,15 +40,17 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False) ->
         recompute: Forget the activations of all but a few layers and compute them again in the
             backward pass (Chen et al., 2016, arXiv:1604.06174: segments of equal size, about the
             square root of the layers).
+        library: Our kernels, "cubatch", store the batch as `stored_input_shape` says.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
     """
     network = as_network(spec)
     check_mode(mode)
+    stored = stored_input_shape(network) if library == "cubatch" else network.input_shape
     writer = _Writer(network, mode, single=isinstance(spec, Layer))
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
-    values = writer.inputs()
+    values = writer.inputs(stored)
     for node in network.nodes:
         writer.forward(node, values)
     if mode == "training":
@@ -91,9 +94,9 @@ class _Writer:
         """Make an operation's scratch memory; the plan sizes it."""
         return self.buffer(Buffer(f"{node.name} {kind} workspace", "workspace", node.name, (), 1))
 
-    def inputs(self) -> dict[str, int]:
-        """Make the batch's buffer."""
-        number = self.buffer(Buffer(INPUT, "activations", INPUT, self.network.input_shape))
+    def inputs(self, shape: tuple[int, int, int]) -> dict[str, int]:
+        """Make the batch's buffer, of samples of this shape."""
+        number = self.buffer(Buffer(INPUT, "activations", INPUT, shape))
         self.given.add(number)
         return {INPUT: number}
 
@@ -160,7 +163,10 @@ class _Writer:
         is_open = not op.relu and "residual" not in op.reads  # what an epilogue does comes in one order
         if is_relu(layer) and before.can_clamp:
             op = attrs.evolve(op, relu=True)
-        elif layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None:
+        elif (
+            layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None
+            and before.output_shape[2] == layer.input_shape[2]  # not flattened between the two
+        ):  # fmt: skip
             name, shape = f"{node.name}.scale and shift", (2, layer.input_shape[2])
             fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
             op = attrs.evolve(op, reads=op.reads | {"folded": self.buffer(fixed)})

@@ -201,6 +201,7 @@ TABLE: dict[type[Layer], Row] = {
     layers.GlobalAvgPool: NOTHING,
     layers.BatchNorm2d: Row(_norm, _norm_bytes),
     layers.LayerNorm: NOT_WRITTEN,
+    layers.LayerScale: NOT_WRITTEN,
     layers.ReLU: Row(_flag_or_draw, _no_bytes),
     layers.ReLU6: Row(_curve, _no_bytes),
     layers.HardSwish: Row(_curve, _no_bytes),
@@ -217,5 +218,6 @@ TABLE: dict[type[Layer], Row] = {
     layers.Tokens: NOT_WRITTEN,
     layers.ClassToken: NOT_WRITTEN,
     layers.Attention: NOT_WRITTEN,
+    layers.Opaque: NOT_WRITTEN,
 }
 """What each kind of layer needs; the order is that of `LAYERS`."""

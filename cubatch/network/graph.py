@@ -74,6 +74,9 @@ class Network:
         layers: The layers in order, or mappings in the form of a spec file; `inputs` of a layer names
             layers above it, and without it a layer reads the one before.
         name: What the network is called in tables and results.
+        weights: Parameters and running statistics by layer and name, float32 arrays, as an imported network brings
+            them; those that are missing are drawn.  They decide what the network computes, not what it takes: two
+            networks are equal without them, and a spec file has none.
 
     Raises:
         InvalidSpec: If a layer, a connection or the input shape makes no sense.
@@ -89,6 +92,7 @@ class Network:
     input_shape: Extents = field(converter=check_input_shape)
     layers: tuple[Layer, ...] = field(converter=_layers)
     name: str = field(default="network", validator=_check_name)
+    weights: Mapping[str, Mapping[str, Any]] = field(factory=dict, eq=False, repr=False)
     nodes: tuple[Node, ...] = field(init=False, eq=False, repr=False)
     # Names of the layers whose output depends on something trained.
     _trained: frozenset[str] = field(init=False, eq=False, repr=False)
@@ -104,6 +108,7 @@ class Network:
                 stacklevel=3,
             )
         nodes = _connect(self.input_shape, self.layers)
+        _check_weights(nodes, self.weights)
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "_trained", _trained(nodes))
 
@@ -140,6 +145,19 @@ class Network:
 
 
 Spec = Layer | Network
+
+
+def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse arrays that are no parameter or statistic of a layer, or have another shape."""
+    known = {node.name: {**node.layer.parameter_shapes, **node.layer.state_shapes} for node in nodes}
+    for layer, arrays in weights.items():
+        if layer not in known:
+            raise UnknownName("layer in weights", layer, known)
+        for name, array in arrays.items():
+            if name not in known[layer]:
+                raise UnknownName(f"array in weights of {layer}", name, known[layer])
+            if tuple(array.shape) != known[layer][name]:
+                raise InvalidSpec(f"weights[{layer!r}][{name!r}]", array.shape, f"of shape {known[layer][name]}")
 
 
 def _trained(nodes: Sequence[Node]) -> frozenset[str]:

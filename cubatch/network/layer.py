@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import attrs
 from attrs import field
 
-from cubatch.errors import InvalidSpec
+from cubatch.errors import InvalidArgument, InvalidSpec
 from cubatch.network.extents import Extents, check_extent, check_inputs, check_name, optional_whole, strings
 from cubatch.network.passes import Gemm, Pass
 from cubatch.network.windows import ConvShape
@@ -225,5 +225,5 @@ def _written(name: str, value: object) -> object:
 def check_mode(mode: str) -> str:
     """Return the mode, or raise InvalidArgument if it is neither "inference" nor "training"."""
     if not isinstance(mode, str) or mode not in {"inference", "training"}:
-        raise InvalidSpec("mode", mode, '"inference" or "training"')
+        raise InvalidArgument("mode", mode, '"inference" or "training"')
     return mode

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cubatch.errors import InvalidArgument, InvalidSpec, UnknownName
 from cubatch.network.extents import Extents, check_integer
 from cubatch.network.graph import Network, Spec, check_input_shape
 from cubatch.network.layer import Layer
-from cubatch.network.sketches import SKETCHES, Sketch
+from cubatch.network.sketches.sketch import Sketch
+from cubatch.network.sketches.table import SKETCHES
 from cubatch.network.specfile import from_mapping, load_spec
+
+# Files of parameters: what reads them knows which layers they belong to, and they do not say.
+_WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz"})
+_NO_LAYERS = (
+    "Such a file holds weights, and not the layers: give package.module:build, a function that builds the module, or "
+    "the .onnx file that torch.onnx.export writes; in Python autotune_module(module, input_shape) takes it as it is."
+)
 
 
 def names() -> tuple[str, ...]:
@@ -29,11 +39,11 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     """
     Build a known network as a spec.
 
-    Where a definition pools to a fixed size in front of its classifier (alexnet to 6 x 6, vgg16 to 7 x 7),
+    Where a definition pools to a fixed size in front of its classifier (alexnet to 6 x 6, vgg to 7 x 7),
     other input sizes work if the features divide into that many equal windows; 224 needs no pooling at all.
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, in any case, with or without hyphens: "ResNet50", "resnet-50", "efficientnet_b0".
         input_shape: (h, w, c) of one sample; None is what the network was made for.
         classes: Outputs of the last layer; None is 1000, or 10 for the networks of handwritten digits.
 
@@ -51,8 +61,7 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     """
     if not isinstance(name, str):
         raise InvalidArgument("model", name, "a name: " + ", ".join(SKETCHES))
-    if name not in SKETCHES:
-        raise UnknownName("model", name, SKETCHES)
+    name = _spelled(name)
     make, usual_shape, usual_classes = SKETCHES[name]
     shape = usual_shape if input_shape is None else check_input_shape(input_shape)
     if classes is not None:
@@ -68,35 +77,86 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
         raise InvalidArgument("input_shape", shape, f"a shape that {name} can take", remedy) from None
 
 
+def _spelled(name: str) -> str:
+    """Give a network's own spelling of its name."""
+    known = {_letters(one): one for one in SKETCHES}
+    if _letters(name) not in known:
+        raise UnknownName("model", name, SKETCHES)
+    return known[_letters(name)]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
+
+
 SpecLike = Spec | Mapping[str, Any] | str | Path
 
 
-def resolve(spec: SpecLike, *, input_shape: Extents | None = None, classes: int | None = None) -> Spec:
+def resolve(
+    spec: SpecLike, *, input_shape: Extents | None = None, classes: int | None = None, opaque: bool = False
+) -> Spec:
     """
     Turn whatever stands for a spec into one: the single reading of every `layer_spec` argument.
 
     Args:
-        spec: A layer, a network, a mapping in the form of a spec file, a model's name, or a path to a
-            .toml or .json file.
-        input_shape, classes: As for `build`; only a model's name can take them.
+        spec: A layer, a network, a mapping in the form of a spec file, a model's name, a path to a .toml, .json or
+            .onnx file, or "package.module:name" of what builds a torch.nn.Module or a network.
+        input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open.
+        classes: As for `build`; only a model's name can take them.
+        opaque: As for `load_onnx` and `from_torch`.
 
     Raises:
-        UnknownName: If a text is neither a model's name nor a spec file.
+        UnknownName: If a text is none of these.
         InvalidSpec, InvalidArgument: If the spec makes no sense.
+        UnsupportedOperator: If an imported network has an operator without a layer, and opaque is False.
 
     Example:
         >>> resolve({"type": "linear", "c": 1000, "k": 100}).parameters
         100100
     """
-    if isinstance(spec, str) and Path(spec).suffix.lower() not in {".toml", ".json"}:
-        return build(spec, input_shape=input_shape, classes=classes)
-    for name, value in (("input_shape", input_shape), ("classes", classes)):
-        if value is not None:
-            raise InvalidArgument(name, value, "left out: only a model's name can take it")
+    form = _form(spec)
+    if form == "name":
+        return build(cast("str", spec), input_shape=input_shape, classes=classes)
+    if classes is not None:
+        raise InvalidArgument("classes", classes, "left out: only a model's name can take it")
+    if form == "factory":
+        from cubatch.network.importers import factories
+
+        return factories.called(cast("str", spec), input_shape=input_shape, opaque=opaque)
+    if form == "onnx":
+        from cubatch.network.importers.onnx_file import load_onnx
+
+        shape = None if input_shape is None else (input_shape[2], *input_shape[:2])
+        return load_onnx(cast("str | Path", spec), input_shape=shape, opaque=opaque)
+    if input_shape is not None:
+        raise InvalidArgument("input_shape", input_shape, "left out: a spec says its own")
+    if form == "file":
+        return load_spec(cast("str | Path", spec))
+    return from_mapping(spec) if isinstance(spec, Mapping) else cast("Spec", spec)
+
+
+def _form(spec: object) -> str:
+    """Say what stands for a spec: "name", "file", "onnx", "factory", or "" for what is one already."""
     if isinstance(spec, str | Path):
-        return load_spec(spec)
-    if isinstance(spec, Mapping):
-        return from_mapping(spec)
-    if not isinstance(spec, Layer | Network):
-        raise InvalidArgument("layer_spec", spec, "a layer, a Network, a mapping, a model's name or a spec file")
-    return spec
+        suffix = Path(spec).suffix.lower()
+        if suffix == ".onnx":
+            return "onnx"
+        if suffix in _WEIGHTS:
+            raise InvalidArgument("model", str(spec), "a name, a spec or ONNX file, or package.module:name", _NO_LAYERS)
+        if isinstance(spec, Path) or suffix in {".toml", ".json"} or Path(spec).is_file():
+            return "file"
+        return "factory" if ":" in spec else "name"
+    if not isinstance(spec, Layer | Network | Mapping):
+        forms = "a layer, a Network, a mapping, a model's name, a spec or ONNX file, or package.module:name"
+        raise InvalidArgument("layer_spec", spec, forms, _way_in(spec))
+    return ""
+
+
+def _way_in(thing: object) -> str:
+    """Name the function that takes what is no spec, where there is one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.nn.Module):
+        return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch gives it as a Network."
+    if callable(thing):
+        return "autotune_callable(make_step) tunes steps of any framework."
+    return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,10 @@ def load_spec(path: str | Path) -> Spec:
         ...     load_spec(place).parameters
         100100
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidSpec("spec file", path, "the path of a .toml or .json file")
     path = Path(path)
-    readers = {".toml": tomllib.loads, ".json": json.loads}
+    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
     if path.suffix.lower() not in readers:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
     try:
@@ -76,3 +78,16 @@ def load_spec(path: str | Path) -> Spec:
         raise InvalidSpec("spec file", str(path), f"valid {path.suffix[1:].upper()} ({error})") from None
     # The name is to be printed and kept: bytes of a file's name that are no UTF-8 become U+FFFD.
     return from_mapping(mapping, name=os.fsencode(path.stem).decode(errors="replace"))
+
+
+def _parsed_json(text: str) -> Any:
+    """Parse JSON; a key that stands twice in one object is a ValueError: the first of them would be lost."""
+    return json.loads(text, object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found

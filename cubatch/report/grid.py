@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 WIDTH = 110
+NARROWEST = 24
+_CARDS = 60  # characters of a line; where there are fewer, a table that is wider is written row by row
 _UNKNOWN = "–"  # noqa: RUF001 - a dash for a cell with nothing in it
 _NUMBER = re.compile(r"[-+±]?\s*\d")
 _UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
@@ -209,7 +211,9 @@ class Grid:
             yield from ((line, "title") for line in _wrap(self.title, width))
         if self.title and shape.columns:
             yield "", "title"
-        if shape.columns:
+        if shape.columns and width < _CARDS and shape.narrowest > width:
+            yield from self._cards(shape, width)
+        elif shape.columns:
             yield from self._table(shape, width)
         for text in self.beneath:
             yield from ((line, "head") for line in _wrap(text, width))
@@ -237,6 +241,15 @@ class Grid:
                 )
                 yield (" " * _GAP).join(padded).rstrip(), role
 
+    def _cards(self, shape: Filled, width: int) -> Iterator[tuple[str, str]]:
+        """Write each row as lines of "column: cell", without those that hold nothing."""
+        for index, row in enumerate(shape.rows):
+            role = "marked" if index in self.marked else "row"
+            known = [(name, cell) for name, cell in zip(shape.columns, row, strict=True) if cell not in {"", _UNKNOWN}]
+            for number, (name, cell) in enumerate(known):
+                lines = _wrap(f"{name}: {cell}" if name else cell, width - 2)
+                yield from ((f"{'  ' if number or place else ''}{line}", role) for place, line in enumerate(lines))
+
 
 @attrs.frozen
 class Filled:
@@ -259,6 +272,12 @@ class Filled:
     def widths(self) -> list[int]:
         """The characters of the widest cell of each column."""
         return [max(len(cell) for cell in column) for column in zip(self.columns, *self.rows, strict=True)]
+
+    @property
+    def narrowest(self) -> int:
+        """The characters of a line where the last column is wrapped as far as it goes."""
+        *others, last = self.widths
+        return sum(size + _GAP for size in others) + min(last, _MIN_LAST)
 
 
 def _spare(grid: Grid, width: int) -> int:

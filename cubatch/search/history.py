@@ -149,9 +149,11 @@ def seen_of(records: Mapping[int, Record], noise: Noise) -> list[Seen]:
     Say what was read of each size, for `belief`.
 
     A size that was visited once and took clearly longer than a larger one was read at a bad time, as under
-    another process's load: it counts as not read until it is visited again.
+    another process's load: it counts as not read until it is visited again.  Where all were, they are what is known.
     """
     found, suspects = [], suspect(records)
+    if suspects >= {n for n, record in records.items() if record.timings}:
+        suspects = set()
     for n, record in sorted(records.items()):
         costs = record.step_costs()
         if costs and n not in suspects:

@@ -97,7 +97,7 @@ def _above_failed(view: View, n: int) -> str | None:
     failed = [size for size in view.walls if max(view.read) < size < n]
     if not failed:
         return None
-    how = "failed" if min(failed) in view.of.broken else "ran out of memory"
+    how = "failed" if min(failed) in view.of.broken else "does not fit"
     return f"batch size {min(failed)}, which is smaller, {how}"
 
 

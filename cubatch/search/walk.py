@@ -22,7 +22,15 @@ from contextlib import AbstractContextManager
 import attrs
 from threadpoolctl import ThreadpoolController
 
-from cubatch.errors import CubatchError, EnergyNotAvailable, OutOfMemory, TimedOut, WorkerDied, is_out_of_memory
+from cubatch.errors import (
+    CubatchError,
+    EnergyNotAvailable,
+    OutOfMemory,
+    OverLimit,
+    TimedOut,
+    WorkerDied,
+    is_out_of_memory,
+)  # fmt: skip
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, visit_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
@@ -39,6 +47,7 @@ __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 _log = logging.getLogger(__name__)
 
 _FAILED = ("out_of_memory", "error", "timeout")
+_REFUSED = OverLimit.__name__  # by a runner, which knew of it only once smaller sizes had run: the ladder knew less
 
 
 def measure(
@@ -242,7 +251,7 @@ class _Run:
                 model=self.model,
                 records={n: record for n, record in self.records.items() if n not in refused},
                 closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
-                failed={n for n, outcome in self.outcomes.items() if outcome.status in _FAILED},
+                failed={n for n, o in self.outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
                 broken={n: o.status for n, o in self.outcomes.items() if o.status in ("error", "timeout")},
                 visit_seconds=seconds,
                 left=left,
@@ -323,6 +332,10 @@ class _Run:
         once more.  A size with readings that fails again is judged by them.
         """
         stopwatch.forget()
+        facts: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
+        if isinstance(error, OverLimit):
+            self.end(n, "over_limit", str(error), limit="memory", **facts, **_bytes(error))
+            return
         has_run = bool(self.records[n].timings)
         try:
             stopwatch.runner.release()
@@ -333,7 +346,6 @@ class _Run:
             _log.warning("batch size %d failed and is tried once more: %s", n, error)
             self.visit(n)
             return
-        facts: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
         reason = str(error) if isinstance(error, CubatchError) else f"{type(error).__name__}: {error}"
         if has_run:
             text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {reason}"
@@ -345,7 +357,7 @@ class _Run:
         if is_out_of_memory(error):
             status = "out_of_memory"
             if isinstance(error, OutOfMemory):
-                facts |= {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
+                facts |= _bytes(error)
         self.end(n, status, reason, **facts)
 
     def end(self, n: int, status: str, reason: str, **facts: object) -> None:
@@ -359,3 +371,7 @@ class _Run:
     def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         with self.one_thread():
             self.teller.tell(kind, n, message, self.sweep * PER_VISIT if number is None else number, self.view)
+
+
+def _bytes(error: OutOfMemory) -> dict[str, object]:
+    return {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}

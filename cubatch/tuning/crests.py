@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +9,7 @@ import attrs
 
 from cubatch.estimate import roofline
 from cubatch.estimate.blocks import Blocks, largest_batch, num_blocks, products, tiles
-from cubatch.estimate.on_sms import first_tile
+from cubatch.estimate.on_sms import first_grid
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.network import graph
 from cubatch.network.extents import MAX_EXTENT
@@ -65,8 +64,8 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
         seconds = roofline.layer_seconds(node.layer, pass_, batch_size, work.device, work.dtype)
         return seconds or 0.0, sum(gemm.flops for gemm in node.layer.gemms(pass_, 1))
 
-    def tile_of(layer: Layer, pass_: Pass) -> tuple[int, int]:
-        return first_tile(layer, pass_, batch_size, device=work.device, dtype=work.dtype, library=work.library)
+    def grid_of(layer: Layer, pass_: Pass) -> tuple[tuple[int, int], int | None, Blocks]:
+        return first_grid(layer, pass_, batch_size, device=work.device, dtype=work.dtype, library=work.library)
 
     growing = [
         (node, pass_)
@@ -75,13 +74,14 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
     ]
     distinct: dict[object, tuple[Node, Pass]] = {}
     for node, pass_ in sorted(growing, key=cost, reverse=True):
-        tile = tile_of(node.layer, pass_)
-        grid = tile, tuple((gemm.m, tiles(gemm.n, tile[1]), gemm.count) for gemm in products(node.layer, pass_, 1))
+        tile, outputs, _ = grid_of(node.layer, pass_)
+        extents_of = tuple((gemm.m, tiles(gemm.n, tile[1]), gemm.count) for gemm in products(node.layer, pass_, 1))
+        grid = tile, outputs, extents_of
         distinct.setdefault(grid, (node, pass_))
     return [
         (
             node.name if pass_ is Pass.FPROP else f"{node.name} {pass_.value}",
-            functools.partial(num_blocks, node.layer, pass_, tile=tile_of(node.layer, pass_)),
+            grid_of(node.layer, pass_)[2],
         )
         for node, pass_ in itertools.islice(distinct.values(), TOP)
     ]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from cubatch.choices import Dtype, Library, Mode
 from cubatch.estimate import roofline
 from cubatch.estimate.on_sms import on_sms
 from cubatch.hardware import arithmetic, probe
@@ -26,9 +27,9 @@ def explain(
     found: Sequence[Candidate] | None = None,
     *,
     device: Device | str | None = None,
-    mode: str = "inference",
-    dtype: str = "float32",
-    library: str = "auto",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    library: Library = "auto",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """
@@ -57,7 +58,7 @@ def explain(
         [(80, 79, 1), (80, 82, 2)]
     """
     gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
-    library = arithmetic.resolve_library(library, gpu, dtype)
+    chosen = arithmetic.resolve_library(library, gpu, dtype)
     if gpu.num_sms is None:
         return []
     if found is None:
@@ -76,7 +77,7 @@ def explain(
             "layer": node.name,
             "layers": len(same),
             "pass": pass_.value,
-            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=library, budget=budget),
+            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=chosen, budget=budget),
             "predicted_seconds": None if seconds is None else seconds * len(same),
             "padding": _padding(node.layer, multiple),
         })  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
@@ -48,17 +49,17 @@ def predict(
     spec: SpecLike,
     *,
     device: Device | str | None,
-    mode: str = "inference",
-    dtype: str = "float32",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
     batch_sizes: Iterable[int] | None = None,
-    library: str = "vendor",
+    library: Modelled = "vendor",
     anchors: Iterable[TuningResult | str | Path] | None = None,
-    objective: str = "throughput",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
-    optimizer: str = "sgd",
+    optimizer: Optimizer = "sgd",
     recompute: bool = False,
 ) -> Forecast:
     """

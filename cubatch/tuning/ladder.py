@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from cubatch import checks
+from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.estimate.expected import step_seconds
 from cubatch.hardware.arithmetic import tensor_core_multiple
 from cubatch.hardware.facts import Device
@@ -35,13 +36,13 @@ def candidates(
     spec: SpecLike,
     *,
     device: Device | str | None = None,
-    mode: str = "inference",
-    dtype: str = "float32",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     batch_sizes: Iterable[int] | None = None,
-    optimizer: str = "sgd",
-    library: str = "auto",
+    optimizer: Optimizer = "sgd",
+    library: Library = "auto",
     recompute: bool = False,
 ) -> list[Candidate]:
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import attrs
 
@@ -50,6 +50,12 @@ class Limits:
         top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
         asked = None if batch_sizes is None else _ascending(batch_sizes, top)
         return cls(batch_sizes=asked, max_batch_size=top, budget=budget, seed=seed)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What shapes the ladder and the walk, as the store has it."""
+        asked = None if self.batch_sizes is None else list(self.batch_sizes)
+        return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed}
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:

@@ -11,13 +11,16 @@ import attrs
 from attrs import field, validators
 
 from cubatch import checks
-from cubatch.errors import InvalidData
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES
 
 SCHEMA = 1
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
 
+
+_RAN = ("ok", "dropped")  # and keep every limit
+_APART = 1.25  # times, that sizes to choose among differ
 
 _ADDED = {"added": True}  # a key that older files of the same schema do not have
 
@@ -178,6 +181,37 @@ class TuningResult:
             data = data | {"measurements": measurements}
         return _read(cls, data, source, "")
 
+    def choices(self, within: float = 0.05) -> dict[int, float]:
+        """
+        List sizes worth trying as a hyperparameter, ascending, with the share of the throughput that each costs.
+
+        The answer comes first, then the fastest of those that were measured; who is nearer to one of them than a
+        factor of 1.25 is left out, since a training can hardly tell them apart.
+
+        Args:
+            within: Largest share of the best throughput that a size may cost.
+
+        Raises:
+            InvalidArgument: If it is no share from 0 to below 1.
+
+        Example:
+            >>> from cubatch.tuning.tune import autotune
+            >>> sizes = autotune("mlp", device="cpu", batch_sizes=[8, 64], budget=5.0, store=False).choices(within=0.9)
+            >>> set(sizes) <= {8, 64}, min(sizes.values())     # trial.suggest_categorical("batch_size", list(sizes))
+            (True, 0.0)
+        """
+        if isinstance(within, bool) or not isinstance(within, int | float) or not 0 <= within < 1:
+            raise InvalidArgument("within", within, "a share from 0 to below 1")
+        rates = {m.batch_size: m.samples_per_second for m in self.measurements if m.status in _RAN}
+        best = max((rate for rate in rates.values() if rate), default=0.0)
+        costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
+        able = {n: cost for n, cost in costs.items() if cost <= within}
+        kept: list[int] = []
+        for n in sorted(able, key=lambda n: (n != self.batch_size, able[n])):
+            if all(max(n, other) >= _APART * min(n, other) for other in kept):
+                kept.append(n)
+        return {n: able[n] for n in sorted(kept)}
+
     def __str__(self) -> str:
         """Give the table, so that print shows what a person wants to know."""
         return self.table()
@@ -187,27 +221,6 @@ class TuningResult:
         from cubatch.report.tables import result
 
         return result.table(self.to_mapping())
-
-    def choices(self, within: float = 0.05) -> dict[int, float]:
-        """
-        Give the sizes worth trying where the batch size is a hyperparameter, with what each costs in throughput.
-
-        Args:
-            within: The share of the best throughput that a size may cost.
-
-        Returns:
-            dict[int, float]: Ascending, at most one size an octave; of each the share of the best throughput that it
-            gives up, 0.0 for the fastest.  Only sizes that ran and keep every limit are in it.
-
-        Raises:
-            InvalidArgument: If `within` is no share below 1.
-
-        Example:
-            >>> batch_size = trial.suggest_categorical("batch_size", list(result.choices()))  # doctest: +SKIP
-        """
-        from cubatch.tuning import choices
-
-        return choices.choices(self.measurements, self.batch_size, within)
 
     def plot(self, path: str | Path) -> None:
         """

@@ -289,7 +289,9 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
     with _opened(path) as database:
         known = [row["id"] for row in database.execute("SELECT id FROM runs")] if database else []
         if database is None or run_id not in known:
-            raise StoreError(str(path), f"it holds no run {run_id}", f"It holds: {known or 'none'}.")
+            raise StoreError(
+                str(path), f"it holds no run {run_id}", f"It holds: {', '.join(map(str, sorted(known))) or 'none'}."
+            )
         return store_tables.read_run(database, run_id), store_tables.read_measured(database, run_id)
 
 

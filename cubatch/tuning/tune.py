@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from cubatch import checks, sqlite_file
+from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import arithmetic, load, probe
@@ -48,16 +49,16 @@ def autotune(
     layer_spec: SpecLike,
     *,
     device: Device | str | None = None,
-    mode: str = "inference",
-    dtype: str = "float32",
-    objective: str = "throughput",
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
-    optimizer: str = "sgd",
-    library: str = "auto",
+    optimizer: Optimizer = "sgd",
+    library: Library = "auto",
     recompute: bool = False,
     budget: float = 60.0,
     isolate: bool | str = "auto",
@@ -162,7 +163,7 @@ def autotune_callable(
     max_batch_size: int,
     device: Device | str | None = None,
     memory_limit: int | str | None = None,
-    objective: str = "throughput",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     latency_limit: float | None = None,
     batch_sizes: Iterable[int] | None = None,
@@ -289,18 +290,16 @@ def _open(
         "device": work.device.uuid or work.device.name,
         "mig": work.device.mig,
         **attrs.asdict(goal),
-        "batch_sizes": None if limits.batch_sizes is None else list(limits.batch_sizes),
-        "max_batch_size": limits.max_batch_size,
+        **limits.identity,
         "memory_limit": memory_limit,
-        "seed": limits.seed,
     }
     return store.open_run(
-        _path(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
+        store_path(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
         refresh=place == "refresh",
     )  # fmt: skip
 
 
-def _path(place: bool | str | Path) -> Path | None:  # noqa: FBT001
+def store_path(place: bool | str | Path) -> Path | None:  # noqa: FBT001
     """Say which file `store=` means; None for none."""
     if place is False:
         return None
@@ -314,7 +313,7 @@ def _winners(place: bool | str | Path, run: store.Run, work: Workload) -> Path |
     They are forgotten here, once: a worker that dies leaves its own to the next one.  Who measures unkept takes them
     from nobody.
     """
-    path = _path(place)
+    path = store_path(place)
     if path is None or work.library != "cubatch":
         return None
     winners = kernel_choice.path_beside(path)
@@ -357,13 +356,18 @@ def _check_choices(work: Workload, goal: Goal, *, isolate: object, store: object
     """Refuse what this device, this engine or this function cannot do."""
     if not (isinstance(isolate, bool) or isolate == "auto"):
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
-    if not isinstance(store, bool | str | Path):
-        raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
+    check_store(store)
     check_progress(progress)
     if goal.objective == "energy" and work.device.kind == "cpu":
         raise EnergyNotAvailable(str(work.device))
     for node in as_network(work.spec).nodes:
         layers.check(node.layer, node.name)
+
+
+def check_store(store: object) -> None:
+    """Refuse what names no store."""
+    if not isinstance(store, bool | str | Path):
+        raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
 
 
 def check_progress(progress: object) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
-from cubatch.frameworks.torch_memory import Peaks
+from cubatch.choices import Mode, Objective
+from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
@@ -18,19 +19,24 @@ from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.search import walk
-from cubatch.tuning import store, tune
+from cubatch.tuning import store as kept
 from cubatch.tuning import story as stories
+from cubatch.tuning import tune
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
 from cubatch.tuning.limits import Limits
+from cubatch.tuning.named_module import NamedModule
 from cubatch.tuning.results import TuningResult
+
+_LOOK_SHARE = 0.05
+"""Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
 
 
 def autotune_module(
     module: Any,
     example_inputs: Any,
     *,
-    mode: str = "inference",
-    loss: Callable[[Any], Any] | None = None,
+    mode: Mode = "inference",
+    loss: Callable[[Any], Any] | str | None = None,
     optimizer: str | Callable[[Iterable[Any]], Any] = "sgd",
     autocast: str | None = None,
     channels_last: bool = False,
@@ -40,41 +46,52 @@ def autotune_module(
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
-    objective: str = "throughput",
+    objective: Objective = "throughput",
     tolerance: float = 0.01,
     budget: float = 60.0,
+    store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
     seed: int = 0,
     progress: Callable[[walk.Event], None] | None = None,
 ) -> TuningResult:
     """
     Find the batch size at which a PyTorch module really runs fastest, and say why.
 
-    What its steps take of memory is worked out beforehand, by walking through a step on tensors without data, so that
-    no size above the limit is tried.  The rest is as for `autotune`: a few sizes are timed on random inputs, then
-    whichever promises most, until the answer is known.  The module is left as it was, to the bit: parameters, buffers,
-    gradients, train flags, and PyTorch's random generators; also after an error or Ctrl-C.
+    What its steps take of memory is worked out beforehand, by walking through a step on tensors without data, and
+    corrected by what the smaller sizes really took, so that no size above the limit is tried.  The rest is as for
+    `autotune`: a few sizes are timed on random inputs, then whichever promises most, until the answer is known.
+
+    A module is left as it was, to the bit: parameters, buffers, gradients, train flags, and PyTorch's random
+    generators; also after an error or Ctrl-C.  One that is named, "package.module:build", is made and run in a process
+    of its own, which may die, and its timings are kept: a rerun answers from the store, an interrupted one goes on, and
+    what was kept is refused once the source has changed that makes it, or the version of a package that it imports.
 
     Args:
-        module: A torch.nn.Module, on the device that it is to run on.
+        module: A torch.nn.Module, on the device that it is to run on; or "package.module:build", the name of a function
+            without arguments that gives one.
         example_inputs: What it is called with: a tensor, a tuple (positional arguments) or a dict (keyword arguments)
             whose tensors have the batch as axis 0; or the shape of one sample, such as (3, 224, 224).  Batches are
             random, of the example's dtypes and ranges.
         mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step.
         loss: In training, from the module's output to a scalar.  None: the output's own `loss`, as of the models of
-            Hugging Face that are given labels, else the mean of the squares of its first tensor.
+            Hugging Face that are given labels, else the mean of the squares of its first tensor.  It may be named too,
+            "package.module:function", and for a named module must be.
         optimizer: In training: "sgd", "momentum", "adam", or a function from parameters to an optimiser, whose class
-            and states count.
+            and states count, or its name.
         autocast: "float16" or "bfloat16": automatic mixed precision, the former with a scaled loss.
         channels_last: Lay the module's filters, and four-dimensional inputs, out as NHWC.
         compile: Run it through torch.compile, once for all sizes; compiling is not timed.
-        device: Refuse to run elsewhere than on this; None is where the module's parameters are.
+        device: Refuse to run elsewhere than on this; None is where the module's parameters are.  A named module is
+            moved there; None is the first GPU, else the CPU.
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
-        memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
-        latency_limit, objective, tolerance, budget, seed, progress: As for `autotune`.
+        memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free. On the CPU it bounds what the
+            resident set of the process grows by, on a GPU what PyTorch's allocator holds, the module included.
+        latency_limit, objective, tolerance, seed, progress: As for `autotune`.
+        budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more.
+        store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.
 
     Returns:
-        TuningResult: As from `autotune`; `largest_batch_size` and `predicted_peak_bytes` are of the walk without data.
+        TuningResult: As from `autotune`; `predicted_peak_bytes` is what was said of a size just before it ran.
 
     Raises:
         InvalidArgument: If an argument makes no sense, or the memory cannot be worked out and max_batch_size is None.
@@ -87,27 +104,27 @@ def autotune_module(
         >>> model = torchvision.models.resnet50().cuda()                              # doctest: +SKIP
         >>> result = autotune_module(model, (3, 224, 224), mode="training", autocast="bfloat16")  # doctest: +SKIP
     """
-    subject = TorchModule(
-        module, example_inputs, mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
-        channels_last=channels_last, compiled=compile,
-    )  # fmt: skip
-    found = _present(subject, device)
     goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
     limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
     tune.check_progress(progress)
+    tune.check_store(store)
+    kind: dict[str, Any] = {
+        "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,
+        "compiled": compile,
+    }  # fmt: skip
+    if isinstance(module, str):
+        named = NamedModule.of(module, example_inputs, kind, device)
+        room = hardware_room.memory_limit(named.device, memory_limit)
+        with named.open(store, goal, limits, memory_limit) as run:
+            return _tuned(named.name, named.device, mode, optimizer, named.runner, run, goal, limits, room, progress)
+    if not isinstance(store, bool):
+        remedy = "To keep its timings, name what makes it: 'package.module:build'."
+        raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
+    subject = TorchModule(module, example_inputs, **kind)
+    found = _present(subject, device)
     room = hardware_room.memory_limit(found, memory_limit)
-    with subject, store.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        peaks, why_not = _peaks(subject, room)
-        run.notes += [*room.told(), *([] if peaks else [f"Memory was not bounded beforehand: {why_not}."])]
-        ladder = _ladder(peaks, limits, room, subject, found, mode, why_not)
-        story = stories.of_module(subject.name, subject.dtype, mode, optimizer, found, goal, limits, room, ladder)
-        measure = functools.partial(
-            walk.measure,
-            functools.partial(subject.runner, room.bytes, seed),
-            extend=None if limits.batch_sizes else functools.partial(_added, ladder, peaks),
-        )
-        measured = tune.measured_by(measure, story, run, progress, found)
-        return story.answer(measured, notes=run.notes)
+    with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
+        return _tuned(subject.name, found, mode, optimizer, subject.runner, run, goal, limits, room, progress)
 
 
 def _present(subject: TorchModule, wanted: Device | str | None) -> Device:
@@ -119,35 +136,85 @@ def _present(subject: TorchModule, wanted: Device | str | None) -> Device:
     return found
 
 
-def _peaks(subject: TorchModule, room: MemoryLimit) -> tuple[Peaks | None, str]:
-    """Work out what steps take; or say why that cannot be."""
+def _tuned(
+    name: str, device: Device, mode: str, optimizer: object, make: Callable[[int, int], Any], run: kept.Run, goal: Goal,
+    limits: Limits, room: MemoryLimit, progress: Callable[[walk.Event], None] | None,
+) -> TuningResult:  # fmt: skip
+    """
+    Walk from the ladder to the answer.
+
+    Args:
+        name: What the module is called.
+        device, mode, optimizer, goal, limits, room, progress: What was asked.
+        make: Gives a runner for a limit of bytes and a seed; it is called when there is something to run.
+        run: What is kept of it.
+    """
+    made = functools.cache(functools.partial(make, room.bytes, limits.seed))
+    run.notes += room.told()
+    known = _kept_ladder(run, room)
     try:
-        return subject.peaks(room.bytes), ""
-    except CubatchError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
-        return None, f"on tensors without data the module raised {type(error).__name__}: {error}".splitlines()[0]
+        if known is not None:
+            ladder, facts = known
+        else:
+            facts = {"memory_bytes": room.bytes, "note": room.note, **_looked(made(), limits)}
+            if facts["why_not"]:
+                run.notes.append(f"Memory was not bounded beforehand: {facts['why_not']}.")
+            ladder = _ladder(facts, limits, room, made(), name, device, mode)
+            run.save_ladder(ladder.candidates, {**facts, "largest_batch_size": ladder.largest})
+        story = stories.of_module(name, facts["dtype"], mode, optimizer, device, goal, limits, room, ladder)
+
+        def extended(batch_size: int) -> Candidate:
+            step = between(batch_size, ladder.candidates)
+            return attrs.evolve(step, predicted_peak_bytes=made().predicted(batch_size))
+
+        measure = functools.partial(walk.measure, made, extend=None if limits.batch_sizes else extended)
+        measured = tune.measured_by(measure, story, run, progress, device)
+    finally:
+        if made.cache_info().currsize:
+            made().close()
+    if made.cache_info().currsize:  # what was said of a size just before it ran was said knowing more
+        said = {row["batch_size"]: row["said"] for row in made().ran}
+        ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
+        story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
+        run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
+    return story.answer(measured, notes=run.notes)
+
+
+def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:
+    return tuple(
+        attrs.evolve(step, predicted_peak_bytes=said.get(step.batch_size, step.predicted_peak_bytes)) for step in steps
+    )
+
+
+def _looked(runner: Any, limits: Limits) -> dict[str, Any]:
+    """Have the runner find out what its steps take; sizes that were asked for are taken as they come."""
+    top = 0 if limits.batch_sizes else limits.max_batch_size
+    facts: dict[str, Any] = runner.look(seconds=_LOOK_SHARE * limits.budget, top=top)
+    return facts
 
 
 def _ladder(
-    peaks: Peaks | None,
-    limits: Limits,
-    room: MemoryLimit,
-    subject: TorchModule,
-    device: Device,
-    mode: str,
-    why_not: str,
+    facts: Mapping[str, Any], limits: Limits, room: MemoryLimit, runner: Any, name: str, device: Device, mode: str
 ) -> Ladder:
-    if peaks is None:
+    """Propose sizes for what is known of its memory."""
+    largest: int | None = facts["largest"]
+    if largest is None:
         if limits.max_batch_size is None and limits.batch_sizes is None:
-            raise InvalidArgument("max_batch_size", None, "given here", f"Memory cannot be bounded: {why_not}.")
+            raise InvalidArgument(
+                "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."
+            )
         return Ladder(tuple(plain(limits)), None, room.bytes)
-    largest = peaks.largest(room.bytes)
     if not largest:
-        raise DoesNotFit(subject.name, str(device), peaks.at(1), room.bytes, mode)
-    return of_memory(limits, room, largest, peaks.at)
+        raise DoesNotFit(name, str(device), facts["first"], room.bytes, mode)
+    return of_memory(limits, room, largest, runner.predicted)
 
 
-def _added(ladder: Ladder, peaks: Peaks | None, batch_size: int) -> Candidate:
-    step = between(batch_size, ladder.candidates)
-    return step if peaks is None else attrs.evolve(step, predicted_peak_bytes=peaks.at(batch_size))
+def _kept_ladder(run: kept.Run, room: MemoryLimit) -> tuple[Ladder, Mapping[str, Any]] | None:
+    """Give the ladder that an interrupted run left, for the memory that is there now."""
+    if run.ladder is None or run.limit is None:
+        return None
+    ladder = Ladder(run.ladder, run.limit["largest_batch_size"], run.limit["memory_bytes"])
+    if ladder.largest is None:
+        return ladder, run.limit
+    fits = [step.batch_size for step in run.ladder if (step.predicted_peak_bytes or 0) <= room.bytes]
+    return ladder.within(room, max(fits, default=0)), run.limit

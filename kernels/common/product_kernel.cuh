@@ -32,7 +32,8 @@
 //
 // and is compiled with one -DOPERATION_... of the table.
 //
-//   grid      x: tiles (common/tile_order.cuh), the phase slowest; z: groups x slices of gemm_k
+//   grid      x: tiles (common/tile_order.cuh), the phase slowest; z: groups x slices of gemm_k.
+//             With -DSIDE_BY_SIDE groups of GEMM_NN and GEMM_NT are products, the matrices of each behind the last's
 //   needs     contiguous extents of A and B are multiples of VECTOR, their addresses of VECTOR elements.
 //             gemm_n and one image below 2^31 elements; gemm_m and offsets of the batch are 64-bit
 //   slices    of a split gemm_k leave their sums in `partials`; split_k_reduce adds them up and finishes them
@@ -131,13 +132,20 @@ ENTRY(const CB_ELEMENT* a_elements, const CB_ELEMENT* b_elements, CB_ELEMENT* ou
   const TilePlace tile = tile_place(cb_block_x(), product.tiles_m, product.tiles_n, product.band);
   const i64 m = product.m, k = product.k;
 #endif
+#ifdef SIDE_BY_SIDE
+  a_elements += group * m * k;
+  b_elements += group * k * product.n;
+  [[maybe_unused]] const i64 rows_before = group * m;
+#else
+  [[maybe_unused]] constexpr i64 rows_before = 0;
+#endif
   const i64 first = (i64)tile.m * TILE_M;
   const int left = tile.n * TILE_N, n = product.n;
   if (first >= m) return;  // a phase with fewer pixels than the largest
 
   // Where the tile goes, worked out now and kept in shared memory: nothing of it stays in registers.
   CB_SHARED(OutputTile, output, 1);
-#if defined(OPERATION_CONV2D_WGRAD)
+#if defined(OPERATION_CONV2D_WGRAD) || defined(SIDE_BY_SIDE)
   const int first_column = left;
 #else
   const int first_column = group * n + left;
@@ -157,7 +165,7 @@ ENTRY(const CB_ELEMENT* a_elements, const CB_ELEMENT* b_elements, CB_ELEMENT* ou
     const i64 base = group * m + first;
     const int further = cb_thread();
 #else
-    const i64 base = first;
+    const i64 base = rows_before + first;
     const int further = cb_thread();
 #endif
     output->set_row(cb_thread(), base, further, first + cb_thread() < m);

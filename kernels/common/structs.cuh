@@ -44,3 +44,12 @@ struct Conv {
   Divisor rows, columns;              // of what gemm_m counts: p and q; of a gradient phase the ceil(h / stride_h) ...
   Divisor short_rows, short_columns;  // ... and for phases beyond the remainder the floor, or 1 where that is 0
 };
+
+// Tiles of results that a launch of kernels/winograd has: a run of those of the batch, numbered image by image and row
+// by row.
+struct Tiles {
+  i64 image;          // that the first tile lies in
+  int first;          // its number there
+  int count;          // of this launch
+  int rows, columns;  // of an image
+};

@@ -4,13 +4,14 @@
 //
 //   encode, decode   float32 to elements and back, one after the other
 //   pack             a few channels of each pixel, from any strides, side by side and padded with zeros (3 -> 4)
+//   copy_channels    rows of elements into wider ones, ended with zeros, or into narrower ones, cut (filters: 3 and 4)
 //   nchw_to_nhwc     (n, c, pixels) float32 to (n, pixels, padded) elements, zeros from channel c on
 //   nhwc_to_nchw     (n, pixels, padded) elements to (n, c, pixels) float32
 //
 // The two transpositions go through a tile of 32 channels x 32 pixels in shared memory, one float wider than
 // that, so that both sides are read and written along their contiguous axis without bank conflicts.
 //
-//   grid    encode, decode: ceil(count / ELEMENTS);  pack: ceil(n * pixels / 256)
+//   grid    encode, decode: ceil(count / ELEMENTS);  pack: ceil(n * pixels / 256);  copy_channels: ceil(rows / 256)
 //           transpositions: (n * ceil(pixels / 32), ceil(padded / 32))
 #include "common/elements.cuh"
 
@@ -101,6 +102,15 @@ pack(const float* x, CB_ELEMENT* y, i64 num_pixels, int pixels, int channels, in
         if (first + v < padded) target[first + v] = values.v[v];
       }
     }
+  }
+}
+
+CB_KERNEL(THREADS, 4)
+copy_channels(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int channels, int wanted) {
+  const i64 row = (i64)cb_block_x() * THREADS + cb_thread();
+  if (row >= num_rows) return;
+  for (int c = 0; c < wanted; ++c) {
+    y[row * wanted + c] = c < channels ? x[row * channels + c] : from_float<CB_ELEMENT>(0.0f);
   }
 }
 

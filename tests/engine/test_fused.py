@@ -49,6 +49,7 @@ ORDERS = {
     "relu relu": [ReLU(), ReLU()],
     "norm relu sum relu": [BatchNorm2d(), ReLU(name="r"), Add(inputs=["r", "stem"]), ReLU()],
     "norm sum relu norm": [BatchNorm2d(name="n"), Add(inputs=["n", "stem"]), ReLU(), BatchNorm2d()],
+    "flat norm": [Flatten(), BatchNorm2d()],
     "itself": [BatchNorm2d(name="n"), Add(inputs=["n", "n"]), ReLU()],
     "three": [BatchNorm2d(name="n"), Add(inputs=["n", "stem", "stem"]), ReLU()],
 }
@@ -103,7 +104,7 @@ NETWORKS = [
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_training_is_that_of_each_layer_by_itself(network, recompute):
     """Whatever an operation does of its neighbours: three steps in float64, and the output with what was learnt."""
     check_training(network, 4, recompute=recompute)

@@ -54,6 +54,18 @@ def test_encode_rounds_and_pads_and_decode_gives_back(launcher, rows, c, extra, 
     np.testing.assert_array_equal(launcher.get(back), decoded(want))
 
 
+@given(rows=st.integers(1, 300), c=st.integers(1, 9), wanted=st.integers(1, 9), dtype=st.sampled_from(DTYPES),
+       shift=st.sampled_from([0, 1]))  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_channels_are_copied_into_wider_or_narrower_rows(launcher, rows, c, wanted, dtype, shift):
+    """A filter of 3 channels beside one of 4, and its gradient back: zeros are added, what is too much is left out."""
+    x = encoded(_draw((rows, c)), dtype)
+    out = room(launcher, (rows, wanted), x.dtype, shift)
+    layout.copy_channels(launcher.context(), place(launcher, x, shift), out=out)
+    want = np.pad(x, ((0, 0), (0, max(0, wanted - c))))[:, :wanted]
+    np.testing.assert_array_equal(launcher.get(out), want)
+
+
 @pytest.mark.parametrize("convert", [layout.to_nhwc, layout.encode])
 def test_channels_are_never_dropped_on_the_way_in(launcher, convert):
     """A target that is too narrow is a mistake, not a crop."""

@@ -109,8 +109,11 @@ def step(expected, tested, op, works, launcher):
 
 
 def put(launcher, target, source):
-    """Copy the NumPy engine's elements to the other engine's, bit by bit: bfloat16 is uint16 there."""
-    target[...] = launcher.put(source.view(target.dtype))
+    """Copy the NumPy engine's elements bit by bit to the other's, where bfloat16 is uint16 and 3 channels are 4."""
+    source = source.view(target.dtype)
+    if source.shape != target.shape:
+        source = np.concatenate([source, np.zeros((*source.shape[:-1], 1), source.dtype)], axis=-1)
+    target[...] = launcher.put(source)
 
 
 def drop(layer, inputs, got):
@@ -161,7 +164,7 @@ MOBILENET = ("mobilenet-v3-large", (SIDE, SIDE, 3))
     ("name", "shape", "dtype"),
     [
         *((*network, "float32") for network in (MNIST, RESNET, MOBILENET)),
-        (*RESNET, "float16"),
+        pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
         (*MNIST, "tf32"),
         (*MNIST, "float16"),
         (*MNIST, "bfloat16"),
@@ -198,7 +201,8 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
     ("name", "shape", "dtype"),
     [
         *((*network, "float32") for network in (RESNET, MOBILENET)),
-        *((*RESNET, dtype) for dtype in ("float16", "bfloat16")),
+        (*RESNET, "bfloat16"),
+        pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
         *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -270,3 +271,84 @@ def test_training_needs_something_to_train():
     """A module without parameters that require a gradient cannot be trained, and the error says so."""
     with pytest.raises(cb.InvalidArgument, match="inference: the module has no parameter"):
         cb.autotune_module(nn.ReLU(), (3,), mode="training", **SHORT)
+
+
+class Huge(nn.Module):
+    def forward(self, x):
+        real = not isinstance(x, torch._subclasses.FakeTensor)
+        return x + torch.empty(1 << 44)[:1] if real and len(x) > 2 else x * 2
+
+
+def test_memory_that_is_not_there_is_out_of_memory_on_the_cpu_too():
+    """PyTorch's allocator of the CPU refuses 64 TiB: that size is out of memory and no error, the other is measured."""
+    result = cb.autotune_module(Huge(), (3,), batch_sizes=[2, 4], device="cpu", budget=30.0)
+    assert {m.batch_size: m.status for m in result.measurements} == {2: "ok", 4: "out_of_memory"}
+
+
+@dataclasses.dataclass
+class Answer:
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class Answers(Embeds):
+    """Gives a dataclass, as models of Hugging Face do, and counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, *positional, **keyword):
+        out = self.norm(self.table(keyword["tokens"].ids if "tokens" in keyword else keyword["ids"]).sum(1))
+        return Answer(out.square().mean(), out)
+
+
+@pytest.mark.parametrize("module", [Embeds, Answers], ids=["gives a dict", "gives a dataclass"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", ["a dict", "a dataclass"])
+def test_a_module_of_dicts_and_dataclasses_is_left_as_it_was(module, mode, name):
+    """With inputs and outputs as of Hugging Face: a real step of an optimiser with states changes nothing for good."""
+    module = module()
+    inputs = {"a dict": {"ids": IDS, "labels": IDS[:, 0]}, "a dataclass": {"tokens": Tokens(IDS, 0.5)}}[name]
+    kept = IDS.clone()
+    before = everything(module)
+    cb.autotune_module(
+        module, inputs, mode=mode, batch_sizes=[2, 8], **SHORT,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    )  # fmt: skip
+    assert_unchanged(module, before)
+    assert torch.equal(IDS, kept)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_is_left_as_it_was_after_memory_ran_out(mode):
+    """In the middle of a forward pass, with gradients and running statistics half made."""
+
+    class Half(Recorder):
+        def forward(self, x):
+            out = super().forward(x)
+            if len(x) == 4 and not isinstance(x, torch._subclasses.FakeTensor):
+                torch.empty(1 << 44)
+            return out
+
+    module = Half()
+    before = everything(module)
+    result = cb.autotune_module(module, (3, 8, 8), mode=mode, batch_sizes=[2, 4], device="cpu", budget=30.0)
+    assert {m.batch_size: m.status for m in result.measurements} == {2: "ok", 4: "out_of_memory"}
+    assert_unchanged(module, before)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler about itself
+def test_a_compiled_module_is_left_as_it_was(mode):
+    """Really compiled, with running statistics that the compiled code writes to."""
+    torch.compiler.reset()
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    before = everything(module)
+    result = cb.autotune_module(
+        module, (4,), mode=mode, compile=True, optimizer="momentum", batch_sizes=[2, 4], device="cpu", budget=30.0
+    )
+    assert "ok" in {m.status for m in result.measurements}
+    assert_unchanged(module, before)
+    assert module(torch.zeros(2, 4)).shape == (2, 8)

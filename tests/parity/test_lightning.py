@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
+from unittest import mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
+# Its metrics import torchvision where that is installed, of which a build for GPUs cannot register shapes beside a
+# PyTorch for CPUs.
+with (
+    warnings.catch_warnings(),
+    mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),
+):
+    warnings.simplefilter("ignore")
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.integrations.attributes import kept_attributes  # noqa: E402

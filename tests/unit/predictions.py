@@ -46,3 +46,13 @@ def lines_of(text):
     lines = text.splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("-")) + 1
     return [line.lstrip("→▲≈ ") for line in lines[first : lines.index("", first)]]
+
+
+def fastest_first(found):
+    """Sort predictions by what their objective looks at, at each one's answer, as `compare` gives them."""
+
+    def value(result):
+        (answer,) = [one for one in result["measurements"] if one["batch_size"] == result["batch_size"]]
+        return answer["latency_seconds"] if result["objective"] == "latency" else -answer["samples_per_second"]
+
+    return sorted(found, key=value)

@@ -84,6 +84,15 @@ def test_words_and_names_decide_nothing(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
+def test_memory_that_pytorch_cannot_have_on_the_cpu_is_known_by_its_allocator() -> None:
+    """It raises a bare RuntimeError; the words of another one, or a class of its own with these, are an error."""
+    said = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+    assert is_out_of_memory(RuntimeError(f"{said} allocate 70368744177664 bytes. Error code 12"))
+    assert not is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0: can't allocate memory"))
+    assert not is_out_of_memory(ValueError(said))
+    assert not is_out_of_memory(type("Own", (RuntimeError,), {})(said))
+
+
 def test_nothing_is_imported_to_find_out() -> None:
     """Asking loads no GPU library."""
     before = set(sys.modules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubatch.errors import InvalidArgument, InvalidSpec, UnknownName, UnsupportedDtype
+from cubatch.errors import InvalidArgument, UnknownName, UnsupportedDtype
 from cubatch.memory.plan import STATE_COPIES
 from cubatch.network.layers import Linear
 from cubatch.workload import OPTIMIZERS, Workload
@@ -37,7 +37,7 @@ def test_only_a_backward_pass_computes_again(mode, recompute, repeated):
 
 
 @pytest.mark.parametrize(("wrong", "error", "named"), [
-    ({"mode": "train"}, InvalidSpec, "mode"),
+    ({"mode": "train"}, InvalidArgument, "mode"),
     ({"dtype": "float8"}, UnknownName, "dtype"),
     ({"dtype": "bfloat16", "device": "cpu"}, UnsupportedDtype, "dtype"),
     ({"optimizer": "lion"}, InvalidArgument, "optimizer"),

@@ -8,20 +8,27 @@ Convolution as a matrix product on simt, mma and hopper kernels: an operand is g
 
 A 1x1 convolution that moves nothing is a plain product and goes to `gemm`; a depthwise one to `depthwise`
 where that has a kernel.  Arguments are those of `functional`, after where it runs; `fused` is one more.
+
+An input may be stored with more channels than the filter has, zeros (see `kernels.padding`): the filter is then
+copied beside as many, and so much of its gradient is computed.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from cubatch.engine.backend import of
+from cubatch.engine.backend import of, view
 from cubatch.engine.native import depthwise
-from cubatch.engine.native.arrays import check
+from cubatch.engine.native.arrays import check, take_workspace
 from cubatch.engine.native.context import Context
+from cubatch.engine.native.layout import copy_channels
 from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, product_dtype, vector_of
 from cubatch.engine.native.reductions import column_sums
+from cubatch.kernels.padding import stored_channels
 from cubatch.kernels.problem import Problem, conv2d_problem
 from cubatch.kernels.workspace.depthwise import supports
+from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.passes import Pass
 from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
 
@@ -38,7 +45,7 @@ def conv2d(
 
     Args:
         context: Where it runs.
-        x: Activations (n, h, w, c), C-contiguous.
+        x: Activations (n, h, w, c), C-contiguous; of one group c may be more than the filter's, if those are zeros.
         w: Filter (k, r, s, c / groups), C-contiguous.
         b: Bias (k,), or None.
         stride: Vertical and horizontal stride.
@@ -54,6 +61,9 @@ def conv2d(
         InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
             2^31 elements, or the workspace is too small.
     """
+    wide, workspace = _as_wide(x, w, groups, workspace)
+    if wide is not w:
+        w = copy_channels(context, w, out=wide)
     shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
     y_shape = _y_shape(shape, len(x))
     y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
@@ -138,7 +148,7 @@ def conv2d_wgrad(
 
     Args:
         context: Where it runs.
-        x: The forward pass's input (n, h, w, c), C-contiguous.
+        x: The forward pass's input (n, h, w, c), C-contiguous, as that took it.
         dy: Gradient by the output (n, p, q, k), C-contiguous.
         dw: Where the filter's gradient goes: (k, r, s, c / groups), C-contiguous.
         db: Where the bias's gradient goes: (k,), or None.
@@ -154,7 +164,10 @@ def conv2d_wgrad(
         InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
             2^31 elements, or the workspace is too small.
     """
-    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
+    wide, rest = _as_wide(x, dw, groups, workspace)
+    if wide is not dw and fused.residual is not None:
+        fused = Fused(residual=copy_channels(context, fused.residual, out=wide))
+    shape = conv_shape(x.shape[1:], wide.shape, stride, pad, dilation, groups)
     if fused is PLAIN and supports(shape):
         return depthwise.conv2d_wgrad(
             context, x, dy, dw=dw, db=db, stride=stride, pad=pad, dilation=dilation, groups=groups, workspace=workspace
@@ -166,12 +179,26 @@ def conv2d_wgrad(
     vector = vector_of(context, (shape.c // groups, shape.k // groups), x, dy)
     problem = conv2d_problem(Pass.WGRAD, shape, len(x), product_dtype(context, x), vector)
     launch(
-        context, problem, dy, x, None, dw, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
-        conv=_forward(shape), batch=len(x), workspace=workspace,
+        context, problem, dy, x, None, wide, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
+        conv=_forward(shape), batch=len(x), workspace=rest,
     )  # fmt: skip
+    if wide is not dw:
+        copy_channels(context, wide, out=dw)
     if db is not None:
         column_sums(context, dy, out=db, workspace=workspace)
     return dw
+
+
+def _as_wide(x: Any, w: Any, groups: int, workspace: Any) -> tuple[Any, Any]:
+    """Make room for a filter of as many channels as the input is stored with; give it and the rest of the workspace."""
+    channels = x.shape[-1]
+    if groups != 1 or channels == w.shape[-1] or channels != stored_channels(w.shape[-1]):
+        return w, workspace
+    wide = (*w.shape[:-1], channels)
+    if workspace is None:
+        return of(w).empty(wide, dtype=w.dtype), None
+    held = -(-math.prod(wide) * w.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+    return view(take_workspace(workspace, w, held), wide, w.dtype), workspace[held:]
 
 
 def _forward(shape: ConvShape) -> Any:

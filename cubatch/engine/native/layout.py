@@ -50,6 +50,30 @@ def decode(context: Context, x: Any, *, out: Any) -> Any:
     return out
 
 
+def copy_channels(context: Context, x: Any, *, out: Any) -> Any:
+    """
+    Copy (..., c) into (..., wanted) of the same storage type: zeros follow where that is wider, else it is cut.
+
+    Args:
+        context: Where it runs.
+        x: (..., c), C-contiguous.
+        out: (..., wanted), C-contiguous.
+
+    Returns:
+        out.
+    """
+    channels, wanted = x.shape[-1], out.shape[-1]
+    check(x.dtype, x.shape, x=x)
+    check(x.dtype, (*x.shape[:-1], wanted), out=out)
+    rows = x.size // channels
+    context.launch(
+        variant.find("copy_channels", dtype_of(x)),
+        (-(-rows // THREADS), 1, 1),
+        [x, out, np.int64(rows), np.int32(channels), np.int32(wanted)],
+    )
+    return out
+
+
 def to_nhwc(context: Context, x: Any, *, out: Any) -> Any:
     """
     Turn float32 (n, c, h, w) into (n, h, w, padded) of a storage type, with zeros from channel c on.

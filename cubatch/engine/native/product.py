@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from cubatch.engine import backend
-from cubatch.engine.native import hopper
+from cubatch.engine.native import hopper, winograd
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
@@ -82,7 +82,7 @@ PLAIN = Fused()
 
 def statistics_tiles(context: Context, problem: Problem) -> int:
     """Count the tiles of rows whose statistics a product leaves: the first extent of `Fused.statistics`."""
-    return tiles(problem, context.choose(problem))[0]
+    return tiles(problem, _with_statistics(context, problem)[0])[0]
 
 
 def product_dtype(context: Context, array: Any) -> str:
@@ -215,11 +215,15 @@ def _run_what_is_taken(context: Context, problem: Problem, run: Callable[[Kernel
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
     """Choose a variant that computes statistics, and whose tiles of rows are those that they were made for."""
+    candidates = _with_statistics(context, problem)
+    fits = (one for one in candidates if one.family != "hopper" and tiles(problem, one)[0] == len(statistics))
+    return next(fits, candidates[0])
+
+
+def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
+    """List the variants whose blocks own rows of the output, the chosen one first."""
     candidates = (context.choose(problem), *ranked(problem, context.device))
-    for chosen in candidates:
-        if chosen.family != "hopper" and tiles(problem, chosen)[0] == len(statistics):
-            return chosen
-    return candidates[0]
+    return [one for one in candidates if one.winograd is None]
 
 
 def _launch(
@@ -248,14 +252,20 @@ def _launch(
         for array in arrays
     )
     band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
+    numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
+    output, ends = (
+        np.array(numbers, dtype=OUTPUT)[()],
+        (out, bias, fused.scale, fused.shift, fused.residual, fused.mask),
+    )
+    if chosen.winograd is not None:
+        winograd.launch(context, chosen, problem, a, b, ends, output, conv=conv, workspace=workspace)
+        return
     if chosen.entry != chosen.operation:
         if not can_run(problem, chosen):
             raise InvalidArgument("kernel", chosen.name, "one that can count the rows and the right operand")
         conv, batch = _as_convolution(problem)
     extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
-    numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
-    product, output = np.array(extents, dtype=PRODUCT)[()], np.array(numbers, dtype=OUTPUT)[()]
-    ends = (out, bias, fused.scale, fused.shift, fused.residual, fused.mask)
+    product = np.array(extents, dtype=PRODUCT)[()]
     if chosen.family == "hopper":
         b = hopper.transpose(context, b, out=floats(workspace, b.size)) if transposed else b
         hopper.launch(context, chosen, problem, a, b, ends, partials, output, conv=conv, batch=batch)

@@ -7,6 +7,8 @@ Pure numbers, for the memory plan and the launches alike.
 from __future__ import annotations
 
 from cubatch.hardware.facts import Device
+from cubatch.kernels import winograd
+from cubatch.kernels.padding import filter_bytes, widened
 from cubatch.kernels.problem import Problem, conv2d_problem, vectors
 from cubatch.kernels.ranking import fitting, most_partial_bytes, transposed_bytes
 from cubatch.kernels.workspace.misc import column_sums_workspace
@@ -16,7 +18,7 @@ from cubatch.network.windows import ConvShape
 
 def product_workspace(problem: Problem, device: Device) -> int:
     """
-    Count the bytes for the slices of a split matrix product and a transposed operand, whichever variant is chosen.
+    Count the bytes for a split product's slices, transposed operands and tiles, whichever variant is chosen.
 
     It is what splitting may take at most, not what it takes at this size: larger batches are split less, and a
     plan that shrank as the batch grew would have no largest batch.
@@ -31,7 +33,10 @@ def product_workspace(problem: Problem, device: Device) -> int:
         0
     """
     found = fitting(problem, device)
-    return max(most_partial_bytes(problem, one) + transposed_bytes(problem, one) for one in found)
+    return max(
+        most_partial_bytes(problem, one) + transposed_bytes(problem, one) + winograd.workspace_bytes(problem, one)
+        for one in found
+    )
 
 
 def conv2d_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
@@ -61,8 +66,12 @@ def conv2d_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: D
 
 
 def _conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
-    return max(product_workspace(problem, device) for problem in problems)
+    def most(shape: ConvShape) -> int:
+        problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
+        return max(product_workspace(problem, device) for problem in problems)
+
+    beside = 0 if pass_ is Pass.DGRAD else filter_bytes(shape, dtype)
+    return max(most(shape), beside + most(widened(shape))) if beside else most(shape)
 
 
 def linear_workspace(rows: int, c: int, k: int, dtype: str, device: Device) -> int:

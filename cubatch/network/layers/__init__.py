@@ -15,7 +15,8 @@ from cubatch.network.layers.activations import (
     Softmax,
 )
 from cubatch.network.layers.joining import Add, Concat, Flatten, Scale
-from cubatch.network.layers.norm import BatchNorm2d, LayerNorm
+from cubatch.network.layers.norm import BatchNorm2d, LayerNorm, LayerScale
+from cubatch.network.layers.opaque import Opaque
 from cubatch.network.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from cubatch.network.layers.products import Conv2d, Linear
 from cubatch.network.layers.transformer import Attention, ClassToken, Tokens
@@ -36,8 +37,10 @@ __all__ = [
     "HardSigmoid",
     "HardSwish",
     "LayerNorm",
+    "LayerScale",
     "Linear",
     "MaxPool2d",
+    "Opaque",
     "ReLU",
     "ReLU6",
     "Scale",
@@ -50,7 +53,8 @@ __all__ = [
 LAYERS: dict[str, type[Layer]] = {
     cls.type: cls
     for cls in (
-        Conv2d, Linear, MaxPool2d, AvgPool2d, GlobalAvgPool, BatchNorm2d, LayerNorm, ReLU, ReLU6, HardSwish,
+        Conv2d, Linear, MaxPool2d, AvgPool2d, GlobalAvgPool, BatchNorm2d, LayerNorm, LayerScale, ReLU, ReLU6, HardSwish,
         HardSigmoid, Sigmoid, SiLU, GELU, Softmax, Dropout, Flatten, Add, Scale, Concat, Tokens, ClassToken, Attention,
+        Opaque,
     )
 }  # fmt: skip

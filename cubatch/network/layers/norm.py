@@ -1,4 +1,4 @@
-"""Layers that normalise, with a trained scale and shift."""
+"""Layers that normalise, with a trained scale and shift, and the scale alone."""
 
 from __future__ import annotations
 
@@ -49,8 +49,27 @@ class BatchNorm2d(Layer):
 
 
 @attrs.frozen(kw_only=True)
+class LayerScale(Layer):
+    """A trained factor for each channel, the same for all samples (Touvron et al., 2021, arXiv:2103.17239)."""
+
+    type: ClassVar[str] = "layer_scale"
+    in_place: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Factors, (c,)."""
+        return {"gamma": (self.input_shape[2],)}
+
+
+@attrs.frozen(kw_only=True)
 class LayerNorm(Layer):
-    """Normalisation over the channels of each position, with a trained scale and shift."""
+    """
+    Normalisation over the channels of each position, with a trained scale and shift.
+
+    Attributes:
+        eps: Added to the variance.
+    """
 
     type: ClassVar[str] = "layer_norm"
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})

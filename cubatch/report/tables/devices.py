@@ -17,7 +17,7 @@ def devices(found: Sequence[Device], *, title: str) -> Grid:
     """Lay out the facts of devices; a fact that no device has is left out."""
     rows = [
         [
-            device.slug or device.kind,
+            _option(device),
             None if device.compute_capability is None else ".".join(map(str, device.compute_capability)),
             device.num_sms,
             device.threads,
@@ -30,3 +30,8 @@ def devices(found: Sequence[Device], *, title: str) -> Grid:
     ]
     columns = ["--device", "capability", "SMs", "threads", "memory", "bandwidth", "float32", "name"]
     return Grid(title=title, columns=columns, rows=rows)
+
+
+def _option(device: Device) -> str:
+    """Give what `--device` takes to mean it: a GPU of this machine by its place."""
+    return f"cuda:{device.index or 0}" if device.live and device.kind == "cuda" else device.slug or device.kind

@@ -9,30 +9,64 @@ from cubatch.report.grid import Grid
 from cubatch.report.tables.common import shape, written
 from cubatch.units import format_bytes, format_count
 
+_PARTS = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
 
-def footprint(plan: Mapping[str, Any], *, title: str, forward_elements: int | None = None) -> list[Grid]:
+
+def footprint(plan: Mapping[str, Any], *, title: str) -> list[Grid]:
     """
     Lay out the memory of a step by part and by layer; the textbook's count of elements beneath the parts.
 
     Args:
         plan: A footprint as JSON.
         title: Above the parts.
-        forward_elements: Elements per sample of the forward pass, where they are known beside those of the step.
     """
-    parts = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
-    rows = [[part.replace("_", " "), format_bytes(plan[part])] for part in parts if plan[part]]
-    each, size = plan["elements_per_sample"], plan["batch_size"]
-    peak = format_bytes(plan["total"])
-    count = f"{format_count(each)} elements per sample"
-    if forward_elements is not None:
-        backward = "" if each == forward_elements else f", {format_count(each)} with gradients"
-        count = f"{format_count(forward_elements)} elements per sample forward{backward}"
-    notes = [
-        f"Peak {peak}, in {plan['peak_layer']}; parts are sums over all layers, of which many share memory in turn.",
-        f"Textbook count: {count}; times {size} is {format_count(each * size)} elements.",
+    return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
+
+
+def modes(found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | str) -> list[Grid]:
+    """
+    Lay out the memory of a step in one mode, or in both side by side; then its layers and the rules of thumb.
+
+    Args:
+        found: Of each mode the footprint, the rules of thumb and the largest batch, as JSON.
+        title: Above the parts.
+        limit: The memory that the largest batch fits into.
+    """
+    by_mode = {mode: facts["footprint"] for mode, facts in found.items()}
+    last = list(by_mode)[-1]
+    beside = [
+        rules(facts["rules_of_thumb"], largest=facts["max_batch_size"], limit=limit, mode=mode)
+        for mode, facts in found.items()
     ]
+    return [_parts(by_mode, title), _by_layer(by_mode[last], f"By layer, {last}"), *beside]
+
+
+def _parts(plans: Mapping[str, Mapping[str, Any]], title: str) -> Grid:
+    """Lay out the parts, a column a plan."""
+    rows: list[list[str | None]] = [
+        [part.replace("_", " "), *(format_bytes(plan[part]) if plan[part] else None for plan in plans.values())]
+        for part in _PARTS
+        if any(plan[part] for plan in plans.values())
+    ]
+    rows.append(["peak", *(format_bytes(plan["total"]) for plan in plans.values())])
+    peaks = [
+        f"{format_bytes(plan['total'])}, in {plan['peak_layer']}{f' ({name})' if len(plans) > 1 else ''}"
+        for name, plan in plans.items()
+    ]
+    counts = [plan["elements_per_sample"] for plan in plans.values()]
+    size = next(iter(plans.values()))["batch_size"]
+    words = " forward, {} with gradients" if len(counts) > 1 else ""
+    count = f"{format_count(counts[0])} elements per sample{words.format(format_count(counts[-1]))}"
+    notes = [
+        f"Peak {', '.join(peaks)}; parts are sums over all layers, of which many share memory in turn.",
+        f"Textbook count: {count}; times {size} is {format_count(counts[-1] * size)} elements.",
+    ]
+    return Grid(title=title, columns=["part", *plans], rows=rows, marked=[len(rows) - 1], notes=notes)
+
+
+def _by_layer(plan: Mapping[str, Any], title: str) -> Grid:
     columns = ("parameters", "weights", "activations", "activation_gradients", "workspace")
-    by_layer = [
+    rows = [
         [
             layer["name"],
             layer["type"],
@@ -43,13 +77,10 @@ def footprint(plan: Mapping[str, Any], *, title: str, forward_elements: int | No
         for layer in plan["layers"]
     ]
     names = ["layer", "type", "output", *(column.replace("activation_", "") for column in columns)]
-    return [
-        Grid(title=title, columns=["part", "bytes"], rows=[*rows, ["peak", peak]], marked=[len(rows)], notes=notes),
-        Grid(title="By layer", columns=names, rows=by_layer),
-    ]
+    return Grid(title=title, columns=names, rows=rows)
 
 
-def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str) -> Grid:
+def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str, mode: str) -> Grid:
     """Lay out the rules of thumb beside the plan, and the largest batch beneath."""
     write: dict[str, Callable[[float], str]] = {"bytes": format_bytes}
     rows = [
@@ -65,8 +96,8 @@ def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str)
     ]
     size = format_bytes(limit) if isinstance(limit, int) else limit
     return Grid(
-        title="Rules of thumb beside the plan",
+        title=f"Rules of thumb beside the plan, {mode}",
         columns=["rule", "says", "plan", "off by", "unit", "formula"],
         rows=rows,
-        notes=[f"Largest batch size whose step fits in {size}, by the plan: {largest}."],
+        notes=[f"Largest batch size whose step fits in {size}, by the plan: {largest or 'no batch does'}."],
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import attrs
@@ -17,21 +18,24 @@ import attrs
 from cubatch.report.facts import setting, subject, value_of
 from cubatch.report.grid import WIDTH, Grid
 from cubatch.report.tables import result as result_table
-from cubatch.units import format_objective, format_percent, format_seconds, format_value
+from cubatch.report.tables.common import written
+from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value
 
-_KERNEL = re.compile(r"_(simt|mma|hopper)_(\d\w*?)(?:_v\d+)?$")
-_FEWER_OPERATIONS = re.compile("winograd|fft")  # how the names of such algorithms begin
+_KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
+_FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # how the names of such algorithms begin
 _SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # of a step's time, what is listed before the rest becomes one line
-_PREDICTED, _INTERVAL = "predicted", "90 % interval"
+_PREDICTED, _INTERVAL, _COST = "predicted", "90 % interval", "per million"
 
 _ROOFLINE_NOTE = (
     "Predicted above 100 % of the roofline: Winograd's and other algorithms compute the same with fewer operations "
     "than the roofline counts."
 )
-_COMPARED_NOTE = (
-    "Each line is a GPU at its predicted answer; “largest” fits by the memory plan, “bound by” is the roof that most "
-    "of the predicted time lies under."
-)
+_COMPARED_NOTE = "Each line is a GPU at its predicted answer"
+_EXPLAINED = {
+    "memory": "“memory” is what the plan takes there",
+    "largest": "“largest” fits into all of it",
+    "bound by": "“bound by” is the roof that most of the predicted time lies under",
+}
 _LAYERS_NOTE = (
     "“+2” is two more layers with an equal pass, whose times are added. “bytes” only moves them; of a product, "
     "predicted time goes by the blocks of the busiest SM and by what was learned of its extents, the batch among them; "
@@ -75,20 +79,21 @@ def fitted(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
     return attrs.evolve(content, notes=[*notes, *([_ROOFLINE_NOTE] if over and spares else [])])
 
 
-def fastest_first(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Sort predictions of several GPUs by what the objective looks at, at each one's answer."""
-    objective = results[0]["objective"]
-    return sorted(results, key=lambda found: _value(_answer(found), objective)[0], reverse=objective == "throughput")
-
-
-def compared(results: Sequence[Mapping[str, Any]], failed: Mapping[str, str], *, width: int = WIDTH) -> Grid:
+def compared(
+    results: Sequence[Mapping[str, Any]],
+    failed: Mapping[str, str],
+    *,
+    width: int = WIDTH,
+    costs: Mapping[str, float] = MappingProxyType({}),
+) -> Grid:
     """
     Lay out what is predicted of several GPUs for one network, a line each.
 
     Args:
-        results: Predictions in the JSON form of schema 1 that differ in the GPU only, at least one, `fastest_first`.
+        results: Predictions in the JSON form of schema 1 that differ in the GPU only, at least one, the best first.
         failed: Why there is none, by the name of the GPU.
         width: Characters per line.
+        costs: What a million samples cost, by the name of the GPU, where it is known.
 
     Returns:
         A grid.
@@ -108,27 +113,45 @@ def compared(results: Sequence[Mapping[str, Any]], failed: Mapping[str, str], *,
             _interval(answer["throughput_interval"]),
             format_percent(best / value if objective == "latency" else value / best),
             str(result["largest_batch_size"]),
+            written(format_bytes, answer["predicted_peak_bytes"]),
+            written(_amount, costs.get(_name(result))),
             _bound(result["passes"]),
             _PREDICTED,
         ])  # fmt: skip
-    rows += [["", name, *[None] * 7, "cannot"] for name in failed]
-    names = ["", "device", "batch", "time", "samples/s", _INTERVAL, "of fastest", "largest", "bound by", "status"]
+    rows += [["", name, *[None] * 9, "cannot"] for name in failed]
+    names = [
+        "",
+        "device",
+        "batch",
+        "time",
+        "samples/s",
+        _INTERVAL,
+        "of fastest",
+        "largest",
+        "memory",
+        _COST,
+        "bound by",
+        "status",
+    ]
     tied = any(row[0] == "≈" for row in rows)
     shared = setting({**results[0], "device": None})
-    grid = Grid(
-        title=f"Predicted: {subject(results[0])}, {shared}, by GPU",
-        columns=names,
-        rows=rows,
-        marked=[0],
-        notes=[
-            _verdict(answers, objective),
-            *([told] if (told := _told(results)) else []),
-            *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
-            _COMPARED_NOTE,
-            f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
-        ],
-    )
-    return grid.fit(width, ("of fastest", "largest", "time", "bound by"))
+    whole = Grid(title=f"Predicted: {subject(results[0])}, {shared}, by GPU", columns=names, rows=rows, marked=[0])
+    grid = whole.fit(width, ("bound by", "of fastest", "largest", "memory", "time"))
+    explained = [words for column, words in _EXPLAINED.items() if column in grid.columns]
+    notes = [
+        _verdict(answers, objective),
+        *([f"The cheapest is {min(costs, key=lambda name: costs[name])}, by the prices given."] if costs else []),
+        *([told] if (told := _told(results)) else []),
+        *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
+        f"{'; '.join([_COMPARED_NOTE, ', '.join(explained)] if explained else [_COMPARED_NOTE])}.",
+        f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
+    ]
+    return attrs.evolve(grid, notes=notes)
+
+
+def _amount(price: float) -> str:
+    """Write an amount with three digits that count: 0.0123, 1.23, 123."""
+    return f"{price:#.3g}".rstrip(".") if price < 1000 else f"{price:.0f}"  # noqa: PLR2004
 
 
 def layers(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
@@ -251,4 +274,4 @@ def _shortened(algorithm: str) -> str:
         ('simt 128x128x8', 'winograd 4x4')
     """
     found = _KERNEL.search(algorithm)
-    return f"{found[1]} {found[2]}" if found else algorithm
+    return f"{found[2]} {'_'.join(filter(None, (found[1], found[3])))}" if found else algorithm

@@ -114,7 +114,7 @@ def _variant(row: Row) -> Mapping[str, Any]:
         "arch": row.arch,
         "status": row.status,
         "nvrtc": row.nvrtc,
-        "tile": kernel.tile.name if kernel.tile else None,
+        "tile": kernel.tile_name or None,
         "vector": kernel.vector,
         "registers": figures and figures.registers,
         "spill_bytes": figures and figures.spill_bytes,

@@ -25,8 +25,9 @@ X, W = 5 * 2 * 3 * 8, 64
 def counted(mode):
     """Elements and launches of each operation of five samples, by kind and layer."""
     program = schedule(FORKED, mode)
+    buffers = program.buffers
     return {
-        (op.kind, op.node.name if op.node else ""): (moved_elements(op, program.buffers, 5), launches(op))
+        (op.kind, op.node.name if op.node else ""): (moved_elements(op, buffers, 5), launches(op, buffers))
         for op in program.ops
         if op.kind not in {"loss", "update"}
     }
@@ -46,6 +47,15 @@ def test_each_array_is_counted_as_often_as_it_is_gone_through():
     # x and dy for the filter; dy, slope and branch for dx; the filter's gradient and the filter; a bias's sums.
     assert found["backward", "d"] == (6 * X + 2 * (W + 8), 3)
     assert found["backward", "a"] == (2 * X + W, 1)
+
+
+def test_a_batch_of_three_channels_costs_a_copy_of_the_filter():
+    """Stored with four: the filter before the forward pass, its gradient after it; one channel is stored as it is."""
+    for channels, more in ((3, 1), (1, 0)):
+        network = Network(input_shape=(4, 4, channels), layers=[Conv2d(k=8, r=3, s=3, bias=False)])
+        program = schedule(network, "training", library="cubatch")
+        found = {op.kind: launches(op, program.buffers) for op in program.ops if op.node}
+        assert (found["forward"], found["backward"]) == (1 + more, 1 + more)
 
 
 def test_a_line_names_both_counts_and_says_that_times_are_predicted():

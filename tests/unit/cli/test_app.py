@@ -44,25 +44,46 @@ def test_wrong_arguments_exit_with_two(run, arguments):
 
 @pytest.mark.usefixtures("autotune")
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "exits"),
     [
-        (["tune", "resnet5"], "resnet50"),
-        (["tune", "missing.toml"], "missing.toml"),
-        (["memory", "mlp", "--batch-size", "0"], "batch_size"),
-        (["memory", "mlp", "--memory", "a lot"], "a lot"),
-        (["memory", "mlp", "--device", "titan x"], "titan-x-pascal"),
-        (["store", "show", "7", "--store", "no-such.db"], "7"),
+        (["tune", "resnet5"], "resnet50", 2),
+        (["tune", "missing.toml"], "missing.toml", 2),
+        (["memory", "mlp", "--batch-size", "0"], "--batch-size must be", 2),
+        (["memory", "mlp", "--memory", "a lot"], "a lot", 2),
+        (["memory", "mlp", "--device", "titan x"], "titan-x-pascal", 2),
+        (["occupancy", "--threads", "2000", "--registers", "32", "--device", "t4"], "--threads must be", 2),
+        (["memory", "resnet50", "--memory", "1MiB", "--device", "t4"], "does not fit", 1),
+        (["store", "show", "7", "--store", "no-such.db"], "7", 1),
     ],
-    ids=" ".join,
+    ids=str,
 )
-def test_an_error_of_ours_is_one_clear_message_and_exit_code_one(run, arguments, words):
-    """What was asked, on stderr, without a traceback and with nothing on stdout."""
+def test_an_error_of_ours_is_one_clear_message_in_the_options_words(run, arguments, words, exits):
+    """What was asked, on stderr, without a traceback and with nothing on stdout; 2 where it makes no sense, else 1."""
     code, out, err = run(*arguments, "--json", "-")
 
-    assert (code, out) == (1, "")
+    assert (code, out) == (exits, "")
     assert words in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["memory", "mlp", "--batch-size", "x"], "'--batch-size': a whole number is needed"),
+        (["tune", "mlp", "--tolerance", "x"], "'--tolerance': a number is needed"),
+        (["tune", "mlp", "--seed", "-1"], "'--seed': at least 0 is needed"),
+        (["tune", "mlp", "--mode", "train"], "'--mode': 'train' is not one of"),
+        (["tune"], "Missing argument 'MODEL'"),
+    ],
+)
+def test_a_bad_value_is_answered_in_plain_words(run, arguments, says):
+    """Not in those of the library that reads the command line."""
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert says in err
+    assert "Input should" not in err
+    assert "Value error" not in err
 
 
 SLEEPER = """
@@ -118,7 +139,7 @@ def test_every_command_has_help_with_an_example(run):
         assert not command or command[-1] in groups or "--json" in out
 
 
-PARTS = {"__init__", "app", "console", "options"}  # modules beside the commands: what they share
+PARTS = {"__init__", "app", "console", "options", "refusals"}  # modules beside the commands: what they share
 ELSEWHERE = {"bench": "its tables are beside what it times, not in report/; its tests are in tests/unit/bench"}
 
 

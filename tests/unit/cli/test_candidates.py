@@ -20,6 +20,8 @@ def test_candidates_lists_each_size_with_its_reasons(run):
     assert found["explain"]
     assert all(str(size) in out for size in sizes)
     assert "power of two" in out
+    assert "V100" in out.splitlines()[0]
+    assert found["device"]["slug"] == "v100-sxm2-16gb"
 
 
 def test_candidates_of_a_gpu_whose_sms_are_not_known_say_what_is_missing(run):

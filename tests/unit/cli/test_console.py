@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import subprocess
 import sys
 from functools import partial
 
@@ -138,3 +139,20 @@ def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch, stream):
     line("batch size 8: 1.00 ms")
     line("batch size 8: 1.00 ms")
     assert list(moments) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json", "-"]])
+def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
+    """As under LC_ALL=C: no UnicodeEncodeError after the work is done, and the JSON says the same."""
+    command = [sys.executable, "-m", "cubatch", "memory", "mlp", "--device", "t4", *arguments]
+    found = {
+        encoding: subprocess.run(
+            command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": encoding}
+        ).stdout
+        for encoding in ("ascii", "utf-8")
+    }
+    assert found["ascii"].isascii()
+    if arguments:
+        assert json.loads(found["ascii"]) == json.loads(found["utf-8"])
+    else:
+        assert "–" in found["utf-8"].decode()  # noqa: RUF001 - the dash of an empty cell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
@@ -28,17 +29,53 @@ def test_memory_gives_one_plan_whatever_is_asked(run, options):
         "memory", "vgg16", "--batch-size", "8", "--device", "t4", "--memory", "8GiB", *options, "--json", "-"
     )
     found = json.loads(out)
-    computed = {rule["unit"]: rule["computed"] for rule in found["rules_of_thumb"]}
-    assert (computed["bytes"], computed["samples"]) == (found["footprint"]["total"], found["max_batch_size"])
+    assert found["schema"] == 2
+    assert set(found["modes"]) == {"inference", "training"}
+    for facts in found["modes"].values():
+        computed = {rule["unit"]: rule["computed"] for rule in facts["rules_of_thumb"]}
+        assert (computed["bytes"], computed["samples"]) == (facts["footprint"]["total"], facts["max_batch_size"])
 
 
 def test_memory_json_agrees_with_the_library(run):
     """A program gets the same numbers."""
     code, out, _ = run("memory", "mlp", "--batch-size", "8", "--device", "cpu", "--memory", "1GiB", "--json", "-")
-    found = json.loads(out)
+    found = json.loads(out)["modes"]
 
     assert code == 0
-    assert found["footprint"] == json.loads(
-        json.dumps(cubatch.footprint("mlp", batch_size=8, mode="training", device="cpu").to_mapping())
-    )
-    assert found["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", mode="training", device="cpu")
+    for mode, facts in found.items():
+        assert facts["footprint"] == json.loads(
+            json.dumps(cubatch.footprint("mlp", batch_size=8, mode=mode, device="cpu").to_mapping())
+        )
+        assert facts["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", mode=mode, device="cpu")
+
+
+def test_a_mode_that_is_asked_for_stands_alone(run):
+    """Without it both stand side by side; with it the other is not worked out."""
+    arguments = ["memory", "mlp", "--device", "cpu", "--memory", "1GiB"]
+    code, out, _ = run(*arguments, "--mode", "training")
+    _, both, _ = run(*arguments)
+    assert code == 0
+    assert "inference" not in out
+    assert "inference" in both
+    assert "training" in both
+
+
+def test_functions_and_commands_have_one_default_mode():
+    """Inference everywhere: who tunes and then asks for the memory asks about one thing."""
+    functions = (
+        cubatch.autotune, cubatch.predict, cubatch.candidates, cubatch.footprint, cubatch.max_batch_size,
+        cubatch.rules_of_thumb, cubatch.autotune_module,
+    )  # fmt: skip
+    assert {inspect.signature(function).parameters["mode"].default for function in functions} == {"inference"}
+
+
+def test_where_only_inference_fits_it_is_still_shown(run):
+    """A training step of resnet50 needs more than 200 MiB: no batch of it fits, and the columns stand all the same."""
+    arguments = ["memory", "resnet50", "--device", "cpu", "--memory", "200MiB"]
+    code, text, _ = run(*arguments, "--json", "-")
+    found = json.loads(text)["modes"]
+    assert code == 0
+    assert found["training"]["max_batch_size"] == 0
+    assert found["inference"]["max_batch_size"] > 0
+    assert "no batch" in run(*arguments)[1]
+    assert run(*arguments, "--mode", "training")[0] == 1

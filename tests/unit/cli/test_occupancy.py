@@ -195,15 +195,15 @@ def test_options_that_do_not_go_together_are_wrong_arguments(run, arguments, sai
         ((*NUMBERS, "--device", "v10"), ("device", "v10", "v100")),
         (NUMBERS, ("--device", "a GPU", "cubatch devices")),
         ((*NUMBERS, "--device", "cpu"), ("--device", "cpu", "a GPU")),
-        (("--threads", 2000, "--registers", 32, *V100), ("threads_per_block", "1 to 1024", "2000")),
-        (("--threads", 32, "--registers", 300, *V100), ("registers_per_thread", "0 to 255", "300")),
+        (("--threads", 2000, "--registers", 32, *V100), ("--threads", "1 to 1024", "2000")),
+        (("--threads", 32, "--registers", 300, *V100), ("--registers", "0 to 255", "300")),
         ((*NUMBERS, "--shared", "a lot", *V100), ("--shared", "a lot", "48KiB")),
-        ((*NUMBERS, "--blocks", 0, *V100), ("num_blocks", "at least 1", "0")),
+        ((*NUMBERS, "--blocks", 0, *V100), ("--blocks", "at least 1", "0")),
         (("conv2d_frop", *V100), ("kernel", "conv2d_frop")),
         (("conv2d_fprop_implicit_gemm_f32_simt", *V100, "--sweep", "threads"), ("one variant", FPROP)),
         ((FPROP, *V100, *GO, "--layer", "conv99x", "--batch-size", 4), ("layer", "conv99x", "conv9")),
-        ((FPROP, *V100, *GO, "--batch-size", 0), ("batch_size", "0")),
-        ((FPROP, *V100, *GO, "--batch-size", 10**9, "--sweep", "batch-size"), ("batch_size", "16384", "1000000000")),
+        ((FPROP, *V100, *GO, "--batch-size", 0), ("--batch-size", "0")),
+        ((FPROP, *V100, *GO, "--batch-size", 10**9, "--sweep", "batch-size"), ("--batch-size", "16384", "1000000000")),
         ((FPROP, *V100, "--model", "mlp", "--batch-size", 4), ("mlp", "conv2d_fprop")),
         ((FPROP, *V100, "--model", "no-net", "--batch-size", 4), ("model", "no-net")),
         ((*NUMBERS, *V100, "--sweep", "threads", "--plot", "a.gif"), ("plot file", ".png")),
@@ -211,9 +211,9 @@ def test_options_that_do_not_go_together_are_wrong_arguments(run, arguments, sai
     ],
 )
 def test_bad_input_is_named_with_what_would_do(run, arguments, said):
-    """One line on stderr with the field, the value and the way out; exit code 1."""
+    """One line on stderr with the field, the value and the way out; exit code 2."""
     code, out, err = run(*arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.count("\n") == 1
     for part in said:
         assert part in err
@@ -223,14 +223,14 @@ def test_a_gpu_whose_facts_are_not_known_is_refused(monkeypatch, run):
     """Without its compute capability nothing can be said; the error names what is missing."""
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: Device(name="Riddle"))
     code, _, err = run(*NUMBERS, "--device", "riddle")
-    assert (code, "Riddle" in err, "compute capability" in err) == (1, True, True)
+    assert (code, "Riddle" in err, "compute capability" in err) == (2, True, True)
     half_known = Device(name="Riddle", compute_capability=(8, 9))
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: half_known)
     assert run(*NUMBERS, "--device", "riddle")[0] == 0
     ours = (FPROP, *GO)
     for arguments in ((*NUMBERS, "--blocks", 4), (*ours, "--batch-size", 4), (*ours, "--sweep", "batch-size")):
         code, _, err = run(*arguments, "--device", "riddle")
-        assert (code, "Riddle" in err, "SMs" in err) == (1, True, True)
+        assert (code, "Riddle" in err, "SMs" in err) == (2, True, True)
 
 
 def test_a_figure_that_cannot_be_written_says_so(tmp_path):

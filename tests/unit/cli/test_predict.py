@@ -110,31 +110,39 @@ def test_options_that_make_no_sense_are_wrong_arguments(run, arguments, said):
         (("lenet5", "--devices", "t4,"), ("device", "''")),
         (("lenet5", "--device", BARE), ("Server Edition", "peak_bytes_per_second")),
         (("lenet5", *V100, "--dtype", "tf32"), ("dtype", "tf32", "V100")),
-        (("lenet5", *V100, "--batch-sizes", "0"), ("batch_sizes", "0")),
-        (("lenet5", *V100, "--batch-sizes", "1000000000"), ("batch_sizes", "1000000000")),
-        (("lenet5", *V100, "--memory-limit", "lots"), ("memory_limit", "lots")),
-        (("lenet5", *V100, "--memory-limit", "1KiB"), ("does not fit", "1.00 KiB")),
+        (("lenet5", *V100, "--batch-sizes", "0"), ("--batch-sizes", "0")),
+        (("lenet5", *V100, "--batch-sizes", "1000000000"), ("--batch-sizes", "1000000000")),
+        (("lenet5", *V100, "--memory-limit", "lots"), ("--memory-limit", "lots")),
         (("lenet5", *V100, "--tolerance", "2"), ("tolerance", "2.0")),
-        (("lenet5", *V100, "--latency-limit", "1e-9"), ("latency_limit",)),
-        (("lenet5", *V100, "--anchors", "nowhere.json"), ("nowhere.json",)),
+        (("lenet5", *V100, "--latency-limit", "1e-9"), ("--latency-limit",)),
         (("lenet5", *V100, "--plot", "a.gif"), ("plot file", ".png")),
         (("lenet5", *V100, "--json", "nowhere/a.json"), ("--json", "nowhere")),
     ],
 )
 def test_bad_input_is_named_with_what_would_do(run, arguments, said):
-    """One line on stderr with the field, the value and the way out; exit code 1."""
+    """One line on stderr with the field, the value and the way out; exit code 2."""
     code, out, err = run(*arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.count("\n") == 1
     for part in said:
         assert part in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(("--memory-limit", "1KiB"), "1.00 KiB"), (("--anchors", "nowhere.json"), "nowhere.json")]
+)
+def test_what_makes_sense_and_cannot_be_done_is_code_1(run, arguments, said):
+    """Memory that nothing fits into, a file that is not there: another machine might answer."""
+    code, out, err = run("lenet5", *V100, *arguments)
+    assert (code, out) == (1, "")
+    assert said in err
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_files_that_cannot_be_written_are_refused_before_anything_is_predicted(run, asked, option):
     """Forty GPUs take a while, and all of it would be lost."""
     code, _, err = run("lenet5", *V100, option, "nowhere/a.png")
-    assert (code, "nowhere" in err, asked) == (1, True, [])
+    assert (code, "nowhere" in err, asked) == (2, True, [])
 
 
 def test_anchors_of_another_schema_are_refused(run, tmp_path):
@@ -297,10 +305,22 @@ def test_gpus_that_cannot_are_named_with_the_reason(run):
     assert all(f"- {name}: {reason}" in text for name, reason in found["failed"].items())
 
 
+def test_prices_give_what_a_million_samples_cost(run):
+    """In the table and the JSON, for the GPUs that have one."""
+    arguments = ("lenet5", "--devices", "t4,a40", *FEW, "--prices", "t4=0.35")
+    _, text, _ = run(*arguments, "--json", "-")
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert set(json.loads(text)["cost_per_million_samples"]) == {"t4"}
+    assert "per million" in out
+    for wrong in (("--device", "t4", "--prices", "t4=1"), ("--devices", "t4", "--prices", "cheap")):
+        assert run("lenet5", *wrong)[0] == 2
+
+
 def test_where_no_gpu_can_the_first_reason_is_the_error(run):
-    """There is nothing to compare: exit code 1."""
+    """There is nothing to compare, and the question makes no sense: exit code 2."""
     code, out, err = run("lenet5", "--devices", "v100-sxm2-16gb,t4", "--dtype", "tf32")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "tf32" in err
 
 

@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(run, autotune
     """A minute of measuring must not be lost to a typing error in a path."""
     code, out, err = run("tune", "mlp", option, tmp_path / "nowhere" / "f.png")
 
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert option in err
     assert "nowhere" in err
     assert autotune.options is None

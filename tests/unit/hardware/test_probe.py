@@ -348,3 +348,21 @@ def test_an_unknown_dtype_lists_the_known(dtype, near):
         arithmetic.check_dtype(probe.device("t4"), dtype)
 
     assert near in str(caught.value)
+
+
+def test_gpu_is_another_word_for_cuda(gpus):
+    """Whoever writes gpu or gpu:1 means the GPUs of this machine, in any case."""
+    gpus(V100, T4)
+    assert [probe.device(name).index for name in ("gpu", "GPU:0", "gpu:1", "cuda:1")] == [0, 0, 1, 1]
+
+
+def test_a_device_is_found_by_the_name_that_it_prints(gpus, monkeypatch):
+    """The CPU's, a board's that is in no catalogue, and one that several boards share, of which one is here."""
+    monkeypatch.setattr(host, "cpu_name", lambda: "AMD EPYC")
+    rare = attrs.evolve(V100, name="Tesla V100-SXM3-32GB")
+    gpus(rare, sharing_gpu("rtx-3060-8gb"))
+    assert probe.device("amd epyc").kind == "cpu"
+    assert (probe.device("Tesla V100-SXM3-32GB").index, probe.device("NVIDIA GeForce RTX 3060").live) == (0, True)
+    assert not probe.device("v100-sxm2-16gb").live  # the catalogue goes first
+    with pytest.raises(UnknownName):
+        probe.device("AMD EPYC 9")

@@ -44,14 +44,12 @@ def groups():
 
 
 def cover(groups):
-    """Choose few groups in which each family still has all of its element types, and all that share PTX."""
+    """Choose groups in which each element type occurs, and each family with all of which it shares PTX."""
     chosen, seen = set(), set()
-    for least in (2, 1):
-        for family, dtype, first in groups:
-            new = {(family, dtype), (family, first)} - seen
-            if len(new) >= least:
-                chosen.add((family, dtype, first))
-                seen |= new
+    for family, dtype, first in groups:
+        if new := {(family, first), dtype} - seen:
+            chosen.add((family, dtype, first))
+            seen |= new
     return chosen
 
 

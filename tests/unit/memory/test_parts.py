@@ -321,7 +321,9 @@ def test_unknown_models_are_refused_with_near_names():
 @pytest.mark.case("memory-rules")
 def test_the_rules_of_thumb_by_hand():
     """case: max-batch-formula, memory-rules. Each rule's number from the mlp's 131 410 parameters."""
-    rules = {rule.name: rule for rule in rules_of_thumb("mlp", batch_size=256, memory="12GiB", device=ONE)}
+    rules = {
+        rule.name: rule for rule in rules_of_thumb("mlp", batch_size=256, mode="training", memory="12GiB", device=ONE)
+    }
     assert MLP_PARAMETERS == 131_410
     assert rules["textbook count"].value == 465_920
     assert rules["2x the file"].value == 1_051_280

@@ -97,7 +97,7 @@ def test_tf32_is_stored_as_float32():
 
     A product may run on float32's variants or on its own, so that there is room for the slices of either.
     """
-    for layer in LAYERS:
+    for layer in [attrs.evolve(LAYERS[0], r=5), *LAYERS[1:]]:  # Winograd's algorithm is for float32 alone
         assert needs(layer, 64, "tf32") == needs(layer, 64)
         full, rounded = needs(layer, 64, device=A100), needs(layer, 64, "tf32", A100)
         assert all(full[kind] <= rounded[kind] for kind in full)

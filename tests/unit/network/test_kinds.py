@@ -79,13 +79,13 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
     pointwise = {"relu", "relu6", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "dropout"}
     assert kinds == {
         "elementwise": pointwise,
-        "in_place": pointwise | {"add", "batch_norm2d"},
+        "in_place": pointwise | {"add", "batch_norm2d", "layer_scale"},
         "aliases_input": {"flatten"},
         "idle_in_inference": {"dropout"},
         "passes_gradient": {"add"},
         "can_clamp": {"conv2d", "linear", "batch_norm2d", "add"},
         "has_statistics": {"batch_norm2d"},
-        "products_in_turn": {"attention"},
+        "products_in_turn": {"attention", "opaque"},
     }
     assert {name for name, value in vars(Layer).items() if isinstance(value, bool)} == set(FACTS)
 

@@ -28,8 +28,10 @@ from cubatch.network.layers import (
     HardSigmoid,
     HardSwish,
     LayerNorm,
+    LayerScale,
     Linear,
     MaxPool2d,
+    Opaque,
     ReLU,
     ReLU6,
     Sigmoid,
@@ -295,6 +297,32 @@ def test_token_layers_turn_pixels_to_rows_and_back() -> None:
     assert tokens.output_shape == (197, 1, 192)
     assert tokens.parameters == 192 + 197 * 192
     assert ClassToken(h=197, w=1, c=192).output_shape == (1, 1, 192)
+
+
+def test_layer_scale_has_a_factor_a_channel_and_reads_its_input_backward() -> None:
+    """c parameters; wgrad pairs input and gradient, dgrad reads the gradient, and the input for the factors'."""
+    layer = LayerScale(h=2, w=3, c=5)
+    assert (layer.output_shape, layer.parameter_shapes, layer.flops()) == ((2, 3, 5), {"gamma": (5,)}, 0)
+    assert [layer.traffic(pass_, 4) for pass_ in Pass] == [2 * 120 + 5, 3 * 120 + 5, 2 * 120 + 5]
+
+
+def test_an_opaque_layer_has_what_it_was_given() -> None:
+    """A product of a query and a key, 3 heads of 4 x 4 tokens over 8: FLOP, bytes, gradients of both inputs."""
+    layer = Opaque(h=4, w=3, c=8, others=[[4, 3, 8]], output=[4, 3, 4], operator="matmul", flop=2 * 3 * 4 * 4 * 8)
+    assert (layer.output_shape, layer.parameters, layer.flops()) == ((4, 3, 4), 0, 768)
+    assert layer.flops("training") == 3 * 768
+    assert layer.traffic(Pass.FPROP, 2) == 2 * (96 + 96 + 48)
+    assert layer.gemms(Pass.FPROP, 2) == (Gemm(24, 4, 8),)
+    assert Opaque(h=1, w=1, c=5, flop=30, weights=7).flops("training") == 90
+    assert Opaque(h=2, w=1, c=5).output_shape == (2, 1, 5)
+
+
+def test_an_opaque_layer_refuses_what_is_no_shape() -> None:
+    """Neither its output nor its inputs can be anything but (h, w, c)."""
+    for field, value in (("output", (1, 2)), ("output", "abc"), ("others", [(1, 0, 3)]), ("others", 3)):
+        with pytest.raises(InvalidSpec) as caught:
+            Opaque(**{field: value})
+        assert caught.value.field == field
 
 
 def test_pools_step_by_their_window_unless_told() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,28 @@ pytestmark = pytest.mark.case("mobilenet-v100")
 # Parameters and giga multiply-adds as torchvision prints them with its weights (num_params and _ops of the
 # IMAGENET1K_V1 entries in torchvision/models/*.py, v0.15 on); deit-tiny from timm's model card
 # (huggingface.co/timm/deit_tiny_patch16_224.fb_in1k: 1.3 GMACs) and its parameters from the ONNX export of the same
-# model (onnxmodelzoo/deit_tiny_patch16_224_Opset16).
+# model (onnxmodelzoo/deit_tiny_patch16_224_Opset16); vit-small is deit_small_patch16_224 (its card: 22.1 M, 4.6 GMACs),
+# with 384 x 768 + 384 + 198 x 384 parameters of tokens, 12 x (12 x 384^2 + 13 x 384) of blocks, 2 x 384 of the last
+# norm and 1000 x 385 of the head.
 PUBLISHED = {
     "alexnet": (61_100_840, 0.714, 0.0005),
+    "vgg11": (132_863_336, 7.609, 0.0005),
+    "vgg13": (133_047_848, 11.308, 0.0005),
     "vgg16": (138_357_544, 15.47, 0.005),
+    "vgg19": (143_667_240, 19.632, 0.0005),
     "googlenet": (6_624_904, 1.498, 0.0005),
     "resnet18": (11_689_512, 1.814, 0.0005),
+    "resnet34": (21_797_672, 3.664, 0.0005),
     "resnet50": (25_557_032, 4.089, 0.0005),
+    "resnet101": (44_549_160, 7.801, 0.0005),
+    "resnet152": (60_192_808, 11.514, 0.0005),
+    "densenet121": (7_978_856, 2.834, 0.0005),
     "mobilenet-v3-large": (5_483_032, 0.217, 0.0005),
+    "efficientnet-b0": (5_288_548, 0.386, 0.0005),
+    "convnext-tiny": (28_589_128, 4.456, 0.0005),
     "deit-tiny": (5_717_416, 1.3, 0.05),
+    "vit-small": (22_050_664, 4.6, 0.05),
+    "vit-base": (86_567_656, 17.564, 0.0005),
 }
 
 # Counted by hand from the layers' extents, as textbooks do.
@@ -108,6 +123,9 @@ def test_classes_change_the_last_layer_only(name: str) -> None:
         ("resnet18", (32, 32, 3)),
         ("resnet50", (160, 192, 4)),
         ("mobilenet-v3-large", (32, 32, 1)),
+        ("densenet121", (64, 96, 3)),
+        ("efficientnet-b0", (64, 64, 3)),
+        ("convnext-tiny", (64, 64, 3)),
         ("deit-tiny", (64, 64, 3)),
         ("go-net", (9, 9, 17)),
     ],
@@ -150,6 +168,19 @@ def test_bad_arguments_name_field_and_remedy(name: str, options: dict[str, Any],
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("ResNet50", "resnet50"), ("resnet-50", "resnet50"), ("VGG-16", "vgg16"), ("MNIST CNN", "mnist-cnn"),
+        ("mobilenet_v3_large", "mobilenet-v3-large"), ("EfficientNet-B0", "efficientnet-b0"),
+    ],
+)  # fmt: skip
+def test_names_are_read_in_any_case_with_or_without_hyphens(spelled: str, name: str) -> None:
+    """Papers, torchvision and users spell one network in several ways, and get the one network, under its own name."""
+    assert models.resolve(spelled, classes=7) == models.build(name, classes=7)
+    assert models.build(spelled).name == name
+
+
 def test_a_mistyped_name_lists_near_ones() -> None:
     """A typo is answered with the name that was meant."""
     with pytest.raises(UnknownName) as caught:
@@ -171,6 +202,26 @@ def test_resolve_refuses_what_is_no_spec(form: object) -> None:
     with pytest.raises(InvalidArgument) as caught:
         models.resolve(form)
     assert "Network" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "weights.safetensors", Path("last.ckpt")])
+def test_a_file_of_weights_names_the_way_in(name: str | Path) -> None:
+    """A PyTorch user's first try: it says what the file lacks, and the three things that do work."""
+    with pytest.raises(InvalidArgument, match=r"package\.module:build.*\.onnx.*autotune_module"):
+        models.resolve(name)
+
+
+def test_what_is_no_spec_names_the_function_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of PyTorch and a callable each have one; PyTorch is not loaded to find out."""
+
+    class Module:
+        pass
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(nn=types.SimpleNamespace(Module=Module)))
+    with pytest.raises(InvalidArgument, match=r"autotune_module\(module"):
+        models.resolve(Module())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"autotune_callable\(make_step\)"):
+        models.resolve(lambda n: n)  # type: ignore[arg-type, misc]
 
 
 def test_channels_first_shapes_draw_a_warning() -> None:

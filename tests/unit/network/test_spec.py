@@ -201,6 +201,12 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "concat": {"channels": st.lists(st.integers(1, 4), min_size=2, max_size=4)},
     "add": {"count": st.integers(2, 5)},
     "attention": {"heads": EXTENT, "bias": st.booleans()},
+    "opaque": {
+        "operator": st.text(min_size=1),
+        "output": st.none() | st.tuples(EXTENT, EXTENT, EXTENT),
+        "others": st.lists(st.tuples(EXTENT, EXTENT, EXTENT), max_size=2),
+        "flop": st.integers(0, 9),
+    },
 }
 
 
@@ -366,6 +372,7 @@ def test_typos_are_answered_with_near_names(mapping: dict[str, Any], near: str) 
         ("net.toml", b"\xff\xfe\x00"),
         ("net.yaml", b"a: 1"),
         ("net", b""),
+        ("net.json", b'{"type": "linear", "c": 3, "c": 4, "k": 5}'),  # which c was meant?
         ("net.json", b"[1, 2]"),
         ("net.json", b"3"),
         ("net.toml", b""),
@@ -464,3 +471,10 @@ def test_mode_is_one_of_two() -> None:
     """A misspelt mode is refused wherever FLOP are counted."""
     with pytest.raises(InvalidArgument):
         net(conv()).flops("train")
+
+
+@pytest.mark.parametrize("path", [3, None, ["net.toml"]])
+def test_what_is_no_path_is_refused_as_such(path):
+    """An error of ours, which says what is wanted, and not of pathlib."""
+    with pytest.raises(InvalidSpec, match=r"spec file must be the path of a \.toml or \.json file"):
+        load_spec(path)

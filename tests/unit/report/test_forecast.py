@@ -10,7 +10,7 @@ from cubatch.report.grid import WIDTH
 from cubatch.report.plots import forecast
 from cubatch.report.tables import forecast as forecast_table
 from cubatch.units import format_percent, format_seconds
-from tests.unit.predictions import lines_of, one_pass, predicted
+from tests.unit.predictions import fastest_first, lines_of, one_pass, predicted
 from tests.unit.tables import rows_of
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_no_candidate_takes_two_lines(factor):
 def test_on_a_narrow_line_columns_go_before_lines_wrap(width):
     """Of GPUs side by side and of passes, who and the figure that decides stay, a line each."""
     found = [predicted(name) for name in ("Workstation GPU", "Other")]
-    grid = forecast_table.compared(forecast_table.fastest_first(found), {"none": "why"}, width=width)
+    grid = forecast_table.compared(fastest_first(found), {"none": "why"}, width=width)
     assert {"device", "batch", "samples/s", "90 % interval", "status"} <= set(grid.columns)
     assert ("of fastest" in grid.columns) == (width == 110)
     passes = [
@@ -122,14 +122,14 @@ def test_kernels_of_ours_are_named_by_family_and_tile():
         if one.tile is not None:
             found = predicted(passes=[one_pass("fc", 1.0, 1.0, algorithm=one.name)])
             (row,) = rows_of(forecast_table.layers(found))
-            assert row["runs as"] == f"{one.family} {one.tile.name}"
+            assert row["runs as"] == f"{one.family} {one.tile_name}"
 
 
 def test_by_latency_the_shortest_step_comes_first():
     """What is ordered, and what of the fastest means, is the objective's."""
     quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000), (64, 1000)))
     slow = predicted("Slow", objective="latency", batch_size=64, rates=((16, 1000), (64, 2000)))
-    grid = forecast_table.compared(forecast_table.fastest_first([slow, quick]), {})
+    grid = forecast_table.compared(fastest_first([slow, quick]), {})
     assert [(row["device"], row["of fastest"]) for row in rows_of(grid)] == [("quick", "100 %"), ("slow", "50.0 %")]
     assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid.notes[0]
 
@@ -144,7 +144,7 @@ def test_by_latency_intervals_of_latency_meet():
 def test_gpus_whose_intervals_meet_are_marked():
     """2000 and 1500 samples/s, each a factor of 1.25 to either side, meet; 1000 does not."""
     found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1500), ("C", 1000))]
-    grid = forecast_table.compared(forecast_table.fastest_first(found), {})
+    grid = forecast_table.compared(fastest_first(found), {})
     assert [row[0] for row in grid.rows] == ["→", "≈", ""]
     assert grid.notes[0].endswith("with batch 32, 1.33 times as fast as b.")
     assert grid.marked == {0}
@@ -154,10 +154,10 @@ def test_gpus_whose_intervals_meet_are_marked():
 
 def test_what_bounds_a_gpu_is_what_most_time_lies_under():
     """0.625 + 0.03125 under the roof of compute."""
-    (row,) = rows_of(forecast_table.compared([predicted()], {}))
+    (row,) = rows_of(forecast_table.compared([predicted()], {}, width=140))
     assert row["bound by"] == f"compute {format_percent(0.65625)}"
     passes = [one_pass("conv", 0.9, 0.9, bound=None), one_pass("fc", 0.1, 0.1, bound="memory")]
-    (row,) = rows_of(forecast_table.compared([predicted(passes=passes)], {}))
+    (row,) = rows_of(forecast_table.compared([predicted(passes=passes)], {}, width=140))
     assert row["bound by"] == "memory 10.0 %"  # of the rest nobody knows
 
 

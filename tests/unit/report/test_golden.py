@@ -15,10 +15,21 @@ from cubatch.kernels.survey import Row
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Candidate
 from cubatch.report.page import html
-from cubatch.report.tables import candidates, devices, footprint, forecast, kernels, result, store, training
+from cubatch.report.tables import (
+    candidates,
+    devices,
+    footprint,
+    forecast,
+    kernels,
+    layers,
+    models,
+    result,
+    store,
+    training,
+)
 from cubatch.report.tables import occupancy as occupancy_table
 from tests.unit import golden
-from tests.unit.predictions import one_pass, predicted
+from tests.unit.predictions import fastest_first, one_pass, predicted
 from tests.unit.tuned import measurement, tuned
 
 V100 = Device(
@@ -61,10 +72,10 @@ def memory_page():
         {"name": "room / sample", "formula": "free memory over one sample's", "value": 1000.0, "computed": 1024.0,
          "unit": "samples", "error": None},
     ]  # fmt: skip
-    shown = footprint.footprint(
-        plan, title="mlp, training, float32, batch 256: memory of a step", forward_elements=1410
-    )
-    return grids(*shown, footprint.rules(rules, largest=1024, limit=12 * 2**30))
+    training = {"footprint": plan, "rules_of_thumb": rules, "max_batch_size": 1024}
+    inference = plan | {"gradients": 0, "optimizer": 0, "activation_gradients": 0, "elements_per_sample": 1410}
+    both = {"inference": training | {"footprint": inference}, "training": training}
+    return grids(*footprint.modes(both, title="mlp, float32, batch 256: memory of a step", limit=12 * 2**30))
 
 
 def candidates_page():
@@ -96,7 +107,9 @@ def compare_page():
         predicted("Nearly As Fast", rates=((32, 1500),), notes=["No measurement of Nearly As Fast."]),
         predicted("Slow", rates=((32, 500),), passes=[one_pass("fc", 1.0, 1.0, bound="memory")]),
     ]
-    return grids(forecast.compared(forecast.fastest_first(found), {"old-gpu": "its bandwidth is not known"}))
+    return grids(
+        forecast.compared(fastest_first(found), {"old-gpu": "its bandwidth is not known"}, costs={"slow": 0.25})
+    )
 
 
 def occupancy_page():
@@ -125,6 +138,21 @@ def kernels_page():
 def devices_page():
     unknown = Device(name="RTX 2080 SUPER", slug="rtx-2080-super", compute_capability=(7, 5), num_sms=48)
     return grids(devices.devices([CPU], title="In this machine"), devices.devices([V100, unknown], title="Catalogue"))
+
+
+def models_page():
+    net = {"name": "mlp", "input_shape": [1, 1, 1000], "output_shape": [1, 1, 10], "parameters": 131_410,
+           "flop_per_sample": 262_000, "runs": True}  # fmt: skip
+    board = {"name": "go-net", "input_shape": [19, 19, 128], "output_shape": [19, 19, 128], "runs": False}
+    return grids(models.models([net, net | board]))
+
+
+def layers_page():
+    stride = {"name": "stride", "default": "1", "meaning": "Step of the filter."}
+    conv = {"type": "conv2d", "does": "A convolution.", "keys": [stride | {"name": "k", "default": None}, stride],
+            "example": '[[layers]]\ntype = "conv2d"\nk = 64', "runs": True}  # fmt: skip
+    relu = {"type": "relu", "does": "max(x, 0).", "keys": [], "example": '[[layers]]\ntype = "relu"', "runs": False}
+    return grids(layers.layers([conv, relu]), *layers.layer(conv), *layers.layer(relu))
 
 
 def store_page():
@@ -156,6 +184,8 @@ PAGES = {
     "compare.txt": compare_page,
     "occupancy.txt": occupancy_page,
     "kernels.txt": kernels_page,
+    "models.txt": models_page,
+    "layers.txt": layers_page,
     "devices.txt": devices_page,
     "store.txt": store_page,
     "train.txt": train_page,

@@ -52,11 +52,12 @@ def test_long_text_wraps_in_the_last_column_and_stays_inside_the_width():
     assert content.text(24).split("\n")[2:] == ["1  alpha beta gamma", "   delta epsilon zeta"]
 
 
-def test_the_last_column_keeps_16_characters_however_narrow_the_line():
+def test_the_last_column_keeps_16_characters_and_then_each_row_stands_alone():
     """Words one below the other would be no table."""
-    lines = Grid(columns=["n", "why"], rows=[[1, "alpha beta gamma delta"]]).text(5).split("\n")
+    grid = Grid(columns=["n", "why"], rows=[[1, "alpha beta gamma delta"]])
 
-    assert lines[1:] == ["-  " + 16 * "-", "1  alpha beta gamma", "   delta"]
+    assert grid.text(19).split("\n")[1:] == ["-  " + 16 * "-", "1  alpha beta gamma", "   delta"]
+    assert grid.text(18).split("\n") == ["n: 1", "  why: alpha beta", "  gamma delta"]
 
 
 def test_a_title_without_a_table_has_no_line_beneath():

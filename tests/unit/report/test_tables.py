@@ -70,7 +70,7 @@ PLAN = {
 
 def test_a_footprint_lists_the_parts_that_take_anything_and_marks_the_peak():
     """In inference there are no gradients; the peak is less than the sum, which a note says."""
-    parts, layers = footprint.footprint(PLAN, title="t", forward_elements=1410)
+    parts, layers = footprint.footprint(PLAN, title="t")
     assert parts.rows == (("weights", "1.00 MiB"), ("activations", "2.00 MiB"), ("peak", "3.00 MiB"))
     assert parts.marked == {2}
     assert row_of(layers, "fc", "layer") == {
@@ -79,15 +79,30 @@ def test_a_footprint_lists_the_parts_that_take_anything_and_marks_the_peak():
     }  # fmt: skip
 
 
-def test_the_textbook_count_tells_forward_and_backward_apart_where_both_are_known():
-    """A footprint by itself knows only the count of its own mode."""
-    counts = [
-        footprint.footprint(PLAN, title="t", forward_elements=elements)[0].notes[1] for elements in (1410, 1820, None)
-    ]
-    assert [("forward" in count, "with gradients" in count) for count in counts] == [
-        (True, True), (True, False), (False, False),
+def test_both_modes_stand_side_by_side():
+    """A column each, a dash where one has no such part, and the textbook's two counts."""
+    forward = PLAN | {"elements_per_sample": 1410}
+    training = PLAN | {"gradients": 2**20, "total": 4 * 2**20, "peak_layer": "relu"}
+    found = {
+        mode: {"footprint": plan, "rules_of_thumb": [], "max_batch_size": largest}
+        for mode, plan, largest in (("inference", forward, 9), ("training", training, 7))
+    }
+    parts, layers, *rules = footprint.modes(found, title="t", limit=2**30)
+    assert row_of(parts, "gradients", "part") == {"part": "gradients", "inference": None, "training": "1.00 MiB"}
+    assert row_of(parts, "peak", "part") == {"part": "peak", "inference": "3.00 MiB", "training": "4.00 MiB"}
+    assert "3.00 MiB, in fc (inference), 4.00 MiB, in relu (training)" in parts.notes[0]
+    assert "1 410 elements per sample forward, 1 820 with gradients; times 4 is 7 280" in parts.notes[1]
+    assert layers.title == "By layer, training"
+    assert [(rule.title.split()[-1], rule.notes[0].split()[-1]) for rule in rules] == [
+        ("inference", "9."), ("training", "7."),
     ]  # fmt: skip
-    assert all("1 820" in count and "7 280" in count for count in counts)
+
+
+def test_one_mode_has_one_count():
+    """A footprint by itself knows only the count of its own mode."""
+    (count,) = [note for note in footprint.footprint(PLAN, title="t")[0].notes if "Textbook" in note]
+    assert "forward" not in count
+    assert "1 820 elements per sample; times 4 is 7 280" in count
 
 
 def test_rules_of_thumb_stand_beside_the_plan_with_their_error():
@@ -96,7 +111,7 @@ def test_rules_of_thumb_stand_beside_the_plan_with_their_error():
         "name": "2x the file", "formula": "twice the weights", "value": 100 * 2**20, "computed": 400 * 2**20,
         "unit": "bytes", "error": -0.75,
     }  # fmt: skip
-    content = footprint.rules([rule], largest=77, limit=2**30)
+    content = footprint.rules([rule], largest=77, limit=2**30, mode="training")
     row = row_of(content, "2x the file", "rule")
     assert (row["says"], row["plan"], row["off by"]) == ("100.00 MiB", "400.00 MiB", "-75.0 %")
     assert all(figure in content.notes[0] for figure in ("1.00 GiB", "77"))
@@ -111,6 +126,13 @@ def test_an_unknown_fact_of_a_device_stays_unknown():
         ("7.0", 80, "16.00 GiB"), (None, None, None),
     ]  # fmt: skip
     assert "threads" not in content.text()
+
+
+def test_a_gpu_of_this_machine_is_listed_under_what_means_it():
+    """Two boards of one kind have one name in the catalogue, and each its place here."""
+    here = [Device(name="Tesla T4", slug="t4", kind="cuda", live=True, index=index) for index in (0, 1)]
+    rows = devices.devices([*here, Device(name="A CPU", kind="cpu", live=True)], title="t").rows
+    assert [row[0] for row in rows] == ["cuda:0", "cuda:1", "cpu"]
 
 
 def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():

@@ -144,6 +144,14 @@ def test_a_bad_time_is_a_tenth_longer_than_the_shortest_of_any_larger_size(secon
     assert found == expected
 
 
+def test_where_all_were_read_at_a_bad_time_that_is_what_is_known() -> None:
+    """One reading of 0.5 ms among 30 ms makes suspects of both sizes; steps are then not guessed out of nothing."""
+    read = {32: record(32, [[0.03, 0.03, 0.0005]]), 33: record(33, 0.021, visits=1)}
+    assert suspect(read) == {32, 33}
+    assert [s.batch_size for s in seen_of(read, Noise(0.1, 0.1))] == [32, 33]
+    assert [s.batch_size for s in seen_of({**read, 34: Record(34, Goal())}, Noise(0.1, 0.1))] == [32, 33]
+
+
 def test_the_largest_size_and_those_without_a_reading_are_never_suspect() -> None:
     """There is nothing larger to compare with."""
     assert suspect({1: Record(1, Goal()), 8: record(8, 9.0, visits=1), 64: Record(64, Goal())}) == set()

@@ -116,7 +116,7 @@ def test_by_latency_what_is_larger_than_a_slower_one_is_dropped() -> None:
 def test_above_what_ran_out_of_memory_is_dropped() -> None:
     """The smallest failure above the largest that ran is named; one below what ran is none."""
     found = judge(along(falling, 1, 8, 64), failed=[32, 100, 300])
-    assert found[512] == Verdict("dropped", "batch size 100, which is smaller, ran out of memory")
+    assert found[512] == Verdict("dropped", "batch size 100, which is smaller, does not fit")
     assert "memory" not in judge(along(falling, 1, 8, 64), failed=[32])[512].reason
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.estimate.blocks import num_blocks
 from cubatch.estimate.on_sms import on_sms
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
@@ -115,7 +114,9 @@ def test_waves_of_our_kernels_are_those_of_their_recorded_occupancy() -> None:
         )  # fmt: skip
         rows, columns = map(int, found["tile"].split("x"))
         assert (chosen.tile.m, chosen.tile.n) == (rows, columns)
-        assert found["blocks"] == found["slices"] * num_blocks(GO, Pass.FPROP, n, (rows, columns))
+        tiles = n * 361 if chosen.winograd is None else n * len(range(0, 19, chosen.winograd)) ** 2
+        products = 1 if chosen.winograd is None else (chosen.winograd + 2) ** 2
+        assert found["blocks"] == found["slices"] * products * len(range(0, tiles, rows)) * len(range(0, 128, columns))
         assert found["blocks_per_sm"] == held.blocks_per_sm
         assert found["occupancy"] == held.blocks_per_sm * chosen.threads / 2048  # threads that an SM of sm_70 holds
         slots = 80 * held.blocks_per_sm

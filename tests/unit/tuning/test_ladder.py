@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, UnknownName, UnsupportedDtype
-from cubatch.estimate.on_sms import first_tile
+from cubatch.estimate.on_sms import first_grid
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
@@ -76,12 +76,15 @@ def test_crests_of_our_kernels_are_those_of_the_tile_ranked_first() -> None:
     device = probe.resolve(V100, live=False)
     found = ladder.candidates(GO, device=V100)
     largest_size = max(c.batch_size for c in found)
-    rows, columns = first_tile(GO, Pass.FPROP, largest_size, device=device, dtype="float32", library="cubatch")
+    (rows, columns), outputs, _ = first_grid(
+        GO, Pass.FPROP, largest_size, device=device, dtype="float32", library="cubatch"
+    )
+    assert outputs == 4  # F(4x4): 36 products over 5 x 5 tiles of a board
     crests = [size for size in sizes(found, "crest") if any(r.startswith("crest") for r in reasons(found, size))]
     assert len(crests) > 3
 
     def busiest(n: int) -> int:
-        return -(-(-(-361 * n // rows) * -(-128 // columns)) // 80)
+        return -(-(36 * -(-25 * n // rows) * -(-128 // columns)) // 80)
 
     assert all(busiest(n) < busiest(n + 1) for n in crests)
 

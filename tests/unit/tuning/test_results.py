@@ -203,6 +203,37 @@ def test_what_counts_are_clear_timings_of_undisturbed_visits(timings: list[Timin
     assert counting(timings) == tuple(timings[place] for place in count)
 
 
+def rated(rates: dict[int, float], answer: int, **statuses: str) -> TuningResult:
+    found = [
+        Measurement(batch_size=n, status=statuses.get(f"of_{n}", "ok"), samples_per_second=rate)
+        for n, rate in rates.items()
+    ]
+    return a_result(batch_size=answer, measurements=found)
+
+
+def test_choices_are_apart_cost_little_and_hold_the_answer() -> None:
+    """Of a plateau from 64 on: the answer, the fastest, others between; 60 and 500 are like neighbours, 8 is slow."""
+    rates = {8: 400.0, 60: 960.0, 64: 970.0, 128: 980.0, 500: 990.0, 512: 1000.0, 1024: 960.0}
+    result = rated(rates, 64)
+    assert result.choices() == pytest.approx({64: 0.03, 128: 0.02, 512: 0.0, 1024: 0.04})
+    assert list(result.choices(within=0.025)) == [128, 512]
+    assert result.choices(within=0.7)[8] == pytest.approx(0.6)
+
+
+def test_what_broke_a_limit_or_never_ran_is_no_choice() -> None:
+    """Its rate, or the lack of one, counts for nothing."""
+    result = rated({32: 900.0, 64: 1000.0, 128: 2000.0}, 64, of_128="over_limit")
+    assert result.choices(within=0.2) == pytest.approx({32: 0.1, 64: 0.0})
+    assert a_result(batch_size=None, measurements=[Measurement(batch_size=8, status="interrupted")]).choices() == {}
+
+
+@pytest.mark.parametrize("within", [-0.1, 1, 1.0, True, "0.05", None, float("nan")])
+def test_a_share_that_makes_no_sense_is_refused(within: Any) -> None:
+    """Named with its value."""
+    with pytest.raises(InvalidArgument, match="within"):
+        a_result().choices(within=within)
+
+
 def test_print_shows_the_table() -> None:
     """Whoever prints a result reads the answer, not the record."""
     assert str(a_result()) == a_result().table()

@@ -339,7 +339,7 @@ def test_list_and_show_tell_what_is_kept(path):
         kept,
         Measured(timings=(timing(8),), outcomes=(Outcome(8, "ok"),), seconds_spent=2.5),
     )
-    with pytest.raises(StoreError, match=r"no run 7.*\[1\]"):
+    with pytest.raises(StoreError, match=r"no run 7.*It holds: 1\."):
         store.show(path, 7)
 
 

@@ -38,7 +38,7 @@ def test_what_a_step_should_take_stands_beside_what_it_took(monkeypatch, tmp_pat
 @pytest.mark.case("watch")
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("spec", ["mlp", CONV], ids=["network", "layer"])
-def test_an_answer_follows_from_its_measurements(spec, mode):
+def test_an_answer_follows_from_its_measurements(spec, mode, virtual):
     """The contract's rule, applied to the medians in the result, gives the result's answer; JSON gives it back."""
     result = autotune(spec, device="cpu", mode=mode, batch_sizes=[1, 8, 64], budget=30.0, store=False, tolerance=0.05)
     assert [m.batch_size for m in result.measurements] == [1, 8, 64]

@@ -168,7 +168,8 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
 
 def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
     """
-    At 8 boards of 19 x 19, 2888 rows; a filter of 128 columns. The variant that won in this run is what runs.
+    At 8 boards of 19 x 19, 5 x 5 tiles each of F(4x4), 36 products; a filter of 128 columns. The variant that won in
+    this run is what runs.
 
     Occupancy and fill are the means of the rows by predicted time, by hand; JSON and a rerun give the same rows.
     """
@@ -184,8 +185,8 @@ def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
             assert getattr(m, name) == pytest.approx(mean)
             assert 0 < mean <= 1
     first = result.measurements[0].layers[0]
-    rows, columns = map(int, re.search(r"_(\d+)x(\d+)x", first["kernel"]).groups())
-    assert first["blocks"] == first["slices"] * -(-2888 // rows) * -(-128 // columns)
+    rows, columns = map(int, re.search(r"_f4x4_f32_winograd_(\d+)x(\d+)x", first["kernel"]).groups())
+    assert first["blocks"] == 36 * -(-200 // rows) * -(-128 // columns)
     assert TuningResult.from_json(result.to_json()) == result
     assert quick().measurements == result.measurements
 

@@ -1,0 +1,184 @@
+"""
+Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep and the rules of other finders.
+
+    python -m benchmarks.bench_module --json benchmarks/results/amd-epyc-2-threads/module.json
+
+Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
+powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
+medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns, and the
+median of their ratios is given.  An answer that does not run within the limit has lost all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cubatch as cb
+from benchmarks.modules import zoo
+from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
+from benchmarks.provenance import provenance
+from cubatch.errors import CubatchError
+from cubatch.frameworks.module_runner import ModuleRunner
+from cubatch.frameworks.torch_module import MODES, TorchModule
+from cubatch.hardware import probe
+from cubatch.measure.conditions import environment
+
+MIB = 2**20
+UNBOUNDED = 2**40
+OURS = "cubatch"
+LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
+DUELS = 7
+SPAN = 0.2  # seconds of a reading
+
+
+def runner_of(name: str, mode: str, limit: int) -> ModuleRunner:
+    """Give a runner of a module in this process."""
+    subject = TorchModule(
+        zoo.build(name), zoo.example(name), mode=mode, loss=None, optimizer="sgd", autocast=None, channels_last=False,
+        compiled=False,
+    )  # fmt: skip
+    return subject.ready().runner(limit, 0)
+
+
+def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int, list[float]]:
+    """Give samples per second of each size that runs, in rounds that measure each once, in an order drawn anew."""
+    read: dict[int, list[float]] = {}
+    order, left = random.Random(0), list(sizes)
+    for _ in range(rounds):
+        for size in order.sample(left, len(left)):
+            try:
+                runner.prepare(size)
+            except MemoryError:
+                runner.release()
+                left.remove(size)
+                continue
+            step = min(runner.clock.time(runner.step, 1).seconds for _ in range(2))
+            repeats = max(1, int(SPAN / step))
+            read.setdefault(size, []).append(size / runner.clock.time(runner.step, repeats).seconds)
+    return read
+
+
+def ours(name: str, mode: str, *, top: int, limit: int, budget: float) -> dict[str, Any]:
+    """Tune with `autotune_module`, in a worker, unkept."""
+    began = time.monotonic()
+    try:
+        result = cb.autotune_module(
+            f"benchmarks.modules.zoo:{name}", zoo.example(name), mode=mode, device="cpu", max_batch_size=top,
+            memory_limit=limit, budget=budget, store=False,
+        )  # fmt: skip
+    except CubatchError as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        return {"finder": OURS, "batch_size": None, "seconds": time.monotonic() - began, "failures": 0, "error": error}
+    took = [m.peak_bytes for m in result.measurements if m.peak_bytes]
+    failures = sum(m.status == "out_of_memory" for m in result.measurements)
+    return {
+        "finder": OURS, "batch_size": result.batch_size, "seconds": time.monotonic() - began, "failures": failures,
+        "error": "", "decided_by": result.decided_by, "most_of_limit": max(took, default=0) / limit,
+    }  # fmt: skip
+
+
+def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Ask every finder about a module, sweep it, and judge each answer."""
+    limit = options.limit * MIB
+    bare = runner_of(name, mode, UNBOUNDED)
+    first, second = bare.predicted(1) or 0, bare.predicted(101) or 0
+    each, parameters = (second - first) / 100, sum(p.numel() for p in zoo.build(name).parameters())
+    task = asked(options.top, limit, first, each, parameters, os.cpu_count() or 1)
+    rows = [
+        ours(name, mode, top=options.top, limit=limit, budget=options.budget),
+        *(ask(finder, Unguarded(bare, limit), task) for finder in options.finders),
+    ]
+    runner = Unguarded(bare, limit)
+    steps = [n for power in range(options.top.bit_length()) for n in (2**power, 3 * 2**power) if n <= options.top]
+    seconds = {n: short for n in sorted(steps) if (short := _seconds(runner, n)) is not None}
+    swept = [n for n, taken in seconds.items() if taken <= LONGEST_STEP]
+    answers = {row["batch_size"] for row in rows if row["batch_size"]}
+    truth = {
+        n: statistics.median(rates)
+        for n, rates in in_rounds(runner, sorted({*swept, *answers}), options.rounds).items()
+    }
+    best = max(truth, key=truth.__getitem__)
+    for answer in answers:
+        duel = in_rounds(runner, sorted({best, answer}), options.duels)
+        turns = zip(duel.get(answer, []), duel[best], strict=False)
+        lost = 1 - statistics.median([a / b for a, b in turns] or [0.0])
+        for row in rows:
+            if row["batch_size"] == answer:
+                row["lost"] = lost
+    for row in rows:
+        row.setdefault("lost", 1.0)
+    return {"module": name, "mode": mode, "best_batch_size": best, "samples_per_second": truth, "finders": rows}
+
+
+def _seconds(runner: Unguarded, size: int) -> float | None:
+    """Time one step; None where it does not fit, or would take far too long by what half of it took."""
+    if runner.gave_up:
+        return None
+    try:
+        runner.prepare(size)
+    except MemoryError:
+        runner.release()
+        return None
+    taken = runner.clock.time(runner.step, 1).seconds
+    runner.gave_up = taken > LONGEST_STEP
+    return taken
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare on each module and print a line for each answer."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--finders", nargs="*", choices=list(RIVALS), default=list(RIVALS))
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds that ours may take")
+    parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
+    parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
+    parser.add_argument("--rounds", type=int, default=2, help="of the sweep")
+    parser.add_argument("--duels", type=int, default=DUELS, help="turns of an answer and the best")
+    options = parser.parse_args(arguments)
+    rows = []
+    for name in options.modules:
+        for mode in options.modes:
+            rows.append(compare(name, mode, options))
+            print(f"{name} {mode}: best {rows[-1]['best_batch_size']}")
+            for row in rows[-1]["finders"]:
+                print(
+                    f"    {row['finder']}: {row['batch_size']} in {row['seconds']:.1f} s, {row['lost']:.1%} lost, "
+                    f"{row['failures']} out of memory{'; ' + row['error'] if row['error'] else ''}"
+                )
+            sys.stdout.flush()
+    _summary(rows, options.finders)
+    if options.json:
+        device = probe.device("cpu")
+        content = {
+            "schema": 1, "benchmark": "module", **provenance(), "device": device.name, "threads": device.threads,
+            "environment": environment(device), "budget_seconds": options.budget, "max_batch_size": options.top,
+            "memory_limit": options.limit * MIB, "rows": rows,
+        }  # fmt: skip
+        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _summary(rows: Sequence[dict[str, Any]], finders: Sequence[str]) -> None:
+    for finder in (OURS, *finders):
+        of = [row for case in rows for row in case["finders"] if row["finder"] == finder]
+        lost = [row["lost"] for row in of]
+        print(
+            f"{finder}: mean {statistics.fmean(lost):.1%} lost, worst {max(lost):.1%}, "
+            f"{sum(share <= 0.03 for share in lost)} of {len(lost)} within 3 %, "
+            f"{statistics.fmean(row['seconds'] for row in of):.1f} s, "
+            f"{sum(row['failures'] for row in of)} out of memory"
+        )
+
+
+if __name__ == "__main__":
+    main()

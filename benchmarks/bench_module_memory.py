@@ -1,0 +1,117 @@
+"""
+How far what `autotune_module` says of memory lies from what steps take, on the CPU.
+
+    python -m benchmarks.bench_module_memory --json benchmarks/results/amd-epyc-2-threads/module-memory.json
+
+Each module is run in a process of its own, with a limit of what it takes at one sample and ROOM more.  A few small
+sizes are looked at, as in a tuning run.  Then the largest size that is thought to fit is asked for, and smaller ones,
+until one that is allowed has run STEPS steps; and again, while what it took lets one that is a tenth larger fit.  What
+was said of a size just before it ran stands beside what it took, by the resident set, and beside what a walk without
+data says alone.  Memory is no timing: a busy machine disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.modules import zoo
+from benchmarks.provenance import provenance
+from cubatch.errors import OverLimit
+from cubatch.frameworks import module_worker
+from cubatch.frameworks.torch_module import MODES
+from cubatch.hardware import probe
+from cubatch.measure.conditions import environment
+from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.runner import FactoryRef
+
+MIB = 2**20
+STEPS = 4
+GREW, LESS = 1.1, 0.97
+LOOK_SECONDS = 3.0  # as of a budget of 60 s
+_KIND = {"loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False}
+
+
+def opened(name: str, mode: str, limit: int) -> RemoteRunner:
+    """Start a worker with a module's runner."""
+    arguments = {
+        "build": f"benchmarks.modules.zoo:{name}", "inputs": module_worker.pack(zoo.example(name)), "place": "cpu",
+        "mode": mode, "memory_limit": limit, "seed": 0, **_KIND,
+    }  # fmt: skip
+    return RemoteRunner(FactoryRef("cubatch.frameworks.module_worker:runner", arguments))
+
+
+def score(name: str, mode: str, room: int) -> dict[str, Any]:
+    """Climb to the largest size that fits, and compare what was said with what was taken."""
+    first = opened(name, mode, 2**40)
+    limit = first.call("look", seconds=0.0, top=0)["first"] + room
+    first.close()
+    runner = opened(name, mode, limit)
+    size = runner.call("look", seconds=LOOK_SECONDS, top=None)["largest"]
+    ran = 0
+    while size > GREW * ran:
+        try:
+            runner.prepare(size)
+        except OverLimit:
+            size = int(LESS * size)
+            continue
+        runner.time(STEPS)
+        runner.release()
+        ran, size = size, runner.call("look", seconds=0.0, top=0)["largest"]
+    rows = runner.call("ran")
+    runner.close()
+    largest = rows[-1]
+    return {
+        "module": name, "mode": mode, "limit": limit, "sizes": rows,
+        "batch_size": largest["batch_size"], "error": largest["said"] / largest["took"] - 1,
+        "walked_error": largest["walked"] / largest["took"] - 1,
+        "most": max(row["took"] for row in rows) / limit,
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Score the modules and print a line for each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--room", type=int, default=256, help="MiB beside what one sample takes")
+    options = parser.parse_args(arguments)
+    rows = []
+    for name in options.modules:
+        for mode in options.modes:
+            row = score(name, mode, options.room * MIB)
+            rows.append(row)
+            last = row["sizes"][-1]
+            print(
+                f"{name} {mode}: batch size {row['batch_size']}, said {last['said'] // MIB} MiB, took "
+                f"{last['took'] // MIB} ({row['error']:+.1%}); walked alone {row['walked_error']:+.1%}; the most "
+                f"{row['most']:.1%} of the limit"
+            )
+            sys.stdout.flush()
+            if options.json:
+                options.json.write_text(json.dumps(_content(rows), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    errors = sorted(abs(row["error"]) for row in rows)
+    above = sum(row["most"] > 1 for row in rows)
+    within = sum(error <= 0.1 for error in errors)
+    print(
+        f"largest sizes: {within} of {len(rows)} within 10 %, median {statistics.median(errors):.1%}, worst "
+        f"{errors[-1]:.1%}; {above} took more than the limit"
+    )
+
+
+def _content(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    device = probe.device("cpu")
+    return {
+        "schema": 1, "benchmark": "module_memory", **provenance(), "device": device.name, "threads": device.threads,
+        "environment": environment(device), "image": zoo.IMAGE, "rows": rows,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""The words that arguments take, as types: a checker finds `mode="traning"` before anything runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mode = Literal["inference", "training"]
+Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
+Objective = Literal["throughput", "latency", "energy"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+Library = Literal["auto", "cubatch", "im2col"]
+Modelled = Literal["vendor", "cubatch"]

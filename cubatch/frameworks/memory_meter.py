@@ -1,0 +1,95 @@
+"""What a process takes of memory, at most, from a moment on: of the host by its resident set, of a GPU by PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from pathlib import Path
+from typing import Any, Protocol
+
+RESIDENT_GRAIN = 16 * 2**20
+"""What the resident set moves by for other reasons: code that is loaded, stacks, what the C library keeps."""
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5)
+
+
+class Meter(Protocol):
+    """
+    Reads the high water of a device's memory.
+
+    Attributes:
+        grain: Bytes that a reading says nothing about.
+    """
+
+    grain: int
+
+    def start(self) -> None:
+        """Give back what nobody uses, and count from here."""
+        ...
+
+    def peak(self) -> int | None:
+        """Bytes at the peak above those at the start; None where that is not told."""
+        ...
+
+
+class ResidentMeter:
+    """The resident set of this process, other threads and what the C library keeps of freed memory included."""
+
+    grain = RESIDENT_GRAIN
+
+    def __init__(self) -> None:
+        self._start: int | None = None
+
+    def start(self) -> None:
+        """Have the C library return what it can, and count from here."""
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
+        self._start = None
+        with contextlib.suppress(OSError):  # a sandbox may not let it be reset, and nothing is told then
+            _CLEAR.write_text(_RESET_PEAK)
+            self._start = _status("VmRSS")
+
+    def peak(self) -> int | None:
+        """Bytes at the peak above those at the start; None where /proc does not tell."""
+        if self._start is None or (peak := _status("VmHWM")) is None:
+            return None
+        return max(0, peak - self._start)
+
+
+class AllocatorMeter:
+    """
+    What PyTorch's caching allocator holds of a GPU, its unused blocks included: other processes cannot have those.
+
+    Args:
+        cuda: `torch.cuda`, or a stand-in.
+        device: PyTorch's device.
+    """
+
+    grain = 20 * 2**20  # it takes medium blocks from the GPU by so much
+
+    def __init__(self, cuda: Any, device: Any) -> None:
+        self._cuda, self._device, self._start = cuda, device, 0
+
+    def start(self) -> None:
+        """Give unused blocks back, and count from here."""
+        gc.collect()
+        with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
+            self._cuda.empty_cache()
+            self._cuda.reset_peak_memory_stats(self._device)
+            self._start = int(self._cuda.memory_reserved(self._device))
+
+    def peak(self) -> int | None:
+        """Bytes at the peak above those at the start."""
+        return max(0, int(self._cuda.max_memory_reserved(self._device)) - self._start)
+
+
+def _status(name: str) -> int | None:
+    """Read a size of /proc/self/status, which has them in KiB."""
+    with contextlib.suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,81 @@
+"""The runner of a module that is made by name: what the worker process is asked to build."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from cubatch.errors import InvalidArgument
+from cubatch.frameworks import module_source
+from cubatch.frameworks.module_runner import ModuleRunner
+from cubatch.frameworks.torch_inputs import is_shape
+from cubatch.frameworks.torch_module import TorchModule
+
+
+def pack(example_inputs: Any) -> Any:
+    """
+    Write inputs so that JSON can hold them: a shape as it is, what has tensors in it as PyTorch saves it.
+
+    Raises:
+        InvalidArgument: If they cannot be saved.
+    """
+    if is_shape(example_inputs):
+        return list(example_inputs)
+    import torch
+
+    kept = io.BytesIO()
+    try:
+        torch.save(example_inputs, kept)
+    except Exception as error:
+        allowed = "what torch.save can write, since the module runs in a process of its own"
+        raise InvalidArgument("example_inputs", example_inputs, allowed) from error
+    return base64.b64encode(kept.getvalue()).decode()
+
+
+def unpack(packed: Any) -> Any:
+    """Read what `pack` wrote, in another process of the same user."""
+    if isinstance(packed, list):
+        return tuple(packed)
+    import torch
+
+    kept = io.BytesIO(base64.b64decode(packed))
+    return torch.load(kept, weights_only=False, map_location="cpu")
+
+
+def runner(
+    *,
+    build: str,
+    inputs: Any,
+    place: str,
+    mode: str,
+    loss: str | None,
+    optimizer: str,
+    autocast: str | None,
+    channels_last: bool,
+    compiled: bool,
+    memory_limit: int,
+    seed: int,
+) -> ModuleRunner:
+    """
+    Make the module, move it to its device, and give a runner of its steps.
+
+    Args:
+        build: "package.module:build", a function without arguments that gives a torch.nn.Module.
+        inputs: As `pack` wrote them.
+        place: PyTorch's name of the device.
+        mode, loss, optimizer, autocast, channels_last, compiled: As for `TorchModule`.
+        memory_limit: Bytes that a step may take.
+        seed: Draws the parameters, as far as the module draws them by PyTorch's generator, and the inputs.
+    """
+    import torch
+
+    torch.manual_seed(seed)
+    module = module_source.load(build)()
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgument("module", f"{build}, which gives {type(module).__name__}", "one that gives a module")
+    subject = TorchModule(
+        module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
+        channels_last=channels_last, compiled=compiled,
+    )  # fmt: skip
+    return subject.ready().runner(memory_limit, seed)

@@ -1,0 +1,64 @@
+"""
+How many channels a batch is stored with, so that kernels load whole vectors of a pixel.
+
+Three channels, of an image, are no vector: products over them would be gathered element by element, in 16 bits not on
+tensor cores.  The batch is stored with a fourth of zeros, and the filter is copied beside one; more than that would
+only multiply zeros.
+"""
+
+from __future__ import annotations
+
+from cubatch.hardware.facts import BYTES_PER_ELEMENT
+from cubatch.kernels.workspace.misc import VECTOR_BYTES
+from cubatch.network.graph import INPUT, Network
+from cubatch.network.windows import ConvShape
+
+_COLOURS, _STORED = 3, 4
+
+
+def stored_channels(channels: int) -> int:
+    """
+    Give the channels that images of so many are stored with.
+
+    Example:
+        >>> [stored_channels(c) for c in (1, 3, 4, 17)]
+        [1, 4, 4, 17]
+    """
+    return _STORED if channels == _COLOURS else channels
+
+
+def stored_input_shape(network: Network) -> tuple[int, int, int]:
+    """
+    Give the shape that a sample of the batch is stored in for our kernels: padded where convolutions alone read it.
+
+    Example:
+        >>> from cubatch.network import models
+        >>> stored_input_shape(models.build("resnet18")), stored_input_shape(models.build("lenet5"))
+        ((224, 224, 4), (28, 28, 1))
+    """
+    h, w, c = network.input_shape
+    readers = [node.layer.convolution for node in network.nodes if INPUT in node.inputs]
+    takes = all(shape is not None and shape.groups == 1 for shape in readers)
+    return h, w, stored_channels(c) if takes else c
+
+
+def widened(shape: ConvShape) -> ConvShape:
+    """Give a convolution as its forward pass and its filter's gradient see a batch that is stored so."""
+    return shape._replace(c=stored_channels(shape.c)) if shape.groups == 1 else shape
+
+
+def filter_bytes(shape: ConvShape, dtype: str) -> int:
+    """
+    Count the bytes of the scratch memory that holds the filter, or its gradient, with the channels that are stored.
+
+    0 where those are the filter's own.
+
+    Example:
+        >>> from cubatch.network.windows import conv_shape
+        >>> filter_bytes(conv_shape((224, 224, 3), (64, 7, 7, 3), (2, 2), (3,) * 4, (1, 1), 1), "float16")
+        25088
+    """
+    wide = widened(shape)
+    if wide is shape or wide == shape:
+        return 0
+    return -(-wide.filter_elements * BYTES_PER_ELEMENT[dtype] // VECTOR_BYTES) * VECTOR_BYTES

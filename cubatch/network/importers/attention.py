@@ -1,0 +1,151 @@
+"""
+Attention and class tokens, which foreign graphs spell out in many steps and we have as one layer each.
+
+Queries, keys and values are parts of what linear layers make, cut and permuted into heads.  The axes say which rows
+of the weights each comes from, so that `attention` gets them in its order, whichever way they were cut.  Until its
+output is projected, or a position is added to its tokens, such a layer is not whole: it is `pending`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.network import layers
+from cubatch.network.importers.axes import Dims, is_whole, joined, laid_out, places
+from cubatch.network.importers.building import Builder, Value, permuted
+from cubatch.network.importers.source import Step
+
+
+@attrs.frozen
+class Mixed:
+    """Values mixed by attention, not projected yet: what queries, keys and values are projected from, and how."""
+
+    x: Value
+    heads: int
+    w: np.ndarray[Any, Any]
+    b: np.ndarray[Any, Any] | None
+
+
+@attrs.frozen
+class Prepended:
+    """Pixels with a class token in front, without positions yet."""
+
+    x: Value
+    token: np.ndarray[Any, Any]
+
+
+def select(build: Builder, step: Step) -> Value:
+    """Take one position of an axis: of heads and the like a part of the channels; of tokens the first, a layer."""
+    value, axis = build.part(step), step.options["axis"] % (len(step.shape) + 1)
+    atoms, index = value.dims[axis], step.options["index"]
+    dims = value.dims[:axis] + value.dims[axis + 1 :]
+    if not atoms:
+        return attrs.evolve(value, dims=dims)
+    if [atom.label for atom in atoms] == ["c"]:
+        (atom,) = atoms
+        return attrs.evolve(value, dims=dims, offset=value.offset + index % atom.size * atom.stride)
+    value = build.value(step)
+    if index == 0 and is_whole(atoms, "h", build.shapes[value.layer]) and build.shapes[value.layer][1] == 1:
+        return build.add(step, layers.ClassToken(), value, dims=dims)
+    raise build.refusal(step, "it takes one position of something else than heads, or the first token")
+
+
+def cut(build: Builder, step: Step) -> Value:
+    """Take a range of the channels."""
+    value, axis = build.part(step), step.options["axis"] % len(step.shape)
+    atoms = value.dims[axis]
+    if [atom.label for atom in atoms] != ["c"]:
+        raise build.refusal(step, "it takes a range of something else than channels")
+    (atom,) = atoms
+    dims = (*value.dims[:axis], joined([atom._replace(size=step.shape[axis])]), *value.dims[axis + 1 :])
+    return attrs.evolve(value, dims=dims, offset=value.offset + step.options["start"] * atom.stride)
+
+
+def mix(build: Builder, step: Step) -> Value:
+    """Attend with queries, keys and values (n, heads, tokens, channels of a head), each projected from one input."""
+    return _mixed(build, step, [build.part(step, i) for i in range(3)])
+
+
+def mix_turned(build: Builder, step: Step) -> Value:
+    """Attend with keys that are (n, heads, channels of a head, tokens)."""
+    q, k, v = (build.part(step, i) for i in range(3))
+    batch, heads, channels, tokens = k.dims
+    return _mixed(build, step, [q, attrs.evolve(k, dims=(batch, heads, tokens, channels)), v])
+
+
+def _mixed(build: Builder, step: Step, parts: list[Value]) -> Value:
+    made = [build.layers.get(part.layer) for part in parts]
+    query = parts[0]
+    rows, arrays = [], []
+    for part, layer in zip(parts, made, strict=True):
+        # Heads are cut from what a linear layer makes.
+        if not isinstance(layer, layers.Linear) or part.dims[0] != query.dims[0] or part.dims[2] != query.dims[2]:
+            raise build.refusal(step, "its queries, keys and values are not made by linear layers alike")
+        extents = build.shapes[part.layer]
+        is_cut = all(atom.label == "c" for axis in (1, 3) for atom in part.dims[axis])
+        if not is_cut or not is_whole(part.dims[2], "hw", extents):
+            raise build.refusal(step, "its axes are not batch, heads, tokens and channels")
+        rows.append(part.offset + np.asarray(places([*part.dims[1], *part.dims[3]], (1, 1, extents[2]))))
+        arrays.append(build.arrays[part.layer])
+    sources = {(layer.inputs or ("",), layer.c) for layer in made if layer is not None}
+    c, heads = query_channels(step), step.shape[1]
+    if len(sources) != 1 or {len(each) for each in rows} != {c} or next(iter(sources))[1] != c:
+        raise build.refusal(step, f"its queries, keys and values are not of one input with {c} channels")
+    w = np.concatenate([array["w"][each] for array, each in zip(arrays, rows, strict=True)])
+    biases = [array.get("b", np.zeros(len(array["w"])))[each] for array, each in zip(arrays, rows, strict=True)]
+    b = np.concatenate(biases) if any("b" in array for array in arrays) else None
+    ((x,), _) = next(iter(sources))
+    dims = (query.dims[0], *laid_out("c", 1, (1, 1, c)), query.dims[2])
+    mixed = Value(build.hold(step, Mixed(Value(x, ()), heads, w, b), build.shapes[x]), dims)
+    return attrs.evolve(mixed, dims=_in_heads(mixed.dims, heads, c))
+
+
+def query_channels(step: Step) -> int:
+    """Channels of all heads of a step's result (n, heads, tokens, channels of a head)."""
+    return step.shape[1] * step.shape[3]
+
+
+def _in_heads(dims: Dims, heads: int, c: int) -> Dims:
+    batch, (channels,), tokens = dims
+    inner = c // heads
+    outer = channels._replace(size=heads, stride=inner)
+    return batch, joined([outer]), tokens, joined([channels._replace(size=inner)])
+
+
+def project(build: Builder, step: Step, value: Value, order: list[int] | None, mixed: Mixed) -> Value:
+    """Make the layer of attention, whose output a linear layer projects."""
+    w, b = step.constants["w"], step.constants.get("b")
+    c = len(mixed.w) // 3
+    if w.shape != (c, c):
+        raise build.refusal(step, f"it projects attention's {c} channels to {w.shape[0]}")
+    arrays = {"w_in": mixed.w, "w_out": permuted(w, order)}
+    has_bias = b is not None or mixed.b is not None
+    if has_bias:
+        arrays |= {"b_in": np.zeros(3 * c) if mixed.b is None else mixed.b, "b_out": np.zeros(c) if b is None else b}
+    layer = layers.Attention(heads=mixed.heads, bias=has_bias)
+    return build.add(step, layer, mixed.x, dims=build.with_channels(value, -1, c), arrays=arrays)
+
+
+def prepend(build: Builder, step: Step) -> Value:
+    """Put a class token in front of pixels that are tokens, (n, h w, c)."""
+    value, token = build.value(step), step.constants["token"]
+    h, w, c = build.shapes[value.layer]
+    rows = joined(atom for dim in build.axes("hw", (h, w, c)) for atom in dim)
+    is_tokens = value.dims == (*build.axes("n", (h, w, c)), rows, *build.axes("c", (h, w, c)))
+    if not is_tokens or step.options["axis"] % 3 != 1 or token.shape[-2:] != (1, c) or np.ptp(token, axis=0).any():
+        raise build.refusal(step, "it joins a constant that is no class token in front of pixels")
+    shape = (h * w + 1, 1, c)
+    return Value(build.hold(step, Prepended(value, token.reshape(-1, c)[0]), shape), build.axes("nhc", shape))
+
+
+def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> Value:
+    """Make the layer of tokens, to whose pixels and class token a position is added."""
+    tokens, _, c = build.shapes[value.layer]
+    constant = step.constants["constant"]
+    if constant.shape not in {(1, tokens, c), (tokens, c)}:
+        raise build.refusal(step, "what it adds to the tokens is no position for each")
+    arrays = {"token": prepended.token, "position": constant.reshape(tokens, c)}
+    return build.add(step, layers.Tokens(), prepended.x, dims=value.dims, arrays=arrays)

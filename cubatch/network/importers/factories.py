@@ -1,0 +1,68 @@
+"""`package.module:build`: a network by the name of what builds it, a PyTorch module or one of ours."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from cubatch.errors import CubatchError, InvalidArgument
+from cubatch.network.extents import Extents
+from cubatch.network.graph import Network, Spec
+from cubatch.network.importers.torch_export import from_torch
+from cubatch.network.layer import Layer
+
+USUAL_INPUT = (224, 224, 3)
+
+
+def called(text: str, *, input_shape: Extents | None = None, opaque: bool = False) -> Spec:
+    """
+    Import a module, as Python does from the current folder, and call what it says builds a network.
+
+    Args:
+        text: "package.module:name"; the name is that of a function or class without arguments, or of a network.
+        input_shape: (h, w, c) of one sample, for a PyTorch module; None is (224, 224, 3).
+        opaque: As for `from_torch`.
+
+    Returns:
+        Layer or Network: What it built; a torch.nn.Module goes through `from_torch`.
+
+    Raises:
+        InvalidArgument: If it cannot be imported or called, gives neither, or has a shape of its own.
+        CubatchError: Whatever else building raises of ours.
+    """
+    found = _built(text)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(found, torch.nn.Module):
+        h, w, c = input_shape or USUAL_INPUT
+        return from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
+    if not isinstance(found, Layer | Network):
+        raise InvalidArgument(
+            "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"
+        )
+    if input_shape is not None:
+        raise InvalidArgument("input_shape", input_shape, f"left out: {text} says its own")
+    return found
+
+
+def _built(text: str) -> Any:
+    module, _, name = text.partition(":")
+    here = str(Path.cwd())
+    is_new = here not in sys.path and "" not in sys.path
+    if is_new:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
+        return found if is_ready and not isinstance(found, type) else found()
+    except CubatchError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        allowed = "package.module:name of what can be imported and called without arguments"
+        raise InvalidArgument("model", text, allowed, f"{type(error).__name__}: {error}") from error
+    finally:
+        if is_new:
+            sys.path.remove(here)

@@ -1,0 +1,219 @@
+"""load_onnx(): ONNX files as networks, read from their graph and its shape inference."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
+from cubatch.network.graph import Network
+from cubatch.network.importers.building import Builder
+from cubatch.network.importers.onnx_operators import OPERATORS, Call, Shape
+from cubatch.network.importers.onnx_patterns import Patterns
+from cubatch.network.importers.opaque import keep
+from cubatch.network.importers.rules import RULES
+from cubatch.network.importers.source import Meaning, Source, Step, unlike
+
+EXAMPLE_BATCH = 2  # where the file leaves it open
+_OWN_DOMAINS = ("", "ai.onnx")
+
+
+def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, opaque: bool = False) -> Network:
+    """
+    Read an ONNX file as a network, with its weights.
+
+    The batch is the first axis of its only input, whatever size the file gives it.  A batch norm that was folded into
+    the convolution before it stays so: a convolution with a bias.  Transpositions and reshapes make no layers: our
+    activations are (h, w, c), filters (k, r, s, c), and the weights behind a flattening are put in our order;
+    an output that is flattened in the end comes in it, too.
+
+    Args:
+        path: The file.
+        input_shape: Of one sample, as the file has it: (channels, height, width), (tokens, channels) or (features,);
+            for a file that leaves it open.
+        opaque: Keep operators without a layer as layers of known extents, bytes and FLOP, which can be planned and
+            predicted, but not run.
+
+    Returns:
+        Network: Its `weights` are in float32; it is called what the file is called.
+
+    Raises:
+        UnsupportedOperator: If an operator has no layer, and opaque is False; names it and its node.
+        InvalidSpec: If the file cannot be read, has several inputs or outputs, or leaves its input's shape open.
+        MissingDependency: If onnx is not installed.
+
+    Example:
+        >>> load_onnx("resnet50.onnx").parameters                                     # doctest: +SKIP
+        25530472
+    """
+    path = Path(path)
+    try:
+        import onnx
+        import onnx.inliner
+        import onnx.reference
+        import onnx.shape_inference
+    except ImportError as error:
+        raise MissingDependency("onnx", "load_onnx", "onnx") from error
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:  # its decoders raise what they like
+        raise InvalidSpec("ONNX file", str(path), f"a file that onnx can read ({error})") from error
+    source = _Reader(onnx, model, path, input_shape).source()
+    return Builder(source, RULES, keep if opaque else None).network()
+
+
+class _Reader:
+    """Fixes the batch, infers shapes, computes what depends on constants alone, and makes a step of the rest."""
+
+    def __init__(self, onnx: Any, model: Any, path: Path, input_shape: tuple[int, ...] | None) -> None:
+        self._onnx, self._path = onnx, path
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        self._opset = next((each.version for each in model.opset_import if each.domain in _OWN_DOMAINS), 1)
+        self._constants: dict[str, np.ndarray[Any, Any]] = {
+            each.name: onnx.numpy_helper.to_array(each, str(path.parent)) for each in model.graph.initializer
+        }
+        self._trained = {name: array.size for name, array in self._constants.items() if array.dtype.kind == "f"}
+        self._input, self._input_shape = self._fixed(model, input_shape)
+        outputs = [each.name for each in model.graph.output]
+        if len(outputs) != 1:
+            raise InvalidSpec("ONNX file", str(path), f"one with a single output, not {', '.join(outputs)}")
+        self._output = outputs[0]
+        self._shapes = {self._input: self._input_shape}
+        self._nodes = list(model.graph.node)
+        while True:  # constants decide shapes, and shapes are constants
+            self._shapes.update(self._inferred(model))
+            left = [node for node in self._nodes if not self._is_folded(node)]
+            if len(left) == len(self._nodes):
+                break
+            self._keep_constants(model, left)
+        self._patterns = Patterns(self._nodes, self._constants, self._shapes)
+
+    def _fixed(self, model: Any, input_shape: tuple[int, ...] | None) -> tuple[str, Shape]:
+        """Give the input and its shape, and write that into the file's."""
+        inputs = [each for each in model.graph.input if each.name not in self._constants]
+        if len(inputs) != 1:
+            names = ", ".join(each.name for each in inputs) or "none"
+            raise InvalidSpec("ONNX file", str(self._path), f"one with a single input, not {names}")
+        dims = inputs[0].type.tensor_type.shape.dim
+        found = [dim.dim_value for dim in dims]
+        if input_shape is not None:
+            allowed = f"{len(found) - 1} whole numbers of at least 1, as {self._path.name} has {len(found)} axes"
+            is_right = isinstance(input_shape, tuple | list) and len(input_shape) == len(found) - 1
+            if not is_right or not all(type(extent) is int and extent > 0 for extent in input_shape):
+                raise InvalidArgument("input_shape", input_shape, allowed)
+            found[1:] = input_shape
+        if not found or not all(found[1:]):
+            axes = [dim.dim_param or dim.dim_value or "?" for dim in dims]
+            raise InvalidSpec("ONNX file", f"input {axes}", "one whose input has a shape", "Give input_shape.")
+        found[0] = found[0] or EXAMPLE_BATCH
+        for dim, extent in zip(dims, found, strict=True):
+            dim.dim_value = extent
+        return inputs[0].name, tuple(found)
+
+    def _keep_constants(self, model: Any, left: list[Any]) -> None:
+        """Write what was computed into the file's graph, in the place of the nodes that compute it."""
+        kept = {name for node in left for name in node.output}
+        made = [name for node in self._nodes for name in node.output if name in self._constants and name not in kept]
+        del model.graph.node[:]
+        model.graph.node.extend(left)
+        model.graph.initializer.extend(self._onnx.numpy_helper.from_array(self._constants[name], name) for name in made)
+        self._nodes = left
+
+    def _inferred(self, model: Any) -> dict[str, Shape]:
+        """Infer the shapes anew: those in the file may be of another batch."""
+        graph = model.graph
+        del graph.value_info[:]
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
+        for tensor in graph.initializer:
+            if math.prod(tensor.dims) > 1024:  # noqa: PLR2004 - no shape depends on these, and messages are limited
+                tensor.ClearField("raw_data")
+                tensor.ClearField("float_data")
+        try:
+            found = self._onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        except self._onnx.shape_inference.InferenceError as error:
+            allowed = f"one whose shapes onnx can infer ({error})"
+            raise InvalidSpec("ONNX file", str(self._path), allowed) from error
+        shapes = {}
+        for each in [*found.value_info, *found.output]:
+            extents = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+            if each.type.tensor_type.HasField("shape") and all(extents):
+                shapes[each.name] = tuple(extents)
+        return shapes
+
+    def source(self) -> Source:
+        """Read the graph."""
+        steps: list[Step] = []
+        for node in self._nodes:
+            steps += self._steps(node)
+        return Source(
+            name=self._path.stem, input=self._input, input_shape=self._input_shape, steps=tuple(steps),
+            output=self._output,
+        )  # fmt: skip
+
+    def _is_folded(self, node: Any) -> bool:
+        """Compute what depends on no input, and shapes."""
+        if node.op_type == "Shape" and node.input[0] in self._shapes:
+            where = {each.name: each.i for each in node.attribute}
+            shape = self._shapes[node.input[0]]
+            self._constants[node.output[0]] = np.array(shape[where.get("start", 0) : where.get("end", len(shape))])
+            return True
+        if not all(not name or name in self._constants for name in node.input):
+            return False
+        if node.op_type == "Identity":
+            self._constants[node.output[0]] = self._constants[node.input[0]]
+            return True
+        try:
+            run = self._onnx.reference.ReferenceEvaluator(node)
+            results = run.run(None, {name: self._constants[name] for name in node.input if name})
+        except Exception:  # noqa: BLE001 - whatever it is, it is a step then, and refused as one
+            return False
+        self._constants.update(zip(node.output, results, strict=True))
+        return True
+
+    def _steps(self, node: Any) -> list[Step]:
+        """Make a step of each result that a node has."""
+        name = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
+        place = (node.name or node.output[0]).strip("/")
+        attributes = {each.name: self._attribute(each) for each in node.attribute}
+        made = []
+        for number, result in enumerate(node.output):
+            shape = self._shapes.get(result, ())
+            call = Call(name, list(node.input), attributes, self._constants, self._shapes, shape, self._opset)
+            kind, constants, options = self._meaning(call, number, node)
+            spelt_out = self._patterns.found(node)
+            reads = tuple(call.values)
+            if spelt_out is not None:
+                (kind, reads), constants, options = spelt_out, {}, {}
+            made.append(
+                Step(
+                    kind=kind,
+                    operator=f"{name}[{number}]" if number else name,
+                    place=place,
+                    reads=reads,
+                    result=result,
+                    shape=shape,
+                    constants={key: array for key, array in constants.items() if array is not None},
+                    options=options,
+                    flop=call.flop,
+                    weights=sum(self._trained.get(each, 0) for each in node.input),
+                )
+            )
+        return made
+
+    def _meaning(self, call: Call, number: int, node: Any) -> Meaning:
+        if not call.result_shape or not all(name in call.shapes for name in call.values):
+            return unlike("onnx cannot infer the shape of its result")
+        if call.name == "Split":
+            axis = call.get("axis", 0)
+            before = [self._shapes.get(name, ()) for name in node.output[:number]]
+            return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in before)}
+        return OPERATORS[call.name](call) if call.name in OPERATORS and not number else ("", {}, {})
+
+    def _attribute(self, attribute: Any) -> Any:
+        value = self._onnx.helper.get_attribute_value(attribute)
+        return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,295 @@
+"""What each operator of an ONNX file is in the builder's words; `OPERATORS` is the list of those that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.network.importers.source import Meaning, einsum_flop, unlike
+
+Shape = tuple[int, ...]
+
+
+@attrs.frozen
+class Call:
+    """
+    A node of the graph, with its attributes read.
+
+    Attributes:
+        name: Its operator.
+        inputs: Names of what it reads; "" is an input that is left out.
+        attributes: By name.
+        constants: Arrays that do not depend on the network's input, by name.
+        shapes: Of all else, by name, as far as they are known.
+        result_shape: Shape of the result.
+        opset: Version of the operators.
+    """
+
+    name: str
+    inputs: Sequence[str]
+    attributes: Mapping[str, Any]
+    constants: Mapping[str, np.ndarray[Any, Any]]
+    shapes: Mapping[str, Shape]
+    result_shape: Shape
+    opset: int
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attributes[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Give an attribute."""
+        return self.attributes.get(name, default)
+
+    @property
+    def values(self) -> list[str]:
+        """What it reads that depends on the network's input."""
+        return [name for name in self.inputs if name and name not in self.constants]
+
+    def constant(self, place: int) -> np.ndarray[Any, Any] | None:
+        """Give a constant input; None where it is left out, or no constant."""
+        return self.constants.get(self.inputs[place]) if place < len(self.inputs) else None
+
+    def given(self, name: str, place: int) -> Any:
+        """Give what newer operators take as an input and older ones as an attribute, as a list or number."""
+        found = self.constant(place)
+        return self.get(name) if found is None else found.tolist()
+
+    @property
+    def flop(self) -> int:
+        """FLOP of a matrix product of the whole batch, 0 of all else."""
+        shapes = [
+            self.constants[name].shape if name in self.constants else self.shapes.get(name) for name in self.inputs
+        ]
+        first, second = (*shapes, None, None)[:2]
+        if not first or not second or not self.result_shape:
+            return 0
+        if self.name in {"MatMul", "Gemm"}:
+            return 2 * first[-1] * math.prod(self.result_shape)
+        if self.name == "Conv":
+            return 2 * math.prod(second[1:]) * math.prod(self.result_shape)
+        return einsum_flop(self["equation"], [first, second]) if self.name == "Einsum" else 0
+
+
+def _plain(kind: str, **options: Any) -> Callable[[Call], Meaning]:
+    return lambda _: (kind, {}, options)
+
+
+def _pads(call: Call, window: Sequence[int]) -> tuple[int, int, int, int]:
+    """Give zeros around as (top, bottom, left, right)."""
+    automatic = call.get("auto_pad", "NOTSET")
+    if automatic not in {"SAME_UPPER", "SAME_LOWER"}:
+        top, left, bottom, right = call.get("pads", [0, 0, 0, 0])
+        return top, bottom, left, right
+    found: list[int] = []
+    for axis in (0, 1):
+        size, out = call.shapes[call.inputs[0]][2 + axis], call.result_shape[2 + axis]
+        reach = (window[axis] - 1) * call.get("dilations", [1, 1])[axis] + 1
+        total = max(0, (out - 1) * call.get("strides", [1, 1])[axis] + reach - size)
+        less = (total // 2, total - total // 2)
+        found += less if automatic == "SAME_UPPER" else less[::-1]
+    top, bottom, left, right = found
+    return top, bottom, left, right
+
+
+def _conv(call: Call) -> Meaning:
+    w = call.constant(1)
+    if w is None or w.ndim != 4:  # noqa: PLR2004
+        return unlike("its filter is no constant of two dimensions")
+    options = {
+        "stride": tuple(call.get("strides", [1, 1])),
+        "pad": _pads(call, w.shape[2:]),
+        "dilation": tuple(call.get("dilations", [1, 1])),
+        "groups": call.get("group", 1),
+    }
+    return "conv", {"w": w, "b": call.constant(2)}, options
+
+
+def _gemm(call: Call) -> Meaning:
+    w = call.constant(1)
+    factors = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if w is None or call.get("transA", 0) or factors != (1.0, 1.0):
+        return unlike("its weights are no constant, turned, or scaled")
+    w, bias = (w if call.get("transB", 0) else w.T), call.constant(2)
+    return "linear", {"w": w, "b": None if bias is None else np.broadcast_to(bias.reshape(-1), w.shape[:1])}, {}
+
+
+def _matmul(call: Call) -> Meaning:
+    w = call.constant(1)
+    if w is None or w.ndim != 2:  # noqa: PLR2004
+        return unlike("it multiplies two values that both depend on the input")
+    return "linear", {"w": w.T}, {}
+
+
+def _batch_norm(call: Call) -> Meaning:
+    arrays = {name: call.constant(place) for place, name in enumerate(("gamma", "beta", "mean", "var"), start=1)}
+    if call.get("training_mode", 0) or any(array is None for array in arrays.values()):
+        return unlike("it is in training mode, or its statistics are no constants")
+    # The share of the old statistics, where ours is that of the new; of 1.0, as ours would be without a batch.
+    momentum = 1 - call.get("momentum", 0.9) or 0.1
+    return "batch_norm", arrays, {"eps": call.get("epsilon", 1e-5), "momentum": momentum}
+
+
+def _layer_norm(call: Call) -> Meaning:
+    gamma, beta = call.constant(1), call.constant(2)
+    if gamma is None:
+        return unlike("its scale is no constant")
+    rank, axis = len(call.result_shape), call.get("axis", -1)
+    arrays = {"gamma": gamma, "beta": np.zeros_like(gamma) if beta is None else beta}
+    return "layer_norm", arrays, {"eps": call.get("epsilon", 1e-5), "axes": rank - axis % rank}
+
+
+def _pool(kind: str) -> Callable[[Call], Meaning]:
+    def meaning(call: Call) -> Meaning:
+        window = tuple(call["kernel_shape"])
+        dilation = tuple(call.get("dilations", [1, 1]))
+        if len(window) != 2:  # noqa: PLR2004
+            return unlike("its window has not two dimensions")
+        options = {
+            "window": window,
+            "stride": tuple(call.get("strides", [1, 1])),
+            "pad": _pads(call, window),
+            "ceil": bool(call.get("ceil_mode", 0)),
+            "dilation": dilation,
+        }
+        return kind, {}, options | {"count_pad": bool(call.get("count_include_pad", 0))}
+
+    return meaning
+
+
+def _global(_: Call) -> Meaning:
+    return "adaptive_avg_pool", {}, {"extents": (1, 1)}
+
+
+def _mean(call: Call) -> Meaning:
+    axes = call.given("axes", 1)
+    rank = len(call.shapes[call.inputs[0]])
+    return "mean", {}, {"axes": tuple(range(rank) if axes is None else axes), "keep": bool(call.get("keepdims", 1))}
+
+
+def _clip(call: Call) -> Meaning:
+    low, high = call.given("min", 1), call.given("max", 2)
+    if (low, high) == (0, 6):
+        return "relu6", {}, {}
+    return ("relu", {}, {}) if low == 0 and high is None else unlike("its bounds are not 0 and 6")
+
+
+def _hard_sigmoid(call: Call) -> Meaning:
+    slope, middle = call.get("alpha", 0.2), call.get("beta", 0.5)
+    is_ours = abs(slope - 1 / 6) < 1e-6 and middle == 0.5  # noqa: PLR2004 - 1 / 6 in float32
+    return ("hard_sigmoid", {}, {}) if is_ours else unlike(f"its slope is {slope:g}, not 1 / 6")
+
+
+def _swish(call: Call) -> Meaning:
+    return ("silu", {}, {}) if call.get("alpha", 1.0) == 1.0 else unlike("it scales its sigmoid's input")
+
+
+def _gelu(call: Call) -> Meaning:
+    return ("gelu", {}, {}) if call.get("approximate", "none") == "none" else unlike("it approximates with tanh")
+
+
+def _softmax(call: Call) -> Meaning:
+    rank = len(call.result_shape)
+    axis = call.get("axis", -1 if call.opset >= 13 else 1) % rank  # noqa: PLR2004 - since when it is of one axis
+    if call.opset < 13 and axis != rank - 1:  # noqa: PLR2004
+        return unlike("it is over several axes, as before opset 13")
+    return "softmax", {}, {"axis": axis}
+
+
+def _dropout(call: Call) -> Meaning:
+    share = call.given("ratio", 1)
+    return "dropout", {}, {"p": 0.5 if share is None else float(share)}
+
+
+def _joined(kind: str) -> Callable[[Call], Meaning]:
+    """Add or multiply two values, or a value and a constant."""
+
+    def meaning(call: Call) -> Meaning:
+        constants = [call.constants[name] for name in call.inputs if name in call.constants]
+        return kind, dict(zip(["constant"], constants, strict=False)), {}
+
+    return meaning
+
+
+def _sum(call: Call) -> Meaning:
+    return ("add", {}, {}) if len(call.values) == len(call.inputs) == 2 else unlike("it adds more than two")  # noqa: PLR2004
+
+
+def _gather(call: Call) -> Meaning:
+    index = call.constant(1)
+    if index is None or index.ndim:
+        return unlike("it takes other than one position of an axis")
+    return "select", {}, {"axis": call.get("axis", 0), "index": int(index)}
+
+
+def _slice(call: Call) -> Meaning:
+    source = call.shapes[call.inputs[0]]
+    axes = [axis for axis, (size, kept) in enumerate(zip(source, call.result_shape, strict=True)) if size != kept]
+    starts, steps = call.given("starts", 1), call.given("steps", 4)
+    if not axes:
+        return "identity", {}, {}
+    if len(axes) != 1 or starts is None or len(starts) != 1 or (steps or [1]) != [1]:
+        return unlike("it cuts several axes, or takes steps")
+    return "slice", {}, {"axis": axes[0], "start": starts[0] % source[axes[0]]}
+
+
+def _concat(call: Call) -> Meaning:
+    token = call.constant(0)
+    if len(call.inputs) == 2 and len(call.values) == 1 and token is not None:  # noqa: PLR2004
+        return "prepend", {"token": token}, {"axis": call["axis"]}
+    if len(call.values) != len(call.inputs):
+        return unlike("it joins a constant")
+    return ("concat" if len(call.values) > 1 else "identity"), {}, {"axis": call["axis"]}
+
+
+def _transpose(call: Call) -> Meaning:
+    return "permute", {}, {"order": tuple(call.get("perm", range(len(call.result_shape))[::-1]))}
+
+
+def _pad(call: Call) -> Meaning:
+    pads, value = call.given("pads", 1), call.given("value", 2)
+    if call.get("mode", "constant") != "constant" or value not in {None, 0} or call.constant(3) is not None:
+        return unlike("it pads with something else than zeros, or names its axes")
+    if pads is None or len(pads) != 8 or any(pads[i] for i in (0, 1, 4, 5)) or min(pads) < 0:  # noqa: PLR2004
+        return unlike("it pads other axes than height and width, or crops")
+    return "pad", {}, {"pad": (pads[2], pads[6], pads[3], pads[7])}
+
+
+OPERATORS: dict[str, Callable[[Call], Meaning]] = {
+    "Conv": _conv,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": _layer_norm,
+    "MaxPool": _pool("max_pool"),
+    "AveragePool": _pool("avg_pool"),
+    "GlobalAveragePool": _global,
+    "ReduceMean": _mean,
+    "Relu": _plain("relu"),
+    "Clip": _clip,
+    "HardSwish": _plain("hard_swish"),
+    "HardSigmoid": _hard_sigmoid,
+    "Sigmoid": _plain("sigmoid"),
+    "Swish": _swish,
+    "Gelu": _gelu,
+    "Softmax": _softmax,
+    "Dropout": _dropout,
+    "Add": _joined("add"),
+    "Sum": _sum,
+    "Mul": _joined("mul"),
+    "Concat": _concat,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Pad": _pad,
+    "Reshape": _plain("reshape"),
+    "Flatten": _plain("reshape"),
+    "Squeeze": _plain("reshape"),
+    "Unsqueeze": _plain("reshape"),
+    "Transpose": _transpose,
+    "Identity": _plain("identity"),
+    "Cast": _plain("identity"),
+}
+"""The operators that have a meaning for us."""

@@ -1,0 +1,27 @@
+"""The error of what cannot be imported."""
+
+from __future__ import annotations
+
+from cubatch.errors import CubatchError
+
+
+class UnsupportedOperator(CubatchError):
+    """
+    An operator of an imported network that no layer of ours stands for.
+
+    Args:
+        operator: As its source calls it: "aten.cumsum", "Einsum".
+        place: Where it is: the path of a module, the name of a node.
+        reason: What about it is not ours.
+    """
+
+    def __init__(self, operator: str, place: str, reason: str) -> None:
+        super().__init__(operator, place, reason)
+        self.operator, self.place, self.reason = operator, place, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operator} at {self.place!r} cannot be imported: {self.reason}. Pass opaque=True to keep it as a "
+            "layer of known bytes and FLOP, for memory and prediction; to tune the network as it is, hand its PyTorch "
+            "module to autotune_module(), or its step to autotune_callable()."
+        )

@@ -1,0 +1,234 @@
+"""How a step of each kind becomes layers of ours; `RULES` is the list of the kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.network import layers
+from cubatch.network.importers import attention
+from cubatch.network.importers.axes import is_whole, laid_out, reshaped
+from cubatch.network.importers.building import Builder, Rule, Value, permuted
+from cubatch.network.importers.source import Step
+from cubatch.network.layer import Layer
+
+
+def _conv(build: Builder, step: Step) -> Value:
+    value, options = build.pixels(step, padded=True), step.options
+    w = step.constants["w"]
+    layer = layers.Conv2d(
+        k=w.shape[0], r=w.shape[2], s=w.shape[3], stride=options["stride"], dilation=options["dilation"],
+        pad=tuple(a + b for a, b in zip(options["pad"], value.pad, strict=True)), groups=options["groups"],
+        bias="b" in step.constants,
+    )  # fmt: skip
+    arrays = {**step.constants, "w": w.transpose(0, 2, 3, 1)}
+    return build.add(step, layer, value, dims="nchw", arrays=arrays)
+
+
+def _linear(build: Builder, step: Step) -> Value:
+    value, order = build.features(step)
+    if isinstance(mixed := build.pending.get(value.layer), attention.Mixed):
+        return attention.project(build, step, value, order, mixed)
+    w = step.constants["w"]
+    layer = layers.Linear(k=w.shape[0], bias="b" in step.constants)
+    dims = build.with_channels(value, -1, w.shape[0])
+    return build.add(step, layer, value, dims=dims, arrays={**step.constants, "w": permuted(w, order)})
+
+
+def _batch_norm(build: Builder, step: Step) -> Value:
+    value, order = build.features(step, axis=1)
+    layer = layers.BatchNorm2d(eps=step.options["eps"], momentum=step.options["momentum"])
+    arrays = {name: permuted(array, order) for name, array in step.constants.items()}
+    return build.add(step, layer, value, arrays=arrays)
+
+
+def _layer_norm(build: Builder, step: Step) -> Value:
+    if step.options["axes"] != 1:
+        raise build.refusal(step, "it normalises over more than the channels")
+    value, order = build.features(step)
+    arrays = {name: permuted(array, order) for name, array in step.constants.items()}
+    return build.add(step, layers.LayerNorm(eps=step.options["eps"]), value, arrays=arrays)
+
+
+def _max_pool(build: Builder, step: Step) -> Value:
+    options = step.options
+    if set(options["dilation"]) != {1}:
+        raise build.refusal(step, "its window is dilated")
+    return build.add(step, _pool(layers.MaxPool2d, options), build.pixels(step), dims="nchw")
+
+
+def _avg_pool(build: Builder, step: Step) -> Value:
+    options = step.options
+    layer = _pool(layers.AvgPool2d, options, count_pad=options["count_pad"])
+    return build.add(step, layer, build.pixels(step), dims="nchw")
+
+
+def _pool(kind: type[Layer], options: Any, **more: Any) -> Layer:
+    r, s = options["window"]
+    values = {"r": r, "s": s, "stride": options["stride"], "pad": options["pad"], "ceil": options["ceil"], **more}
+    return kind(**values)
+
+
+def _adaptive_avg_pool(build: Builder, step: Step) -> Value:
+    value, wanted = build.pixels(step), step.options["extents"]
+    found = build.shapes[value.layer][:2]
+    if wanted == (1, 1):
+        return build.add(step, layers.GlobalAvgPool(), value, dims="nchw")
+    if wanted == found:
+        return value
+    if found[0] % wanted[0] or found[1] % wanted[1]:
+        raise build.refusal(step, f"its {found[0]} x {found[1]} pixels do not divide into {wanted[0]} x {wanted[1]}")
+    r, s = found[0] // wanted[0], found[1] // wanted[1]
+    return build.add(step, layers.AvgPool2d(r=r, s=s), value, dims="nchw")
+
+
+def _mean(build: Builder, step: Step) -> Value:
+    value = build.value(step)
+    axes = {axis % len(value.dims) for axis in step.options["axes"]}
+    averaged = tuple(atom for axis in sorted(axes) for atom in value.dims[axis])
+    if not is_whole(averaged, "hw", build.shapes[value.layer]):
+        raise build.refusal(step, "it averages over other axes than all of height and width")
+    kept = [() if axis in axes else dim for axis, dim in enumerate(value.dims)]
+    dims = tuple(dim for axis, dim in enumerate(kept) if step.options["keep"] or axis not in axes)
+    return build.add(step, layers.GlobalAvgPool(), value, dims=dims)
+
+
+def _elementwise(kind: type[Layer]) -> Rule:
+    def rule(build: Builder, step: Step) -> Value:
+        return build.add(step, kind(**step.options), build.value(step))
+
+    return rule
+
+
+def _softmax(build: Builder, step: Step) -> Value:
+    value, _ = build.features(step, axis=step.options["axis"])
+    return build.add(step, layers.Softmax(), value)
+
+
+def _identity(build: Builder, step: Step) -> Value:
+    return build.values[step.reads[0]]
+
+
+def _reshape(build: Builder, step: Step) -> Value:
+    value = build.part(step)
+    dims = reshaped(value.dims, step.shape)
+    if dims is None:
+        raise build.refusal(step, f"its shape {step.shape} cuts across the axes of its input")
+    return attrs.evolve(value, dims=dims)
+
+
+def _permute(build: Builder, step: Step) -> Value:
+    value = build.part(step)
+    return attrs.evolve(value, dims=tuple(value.dims[axis] for axis in step.options["order"]))
+
+
+def _pad(build: Builder, step: Step) -> Value:
+    value = build.pixels(step, padded=True)
+    return attrs.evolve(value, pad=tuple(a + b for a, b in zip(value.pad, step.options["pad"], strict=True)))
+
+
+def _add(build: Builder, step: Step) -> Value:
+    if "constant" in step.constants:
+        return _add_constant(build, step, step.constants["constant"])
+    first, second = build.value(step), build.value(step, 1)
+    if first.dims != second.dims or build.shapes[first.layer] != build.shapes[second.layer]:
+        raise build.refusal(step, "its inputs have different shapes")
+    return build.add(step, layers.Add(), first, second)
+
+
+def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
+    """Take a constant for each channel as the bias of the product before."""
+    value = build.value(step)
+    if isinstance(prepended := build.pending.get(value.layer), attention.Prepended):
+        return attention.position(build, step, value, prepended)
+    layer = build.layers.get(value.layer)
+    row = _by_channel(build, value, constant)
+    # Only products have a bias.
+    is_product = isinstance(layer, layers.Conv2d | layers.Linear) and not layer.bias
+    if row is None or not is_product or layer is None or build.readers[step.reads[0]] != 1:
+        raise build.refusal(step, "it adds a constant that is no bias of a convolution or linear layer before it")
+    with_bias: dict[str, Any] = {"bias": True}
+    build.replace(value.layer, attrs.evolve(layer, **with_bias), {"b": row})
+    return value
+
+
+def _mul(build: Builder, step: Step) -> Value:
+    if "constant" in step.constants:
+        value = build.value(step)
+        row = _by_channel(build, value, step.constants["constant"])
+        if row is None:
+            raise build.refusal(step, "it multiplies by a constant that is no factor for each channel")
+        return build.add(step, layers.LayerScale(), value, arrays={"gamma": row})
+    pair = build.value(step), build.value(step, 1)
+    for x, factor in (pair, pair[::-1]):
+        gate = build.layers.get(factor.layer)
+        # x sigmoid(x) is a function of its own.
+        fused = _GATED.get(type(gate)) if gate is not None and gate.inputs == (x.layer,) else None
+        if fused is not None and x.dims == factor.dims:
+            return build.add(step, fused(), x)
+    for x, factor in (pair, pair[::-1]):
+        extents = build.shapes[x.layer]
+        alike = [(x, extents), (factor, (1, 1, extents[2]))]
+        if all((each.dims, build.shapes[each.layer]) == (build.axes("nchw", shape), shape) for each, shape in alike):
+            return build.add(step, layers.Scale(), x, factor)
+    raise build.refusal(step, "its second input is no factor for each sample and channel of its first")
+
+
+_GATED: dict[type[Layer], type[Layer]] = {layers.Sigmoid: layers.SiLU, layers.HardSigmoid: layers.HardSwish}
+
+
+def _by_channel(build: Builder, value: Value, constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Give a constant as one number for each channel; None if it is something else."""
+    axis, channels = build.channel_axis(value), build.shapes[value.layer][2]
+    shape = (1,) * (len(value.dims) - constant.ndim) + constant.shape
+    if axis is None or len(shape) != len(value.dims) or constant.size != channels or shape[axis] != channels:
+        return None
+    return constant.reshape(-1)
+
+
+def _concat(build: Builder, step: Step) -> Value:
+    values = [build.value(step, i) for i in range(len(step.reads))]
+    axis = step.options["axis"] % len(step.shape)
+    for value in values:
+        plain = laid_out("c", 1, build.shapes[value.layer])[0]
+        others = [[dim for i, dim in enumerate(each.dims) if i != axis] for each in (value, values[0])]
+        if value.dims[axis] != plain or others[0] != others[1]:
+            raise build.refusal(step, "it does not join channels")
+    dims = build.with_channels(values[0], axis, sum(build.shapes[value.layer][2] for value in values))
+    return build.add(step, layers.Concat(), *values, dims=dims)
+
+
+RULES: dict[str, Rule] = {
+    "conv": _conv,
+    "linear": _linear,
+    "batch_norm": _batch_norm,
+    "layer_norm": _layer_norm,
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": _adaptive_avg_pool,
+    "mean": _mean,
+    "relu": _elementwise(layers.ReLU),
+    "relu6": _elementwise(layers.ReLU6),
+    "hard_swish": _elementwise(layers.HardSwish),
+    "hard_sigmoid": _elementwise(layers.HardSigmoid),
+    "sigmoid": _elementwise(layers.Sigmoid),
+    "silu": _elementwise(layers.SiLU),
+    "gelu": _elementwise(layers.GELU),
+    "dropout": _elementwise(layers.Dropout),
+    "softmax": _softmax,
+    "add": _add,
+    "mul": _mul,
+    "concat": _concat,
+    "prepend": attention.prepend,
+    "attention": attention.mix,
+    "attention of turned keys": attention.mix_turned,
+    "select": attention.select,
+    "slice": attention.cut,
+    "identity": _identity,
+    "reshape": _reshape,
+    "permute": _permute,
+    "pad": _pad,
+}
+"""How a step of each kind becomes layers."""

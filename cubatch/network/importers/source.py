@@ -1,0 +1,86 @@
+"""A foreign network as steps in order, whoever wrote it: what the front ends make, and the builder reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""What a front end makes of an operator: kind, constants by role (None: there is none), options."""
+
+
+def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
+    """
+    Count the FLOP of an Einstein sum of two factors; 0 of what is no product of two.
+
+    Example:
+        >>> einsum_flop("bij, bjk -> bik", [(2, 3, 4), (2, 4, 5)])
+        240
+    """
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    if len(terms) != 2 or [*map(len, terms)] != [*map(len, shapes)]:  # noqa: PLR2004 - nor of "..."
+        return 0
+    sizes = {
+        letter: size
+        for term, shape in zip(terms, shapes, strict=True)
+        for letter, size in zip(term, shape, strict=True)
+    }
+    return 2 * math.prod(sizes.values())
+
+
+def unlike(reason: str) -> Meaning:
+    """Give the meaning of an operator that has no layer as it was called, and why."""
+    return "", {}, {"reason": reason}
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """
+    One operator of a foreign network.
+
+    Attributes:
+        kind: What it does, in the builder's words (`rules.RULES`); what is none of them has no layer.
+        operator: As its source calls it: "aten.conv2d", "Conv".
+        place: Where it is: the path of a module, the name of a node.
+        reads: Values that it reads, without constants.
+        result: The value that it makes.
+        shape: Of the result, with the batch in front.
+        constants: Arrays that it reads, by role: "w" and "b" of a product, "gamma", "beta", "mean" and "var" of a norm.
+        options: What else it was told, by the names that its rule takes.
+        flop: FLOP of its matrix product, of the whole batch.
+        weights: Number of trained parameters that it reads.
+    """
+
+    kind: str
+    operator: str
+    place: str
+    reads: tuple[str, ...]
+    result: str
+    shape: tuple[int, ...]
+    constants: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    flop: int = 0
+    weights: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """
+    A foreign network.
+
+    Attributes:
+        name: What it is called.
+        input: The value that it is given.
+        input_shape: Shape of that, with the batch in front.
+        steps: Its operators in order of execution.
+        output: The value that it gives.
+    """
+
+    name: str
+    input: str
+    input_shape: tuple[int, ...]
+    steps: tuple[Step, ...]
+    output: str

@@ -1,0 +1,207 @@
+"""from_torch(): PyTorch modules as networks, read from the graph that torch.export makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from cubatch.errors import CubatchError, InvalidArgument, MissingDependency
+from cubatch.network.graph import Network
+from cubatch.network.importers.building import Builder
+from cubatch.network.importers.opaque import keep
+from cubatch.network.importers.rules import RULES
+from cubatch.network.importers.source import Source, Step, unlike
+from cubatch.network.importers.torch_operators import OPERATORS, Call, part
+
+# Constants, whose first argument says of what type alone.
+_ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
+_RESHAPES = ("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze")
+_VIEWS = frozenset(f"aten.{name}" for name in _RESHAPES)
+EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
+
+
+def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opaque: bool = False) -> Network:
+    """
+    Give a PyTorch module as a network, with its weights.
+
+    The module is traced in eval mode by torch.export, and left as it was.  What does nothing in eval mode, such as
+    stochastic depth, is not in the trace; dropout is.  Permutations and reshapes make no layers: our activations are
+    (h, w, c), filters (k, r, s, c), and the weights behind a flattening are put in our order;
+    an output that is flattened in the end comes in it, too.
+
+    Args:
+        module: A torch.nn.Module of one input and one output, both tensors.
+        input_shape: Of one sample, as PyTorch has it: (channels, height, width), (tokens, channels) or (features,).
+        opaque: Keep operators without a layer as layers of known extents, bytes and FLOP, which can be planned and
+            predicted, but not run.
+
+    Returns:
+        Network: Its `weights` are copies, in float32.
+
+    Raises:
+        UnsupportedOperator: If an operator has no layer, and opaque is False; names it and its place.
+        InvalidArgument: If it is no module, cannot be traced on that shape, or has another number of outputs.
+        MissingDependency: If PyTorch is not installed.
+
+    Example:
+        >>> import torch                                                              # doctest: +SKIP
+        >>> net = from_torch(torch.nn.Conv2d(3, 8, 3), (3, 32, 32))                   # doctest: +SKIP
+        >>> net.output_shape, net.parameters                                          # doctest: +SKIP
+        ((30, 30, 8), 224)
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency("PyTorch", "from_torch", "torch") from error
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgument("module", module, "a torch.nn.Module")
+    shape = _checked_shape(input_shape)
+    with _in_eval_mode(module):
+        program = _exported(torch, module, shape)
+    source = _Reader(torch, program, type(module).__name__).source((EXAMPLE_BATCH, *shape))
+    return Builder(source, RULES, keep if opaque else None).network()
+
+
+def _checked_shape(value: object) -> tuple[int, ...]:
+    allowed = "(channels, height, width), (tokens, channels) or (features,), whole numbers of at least 1"
+    if not isinstance(value, tuple | list) or not 1 <= len(value) <= 3:  # noqa: PLR2004
+        raise InvalidArgument("input_shape", value, allowed)
+    if not all(isinstance(extent, int) and not isinstance(extent, bool) and extent > 0 for extent in value):
+        raise InvalidArgument("input_shape", value, allowed)
+    return tuple(value)
+
+
+@contextlib.contextmanager
+def _in_eval_mode(module: Any) -> Iterator[None]:
+    """Put all modules into eval mode, and each back afterwards."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
+    like = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), torch.empty(0))
+    example = torch.zeros((EXAMPLE_BATCH, *shape), dtype=like.dtype, device=like.device)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of operators that nobody runs
+            return torch.export.export(module, (example,), strict=False)
+    except CubatchError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise InvalidArgument(
+            "module",
+            type(module).__name__,
+            f"one that torch.export can trace on a batch of {EXAMPLE_BATCH} x {shape}",
+            f"It said {type(error).__name__}: {first}",
+        ) from error
+
+
+class _Reader:
+    """Walks over a graph once, computes what depends on constants alone, and makes a step of the rest."""
+
+    def __init__(self, torch: Any, program: Any, name: str) -> None:
+        self._torch, self._program, self._name = torch, program, name
+        self._known: dict[Any, Any] = {}  # nodes whose tensors do not depend on the input
+        self._now: dict[Any, str] = {}  # nodes that depend on it, and their values' names
+        self._trained: dict[Any, int] = {}  # parameters, and how many numbers each has
+        self._steps: list[Step] = []
+        self._several: dict[Any, tuple[str, tuple[str, ...]]] = {}  # what gives several tensors, and what that read
+        stacks = [(node.meta.get("nn_module_stack") or {}).values() for node in program.graph.nodes]
+        paths = {str(entry[0]).partition("@")[0] for stack in stacks for entry in stack}
+        self._parents = {path.rpartition(".")[0] for path in paths}  # modules that have modules
+        self._input = ""
+
+    def source(self, input_shape: tuple[int, ...]) -> Source:
+        """Read the graph."""
+        signature = self._program.graph_signature
+        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        for node in self._program.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in held:
+                    self._known[node] = self._tensor(held[node.name])
+                    self._trained[node] = self._known[node].numel() * (node.name in signature.inputs_to_parameters)
+                elif node.name in signature.inputs_to_lifted_tensor_constants:
+                    self._known[node] = self._program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
+                else:
+                    self._input = self._now[node] = node.name
+            elif node.op == "call_function":
+                self._read(node)
+            elif node.op == "output":
+                output = self._output(node)
+        return Source(
+            name=self._name, input=self._input, input_shape=input_shape, steps=tuple(self._steps), output=output
+        )
+
+    def _tensor(self, name: str) -> Any:
+        found = self._program.state_dict.get(name)
+        if found is None:
+            found = self._program.constants[name]
+        return (
+            found.detach() if isinstance(found, self._torch.nn.Parameter) else found.clone()
+        )  # may be changed in place
+
+    def _output(self, node: Any) -> str:
+        signature = self._program.graph_signature
+        names = list(signature.user_outputs)
+        found = [each for each in node.all_input_nodes if each.name in names]
+        if len(names) != 1 or len(found) != 1 or found[0] not in self._now:
+            raise InvalidArgument(
+                "module", self._name, f"one with a single tensor as its output, not {len(names)}", "Wrap it in another."
+            )
+        return self._now[found[0]]
+
+    def _read(self, node: Any) -> None:
+        """Compute a node's constant, or note its step."""
+        base, name = str(node.target).rpartition(".")[0], node.name
+        stand_in = {node.args[0]: self._torch.empty(0)} if base in _ONLY_TYPED_BY else {}
+        if all(each in self._known or each in stand_in for each in node.all_input_nodes):
+            arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
+            self._known[node] = node.target(*arguments[0], **arguments[1])
+            return
+        call = Call(self._torch, node, self._known)
+        reads = tuple(self._now[each] for each in call.values if each in self._now)
+        if not isinstance(node.meta.get("val"), self._torch.Tensor):
+            self._several[node] = base, reads  # each of them is a step
+            return
+        kind, constants, options = OPERATORS[base](call) if base in OPERATORS else ("", {}, {})
+        if self._changes_a_view(node):
+            kind, constants, options = unlike("it changes in place what is read under another shape, too")
+        if node.target is operator.getitem:
+            origin, number = node.args
+            base, reads = self._several[origin]
+            kind, constants, options = part(Call(self._torch, origin, self._known), base, number)
+            base = f"{base}[{number}]"
+        constants = {key: array for key, array in constants.items() if array is not None}
+        self._steps.append(
+            Step(
+                kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=call.result_shape,
+                constants={key: call.array(array) for key, array in constants.items()}, options=options,
+                flop=call.flop, weights=sum(self._trained.get(each, 0) for each in call.read),
+            )
+        )  # fmt: skip
+        self._now[node] = name
+
+    @staticmethod
+    def _changes_a_view(node: Any) -> bool:
+        """Whether a node writes through a view into what others read too; those of the graph read what was before."""
+        if not str(node.target).rpartition(".")[0].endswith("_"):
+            return False
+        written = node.args[0]
+        return str(written.target).rpartition(".")[0] in _VIEWS and len(written.args[0].users) > 1
+
+    def _place(self, node: Any) -> str:
+        """Give the path of the module that a node is in, and what the node does where the module does more."""
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        path = str(stack[-1][0]).partition("@")[0] if stack else ""
+        short: str = node.name.rstrip("_0123456789") or node.name
+        if not path:
+            return short
+        return f"{path}.{short}" if path in self._parents else path

@@ -1,0 +1,312 @@
+"""What each operator of PyTorch's graphs is in the builder's words; `OPERATORS` is the list of those that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cubatch.network.importers.source import Meaning, einsum_flop, unlike
+
+
+class Call:
+    """
+    A call of an operator, with its arguments by name and their defaults filled in.
+
+    Args:
+        torch: The package.
+        node: The node of the graph.
+        known: Tensors that do not depend on the network's input, by node.
+    """
+
+    def __init__(self, torch: Any, node: Any, known: dict[Any, Any]) -> None:
+        self._node, self._known, self._tensor = node, known, torch.Tensor
+        schema = node.target._schema.arguments if hasattr(node.target, "_schema") else ()  # noqa: SLF001 - its only name
+        given = {argument.name: argument.default_value for argument in schema}
+        given.update(zip(given, node.args, strict=False))
+        self._arguments = {**given, **node.kwargs}
+        self.read: list[Any] = []  # what it reads, in order, also twice
+        torch.fx.node.map_arg((node.args, node.kwargs), self.read.append)
+        self.values = [each for each in self.read if each not in known]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def option(self, name: str, default: Any) -> Any:
+        """Give an argument that not every form of the operator has."""
+        return self._arguments.get(name, default)
+
+    def constant(self, name: str) -> Any:
+        """Give an argument that does not depend on the network's input: a tensor, a number or None."""
+        found = self._arguments.get(name)
+        return found if found is None or isinstance(found, int | float) else self._known.get(found)
+
+    def known(self, node: Any) -> Any:
+        """Give the tensor of a node that does not depend on the network's input, else None."""
+        return self._known.get(node)
+
+    def is_value(self, name: str) -> bool:
+        """Whether an argument depends on the network's input."""
+        return self._arguments.get(name) in self.values
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Give the shape of an argument that depends on the network's input."""
+        return tuple(self._arguments[name].meta["val"].shape)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Shape of the result."""
+        return tuple(self._node.meta["val"].shape)
+
+    @property
+    def result_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the results, where there are several."""
+        return [tuple(each.shape) for each in self._node.meta["val"]]
+
+    @property
+    def flop(self) -> int:
+        """FLOP of a matrix product of the whole batch, 0 of all else."""
+        name = str(self._node.target).rpartition(".")[0].removeprefix("aten.")
+        found = [getattr(each.meta.get("val"), "shape", ()) for each in self.read]
+        shapes = [tuple(map(int, shape)) for shape in found]
+        if name in {"matmul", "bmm", "mm", "linear"}:
+            return 2 * shapes[0][-1] * math.prod(self.result_shape)
+        if name == "conv2d":
+            return 2 * math.prod(shapes[1][1:]) * math.prod(self.result_shape)
+        if name == "scaled_dot_product_attention":
+            return 4 * math.prod(shapes[0]) * shapes[1][-2]
+        return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
+
+    @staticmethod
+    def array(tensor: Any) -> np.ndarray[Any, Any]:
+        """Give a constant as NumPy's, in float32."""
+        if isinstance(tensor, int | float):
+            return np.asarray(tensor, dtype=np.float32)
+        found: np.ndarray[Any, Any] = tensor.detach().float().cpu().numpy()
+        return found
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    items = (value,) * 2 if isinstance(value, int) else tuple(value)
+    return (items * 2)[:2]
+
+
+def _quad(value: Any) -> tuple[int, int, int, int]:
+    vertical, horizontal = _pair(value)
+    return vertical, vertical, horizontal, horizontal
+
+
+def _conv(call: Call) -> Meaning:
+    w = call.constant("weight")
+    if w is None or w.ndim != 4:  # noqa: PLR2004
+        return unlike("its filter is no constant of two dimensions")
+    stride, dilation, pad = _pair(call["stride"]), _pair(call["dilation"]), call["padding"]
+    if pad == "same":  # the odd zero is at the end
+        total = [dilation[i] * (w.shape[2 + i] - 1) for i in (0, 1)]
+        pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
+    else:
+        pad = _quad(0 if pad == "valid" else pad)
+    options = {"stride": stride, "pad": pad, "dilation": dilation, "groups": call["groups"]}
+    return "conv", {"w": w, "b": call.constant("bias")}, options
+
+
+def _linear(call: Call) -> Meaning:
+    w = call.constant("weight")
+    return unlike("its weights are no constants") if w is None else ("linear", {"w": w, "b": call.constant("bias")}, {})
+
+
+def _matmul(call: Call) -> Meaning:
+    w = call.constant("mat2") if call.option("other", None) is None else call.constant("other")
+    if w is None or w.ndim != 2:  # noqa: PLR2004
+        return unlike("it multiplies two values that both depend on the input")
+    return "linear", {"w": w.T}, {}
+
+
+def _batch_norm(call: Call) -> Meaning:
+    mean, var = call.constant("running_mean"), call.constant("running_var")
+    if mean is None or var is None:
+        return unlike("it keeps no running statistics")
+    gamma, beta = call.constant("weight"), call.constant("bias")
+    arrays = {
+        "gamma": mean.new_ones(mean.shape) if gamma is None else gamma,
+        "beta": mean.new_zeros(mean.shape) if beta is None else beta,
+        "mean": mean,
+        "var": var,
+    }
+    return "batch_norm", arrays, {"eps": call["eps"], "momentum": call["momentum"] or 0.1}  # of 0.0, as it is not ours
+
+
+def _layer_norm(call: Call) -> Meaning:
+    gamma, beta = call.constant("weight"), call.constant("bias")
+    if gamma is None or beta is None:
+        return unlike("it has no scale and shift")
+    return "layer_norm", {"gamma": gamma, "beta": beta}, {"eps": call["eps"], "axes": len(call["normalized_shape"])}
+
+
+def _pool(call: Call, **more: Any) -> dict[str, Any]:
+    window = _pair(call["kernel_size"])
+    return {
+        "window": window,
+        "stride": _pair(call["stride"]) if call["stride"] else window,
+        "pad": _quad(call["padding"]),
+        "ceil": call["ceil_mode"],
+        **more,
+    }
+
+
+def _max_pool(call: Call) -> Meaning:
+    return "max_pool", {}, _pool(call, dilation=_pair(call["dilation"]))
+
+
+def _avg_pool(call: Call) -> Meaning:
+    if call["divisor_override"] is not None:
+        return unlike("it divides by a number of its own")
+    return "avg_pool", {}, _pool(call, count_pad=call["count_include_pad"])
+
+
+def _adaptive_avg_pool(call: Call) -> Meaning:
+    return "adaptive_avg_pool", {}, {"extents": call.result_shape[-2:]}
+
+
+def _mean(call: Call) -> Meaning:
+    axes = range(len(call.shape("self"))) if call["dim"] is None else call["dim"]
+    return "mean", {}, {"axes": tuple(axes), "keep": call["keepdim"]}
+
+
+def _joined(kind: str) -> Callable[[Call], Meaning]:
+    """Add or multiply two values, or a value and a constant."""
+
+    def meaning(call: Call) -> Meaning:
+        if call.option("alpha", 1) != 1:
+            return unlike("it scales its second input")
+        constants = [call.constant(name) for name in ("self", "other") if not call.is_value(name)]
+        return kind, dict(zip(["constant"], constants, strict=False)), {}
+
+    return meaning
+
+
+def _concat(call: Call) -> Meaning:
+    token = call.known(call["tensors"][0])
+    if len(call["tensors"]) == 2 and len(call.values) == 1 and token is not None:  # noqa: PLR2004
+        return "prepend", {"token": token}, {"axis": call["dim"]}
+    if len(call.values) != len(call["tensors"]):
+        return unlike("it joins a constant")
+    return ("concat" if len(call.values) > 1 else "identity"), {}, {"axis": call["dim"]}
+
+
+def _select(call: Call) -> Meaning:
+    return "select", {}, {"axis": call["dim"], "index": call["index"]}
+
+
+def _slice(call: Call) -> Meaning:
+    if call.result_shape == call.shape("self"):
+        return "identity", {}, {}
+    is_plain = call["step"] == 1 and (call["start"] or 0) >= 0
+    return ("slice", {}, {"axis": call["dim"], "start": call["start"] or 0}) if is_plain else unlike("it takes steps")
+
+
+def _attention(call: Call) -> Meaning:
+    told = {name: call.option(name, None) for name in ("attn_mask", "is_causal", "scale", "enable_gqa")}
+    if any(told.values()):
+        return unlike("it has a mask, or a scale of its own")
+    return "attention", {}, {}
+
+
+def _softmax(call: Call) -> Meaning:
+    return "softmax", {}, {"axis": call["dim"]}
+
+
+def _gelu(call: Call) -> Meaning:
+    return unlike("it approximates with tanh") if call["approximate"] != "none" else ("gelu", {}, {})
+
+
+def _clamp(low: str, high: str) -> Callable[[Call], Meaning]:
+    def meaning(call: Call) -> Meaning:
+        if (call[low], call[high]) == (0, 6):
+            return "relu6", {}, {}
+        return ("relu", {}, {}) if (call[low], call[high]) == (0, None) else unlike("its bounds are not 0 and 6")
+
+    return meaning
+
+
+def _dropout(call: Call) -> Meaning:
+    return "dropout", {}, {"p": float(call["p"])} if call["p"] < 1 else {}
+
+
+def _permute(call: Call) -> Meaning:
+    return "permute", {}, {"order": tuple(call["dims"])}
+
+
+def _transpose(call: Call) -> Meaning:
+    order = list(range(len(call.result_shape)))
+    first, second = call["dim0"], call["dim1"]
+    order[first], order[second] = order[second], order[first]
+    return "permute", {}, {"order": tuple(order)}
+
+
+def _pad(call: Call) -> Meaning:
+    pad = [*call["pad"], 0, 0, 0, 0][:4]
+    if call.option("mode", "constant") != "constant" or call.option("value", None) not in {None, 0}:
+        return unlike("it pads with something else than zeros")
+    if any(call["pad"][4:]) or min(pad) < 0:
+        return unlike("it pads other axes than height and width, or crops")
+    left, right, top, bottom = pad
+    return "pad", {}, {"pad": (top, bottom, left, right)}
+
+
+def _plain(kind: str) -> Callable[[Call], Meaning]:
+    return lambda _: (kind, {}, {})
+
+
+def part(call: Call, name: str, number: int) -> Meaning:
+    """Give the meaning of one of the results of an operator that has several."""
+    if name not in SEVERAL:
+        return "", {}, {}
+    axis = call["dim"]
+    if name == "aten.unbind":
+        return "select", {}, {"axis": axis, "index": number}
+    return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in call.result_shapes[:number])}
+
+
+SEVERAL = frozenset({"aten.unbind", "aten.chunk", "aten.split", "aten.split_with_sizes"})
+"""Operators that cut a tensor up, of which each part is known."""
+
+_BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
+    _conv: ("conv2d",),
+    _linear: ("linear",),
+    _matmul: ("matmul", "mm"),
+    _batch_norm: ("batch_norm",),
+    _layer_norm: ("layer_norm",),
+    _max_pool: ("max_pool2d",),
+    _avg_pool: ("avg_pool2d",),
+    _adaptive_avg_pool: ("adaptive_avg_pool2d",),
+    _mean: ("mean",),
+    _plain("relu"): ("relu", "relu_"),
+    _plain("relu6"): ("relu6", "relu6_"),
+    _clamp("min_val", "max_val"): ("hardtanh", "hardtanh_"),
+    _clamp("min", "max"): ("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"),
+    _plain("hard_swish"): ("hardswish", "hardswish_"),
+    _plain("hard_sigmoid"): ("hardsigmoid", "hardsigmoid_"),
+    _plain("sigmoid"): ("sigmoid", "sigmoid_"),
+    _plain("silu"): ("silu", "silu_"),
+    _gelu: ("gelu", "gelu_"),
+    _softmax: ("softmax", "_softmax"),
+    _dropout: ("dropout", "dropout_", "feature_dropout", "feature_dropout_"),
+    _joined("add"): ("add", "add_"),
+    _joined("mul"): ("mul", "mul_"),
+    _concat: ("cat", "concat"),
+    _attention: ("scaled_dot_product_attention",),
+    _select: ("select",),
+    _slice: ("slice",),
+    _pad: ("pad", "constant_pad_nd"),
+    _plain("reshape"): ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view"),
+    _permute: ("permute",),
+    _transpose: ("transpose",),
+    _plain("identity"): ("contiguous", "clone", "alias", "detach", "to", "_to_copy", "lift_fresh_copy"),
+}
+OPERATORS: dict[str, Callable[[Call], Meaning]] = {
+    f"aten.{name}": meaning for meaning, names in _BY_KIND.items() for name in names
+}
+"""The operators that have a meaning for us."""

@@ -1,0 +1,103 @@
+"""What stands for an operator that has no layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import attrs
+from attrs import field
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.extents import Extents, at_least, check_integer, integers, whole
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Gemm, Pass
+
+
+def _extents(value: object) -> Extents | None:
+    return None if value is None else integers(value)  # type: ignore[return-value]
+
+
+def _list_of_extents(value: object) -> tuple[Extents, ...]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(integers(item) for item in value)  # type: ignore[misc]
+    return value  # type: ignore[return-value]
+
+
+def _check_extents(attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, tuple) or len(value) != 3:  # noqa: PLR2004
+        raise InvalidSpec(attribute.name, value, "three whole numbers (h, w, c)")
+    for extent in value:
+        check_integer(extent, attribute.name, 1)
+
+
+@attrs.frozen(kw_only=True)
+class Opaque(Layer):
+    """
+    An operator of an imported network that has no layer, known by its extents: planned and predicted, but not run.
+
+    Attributes:
+        operator: As its source calls it: "aten.cumsum".
+        output: (h, w, c) of its output; None is that of its input.
+        others: (h, w, c) of each input behind the first; inferred in a network.
+        flop: FLOP of its matrix products, forward, of one sample.
+        weights: Number of its trained parameters.
+
+    Example:
+        >>> Opaque(operator="aten.cumsum", h=7, w=7, c=64, output=(1, 1, 64)).output_shape
+        (1, 1, 64)
+    """
+
+    type: ClassVar[str] = "opaque"
+    arity: ClassVar[tuple[int, int]] = (1, 1024)
+    products_in_turn: ClassVar[bool] = True
+    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
+
+    operator: str = field(default="unknown", validator=attrs.validators.instance_of(str))
+    output: Extents | None = field(default=None, converter=_extents)
+    others: tuple[Extents, ...] = field(default=(), converter=_list_of_extents)
+    flop: int = field(default=0, converter=whole, validator=at_least(0))
+    weights: int = field(default=0, converter=whole, validator=at_least(0))
+
+    @output.validator
+    def _check_output(self, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None:
+            _check_extents(attribute, value)
+
+    @others.validator
+    def _check_others(self, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, tuple):
+            raise InvalidSpec(attribute.name, value, "a list of (h, w, c)")
+        for item in value:
+            _check_extents(attribute, item)
+
+    @property
+    def input_shapes(self) -> tuple[Extents, ...]:
+        """(h, w, c) of every input."""
+        return self.input_shape, *self.others
+
+    @property
+    def output_shape(self) -> Extents:
+        """(h, w, c) as it was given, or of the input."""
+        return self.input_shape if self.output is None else self.output
+
+    def with_inputs(self, shapes: Sequence[Extents]) -> Self:
+        """Fill in the extents of all inputs."""
+        return attrs.evolve(super().with_inputs(shapes), others=tuple(shapes[1:]))
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """All in one."""
+        return {"w": (self.weights,)} if self.weights else {}
+
+    def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
+        """Spread its FLOP over its outputs, as one product of as many rows and columns; backward one for each input."""
+        if not self.flop:
+            return ()
+        h, w, c = self.output_shape
+        rows, depth = batch_size * h * w, -(-self.flop // (2 * math.prod(self.output_shape)))
+        if pass_ is Pass.WGRAD:
+            return (Gemm(c, depth, rows),) if self.weights else ()
+        forward = pass_ is Pass.FPROP
+        return (Gemm(rows, c, depth),) if forward else (Gemm(rows, depth, c),) * len(self.input_shapes)

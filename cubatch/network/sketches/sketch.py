@@ -1,0 +1,70 @@
+"""
+A network while it is drawn up.
+
+Definitions are torchvision's and timm's, without auxiliary heads, so that their published counts
+of parameters and multiply-adds can be checked against ours; layer names follow theirs.  Every
+network ends in its logits: training adds the loss, and inference needs no softmax to be timed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.errors import InvalidSpec
+from cubatch.network.extents import Extents
+from cubatch.network.graph import Network
+from cubatch.network.layer import Layer
+from cubatch.network.layers import AvgPool2d, BatchNorm2d, Conv2d, GlobalAvgPool, Linear, ReLU, Scale
+
+
+class Sketch:
+    """A network while it is drawn up; each method adds layers and returns the name of the last."""
+
+    def __init__(self, shape: Extents, name: str, classes: int) -> None:
+        self.shape, self.name, self.classes = shape, name, classes
+        self.layers: list[Layer] = []
+
+    def add(self, name: str, kind: type[Layer], *inputs: str, **values: Any) -> str:
+        """Add a layer that reads the named ones, or the one before."""
+        self.layers.append(kind(name=name, inputs=inputs or None, **values))
+        return name
+
+    def conv(self, name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
+        """Add a square convolution that keeps the extents unless told otherwise."""
+        return self.add(name, Conv2d, *inputs, **{"k": k, "r": size, "s": size, "pad": size // 2, **values})
+
+    def conv_norm(self, name: str, k: int, size: int, *inputs: str, norm: dict[str, float], **values: Any) -> str:
+        """Add a convolution without bias, and the batch normalisation that makes one superfluous."""
+        self.conv(f"{name}.conv", k, size, *inputs, bias=False, **values)
+        return self.add(f"{name}.bn", BatchNorm2d, **norm)
+
+    @property
+    def output_shape(self) -> Extents:
+        """(h, w, c) behind the layers so far."""
+        return Network(input_shape=self.shape, layers=self.layers).output_shape
+
+    def pool_to(self, extent: int) -> None:
+        """Average to extent x extent, as an adaptive pool does where its windows come out equal."""
+        h, w, _ = self.output_shape
+        if h % extent or w % extent:
+            raise InvalidSpec("features", (h, w), f"multiples of {extent} in front of the classifier")
+        if (h, w) != (extent, extent):
+            self.add("avgpool", AvgPool2d, r=h // extent, s=w // extent)
+
+    def dense(self, *widths: int) -> None:
+        """Add linear layers with ReLU between them, the last with as many outputs as classes."""
+        for i, width in enumerate(widths, start=1):
+            self.add(f"fc{i}", Linear, k=width)
+            self.add(f"fc{i}.relu", ReLU)
+        self.add(f"fc{len(widths) + 1}", Linear, k=self.classes)
+
+    def squeeze_excite(
+        self, name: str, path: str, width: int, squeezed: int, act: type[Layer], gate: type[Layer]
+    ) -> str:
+        """Scale each channel of `path` by a gate that two small layers make of its mean."""
+        self.add(f"{name}.avgpool", GlobalAvgPool)
+        self.conv(f"{name}.fc1", squeezed, 1)
+        self.add(f"{name}.act", act)
+        self.conv(f"{name}.fc2", width, 1)
+        factor = self.add(f"{name}.gate", gate)
+        return self.add(name, Scale, path, factor)

@@ -1,0 +1,143 @@
+"""
+compare(): one network on several GPUs that need not be here, with what a million samples cost on each.
+
+Prices are the user's own, in any currency; nothing here knows what a cloud asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.errors import CubatchError, InvalidArgument
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
+from cubatch.network.models import SpecLike
+from cubatch.tuning import forecast
+from cubatch.tuning.forecast_record import Forecast
+
+_SECONDS_PER_HOUR = 3600.0
+_MILLION = 1e6
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """
+    What was predicted of several GPUs; nothing of it was measured.
+
+    Attributes:
+        forecasts: By the GPU's name in the catalogue, best first.
+        failed: Why there is none, by name.
+        prices: Of an hour, by name, as they were given.
+    """
+
+    forecasts: Mapping[str, Forecast]
+    failed: Mapping[str, str]
+    prices: Mapping[str, float]
+
+    @property
+    def cost_per_million_samples(self) -> dict[str, float]:
+        """What a million samples cost at each GPU's answer, in the currency of the prices, where there is one."""
+        return {
+            name: self.prices[name] / _SECONDS_PER_HOUR * _MILLION / found.samples_per_second[found.batch_size]
+            for name, found in self.forecasts.items()
+            if name in self.prices
+        }
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give it as plain mappings and lists, for JSON."""
+        return {
+            "schema": 1,
+            "predicted": True,
+            "forecasts": [found.to_mapping() for found in self.forecasts.values()],
+            "failed": dict(self.failed),
+            "prices_per_hour": dict(self.prices),
+            "cost_per_million_samples": self.cost_per_million_samples,
+        }
+
+    def __str__(self) -> str:
+        """Give the table, so that print shows what a person wants to know."""
+        return self.table()
+
+    def table(self) -> str:
+        """Give a line a GPU, and which is the fastest."""
+        from cubatch.report.tables import forecast as tables
+
+        facts = self.to_mapping()
+        return tables.compared(facts["forecasts"], self.failed, costs=self.cost_per_million_samples).text()
+
+
+def compare(
+    spec: SpecLike,
+    devices: Iterable[Device | str],
+    *,
+    prices: Mapping[str, float] | None = None,
+    **options: Any,
+) -> Comparison:
+    """
+    Predict the best batch size of a network on each of several GPUs, and what a million samples cost there.
+
+    Args:
+        spec: As for `predict`.
+        devices: Names of the catalogue, or Devices; one that is named twice counts once.
+        prices: What an hour of a GPU costs, by its name as in `devices`, in any currency.
+        options: The other arguments of `predict`, the same for all: mode, dtype, memory_limit, latency_limit, ...
+
+    Returns:
+        Comparison: A GPU that cannot do it is in `failed`, with the reason.
+
+    Raises:
+        InvalidArgument: If no device is named, a price is no positive number or that of no device.
+        CubatchError: That of the first GPU, where none can do it.
+
+    Example:
+        >>> found = compare("lenet5", ["t4", "a40"], prices={"t4": 0.35}, batch_sizes=[64])
+        >>> list(found.forecasts), list(found.cost_per_million_samples)
+        (['a40', 't4'], ['t4'])
+    """
+    gpus = {_name(gpu): gpu for gpu in (probe.resolve(one, live=False) for one in devices)}
+    if not gpus:
+        raise InvalidArgument("devices", [], "at least one GPU's name")
+    paid = _checked(prices or {}, gpus)
+    for name in {"anchors", "batch_sizes"} & set(options):  # each GPU reads them anew
+        options[name] = None if options[name] is None else list(options[name])
+    found: dict[str, Forecast] = {}
+    errors: dict[str, CubatchError] = {}
+    for name, gpu in gpus.items():
+        try:
+            found[name] = forecast.predict(spec, device=gpu, **options)
+        except CubatchError as error:  # no reason to keep silent about the others
+            errors[name] = error
+    if not found:
+        raise next(iter(errors.values()))
+    best = sorted(found, key=lambda name: _latency_or_rate(found[name]))
+    return Comparison(
+        forecasts={name: found[name] for name in best},
+        failed={name: str(error) for name, error in errors.items()},
+        prices=paid,
+    )
+
+
+def _name(gpu: Device) -> str:
+    return gpu.slug or gpu.name
+
+
+def _latency_or_rate(found: Forecast) -> float:
+    """Give what the objective looks at, the smaller the better."""
+    n = found.batch_size
+    return found.seconds[n] if found.objective == "latency" else -found.samples_per_second[n]
+
+
+def _checked(prices: Mapping[str, float], gpus: Mapping[str, Device]) -> dict[str, float]:
+    paid = {}
+    for given, price in prices.items():
+        name = _name(probe.resolve(given, live=False))
+        if name not in gpus:
+            raise InvalidArgument("prices", given, "of the GPUs that are compared: " + ", ".join(gpus))
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
+            raise InvalidArgument(f"prices[{given!r}]", price, "a positive number: what an hour costs")
+        paid[name] = float(price)
+    return paid

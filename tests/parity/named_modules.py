@@ -1,0 +1,72 @@
+"""Modules that tests of `autotune_module` name: a worker imports them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+PLACE = "CUBATCH_TEST_PLACE"  # a folder where steps leave word
+
+
+class Small(nn.Module):
+    """A convolution and a linear layer, that note each real call in the folder of the test."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x):
+        if PLACE in os.environ and not isinstance(x, torch._subclasses.FakeTensor):
+            with Path(os.environ[PLACE], "calls").open("a") as file:
+                file.write(f"{os.getpid()} {len(x)}\n")
+        return self.head(self.convolution(x).relu().mean((2, 3)))
+
+
+class Dies(Small):
+    """Killed by a signal in a step of 4 samples, once."""
+
+    def forward(self, x):
+        mark = Path(os.environ[PLACE], "died")
+        if len(x) == 4 and not isinstance(x, torch._subclasses.FakeTensor) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().forward(x)
+
+
+class OfWords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+
+    def forward(self, ids, labels):
+        return {"loss": self.table(ids).square().mean() + labels.float().mean() * 0}
+
+
+def small():
+    return Small()
+
+
+def dies():
+    return Dies()
+
+
+def of_words():
+    return OfWords()
+
+
+def no_module():
+    return {}
+
+
+def scalar(output):
+    return output.logsumexp(1).mean()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, nesterov=True, momentum=0.9)

@@ -1,0 +1,250 @@
+"""Modules of PyTorch as networks: their numbers, and what cannot be one."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from cubatch import from_torch
+from cubatch.errors import InvalidArgument, UnsupportedLayer
+from cubatch.network import models
+from cubatch.network.importers.refusal import UnsupportedOperator
+from cubatch.network.layers import (
+    Add,
+    BatchNorm2d,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    HardSwish,
+    LayerNorm,
+    LayerScale,
+    Linear,
+    ReLU,
+    Scale,
+    SiLU,
+)
+from tests.parity import torchvision_models as zoo
+
+torch, nn = zoo.torch, zoo.torch.nn
+# Both compute in float64 on float32 weights: rounding of a hundred layers, each of sums of some thousand products.
+BOUND = 1e-10
+
+
+class Of(nn.Module):
+    """A module of a function, beside modules that it calls."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.run = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def theirs(module, x):
+    """A module's output in float64."""
+    with torch.no_grad():
+        return module.double().eval()(torch.tensor(x)).numpy()
+
+
+def assert_same(network, module, x):
+    """The engine's outputs on the imported network are the module's, to rounding, and not all alike."""
+    ours, want = zoo.outputs(network, x), theirs(module, x)
+    if want.ndim == 4:
+        want = want.transpose(0, 2, 3, 1)
+    assert want.std() > 0
+    np.testing.assert_allclose(ours.reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max())
+
+
+def kinds(network):
+    """How many layers of each kind a network has."""
+    return collections.Counter(type(layer) for layer in network.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "extent"),
+    [
+        ("alexnet", 224), ("vgg16", 64), ("googlenet", 64), ("resnet18", 64), ("resnet50", 64),
+        ("mobilenet_v3_large", 64), ("densenet121", 32), ("efficientnet_b0", 64), ("regnet_y_400mf", 64),
+    ],
+)  # fmt: skip
+def test_an_imported_model_computes_what_it_did(name, extent):
+    """With the module's weights and statistics the engine's outputs are PyTorch's, and as many parameters are there."""
+    module, x = zoo.build(name), zoo.images((3, extent, extent))
+    network = from_torch(module, (3, extent, extent))
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert network.name == type(module).__name__
+    assert_same(network, module, x)
+
+
+@pytest.mark.parametrize(("name", "ours"), [("resnet50", "resnet50"), ("mobilenet_v3_large", "mobilenet-v3-large")])
+def test_an_imported_model_is_the_one_that_is_known_by_name(name, ours):
+    """The same layers with the same extents in the same order, written down once from the paper and once by PyTorch."""
+    found = from_torch(zoo.build(name), (3, 64, 64))
+    known = models.build(ours, input_shape=(64, 64, 3), classes=10)
+    alike = [
+        collections.Counter(
+            (layer.type, layer.input_shape, layer.output_shape) for layer in (node.layer for node in each)
+        )
+        for each in (found.nodes, known.nodes)
+    ]
+    assert alike[0] == alike[1]
+    assert found.flops("training") == known.flops("training")
+
+
+def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters():
+    """ConvNeXt: layer norms over channels that were permuted to the end, linear layers on pixels, layer scale."""
+    module = zoo.build("convnext_tiny")
+    network = from_torch(module, (3, 64, 64))
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    found = kinds(network)
+    assert (found[LayerNorm], found[LayerScale], found[Add], found[Conv2d], found[Linear]) == (23, 18, 18, 22, 37)
+    assert found[Flatten] == 0
+    with pytest.raises(UnsupportedLayer, match="layer_norm"):
+        zoo.outputs(network, zoo.images((3, 64, 64)))
+
+
+def test_a_module_is_left_as_it_was():
+    """Train flags of each part, parameters and the arrays of the network, which are copies."""
+    module = zoo.build("resnet18").train()
+    module.layer1.eval()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    network = from_torch(module, (3, 32, 32))
+    assert [part.training for part in (module, module.layer1, module.layer1[0].bn1, module.layer2)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    with torch.no_grad():
+        module.conv1.weight.zero_()
+    assert np.abs(network.weights["conv1"]["w"]).max() > 0
+
+
+def pre_activated(self, x):
+    """Clamp in place what is read again: the sum is of the clamped."""
+    y = self.conv(x)
+    z = self.relu(y)
+    return y + self.again(z)
+
+
+SMALL = {
+    "flattened, normed": (
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.Flatten(), nn.BatchNorm1d(4 * 6 * 5), nn.Dropout(0.3), nn.Linear(120, 7), nn.ReLU()
+        ),
+        {Conv2d: 1, Flatten: 1, BatchNorm2d: 1, Linear: 1, ReLU: 1},
+    ),
+    "in place": (
+        Of(pre_activated, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU(inplace=True), again=nn.Conv2d(4, 4, 1)),
+        {Add: 1, ReLU: 1},
+    ),
+    "twice": (Of(lambda self, x: self.relu(self.relu(x) + x), relu=nn.ReLU()), {ReLU: 2, Add: 1}),
+    "with itself": (Of(lambda _, x: torch.cat([x + x, x], 1)), {Add: 1}),
+    "excited": (
+        Of(lambda self, x: torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True))) * x, gate=nn.Conv2d(3, 3, 1)),
+        {GlobalAvgPool: 1, Scale: 1},
+    ),
+    "curves": (Of(lambda _, x: x * torch.sigmoid(x) + x * nn.functional.hardsigmoid(x)), {SiLU: 1, HardSwish: 1}),
+    "zeros around": (
+        Of(lambda self, x: self.conv(nn.functional.pad(x, (0, 1, 2, 0))), conv=nn.Conv2d(3, 4, 3, padding=1)),
+        {Conv2d: 1},
+    ),
+    "same": (nn.Conv2d(3, 6, (2, 3), padding="same", groups=3), {Conv2d: 1}),
+    "pooled apart": (
+        nn.Sequential(nn.MaxPool2d((2, 3), (1, 2), ceil_mode=True), nn.AvgPool2d(2, 1, 1, count_include_pad=False)),
+        {},
+    ),
+    "adaptive": (nn.Sequential(nn.ConstantPad2d(0, 0.0), nn.AdaptiveAvgPool2d((4, 7)), nn.Conv2d(3, 2, 1)), {}),
+    "pixels as rows": (
+        Of(lambda self, x: self.fc(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), fc=nn.Linear(3, 5)),
+        {Linear: 1, Flatten: 0},
+    ),
+    "bias apart": (
+        Of(lambda self, x: self.fc(x.mean((-1, -2))) + self.bias, fc=nn.Linear(3, 4, bias=False),
+           bias=nn.Parameter(torch.tensor([1.0, -2.0, 3.0, 0.5]))),
+        {Linear: 1, Add: 0},
+    ),
+    "two axes": (Of(lambda self, x: self.fc(x.flatten(2).transpose(1, 2).flatten(1)), fc=nn.Linear(168, 3)), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_a_small_module_computes_what_it_did(case):
+    """Flattened in their order, changed in place, read twice, gated, padded, permuted: the numbers are the module's."""
+    module, wanted = SMALL[case]
+    torch.manual_seed(1)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            for tensor in (part.running_mean, part.weight.data, part.bias.data):
+                tensor.normal_()
+    x = zoo.images((3, 8, 7))
+    network = from_torch(module, (3, 8, 7))
+    found = kinds(network)
+    assert {kind: found[kind] for kind in wanted} == wanted
+    assert_same(network, module, x)
+
+
+def through_a_view(_, x):
+    """Clamp a flattened view in place, then read what it is a view of."""
+    flat = x.flatten(1).relu_()
+    return x + flat.view(x.shape)
+
+
+REFUSED = {
+    "cumsum": (
+        Of(lambda self, x: self.conv(x).cumsum(1), conv=nn.Conv2d(3, 3, 1)),
+        ("aten.cumsum", "cumsum", "no layer"),
+    ),
+    "two outputs of one": (Of(lambda _, x: x.chunk(3, 1)[1]), ("aten.chunk[1]", "getitem", "no output of a layer")),
+    "a view": (
+        Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(through_a_view)),
+        ("aten.relu_", "changed", "changes in place"),
+    ),
+    "padded in the end": (nn.ConstantPad2d(1, 0.0), ("aten.pad", "pad", "no output of a layer")),
+    "windows that differ": (nn.Sequential(nn.AdaptiveAvgPool2d(3)), ("aten.adaptive_avg_pool2d", "0", "8 x 7 pixels")),
+    "constant": (Of(lambda _, x: x + 1), ("aten.add", "add", "a constant that is no bias")),
+    "factor": (Of(lambda _, x: x * x.mean((1,), keepdim=True)), ("aten.mean", "mean", "other axes")),
+    "tanh": (nn.Sequential(nn.GELU("tanh")), ("aten.gelu", "0", "tanh")),
+    "no statistics": (
+        nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
+        ("aten.batch_norm", "0", "statistics"),
+    ),
+    "shuffled": (
+        Of(lambda self, x: self.conv(x.reshape(-1, 3, 4, 2, 7).permute(0, 1, 3, 2, 4).reshape(-1, 3, 8, 7)),
+           conv=nn.Conv2d(3, 3, 1)),
+        ("aten.conv2d", "conv", "not (batch, channels, height, width)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_operator_without_a_layer_is_named_with_its_place(case):
+    """Operator, path of the module, reason, and what helps."""
+    module, (operator, place, reason) = REFUSED[case]
+    with pytest.raises(UnsupportedOperator) as caught:
+        from_torch(module, (3, 8, 7))
+    assert (caught.value.operator, caught.value.place) == (operator, place)
+    assert reason in caught.value.reason
+    assert "opaque=True" in str(caught.value)
+    assert "autotune_module" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "told"),
+    [
+        ("resnet18", (3, 8, 8), "a torch.nn.Module"),
+        (nn.ReLU(), (3, 0, 8), "at least 1"),
+        (nn.ReLU(), (2, 3, 8, 8), "(channels, height, width)"),
+        (nn.Linear(4, 2), (3, 8, 8), "torch.export can trace"),
+        (Of(lambda _, x: (x.relu(), x.sigmoid())), (3, 8, 8), "a single tensor"),
+        (Of(lambda _, x: x.flatten(1)), (3, 8, 8), "its output is its input"),
+    ],
+)
+def test_what_cannot_be_imported_says_so(module, shape, told):
+    """No module, no shape, a trace that fails, several outputs, nothing to do."""
+    with pytest.raises(InvalidArgument) as caught:
+        from_torch(module, shape)
+    assert told in str(caught.value)

@@ -1,0 +1,105 @@
+"""The commands on what users have: an ONNX file, a function that builds a PyTorch module."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import pytest
+
+import cubatch
+from tests.parity import torchvision_models as zoo
+from tests.unit.commands import in_process
+
+onnx = pytest.importorskip("onnx")
+torch = zoo.torch
+
+SOURCE = """
+from torch import nn
+
+def build():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+
+def scanned():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), Scan(), nn.Conv2d(8, 4, 1))
+
+class Scan(nn.Module):
+    def forward(self, x):
+        return x.cumsum(1)
+"""
+GPU = ["--device", "v100-sxm2-16gb"]
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch, request):
+    """Stand where small.onnx and the module `of_users` are; give how the network is named there."""
+    (tmp_path / "of_users.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import of_users
+
+    options = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
+    with warnings.catch_warnings(action="ignore"):  # the exporter's own
+        module = of_users.build().eval()
+        torch.onnx.export(module, (torch.zeros(2, 3, 16, 12),), "small.onnx", training=zoo.PRESERVE, **options)
+    yield request.param
+    sys.modules.pop("of_users", None)
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command line in this process and give (exit code, stdout, stderr)."""
+    return in_process(monkeypatch, capfd)
+
+
+BOTH = pytest.mark.parametrize("model", ["small.onnx", "of_users:build"], indirect=True)
+SHAPE = ["--input-shape", "16,12,3"]
+
+
+@BOTH
+def test_memory_predict_and_candidates_are_those_of_the_network(run, model):
+    """Each command's JSON says what the library says of the imported network."""
+    network = cubatch.models.resolve(model, input_shape=(16, 12, 3))
+    assert network.parameters == 3 * 8 * 9 + 8 + 16 + 8 * 5 + 5
+    code, out, err = run("memory", model, *SHAPE, "--mode", "training", "--batch-size", "4", *GPU, "--json", "-")
+    assert code == 0, err
+    want = cubatch.footprint(network, batch_size=4, mode="training", device="v100-sxm2-16gb").total
+    assert json.loads(out)["modes"]["training"]["footprint"]["total"] == want
+    code, out, err = run("predict", model, *SHAPE, "--batch-sizes", "8,64", *GPU, "--json", "-")
+    assert code == 0, err
+    assert json.loads(out)["spec"]["layers"] == json.loads(json.dumps(network.to_mapping()))["layers"]
+    code, out, err = run("candidates", model, *SHAPE, "--explain", *GPU, "--json", "-")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["candidates"]
+    assert any(row["layer"] in network.weights for row in found["explain"])
+
+
+@BOTH
+def test_tune_runs_it(run, model):
+    """On the CPU, in a worker too, which is told the layers and not the weights."""
+    options = ["--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store", "--isolate", "--json", "-"]
+    code, out, err = run("tune", model, *SHAPE, *options)
+    assert code == 0, err
+    assert json.loads(out)["batch_size"] in {1, 2}
+
+
+@pytest.mark.parametrize("model", ["of_users:scanned"], indirect=True)
+def test_an_operator_without_a_layer_is_one_message_and_exit_code_1(run, model):
+    """Which operator, where, and what helps."""
+    code, out, err = run("tune", model, *SHAPE)
+    assert (code, out) == (1, "")
+    assert "aten.cumsum at '1' cannot be imported" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_network_and_a_file_are_read_wherever_a_spec_goes(tmp_path, monkeypatch):
+    """`footprint("model.onnx")` and its path as a Path."""
+    path = tmp_path / "one.onnx"
+    with warnings.catch_warnings(action="ignore"):
+        torch.onnx.export(torch.nn.Linear(3, 2), (torch.zeros(2, 3),), path, dynamo=False)
+    assert cubatch.footprint(str(path), batch_size=2) == cubatch.footprint(path, batch_size=2)
+    assert cubatch.models.resolve(path).parameters == 8

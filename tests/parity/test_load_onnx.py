@@ -1,0 +1,263 @@
+"""ONNX files as networks: their numbers beside those of the module that was exported, and what cannot be one."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from cubatch import from_torch, load_onnx
+from cubatch.errors import InvalidArgument, InvalidSpec
+from cubatch.network.importers.refusal import UnsupportedOperator
+from cubatch.network.layers import GELU, LayerNorm, LayerScale
+from tests.parity import definitions
+from tests.parity import torchvision_models as zoo
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+torch, helper = zoo.torch, onnx.helper
+# A file has float32.  Batch norms as they are lose digits of eps alone; folded into convolutions, of every filter:
+# 2^-24 in each of some fifty layers, amplified by as much as they amplify.
+AS_THEY_ARE, FOLDED = 1e-9, 1e-5
+PRESERVED = {"dynamo": False, "opset_version": 17, "training": zoo.PRESERVE}
+WITH_OPEN_BATCH = {
+    "dynamo": False, "opset_version": 13, "input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}},
+}  # fmt: skip
+BY_DYNAMO = {"dynamo": True, "verbose": False}
+
+
+def exported(module, path, shape, options):
+    """Write a module to a file, traced with two samples."""
+    with warnings.catch_warnings(action="ignore"):  # the exporters' own
+        torch.onnx.export(module, (torch.zeros(2, *shape),), path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "extent", "options", "bound"),
+    [
+        ("resnet50", 32, PRESERVED, AS_THEY_ARE), ("densenet121", 32, PRESERVED, AS_THEY_ARE),
+        ("googlenet", 64, PRESERVED, AS_THEY_ARE), ("regnet_y_400mf", 32, PRESERVED, AS_THEY_ARE),
+        ("mobilenet_v3_large", 32, WITH_OPEN_BATCH, FOLDED), ("efficientnet_b0", 32, WITH_OPEN_BATCH, FOLDED),
+        ("vgg16", 64, WITH_OPEN_BATCH, FOLDED), ("resnet18", 32, BY_DYNAMO, FOLDED),
+        ("alexnet", 224, BY_DYNAMO, FOLDED),
+    ],
+)  # fmt: skip
+def test_an_exported_model_computes_what_it_did(name, extent, options, bound, tmp_path):
+    """By either exporter, batch norms folded or not, the batch open or not: the outputs are the module's."""
+    module, x = zoo.build(name), zoo.images((3, extent, extent), n=3)
+    network = load_onnx(exported(module, tmp_path / f"{name}.onnx", (3, extent, extent), options))
+    assert (network.name, network.input_shape) == (name, (extent, extent, 3))
+    if bound == AS_THEY_ARE:
+        assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    with torch.no_grad():
+        want = module.double()(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(
+        zoo.outputs(network, x).reshape(want.shape), want, rtol=0, atol=bound * np.abs(want).max()
+    )
+
+
+def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters(tmp_path):
+    """ConvNeXt, whose file spells GELU as a product with an error function: the layers that `from_torch` gives."""
+    module = zoo.build("convnext_tiny")
+    found = load_onnx(exported(module, tmp_path / "convnext.onnx", (3, 32, 32), PRESERVED))
+    want = from_torch(module, (3, 32, 32))
+    alike = [
+        collections.Counter((node.layer.type, node.layer.input_shape) for node in each.nodes) for each in (found, want)
+    ]
+    assert alike[0] == alike[1]
+    assert found.parameters == want.parameters
+    assert {type(layer) for layer in found.layers} >= {GELU, LayerNorm, LayerScale}
+
+
+@pytest.mark.parametrize("options", [PRESERVED, BY_DYNAMO], ids=["by trace", "by dynamo"])
+def test_a_vision_transformer_that_was_exported_has_its_numbers(options, tmp_path):
+    """Attention in some thirty nodes a block, class token and positions: one layer each, computed by definition."""
+    module, x = zoo.vision_transformer(), zoo.images((3, 32, 32))
+    network = load_onnx(exported(module, tmp_path / "vit.onnx", (3, 32, 32), options))
+    assert collections.Counter(layer.type for layer in network.layers) == {
+        "conv2d": 1, "tokens": 1, "layer_norm": 5, "attention": 2, "add": 4, "linear": 5, "gelu": 2, "class_token": 1,
+    }  # fmt: skip
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    with torch.no_grad():
+        want = module.double()(torch.tensor(x)).numpy()
+    found = definitions.outputs(network, x).reshape(want.shape)
+    np.testing.assert_allclose(found, want, rtol=0, atol=AS_THEY_ARE * np.abs(want).max())
+
+
+# --- files written by hand -------------------------------------------------------------------------------------
+
+FLOAT = onnx.TensorProto.FLOAT
+RANDOM = np.random.default_rng(3)
+
+
+def written(path, nodes, constants, shape=("n", 3, 8, 7), outputs=("y",)):
+    """Write a file of some nodes; the input is x, the output y."""
+    graph = helper.make_graph(
+        nodes, "hand", [helper.make_tensor_value_info("x", FLOAT, shape)],
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )  # fmt: skip
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.example", 1)]),
+        path,
+    )
+    return path
+
+
+def node(kind, reads, result="y", **attributes):
+    """A node that is called what it makes."""
+    return helper.make_node(kind, reads.split(), result.split(), name=f"/block/{result}", **attributes)
+
+
+def drawn(*shape):
+    """Random float32 numbers."""
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+FILTER = drawn(4, 3, 3, 2)
+HAND = {
+    "same at the end": ([node("Conv", "x w", auto_pad="SAME_UPPER", strides=[2, 2])], {"w": FILTER}),
+    "same in front": ([node("Conv", "x w", auto_pad="SAME_LOWER", dilations=[1, 2])], {"w": FILTER}),
+    "zeros around": (
+        [node("Pad", "x pads", "a"), node("Conv", "a w b")],
+        {"pads": [0, 0, 1, 0, 0, 0, 2, 1], "w": FILTER, "b": drawn(4)},
+    ),
+    "linear layers": (
+        [node("Flatten", "x", "a"), node("Gemm", "a w b", "c"), node("Relu", "c", "d"), node("MatMul", "d v", "e"),
+         node("Add", "e u")],
+        {"w": drawn(168, 6), "b": drawn(6), "v": drawn(6, 5), "u": drawn(5)},
+    ),
+    "norm": (
+        [node("BatchNormalization", "x gamma beta mean var", momentum=0.8, epsilon=1e-3)],
+        {"gamma": drawn(3), "beta": drawn(3), "mean": drawn(3), "var": np.abs(drawn(3))},
+    ),
+    "pools": (
+        [node("MaxPool", "x", "a", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]),
+         node("AveragePool", "a", kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)],
+        {},
+    ),
+    "clips": ([node("Clip", "x zero six", "a"), node("Clip", "a zero")], {"zero": np.float32(0), "six": np.float32(6)}),
+    "curves": (
+        [node("HardSigmoid", "x", "a", alpha=1 / 6), node("Mul", "a x", "b"), node("Sigmoid", "b", "c"),
+         node("Mul", "b c")],
+        {},
+    ),
+    "excited": (
+        [node("ReduceMean", "x axes", "a"), node("Mul", "x a", "b"), node("Concat", "b x", axis=-3)],
+        {"axes": [2, 3]},
+    ),
+    "shape from the input": (
+        [node("Shape", "x", "a", end=1), node("Concat", "a rest", "b", axis=0), node("Reshape", "x b", "c"),
+         node("Softmax", "c", "d"), node("Gemm", "d w")],
+        {"rest": [-1], "w": drawn(168, 4)},
+    ),
+    "squeezed": (
+        [node("GlobalAveragePool", "x", "a"), node("Squeeze", "a axes", "b"), node("Unsqueeze", "b axes", "c"),
+         node("Relu", "c")],
+        {"axes": [2, 3]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HAND)
+def test_a_file_by_hand_computes_what_onnx_says(case, tmp_path):
+    """Beside the interpreter that defines the format, in float32: 2^-24 in sums of at most 168 terms."""
+    nodes, constants = HAND[case]
+    path = written(tmp_path / "hand.onnx", nodes, constants)
+    x = zoo.images((3, 8, 7)).astype(np.float32)
+    (want,) = onnx.reference.ReferenceEvaluator(str(path)).run(None, {"x": x})
+    found = zoo.outputs(load_onnx(path), x)
+    if want.ndim == 4:
+        want = want.transpose(0, 2, 3, 1)
+    assert want.std() > 0
+    np.testing.assert_allclose(found.reshape(want.shape), want, rtol=0, atol=168 * 2**-24 * np.abs(want).max())
+
+
+def test_a_file_is_read_where_nothing_else_of_onnx_was_imported(tmp_path):
+    """In a process of its own, a shape that is computed from constants in the file."""
+    nodes, constants = HAND["shape from the input"]
+    path = written(tmp_path / "hand.onnx", nodes, constants)
+    code = f"import cubatch; print(cubatch.load_onnx({str(path)!r}).parameters)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(168 * 4)]
+
+
+def test_statistics_are_kept_as_our_momentum_has_them(tmp_path):
+    """The format's momentum is the share of the old statistics, ours that of the new."""
+    network = load_onnx(written(tmp_path / "norm.onnx", *HAND["norm"]))
+    assert network.layers[0].momentum == pytest.approx(0.2)
+    assert set(network.weights["block/y"]) == {"gamma", "beta", "mean", "var"}
+
+
+REFUSED = {
+    "unknown": ([node("CumSum", "x axis")], {"axis": 1}, ("CumSum", "block/y", "no layer")),
+    "of another domain": (
+        [helper.make_node("Gadget", ["x"], ["a"], domain="com.example"), node("Relu", "a")],
+        {},
+        ("com.example.Gadget", "a", "infer the shape"),
+    ),
+    "second result": (
+        [node("Split", "x", "a b c", axis=1, num_outputs=3), node("Relu", "b")],
+        {},
+        ("Relu", "block/y", "some of the channels"),
+    ),
+    "slope": ([node("HardSigmoid", "x")], {}, ("HardSigmoid", "block/y", "slope is 0.2")),
+    "bound": ([node("Clip", "x one")], {"one": np.float32(1)}, ("Clip", "block/y", "bounds")),
+    "scaled": (
+        [node("Flatten", "x", "a"), node("Gemm", "a w", alpha=0.5)],
+        {"w": drawn(168, 2)},
+        ("Gemm", "block/y", "scaled"),
+    ),
+    "constant": ([node("Mul", "x two")], {"two": np.float32(2)}, ("Mul", "block/y", "no factor for each channel")),
+    "reflected": (
+        [node("Pad", "x pads", mode="reflect")],
+        {"pads": [0, 0, 1, 1, 0, 0, 1, 1]},
+        ("Pad", "block/y", "else than zeros"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_operator_without_a_layer_is_named_with_its_node(case, tmp_path):
+    """Operator with its domain, node, and reason."""
+    nodes, constants, (operator, place, reason) = REFUSED[case]
+    with pytest.raises(UnsupportedOperator) as caught:
+        load_onnx(written(tmp_path / "hand.onnx", nodes, constants))
+    assert (caught.value.operator, caught.value.place) == (operator, place)
+    assert reason in caught.value.reason
+
+
+RELU = ([node("Relu", "x")], {})
+
+
+def test_a_shape_that_the_file_leaves_open_is_asked_for_and_given(tmp_path):
+    """Height and width open: refused with the axes' names, read with input_shape, which must be of as many axes."""
+    path = written(tmp_path / "open.onnx", *RELU, shape=("n", 3, "height", "width"))
+    with pytest.raises(InvalidSpec, match=r"'height', 'width'.*Give input_shape"):
+        load_onnx(path)
+    assert load_onnx(path, input_shape=(3, 6, 5)).input_shape == (6, 5, 3)
+    with pytest.raises(InvalidArgument, match="3 whole numbers"):
+        load_onnx(path, input_shape=(6, 5))
+
+
+def test_what_is_no_network_of_ours_says_so(tmp_path):
+    """No file, no ONNX, two outputs, two inputs."""
+    (tmp_path / "text.onnx").write_text("no protobuf")
+    for name in ("missing.onnx", "text.onnx"):
+        with pytest.raises(InvalidSpec, match="ONNX file must be a file that onnx can read"):
+            load_onnx(tmp_path / name)
+    two = [node("Relu", "x", "a"), node("Relu", "x", "b")]
+    with pytest.raises(InvalidSpec, match="a single output, not a, b"):
+        load_onnx(written(tmp_path / "two.onnx", two, {}, outputs=("a", "b")))
+    path = written(tmp_path / "inputs.onnx", [node("Add", "x z")], {})
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("z", FLOAT, (1, 3, 8, 7)))
+    onnx.save(model, path)
+    with pytest.raises(InvalidSpec, match="a single input, not x, z"):
+        load_onnx(path)

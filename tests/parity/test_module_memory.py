@@ -1,0 +1,142 @@
+"""A module's runner keeps within the limit by what smaller sizes took, whatever the walk without data says."""
+
+from __future__ import annotations
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from cubatch.errors import OverLimit  # noqa: E402
+from cubatch.frameworks import module_runner  # noqa: E402
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+
+nn = torch.nn
+MIB = 2**20
+SHAPE = (64, 1024)
+BATCH = MIB // 4  # of a sample
+WALKED = 3 * BATCH  # the input and two results
+
+
+class Sized(nn.Module):
+    """Keeps the sizes of its real calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, x):
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            self.sizes.append(len(x))
+        return x.relu().tanh()
+
+
+class Device:
+    """A device on which a step takes `base` bytes and `each` a sample beside what the batch itself takes."""
+
+    def __init__(self, module, base, each):
+        self.module, self.base, self.each, self.grain = module, base, each, 0
+
+    def start(self):
+        """Count from here."""
+
+    def peak(self):
+        return self.base + self.each * self.module.sizes[-1]
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Have steps take what a device says, and give the bytes of a step with its batch."""
+
+    def chosen(module, base, each):
+        device = Device(module, base, each)
+        monkeypatch.setattr(module_runner, "ResidentMeter", lambda: device)
+        return lambda n: n * BATCH + base + each * n
+
+    return chosen
+
+
+def tuned(module, budget=5.0, **options):
+    return cb.autotune_module(module, SHAPE, device="cpu", budget=budget, **options)
+
+
+@pytest.mark.parametrize("times", [0.5, 1, 3, 8], ids=lambda times: f"{times} times the walk")
+def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_device, times):
+    """A library that takes half or eight times what was walked: learned from small sizes, in both directions."""
+    module = Sized()
+    takes = on_device(module, 0, int(times * WALKED) - BATCH)
+    limit = takes(100)
+    runner = runner_of(module, limit)
+    facts = runner.look(seconds=10.0, top=None)
+    assert max(module.sizes) <= 100
+    assert facts["largest"] == pytest.approx(100, rel=0.25)
+    for size in (200, 130, 101):
+        with pytest.raises(OverLimit):
+            runner.prepare(size)
+    runner.prepare(91)  # after some between the largest that was looked at and this
+    runner.release()
+    assert max(module.sizes) == 91
+    assert all(row["took"] == takes(row["batch_size"]) for row in runner.ran)
+    assert all(row["said"] == pytest.approx(row["took"], rel=0.05) for row in runner.ran[2:])
+    tuned(module, memory_limit=limit)
+    assert max(module.sizes) <= 100
+
+
+def test_a_size_that_was_asked_for_and_is_not_sure_is_refused(on_device):
+    """By the walk it fits; smaller sizes are stepped first, and say that it does not: over_limit, and never run."""
+    module = Sized()
+    takes = on_device(module, 0, 2 * MIB)
+    limit = takes(100)
+    result = tuned(module, budget=60.0, memory_limit=limit, batch_sizes=[4, 120])
+    assert {m.batch_size: m.status for m in result.measurements} == {4: "ok", 120: "over_limit"}
+    refused = result.measurements[1]
+    assert "which was not tried" in refused.stop_reason
+    assert max(module.sizes) <= 100
+
+
+def test_a_size_that_took_more_than_it_may_is_out_of_memory(on_device):
+    """Where something jumps, as a library that chooses another algorithm, the size that met it is no answer."""
+    module = Sized()
+    takes = on_device(module, 0, MIB)
+    limit = takes(100)
+
+    class Jumps(Device):
+        def peak(self):
+            return super().peak() + (1000 * MIB if self.module.sizes[-1] > 50 else 0)
+
+    runner = runner_of(module, limit)
+    runner._meter = Jumps(module, 0, MIB)
+    runner.prepare(40)
+    with pytest.raises(cb.OutOfMemory):
+        runner.prepare(60)
+    with pytest.raises(OverLimit):
+        runner.prepare(60)
+    runner.prepare(45)
+
+
+def runner_of(module, limit):
+    subject = TorchModule(
+        module, SHAPE, mode="inference", loss=None, optimizer="sgd", autocast=None, channels_last=False, compiled=False
+    )
+    return subject.ready().runner(limit, 0)
+
+
+def test_what_was_not_told_is_not_learned(on_device, monkeypatch):
+    """Where the meter tells nothing, the walk is all there is, and its largest size is tried."""
+    module = Sized()
+    on_device(module, 0, 0)
+    monkeypatch.setattr(Device, "peak", lambda self: None)
+    runner = runner_of(module, 100 * MIB)
+    facts = runner.look(seconds=10.0, top=None)
+    assert runner.ran == []
+    assert facts["largest"] == runner._planned().largest(100 * MIB)
+
+
+def test_the_resident_set_bounds_what_is_tried_on_the_cpu():
+    """With the real meter: a size that would take twice the limit is not tried."""
+    module = Sized()
+    result = tuned(module, budget=60.0, memory_limit="512MiB", batch_sizes=[16, 2000])
+    assert {m.batch_size: m.status for m in result.measurements}[2000] == "over_limit"
+    assert max(module.sizes) < 2000
+    assert result.measurements[0].peak_bytes is None or result.measurements[0].peak_bytes >= 16 * MIB // 4

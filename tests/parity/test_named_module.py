@@ -1,0 +1,198 @@
+"""`autotune_module` by name: the module lives in a worker, which may die, and its timings are kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from tests.parity import named_modules  # noqa: E402
+
+HERE = "tests.parity.named_modules"
+ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 20.0}
+SHAPE = (3, 8, 8)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where steps leave word."""
+    monkeypatch.setenv(named_modules.PLACE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    """Runs are begun in the store and end where a worker would be started."""
+
+    def runner(self, memory_limit, seed):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cubatch.tuning.named_module.NamedModule.runner", runner)
+
+
+def calls(place):
+    """Give (process, batch size) of every real step."""
+    file = place / "calls"
+    return [tuple(map(int, line.split())) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def statuses(result):
+    return {m.batch_size: m.status for m in result.measurements}
+
+
+def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place):
+    """One worker takes all timings; the second answer is of the store, and the same."""
+    asked = ASKED | {"store": place / "store.sqlite3", "mode": "training", "loss": f"{HERE}:scalar"}
+    first = cb.autotune_module(f"{HERE}:small", SHAPE, **asked)
+    processes = {process for process, _ in calls(place)}
+    assert len(processes) == 1
+    assert os.getpid() not in processes
+    assert {size for _, size in calls(place)} == {2, 4}
+    assert (first.spec["name"], first.library, first.dtype) == (f"{HERE}:small", "torch", "float32")
+    before = calls(place)
+    again = cb.autotune_module(f"{HERE}:small", SHAPE, **asked)
+    assert calls(place) == before
+    assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
+    assert (again.batch_size, again.dtype) == (first.batch_size, "float32")
+    assert any("Answered from the store" in reason for reason in again.reasons)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mode": "training"}, {"loss": f"{HERE}:scalar"}, {"optimizer": f"{HERE}:sgd"}, {"autocast": "bfloat16"},
+        {"channels_last": True}, {"seed": 1}, {"example_inputs": (3, 8, 9)}, {"memory_limit": "1GiB"},
+        {"example_inputs": torch.zeros(1, 3, 8, 8)}, {"tolerance": 0.02},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_another_question_is_not_answered_from_the_store(place, nothing_runs, other):
+    """Whatever is asked otherwise is another run."""
+    asked = {"module": f"{HERE}:small", "example_inputs": SHAPE, "store": place / "store.sqlite3"} | ASKED
+    for each in (asked, asked | other):
+        with pytest.raises(KeyboardInterrupt):
+            cb.autotune_module(**each)
+    assert len(cb.tuning.store.list_runs(place / "store.sqlite3")) == 2
+
+
+def test_the_store_finds_the_same_tensors_again(place, nothing_runs):
+    """Equal inputs make one question, however they were made; other values are another."""
+    for ids in (torch.tensor([[1, 2]]), torch.arange(1, 3).reshape(1, 2), torch.tensor([[1, 3]])):
+        with pytest.raises(KeyboardInterrupt):
+            cb.autotune_module(f"{HERE}:of_words", {"ids": ids}, store=place / "store.sqlite3", **ASKED)
+    assert len(cb.tuning.store.list_runs(place / "store.sqlite3")) == 2
+
+
+def test_dicts_and_functions_by_name_reach_the_worker(place):
+    """Keyword arguments with labels, a loss of the output's own, an optimiser of the user's."""
+    inputs = {"ids": torch.tensor([[1, 49], [0, 7]]), "labels": torch.tensor([0, 1])}
+    result = cb.autotune_module(
+        f"{HERE}:of_words", inputs, mode="training", optimizer=f"{HERE}:sgd", store=False, **ASKED
+    )
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+
+
+def test_a_worker_that_dies_is_replaced(place):
+    """The size at which it died is tried once more, in a new one, and the others are measured."""
+    result = cb.autotune_module(f"{HERE}:dies", SHAPE, store=False, **ASKED)
+    assert (place / "died").exists()
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+    assert len({process for process, _ in calls(place)}) == 2
+
+
+def source(folder, text=""):
+    """Write a module that a worker can import from a folder, and a file of its own that it imports."""
+    (folder / "parts.py").write_text(f"SIZE = 4{text}\n")
+    (folder / "mine.py").write_text(
+        "import torch\nimport parts\ndef build():\n    return torch.nn.Sequential(torch.nn.Linear(3, parts.SIZE))\n"
+    )
+
+
+def test_a_changed_source_is_refused_by_name_and_measured_anew(place, monkeypatch):
+    """Also one that is only imported by the module's own."""
+    monkeypatch.syspath_prepend(place)
+    source(place)
+    asked = ASKED | {"store": place / "store.sqlite3"}
+    cb.autotune_module("mine:build", (3,), **asked)
+    source(place, " + 1")
+    result = cb.autotune_module("mine:build", (3,), **asked)
+    assert any("refused" in reason and "source_sha256 was" in reason for reason in result.reasons)
+    assert not any("Answered from the store" in reason for reason in result.reasons)
+
+
+SCRIPT = """
+import sys, cubatch as cb
+from pathlib import Path
+def progress(event):
+    if event.kind == "timing":
+        print("timing", flush=True)
+cb.autotune_module("{here}:small", (3, 8, 8), device="cpu", batch_sizes=[2, 4, 8], budget=60.0, store=sys.argv[1],
+                   progress=progress)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
+def test_an_interrupted_run_goes_on_where_it_was(place, how):
+    """After a kill, or Ctrl-C, what was timed is there, and sizes whose timings are whole are not timed again."""
+    store = place / "store.sqlite3"
+    root = Path(cb.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    command = [sys.executable, "-c", SCRIPT.format(here=HERE), str(store)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as run:
+        lines = [run.stdout.readline() for _ in range(3)]
+        run.send_signal(how)
+        rest = run.communicate()[0]
+    assert lines == ["timing\n"] * 3
+    assert "done" not in rest
+    (kept,) = cb.tuning.store.list_runs(store)
+    assert kept.num_timings >= 3
+    before = cb.tuning.store.show(store, kept.id)[1].timings
+    worker = calls(place)[0][0]
+    asked = {"device": "cpu", "batch_sizes": [2, 4, 8], "budget": 60.0}
+    result = cb.autotune_module(f"{HERE}:small", SHAPE, store=store, **asked)
+    after = cb.tuning.store.show(store, kept.id)[1].timings
+    assert after[: len(before)] == before
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"module": "named_modules"}, "package.module:build"),
+        ({"module": "nowhere:build"}, "sys.path"),
+        ({"module": f"{HERE}:missing"}, "a function of"),
+        ({"module": f"{HERE}:no_module"}, "gives dict"),
+        ({"loss": lambda output: output.sum()}, "the name of a function too"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"mode": "eval"}, "mode"),
+        ({"example_inputs": lambda: 3}, "torch.save"),
+        ({"store": 3}, "store"),
+    ],
+)
+def test_bad_arguments_are_named(wrong, match):
+    """Before anything is run, or from the worker as they are."""
+    given = {"module": f"{HERE}:small", "example_inputs": SHAPE, "store": False} | ASKED | wrong
+    with pytest.raises(cb.InvalidArgument, match=match):
+        cb.autotune_module(**given)
+
+
+def test_a_module_without_a_name_is_not_kept(place):
+    """A store that is named for it is refused; True, which is the default, keeps nothing."""
+    with pytest.raises(cb.InvalidArgument, match="name what makes it"):
+        cb.autotune_module(named_modules.small(), SHAPE, store=place / "store.sqlite3", **ASKED)

@@ -1,0 +1,98 @@
+"""Operators without a layer, kept by their bytes and FLOP: FLOP beside PyTorch's own counter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cubatch
+from cubatch import from_torch, load_onnx
+from cubatch.errors import UnsupportedLayer
+from cubatch.network.importers.refusal import UnsupportedOperator
+from cubatch.network.layers import Opaque
+from tests.parity import torchvision_models as zoo
+
+onnx = pytest.importorskip("onnx")
+torch, nn = zoo.torch, zoo.torch.nn
+GPU = "v100-sxm2-16gb"
+
+
+class Mixed(nn.Module):
+    """Products between values, of every kind, on tokens and on images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc, self.table = nn.Conv2d(3, 6, 1), nn.Linear(6, 4), nn.Parameter(torch.ones(8, 1))
+
+    def forward(self, x):
+        y = self.conv(x)
+        rows = (y * self.table).flatten(2)  # a table of rows is no layer of ours
+        scores = torch.einsum("bij,bkj->bik", rows, rows) + torch.bmm(rows, rows.transpose(1, 2))
+        return self.fc(torch.matmul(scores, rows).cumsum(1).transpose(1, 2))  # no channels: which axis is, is guessed
+
+
+def counted(module, x):
+    """FLOP by PyTorch's counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module.eval()(x)
+    return counter.get_total_flops()
+
+
+def opaque(network):
+    """Layers that are opaque, by their operators."""
+    return {node.layer.operator: node.layer for node in network.nodes if isinstance(node.layer, Opaque)}
+
+
+def test_products_between_values_have_their_flop():
+    """Einsum, bmm and matmul count as PyTorch counts them; extents, inputs and parameters are those of the operator."""
+    module = Mixed()
+    with pytest.raises(UnsupportedOperator, match=r"aten.mul at 'mul'"):
+        from_torch(module, (3, 8, 7))
+    network = from_torch(module, (3, 8, 7), opaque=True)
+    assert network.flops() == counted(module, torch.zeros(1, 3, 8, 7))
+    found = opaque(network)
+    assert set(found) == {"aten.mul", "aten.einsum", "aten.bmm", "aten.matmul", "aten.cumsum", "aten.linear"}
+    assert (found["aten.mul"].output_shape, found["aten.mul"].parameters) == ((8, 7, 6), 8)
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert found["aten.einsum"].output_shape == (6, 1, 6)
+    assert len(found["aten.matmul"].input_shapes) == 2
+    assert np.prod(network.output_shape) == 56 * 4
+
+
+def test_a_transformer_of_windows_can_be_planned_and_predicted_but_not_run():
+    """Swin: windows beside the batch, rolls, masks; all its FLOP are there, and its memory grows with the batch."""
+    module = zoo.build("swin_t")
+    network = from_torch(module, (3, 64, 64), opaque=True)
+    assert network.flops() == counted(module, torch.zeros(1, 3, 64, 64))
+    small, large = (cubatch.footprint(network, batch_size=n, mode="training", device=GPU).total for n in (1, 8))
+    assert large > 1.5 * small
+    forecast = cubatch.predict(network, device=GPU, batch_sizes=[1, 8], mode="training")
+    assert forecast.seconds[8] > forecast.seconds[1] > 0
+    assert cubatch.candidates(network, device=GPU, mode="training")
+    with pytest.raises(UnsupportedLayer):
+        zoo.outputs(network, zoo.images((3, 64, 64)))
+    assert cubatch.models.resolve(network.to_mapping()) == network
+
+
+def test_a_file_keeps_what_it_has_no_layer_for(tmp_path):
+    """MatMul of two values, an Einsum and a CumSum, in a file: FLOP by hand, and what follows is read on."""
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("MatMul", ["x", "t"], ["a"]), helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Einsum", ["a", "x"], ["b"], equation="nij,njk->nik"),
+        helper.make_node("CumSum", ["b", "axis"], ["c"]), helper.make_node("Relu", ["c"], ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        [nodes[1], nodes[0], *nodes[2:]], "hand",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ("n", 5, 4))],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.array(1), "axis")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), tmp_path / "tokens.onnx")
+    network = load_onnx(tmp_path / "tokens.onnx", opaque=True)
+    assert [(layer.type, layer.output_shape) for layer in (node.layer for node in network.nodes)] == [
+        ("opaque", (5, 1, 5)), ("opaque", (5, 1, 4)), ("opaque", (5, 1, 4)), ("relu", (5, 1, 4)),
+    ]  # fmt: skip
+    assert network.flops() == 2 * 5 * 5 * 4 + 2 * 5 * 4 * 5

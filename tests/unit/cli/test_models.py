@@ -1,0 +1,21 @@
+"""`cubatch models`."""
+
+from __future__ import annotations
+
+import json
+
+from cubatch.network import models
+
+
+def test_models_lists_every_network_and_says_which_are_predicted_only(run):
+    """Names, shapes and counts are the library's; a transformer cannot be measured yet."""
+    code, out, _ = run("models")
+    _, text, _ = run("models", "--json", "-")
+    found = {model["name"]: model for model in json.loads(text)["models"]}
+
+    assert code == 0
+    assert tuple(found) == models.names()
+    assert all(name in out for name in found)
+    assert found["resnet50"]["parameters"] == models.build("resnet50").parameters
+    assert (found["resnet50"]["runs"], found["vit-small"]["runs"]) == (True, False)
+    assert ".onnx" in out

@@ -1,0 +1,79 @@
+"""Meters tell what was taken since they were started, and nothing of before."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubatch.frameworks import memory_meter
+from cubatch.frameworks.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ResidentMeter
+
+MIB = 2**20
+
+
+def test_the_resident_set_is_told_at_its_peak():
+    """128 MiB that were written and given back are found, within the grain; after a new start they are gone."""
+    meter = ResidentMeter()
+    meter.start()
+    if meter.peak() is None:
+        pytest.skip("this kernel does not let the peak be reset")
+    held = bytearray(b"x") * (128 * MIB)
+    del held
+    assert meter.peak() == pytest.approx(128 * MIB, abs=RESIDENT_GRAIN)
+    meter.start()
+    assert meter.peak() < RESIDENT_GRAIN
+
+
+def test_where_the_peak_cannot_be_reset_nothing_is_told(monkeypatch, tmp_path):
+    """A peak of before would be taken for the step's."""
+    monkeypatch.setattr(memory_meter, "_CLEAR", tmp_path / "no such folder" / "clear_refs")
+    meter = ResidentMeter()
+    meter.start()
+    assert meter.peak() is None
+
+
+class Allocator:
+    """`torch.cuda` as far as the meter asks it: keeps blocks until it is told to give them back."""
+
+    def __init__(self, held):
+        self.reserved = self.most = held
+        self.unused = 0
+
+    def take(self, num_bytes):
+        """Take and give back: from unused blocks, as far as there are any."""
+        self.reserved += max(0, num_bytes - self.unused)
+        self.most = max(self.most, self.reserved)
+        self.unused = max(self.unused, num_bytes)
+
+    def empty_cache(self):
+        self.reserved, self.unused = self.reserved - self.unused, 0
+
+    def reset_peak_memory_stats(self, device):
+        self.most = self.reserved
+
+    def memory_reserved(self, device):
+        return self.reserved
+
+    def max_memory_reserved(self, device):
+        return self.most
+
+
+def test_the_caching_allocator_is_asked_for_all_that_it_holds():
+    """What it held before the start is not the step's, unless it is an unused block, which is given back first."""
+    cuda = Allocator(held=50)
+    meter = AllocatorMeter(cuda, "cuda:0")
+    cuda.take(30)
+    meter.start()
+    cuda.take(7)
+    assert meter.peak() == 7
+    meter.start()
+    assert meter.peak() == 0
+
+
+def test_a_gpu_that_failed_does_not_stop_the_clearing_up():
+    """Every call raises then; whoever asked already knows."""
+
+    class Failed:
+        def __getattr__(self, name):
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    AllocatorMeter(Failed(), "cuda:0").start()

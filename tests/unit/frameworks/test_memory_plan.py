@@ -1,0 +1,96 @@
+"""What a walk without data says of memory is corrected by what smaller sizes took, in both directions."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubatch.frameworks.memory_plan import MemoryPlan
+from cubatch.frameworks.torch_memory import Peaks
+
+MIB = 2**20
+
+
+def made(grain=0):
+    """A step of 100 MiB and 10 MiB a sample, by the walk."""
+    return MemoryPlan(Peaks({2: 120 * MIB, 4: 140 * MIB}), grain)
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 3.0])
+def test_what_grows_is_taken_for_as_many_times_what_was_walked(times):
+    """A device whose steps take `times` as much a sample is known from one size up to the weight of the prior."""
+    plan = made()
+    plan.learn(64, round(100 + 640 * times) * MIB)
+    assert plan.at(64) == round(100 + 640 * times) * MIB
+    assert plan.at(256) == pytest.approx((100 + 2560 * times) * MIB, rel=0.03)
+    assert plan.largest(3000 * MIB) == pytest.approx(2900 / (10 * times), rel=0.03)
+
+
+def test_the_largest_size_measured_below_counts_and_below_all_the_smallest():
+    """Of sizes that took 2 and 3 times as much, each speaks for those up to the next."""
+    plan = made()
+    plan.learn(100, 2100 * MIB)
+    plan.learn(200, 6100 * MIB)
+    assert plan.at(100) == 2100 * MIB
+    assert plan.at(150) == pytest.approx(3100 * MIB, rel=0.01)
+    assert plan.at(50) == pytest.approx(1100 * MIB, rel=0.01)
+    assert plan.at(300) == pytest.approx(9100 * MIB, rel=0.01)
+
+
+def test_what_was_said_before_a_size_ran_is_kept():
+    """It is what the measured bytes are to be compared with, also when the size is measured again."""
+    plan = made()
+    plan.learn(10, 300 * MIB)
+    plan.learn(10, 250 * MIB)
+    assert plan.said == {10: 200 * MIB}
+    assert plan.measured == {10: 300 * MIB}
+
+
+def test_doubt_grows_with_the_distance_from_what_was_measured():
+    """At a size that was measured there is none, else 8 %, half of what is added, and of the rest."""
+    plan = made()
+    assert plan.most(10) == (100 + 16 * 100) * MIB
+    plan.learn(10, 200 * MIB)
+    assert plan.most(10) == plan.at(10) == 200 * MIB
+    assert plan.most(20) == (350 + 24 + 25) * MIB
+    assert plan.most(110) == pytest.approx((1700 + 96 + 100 / 2.2) * MIB)
+
+
+def test_what_a_meter_cannot_tell_is_not_learned():
+    """A difference within the grain is none, whichever way it points; beyond it all of it counts."""
+    plan = made(grain=16 * MIB)
+    for taken in (185, 215):
+        plan.learn(10, taken * MIB)
+        assert plan.at(10) == 200 * MIB
+    plan.learn(10, 217 * MIB)
+    assert plan.at(10) == 217 * MIB
+
+
+def test_a_size_that_is_small_beside_the_grain_says_little_of_larger_ones():
+    """10 MiB that grew, read by a meter of 16 MiB: what it did not tell may all be of what grows."""
+    plan = made(grain=16 * MIB)
+    plan.learn(1, 110 * MIB)
+    assert plan.at(10) == 200 * MIB
+    likely = 110 + 90 * 2.6
+    assert plan.most(10) == pytest.approx((1.08 * likely + (likely - 110 + 90) / 2) * MIB)
+    plan.learn(100, 1100 * MIB)
+    assert plan.most(101) < 1220 * MIB
+
+
+def test_no_size_that_is_said_to_fit_by_most_is_above_the_limit_of_a_device_within_the_doubt():
+    """
+    A device whose steps take more a sample the larger they are, up to 1.5 times what is extrapolated.
+
+    Going up to the largest size that is sure, again and again, comes near the limit and never above it.
+    """
+    limit = 5000 * MIB
+
+    def takes(n):
+        return round(100 + 10 * n * (1 + n / 1000)) * MIB
+
+    plan, size, steps = made(), 1, 0
+    while size not in plan.measured:
+        assert takes(size) <= limit
+        plan.learn(size, takes(size))
+        size, steps = plan.largest(limit, plan.most), steps + 1
+    assert takes(max(plan.measured)) > 0.9 * limit
+    assert steps < 20

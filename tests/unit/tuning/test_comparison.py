@@ -1,0 +1,61 @@
+"""Several GPUs side by side, and what samples cost on them."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import cubatch
+from cubatch.errors import InvalidArgument, UnsupportedDtype
+
+OPTIONS = {"batch_sizes": [8, 64], "mode": "training"}
+
+
+def test_each_gpu_has_the_forecast_that_predict_gives_the_best_first():
+    """Nothing is changed by asking for several; one named twice, or by another of its names, counts once."""
+    found = cubatch.compare("lenet5", ["t4", "a40", "Tesla T4", cubatch.device("a40")], **OPTIONS)
+    assert dict(found.forecasts) == {name: cubatch.predict("lenet5", device=name, **OPTIONS) for name in ("t4", "a40")}
+    rates = [one.samples_per_second[one.batch_size] for one in found.forecasts.values()]
+    assert rates == sorted(rates, reverse=True)
+    assert (dict(found.failed), found.cost_per_million_samples) == ({}, {})
+
+
+def test_latency_puts_the_shortest_step_first():
+    """The objective says what best means."""
+    found = cubatch.compare("lenet5", ["t4", "a40"], objective="latency", **OPTIONS)
+    steps = [one.seconds[one.batch_size] for one in found.forecasts.values()]
+    assert steps == sorted(steps)
+
+
+def test_a_million_samples_cost_their_hours():
+    """By hand: 10^6 samples at so many a second are so many hours, each at the price; without a price no cost."""
+    found = cubatch.compare("lenet5", ["t4", "a40"], prices={"Tesla T4": 0.5}, **OPTIONS)
+    one = found.forecasts["t4"]
+    hours = 1_000_000 / one.samples_per_second[one.batch_size] / 3600
+    assert found.cost_per_million_samples == {"t4": pytest.approx(0.5 * hours, rel=1e-12)}
+    assert found.to_mapping()["cost_per_million_samples"] == found.cost_per_million_samples
+    assert "per million" in found.table()
+    assert "The cheapest is t4" in str(found)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_who_cannot_is_named_and_if_nobody_can_the_reason_is_the_error():
+    """TF32 needs sm_80."""
+    found = cubatch.compare("lenet5", ["t4", "a40"], dtype="tf32", batch_sizes=iter([8]))
+    assert (list(found.forecasts), list(found.failed)) == (["a40"], ["t4"])
+    with pytest.raises(UnsupportedDtype):
+        cubatch.compare("lenet5", ["t4"], dtype="tf32")
+
+
+@pytest.mark.parametrize(
+    ("devices", "prices", "says"),
+    [
+        ([], None, "at least one"), (["t4"], {"a40": 1.0}, "that are compared: t4"), (["t4"], {"t4": 0}, "positive"),
+        (["t4"], {"t4": float("nan")}, "positive"), (["t4"], {"t4": "cheap"}, "positive"), (["t5"], None, "t5"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(devices, prices, says):
+    """Before anything is predicted."""
+    with pytest.raises(InvalidArgument, match=says):
+        cubatch.compare("lenet5", devices, prices=prices)
