@@ -415,3 +415,10 @@ def test_a_result_without_the_keys_that_were_added_later_is_read() -> None:
             del measurement[name]
     read = TuningResult.from_json(json.dumps(data))
     assert {getattr(measurement, name) for measurement in read.measurements for name in ADDED_KEYS} == {None}
+
+
+def test_a_result_can_be_a_key() -> None:
+    """Equal results have equal hashes, whatever mappings they hold."""
+    result = a_result()
+    assert {result: "kept"}[TuningResult.from_json(result.to_json())] == "kept"
+    assert len({*result.measurements, *result.measurements}) == len(result.measurements)
