@@ -79,7 +79,9 @@ def tune(
     json: JsonOption = None,
 ) -> None:
     """
-    Measure a network at the batch sizes that matter, and say which is best and why.
+    Measure a network at the batch sizes that matter.
+
+    Says which is best and why.
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """

@@ -143,6 +143,14 @@ PARTS = {"__init__", "app", "console", "options", "refusals"}  # modules beside 
 ELSEWHERE = {"bench": "its tables are beside what it times, not in report/; its tests are in tests/unit/bench"}
 
 
+def test_the_list_of_commands_cuts_no_sentence(run):
+    """What a command does is said in a line of 80 columns."""
+    _, out, _ = run("--help")
+    lines = out.partition("Commands:")[2].split("\n")[1:-1]
+    assert len(lines) == len(app.COMMANDS) + len(app.GROUPS)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_every_command_is_registered_described_tested_and_seen_whole():
     """A module of its name, a row in README's table, a file of tests, and the page it prints in tests/data/golden."""
     commands = {command.__name__ for command in app.COMMANDS} | set(app.GROUPS)
