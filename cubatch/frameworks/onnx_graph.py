@@ -16,7 +16,7 @@ _PROBE = 1031  # a batch size that no other extent is likely to have
 _WALKED = (2, 64)
 _LARGEST_SHAPE = 1024  # elements; what decides a shape has fewer
 DTYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-_DYNAMIC = "torch.onnx.export(..., dynamic_shapes=({0: 'batch'},))"
+_DYNAMIC = "Export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes=({0: 'batch'},))."
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +52,7 @@ class OnnxGraph:
     Attributes:
         inputs: What it is called with.
         outputs: Names of its results.
+        files: It, and those of its weights that lie beside it.
         rewritten: The file with a symbolic batch, where its own is fixed, else None.
 
     Raises:
@@ -71,11 +72,12 @@ class OnnxGraph:
         try:
             model = onnx.load(str(path), load_external_data=False)
         except Exception as error:  # its decoders raise what they like
-            raise self._refused(f"a file that onnx can read ({error})") from error
+            raise self.refused(f"a file that onnx can read ({error})") from error
+        self.files = (path, *_beside(model.graph, path.parent))
         weights = {each.name for each in model.graph.initializer}
         values = [each for each in model.graph.input if each.name not in weights]
         if not values or not values[0].type.tensor_type.shape.dim:
-            raise self._refused("one whose first input has the batch as axis 0")
+            raise self.refused("one whose first input has the batch as axis 0")
         self._batch = values[0].type.tensor_type.shape.dim[0].dim_value or None
         self._weights = sum(self._bytes(each.dims, each.data_type) for each in model.graph.initializer)
         self.inputs = tuple(self._input(model.graph, each) for each in values)
@@ -111,11 +113,10 @@ class OnnxGraph:
 
     def fixed_by(self, node: str) -> InvalidSpec:
         """Make the error of a file whose batch cannot be changed, because of this node."""
-        return self._refused(f"one of any batch size, not with the batch fixed inside, by {node}", dynamic=True)
+        return self.refused(f"one of any batch size, not with the batch fixed inside, by {node}", _DYNAMIC)
 
-    def _refused(self, allowed: str, remedy: str = "", *, dynamic: bool = False) -> InvalidSpec:
-        if dynamic:
-            remedy = f"Export it with a dynamic batch: {_DYNAMIC}."
+    def refused(self, allowed: str, remedy: str = "") -> InvalidSpec:
+        """Make the error of a file that is not what it must be."""
         return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
 
     def _input(self, graph: Any, value: Any) -> Input:
@@ -131,10 +132,10 @@ class OnnxGraph:
                     f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {name} --dim_value N "
                     f"{self._path.name} fixed.onnx"
                 )
-                raise self._refused(f"one whose input {value.name} is fixed in axis {name}", f"Fix it: {remedy}.")
+                raise self.refused(f"one whose input {value.name} is fixed in axis {name}", f"Fix it: {remedy}.")
         dtype = self._dtype(tensor.elem_type)
         if dtype not in DTYPES:
-            raise self._refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
+            raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
         rows = None
         for node in graph.node:
             if node.op_type == "Gather" and node.input[1] == value.name:
@@ -218,3 +219,8 @@ class OnnxGraph:
     def _bytes(self, dims: Any, elem_type: int) -> int:
         num_bytes: int = math.prod(dims) * self._onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize
         return num_bytes
+
+
+def _beside(graph: Any, folder: Path) -> list[Path]:
+    entries = [entry for each in graph.initializer for entry in each.external_data if entry.key == "location"]
+    return [folder / name for name in sorted({entry.value for entry in entries})]

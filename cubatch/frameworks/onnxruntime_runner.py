@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.errors import DeviceNotAvailable, InvalidSpec, MissingDependency, OutOfMemory
+from cubatch.errors import CubatchError, DeviceNotAvailable, MissingDependency, OutOfMemory
 from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.memory_meter import Meter, ProcessMeter, ResidentMeter
 from cubatch.frameworks.onnx_graph import Input, OnnxGraph
@@ -51,6 +51,8 @@ class OnnxRuntimeRunner(BoundedRunner):
     ) -> None:
         self._ort = _onnxruntime()
         self._provider = PROVIDERS[kind]
+        if kind == "cuda":
+            self._ort.preload_dlls()  # CUDA and cuDNN as pip installs them
         if self._provider not in self._ort.get_available_providers():
             raise self._without_cuda()
         self._graph = OnnxGraph(path)
@@ -134,17 +136,21 @@ class OnnxRuntimeRunner(BoundedRunner):
         return {each.name: drawn(each, batch_size, generator) for each in self._graph.inputs}
 
     def _compare(self) -> None:
-        """Refuse a file whose first result is not as many times as large in axis 0 as the batch."""
-        try:
-            one, two = (self.results(self._drawn(n))[0].shape[:1] for n in _COMPARED)
-            wrong = "" if one and two == (2 * one[0],) else f"axis 0 of its result has {one} and {two} extents"
-        except (OutOfMemory, InvalidSpec, DeviceNotAvailable):
-            raise
-        except Exception as error:
-            wrong = str(error).splitlines()[0]
-            raise self._graph.fixed_by(self._graph.fixing_node() or f"what made it fail ({wrong})") from error
-        if wrong:
-            raise self._graph.fixed_by(self._graph.fixing_node() or f"a node that was not found ({wrong})")
+        """Refuse a file that cannot be run, or whose first result is not as many times as large as the batch."""
+        extents = []
+        for n in _COMPARED:
+            try:
+                extents.append(self.results(self._drawn(n))[0].shape[:1])
+            except CubatchError:
+                raise
+            except Exception as error:
+                if node := self._graph.fixing_node():
+                    raise self._graph.fixed_by(node) from error
+                raise self._graph.refused(f"one that ONNX Runtime can run on {n} samples ({error})") from error
+        one, two = extents
+        if not one or two != (2 * one[0],):
+            found = f"a node that was not found: axis 0 of its result has the extents {one} and {two}"
+            raise self._graph.fixed_by(self._graph.fixing_node() or found)
 
     def _told(self, call: Callable[[], Any], what: str) -> Any:
         """Call ONNX Runtime, and say so where it ran out of memory."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import attrs
 
-from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
+from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
@@ -130,11 +131,13 @@ def _versions(device: Device) -> dict[str, Any]:
 
 
 def _sums(path: Path) -> dict[str, str]:
-    """Sum up the file, and weights that lie beside it, as far as exporters name them after it."""
-    beside = [path.with_name(f"{path.name}{suffix}") for suffix in (".data", "_data")]
-    found = {"file_sha256": path} | {f"file_sha256 of {each.name}": each for each in beside if each.is_file()}
+    """Sum up the file, and those of its weights that lie beside it."""
     sums = {}
-    for name, each in found.items():
-        with each.open("rb") as file:
-            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    for number, each in enumerate(OnnxGraph(path).files):
+        try:
+            with each.open("rb") as file:
+                sum_ = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise InvalidSpec("ONNX file", str(path), f"one whose weights are beside it ({error})") from error
+        sums[f"file_sha256 of {each.name}" if number else "file_sha256"] = sum_
     return sums
