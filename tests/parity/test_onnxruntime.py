@@ -6,10 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import cubatch as cb
-from cubatch.cli.app import app
+from tests.unit.commands import in_process
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
@@ -104,9 +103,11 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
         again = cb.autotune(path, store=place, **ASKED)
     assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
     assert any("Answered from the store" in reason for reason in again.reasons)
-    export(Small(), path, torch.randn(2, *SHAPE))  # other weights, beside the file
+    graph = path.read_bytes()
+    export(Small(), path, torch.randn(2, *SHAPE))
+    path.write_bytes(graph)  # what lies beside it is new
     anew = cb.autotune(path, store=place, **ASKED)
-    assert any("refused" in reason and "file_sha256" in reason for reason in anew.reasons)
+    assert any("refused" in reason and "file_sha256 of model.onnx.data was" in reason for reason in anew.reasons)
     assert not any("Answered from the store" in reason for reason in anew.reasons)
 
 
@@ -137,6 +138,24 @@ def test_a_reshape_that_fixes_the_batch_is_named(files):
     """PyTorch writes a flattening so, where the batch was not open; the remedy is to export it anew."""
     with pytest.raises(InvalidSpec, match=r"Reshape 'node_view' of shape \[2, 12544\].*dynamic_shapes"):
         cb.autotune(files["flat"], store=False, **ASKED)
+
+
+def test_samples_that_a_reshape_would_mix_are_not_run(tmp_path):
+    """A softmax over the whole batch: its results grow with the batch all the same, and are none of the file's."""
+    make = onnx.helper
+    nodes = [
+        make.make_node("Reshape", ["x", "one"], ["row"], name="to_row"),
+        make.make_node("Softmax", ["row"], ["shares"]),
+        make.make_node("Reshape", ["shares", "rows"], ["y"], name="to_rows"),
+    ]
+    values = [make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    shapes = {"one": [1, -1], "rows": [-1, 4]}
+    constants = [make.make_tensor(name, onnx.TensorProto.INT64, [2], shape) for name, shape in shapes.items()]
+    graph = make.make_graph(nodes, "mixes", values[:1], values[1:], constants)
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(tmp_path / "mixes.onnx"))
+    with pytest.raises(InvalidSpec, match=r"Reshape 'to_row' of shape \[1, -1\]"):
+        cb.autotune(tmp_path / "mixes.onnx", store=False, **ASKED)
 
 
 def opened(path, target):
@@ -193,14 +212,15 @@ def test_what_is_no_file_of_onnx_is_refused(tmp_path):
         cb.autotune(tmp_path / "no.onnx", store=False, **ASKED)
 
 
-def test_the_command_tunes_a_file(files):
+def test_the_command_tunes_a_file(files, monkeypatch, capfd):
     """`cubatch tune model.onnx --library onnxruntime`."""
-    command = ["tune", str(files["open"]), "--library", "onnxruntime", "--device", "cpu", "--no-store"]
-    done = CliRunner().invoke(app, [*command, "--batch-sizes", "2,4", "--budget", "5", "--json", "-"])
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["library"] == "onnxruntime"
+    tune = in_process(
+        monkeypatch, capfd, "tune", str(files["open"]), "--library", "onnxruntime", "--device", "cpu", "--no-store"
+    )
+    code, out, _ = tune("--batch-sizes", "2,4", "--budget", "5", "--json", "-")
+    assert (code, json.loads(out)["library"]) == (0, "onnxruntime")
     for wrong in (["--mode", "training"], ["--input-shape", "3,16,16"]):
-        done = CliRunner().invoke(app, [*command, *wrong])
-        assert done.exit_code == 2
-        assert wrong[0].strip("-") in done.stderr
-        assert "onnxruntime" in done.stderr
+        code, _, err = tune(*wrong)
+        assert code == 2
+        assert wrong[0].strip("-") in err
+        assert "onnxruntime" in err
