@@ -133,7 +133,7 @@ class OnnxGraph:
                     f"{self._path.name} fixed.onnx"
                 )
                 raise self.refused(f"one whose input {value.name} is fixed in axis {name}", f"Fix it: {remedy}.")
-        dtype = self._dtype(tensor.elem_type)
+        dtype = self._dtype(tensor.elem_type) if tensor.elem_type else "no tensor"
         if dtype not in DTYPES:
             raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
         rows = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -179,6 +181,36 @@ def test_a_size_above_the_limit_is_not_tried(files):
     result = cb.autotune(files["open"], store=False, memory_limit="128MiB", **ASKED | {"batch_sizes": [2, 3000]})
     assert statuses(result) == {2: "ok", 3000: "over_limit"}
     assert result.largest_batch_size < 3000
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+from cubatch.errors import OutOfMemory
+from cubatch.frameworks import onnxruntime_runner
+runner = onnxruntime_runner.runner(
+    path=sys.argv[1], kind="cpu", index=0, threads=1, uuid=None, memory_limit=2**40, seed=0
+)
+runner.results(runner._drawn(1))
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+try:
+    runner.results(runner._drawn(int(sys.argv[2])))
+except OutOfMemory as error:
+    print(error)
+"""
+
+
+def test_what_its_arena_cannot_have_is_out_of_memory(files):
+    """Of 1 GiB: 30000 samples of 64 x 14 x 14 floats are 1.4 GiB, their input is 88 MiB; two samples are no matter."""
+    said = {
+        n: subprocess.run(
+            [sys.executable, "-c", OUT_OF_MEMORY, str(files["open"]), str(n)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for n in (2, 30000)
+    }
+    assert said == {2: "", 30000: "out of memory: a step of open.onnx in ONNX Runtime\n"}
 
 
 def test_memory_that_was_taken_is_learned_from(files):
