@@ -109,8 +109,8 @@ class Network:
             )
         nodes = _connect(self.input_shape, self.layers)
         last, (height, width, channels) = nodes[-1], nodes[-1].layer.output_shape
-        # Of a linear layer alone: what acts on places by design, a convolution, is not written so.
-        if len(nodes) > 1 and isinstance(last.layer, Linear) and height * width > 1:
+        # Of a linear layer on a map alone: a convolution acts on places by design, and rows of tokens are one wide.
+        if len(nodes) > 1 and isinstance(last.layer, Linear) and min(height, width) > 1:
             warnings.warn(
                 f"{last.name} (linear) gives {channels} numbers for each of {height}x{width} places; "
                 f"for {channels} in all put a flatten or a global_avg_pool before it",

@@ -454,7 +454,8 @@ def test_a_forgotten_flatten_draws_a_warning() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_linear_layer_of_vectors_or_alone_draws_none() -> None:
-    """One place is no map, and who measures a single layer means it."""
+    """One place is no map, nor is a row of tokens, and who measures a single layer means it."""
+    net(ReLU(), Linear(k=10), shape=(1, 197, 192))
     net(Flatten(), Linear(k=10), shape=(16, 16, 64))
     net(Linear(k=10), shape=(16, 16, 64))
 
