@@ -154,7 +154,7 @@ class BoundedRunner(abc.ABC):
         """Walk through a step without data, once; None where the module cannot be."""
         if self._plan is None and self._why_not is None:
             try:
-                self._plan = MemoryPlan(self._walk(self._memory_limit), self._meter.grain)
+                self._plan = MemoryPlan(self._walk(self._memory_limit), self._meter.grain, self._meter.scatter)
             except CubatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data

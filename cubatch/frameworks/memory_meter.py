@@ -25,9 +25,11 @@ class Meter(Protocol):
 
     Attributes:
         grain: Bytes that a reading says nothing about.
+        scatter: Share by which readings of neighbouring sizes differ, one from the other.
     """
 
     grain: int
+    scatter: float
 
     def start(self) -> None:
         """Give back what nobody uses, and count from here."""
@@ -42,6 +44,7 @@ class ResidentMeter:
     """The resident set of this process, other threads and what the C library keeps of freed memory included."""
 
     grain = RESIDENT_GRAIN
+    scatter = 0.16  # 120 sizes of twelve modules: none took more than so much above the mean of those near below it
 
     def __init__(self) -> None:
         self._start: int | None = None
@@ -73,6 +76,7 @@ class AllocatorMeter:
     """
 
     grain = 20 * 2**20  # it takes medium blocks from the GPU by so much
+    scatter = 0.08
 
     def __init__(self, cuda: Any, device: Any) -> None:
         self._cuda, self._device, self._start = cuda, device, 0
@@ -99,6 +103,7 @@ class ProcessMeter:
     """
 
     grain = 20 * 2**20  # as that of the allocator: what libraries load late
+    scatter = AllocatorMeter.scatter
 
     def __init__(self, monitor: Monitor | None) -> None:
         self._monitor = monitor
