@@ -234,10 +234,19 @@ class TuningResult:
         plot.tuning_curve(self.to_mapping(), path)
 
     def report(self, path: str | Path) -> None:
-        """Write one self-contained HTML page."""
+        """
+        Write one self-contained HTML page.
+
+        Raises:
+            InvalidArgument: If no file can be written there.
+        """
         from cubatch.report import page
 
-        Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
+        try:
+            Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
+        except OSError as error:
+            remedy = f"{error.strerror or error}."
+            raise InvalidArgument("path", str(path), "a file that can be written", remedy) from error
 
 
 _Record = TypeVar("_Record")

@@ -6,6 +6,7 @@ Each line of the walk takes records and returns records; no step calls back into
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -377,6 +378,11 @@ def check_store(store: object) -> None:
     """Refuse what names no store."""
     if not isinstance(store, bool | str | Path):
         raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
+    if isinstance(store, bool) or store == "refresh":
+        return
+    with contextlib.suppress(RuntimeError):  # a user without a home: whoever opens the file says so
+        if not Path(store).expanduser().parent.is_dir():
+            raise InvalidArgument("store", str(store), "a file in a folder that is there")
 
 
 def check_progress(progress: object) -> None:
