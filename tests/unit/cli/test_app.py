@@ -67,6 +67,12 @@ def test_an_error_of_ours_is_one_clear_message_in_the_options_words(run, argumen
     assert err.count("\n") == 1
 
 
+def test_a_model_is_called_what_the_usage_calls_it(run):
+    """Not `layer_spec`, which it is in Python."""
+    code, _, err = run("tune", "none.onnx", "--library", "onnxruntime", "--device", "cpu")
+    assert (code, err) == (2, "cubatch: MODEL must be a file that is there, got 'none.onnx'\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
