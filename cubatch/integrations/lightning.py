@@ -1,0 +1,204 @@
+"""
+`CubatchBatchSizeFinder`: the callback of Lightning that finds a batch size, which finds the fastest one.
+
+Lightning's own `BatchSizeFinder` doubles until memory runs out.  This one is used alike and refuses what that refuses,
+but hands a step of the module to `autotune_module`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cubatch.choices import Objective
+from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.integrations.attributes import kept_attributes
+from cubatch.report.answer import answer
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune_module import autotune_module
+
+_STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+_AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
+
+
+class _Finder:
+    """What the callback does its own way; whose hooks and checks are Lightning's."""
+
+    optimal_batch_size: int | None
+    _batch_arg_name: str
+
+    def __init__(
+        self,
+        *,
+        batch_arg_name: str = "batch_size",
+        max_batch_size: int | None = None,
+        memory_limit: int | str | None = None,
+        latency_limit: float | None = None,
+        objective: Objective = "throughput",
+        tolerance: float = 0.01,
+        budget: float = 60.0,
+        seed: int = 0,
+        progress: Callable[[Any], None] | None = None,
+    ) -> None:
+        super().__init__(batch_arg_name=batch_arg_name)  # type: ignore[call-arg]
+        self.optimal_batch_size = None
+        self.result: TuningResult | None = None
+        self._max_batch_size = max_batch_size
+        self._options: dict[str, Any] = {
+            "memory_limit": memory_limit, "latency_limit": latency_limit, "objective": objective,
+            "tolerance": tolerance, "budget": budget, "seed": seed, "progress": progress,
+        }  # fmt: skip
+
+    def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
+        """Find the batch size, and write it where Lightning's finder does: module, `hparams`, and data module."""
+        from lightning.pytorch.tuner.batch_size_scaling import _reset_dataloaders
+        from lightning.pytorch.utilities.parsing import lightning_setattr
+        from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+        from lightning.pytorch.utilities.seed import isolate_rng
+
+        if trainer.fast_dev_run:
+            rank_zero_warn("Skipping the batch size finder since `fast_dev_run` is enabled.")
+            return
+        with isolate_rng(), _quiet(trainer, pl_module), kept_attributes(pl_module):
+            batch, num_samples = _first_batch(trainer)
+            self.result = self._tuned(trainer, pl_module, batch, num_samples)
+        self.optimal_batch_size = self.result.batch_size
+        lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
+        _reset_dataloaders(trainer)  # they are there already, with the old size
+        if trainer.state.fn != "fit":
+            trainer._active_loop.reset()  # noqa: SLF001 - as Lightning's finder does
+        rank_zero_info(answer(self.result.to_mapping()))
+
+    def _tuned(self, trainer: Any, pl_module: Any, batch: Any, num_samples: int | None) -> TuningResult:
+        limits = [limit for limit in (self._max_batch_size, num_samples) if limit is not None]
+        training: dict[str, Any] = {}
+        if trainer.state.fn == "fit":
+            if not pl_module.automatic_optimization:
+                raise InvalidArgument(
+                    "automatic_optimization", value=False, allowed="True",
+                    remedy="What such a module does in a step is its own: hand it to autotune_callable().",
+                )  # fmt: skip
+            training = {"mode": "training", "loss": _loss, "optimizer": _alike(trainer.optimizers[0])}
+        return autotune_module(
+            _as_step(pl_module, _STEPS[trainer.state.fn]),
+            {"batch": batch, "batch_idx": 0},
+            autocast=_AUTOCAST.get(trainer.precision),
+            max_batch_size=min(limits, default=None),
+            **training,
+            **self._options,
+        )
+
+
+def _first_batch(trainer: Any) -> tuple[Any, int | None]:
+    """Give a batch as a step gets it, and how many samples there are; None where that is not known."""
+    loop = trainer._active_loop  # noqa: SLF001 - as Lightning's finder does
+    loop.setup_data()
+    loader = loop._combined_loader  # noqa: SLF001 - as above
+    try:
+        num_samples: int | None = loader._dataset_length()  # noqa: SLF001 - as above
+    except NotImplementedError:  # of iterables nobody knows
+        num_samples = None
+    batch = next(iter(loader))[0]
+    batch = trainer.precision_plugin.convert_input(batch)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0), num_samples
+
+
+class _quiet:  # noqa: N801 - used like a function
+    """Let the module log, but nobody listen: outside of its loops Lightning refuses what is logged."""
+
+    def __init__(self, trainer: Any, pl_module: Any) -> None:
+        self._trainer, self._module = trainer, pl_module
+
+    def __enter__(self) -> None:
+        from lightning.pytorch.loggers.logger import DummyLogger
+
+        self._loggers = self._trainer.loggers
+        self._trainer.logger = DummyLogger() if self._loggers else None
+        for name in ("log", "log_dict"):
+            vars(self._module)[name] = lambda *_, **__: None
+
+    def __exit__(self, *_: object) -> None:
+        self._trainer.loggers = self._loggers
+        for name in ("log", "log_dict"):
+            vars(self._module).pop(name, None)
+
+
+def _as_step(pl_module: Any, name: str) -> Any:
+    """Give a module whose forward pass is a step of this one."""
+    import torch
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = pl_module
+
+        def forward(self, batch: Any, batch_idx: int) -> Any:
+            step = getattr(self.module, name)
+            takes = inspect.signature(step).parameters
+            return step(batch, batch_idx) if len(takes) > 1 else step(batch)
+
+    Step.__name__ = type(pl_module).__name__
+    return Step()
+
+
+def _loss(output: Any) -> Any:
+    """Give what a training step means by its result, as Lightning reads it."""
+    return output["loss"] if isinstance(output, Mapping) else output
+
+
+def _alike(optimizer: Any) -> Callable[[Iterable[Any]], Any]:
+    """Give optimisers of the same class and options; at a rate of 0, which does the same work in every step."""
+    kind: Any = type(optimizer)
+    takes = inspect.signature(kind).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    if "lr" in options:
+        options["lr"] = 0.0
+    return functools.partial(kind, **options)
+
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import BatchSizeFinder
+
+    class CubatchBatchSizeFinder(_Finder, BatchSizeFinder):
+        """As `_DOC` has it."""
+
+
+def __getattr__(name: str) -> Any:
+    """Make the callback when it is first asked for, so that this module can be imported without Lightning."""
+    if name != "CubatchBatchSizeFinder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from lightning.pytorch.callbacks import BatchSizeFinder
+    except ImportError as error:
+        raise MissingDependency("Lightning", "CubatchBatchSizeFinder", "lightning") from error
+    made = type(name, (_Finder, BatchSizeFinder), {"__module__": __name__, "__doc__": _DOC})
+    globals()[name] = made
+    return made
+
+
+_DOC = """
+Find the batch size at which the module really steps fastest, before it is trained, validated, tested or predicts.
+
+Used as Lightning's `BatchSizeFinder`, whose hooks and conditions it has: the data loaders come from the module or its
+data module, and read a `batch_size` that one of them or its `hparams` has; one device.  A batch of the loader tells
+what batches look like; steps are timed on random ones like it, so that the loader's own time does not count.  Memory is
+worked out beforehand, and the module, its metrics and random numbers are afterwards what they were.
+
+Args:
+    batch_arg_name: The attribute that holds the batch size.
+    max_batch_size: Propose nothing larger; nothing above the number of samples is proposed anyway.
+    memory_limit, latency_limit, objective, tolerance, budget, seed, progress: As for `cubatch.autotune_module`.
+
+Attributes:
+    optimal_batch_size: The answer; None before there is one.
+    result: The `TuningResult` behind it.
+
+Raises:
+    InvalidArgument: If the module optimises by hand (`automatic_optimization = False`).
+
+Example:
+    >>> trainer = Trainer(callbacks=[CubatchBatchSizeFinder()])    # doctest: +SKIP
+    >>> trainer.fit(model, datamodule=data)                        # doctest: +SKIP
+"""

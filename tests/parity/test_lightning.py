@@ -1,0 +1,192 @@
+"""The callback for Lightning, in Lightning's own trainer on the CPU: what it sets, and that nothing else is changed."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+# Its metrics import torchvision where that is installed, of which a build for GPUs cannot register shapes beside a
+# PyTorch for CPUs.
+with (
+    warnings.catch_warnings(),
+    mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),
+):
+    warnings.simplefilter("ignore")
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
+
+from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.integrations.attributes import kept_attributes  # noqa: E402
+
+with warnings.catch_warnings():  # Lightning's dependencies warn of each other
+    warnings.simplefilter("ignore")
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import BatchSizeFinder
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from cubatch.integrations.lightning import CubatchBatchSizeFinder
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of few workers, of few batches
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+SHORT = {"budget": 0.3, "memory_limit": "1GiB"}
+NUM_SAMPLES = 48
+
+
+class Counter(pl.LightningModule):
+    """A small classifier that logs, collects its outputs, and notes the sizes of the batches it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Flatten(),
+                                       torch.nn.Dropout(0.5), torch.nn.Linear(16, 3))  # fmt: skip
+        self.outputs, self.seen_by_fit, self.total = [], [], torch.zeros(())
+
+    def _loss(self, batch):
+        x, y = batch
+        loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        self.outputs.append(loss.detach())
+        self.total += 1
+        return loss
+
+    def training_step(self, batch, batch_idx):
+        loss = self._loss(batch)
+        self.log("train_loss", loss)
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"loss": self._loss(batch)})
+
+    def test_step(self, batch, batch_idx):
+        self._loss(batch)
+
+    def predict_step(self, batch):
+        return self.net(batch[0])
+
+    def on_train_start(self):
+        self.at_start = {name: value.clone() for name, value in self.state_dict().items()}
+        self.outputs_at_start, self.total_at_start = list(self.outputs), self.total.clone()
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.seen_by_fit.append(len(batch[0]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+
+class Data(pl.LightningDataModule):
+    """Random images, with a batch size of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch_size = 2
+
+    def _loader(self):
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(NUM_SAMPLES, 3, 2, 2, generator=generator), torch.arange(NUM_SAMPLES) % 3
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=self.batch_size)
+
+    train_dataloader = val_dataloader = test_dataloader = predict_dataloader = _loader
+
+
+def trainer(tmp_path, *callbacks, **more):
+    """One epoch on the CPU, silent."""
+    return pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, devices=1,
+                      enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+                      callbacks=list(callbacks), **more)  # fmt: skip
+
+
+def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
+    """The data module's size is the answer, the first batch has it, and weights, statistics, lists are untouched."""
+    torch.manual_seed(0)
+    model, data, finder = Counter(), Data(), CubatchBatchSizeFinder(**SHORT)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=data)
+
+    size = finder.optimal_batch_size
+    assert finder.result.batch_size == size == data.batch_size
+    assert finder.result.mode == "training"
+    assert size <= finder.result.largest_measured <= NUM_SAMPLES
+    assert model.seen_by_fit == [min(size, NUM_SAMPLES - begun) for begun in range(0, NUM_SAMPLES, size)]
+    assert all(torch.equal(model.at_start[name], value) for name, value in before.items())
+    assert model.outputs_at_start == []
+    assert model.total_at_start == 0
+    assert "log" not in vars(model)
+    assert not list(tmp_path.iterdir())
+    torch.set_rng_state(random)
+    alone = Counter()
+    alone.load_state_dict(before)
+    data.batch_size = size
+    torch.set_rng_state(random)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, limit_val_batches=0).fit(alone, datamodule=data)
+    for name, value in model.state_dict().items():  # as if it had been asked for this size from the start
+        assert torch.equal(alone.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("call", ["validate", "test", "predict"])
+def test_other_stages_use_the_size_found_too(tmp_path, call):
+    """Each has a hook in Lightning's finder; outputs of the run are of batches of the answer."""
+    model, data, finder = Counter(), Data(), CubatchBatchSizeFinder(**SHORT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = getattr(trainer(tmp_path, finder), call)(model, datamodule=data)
+
+    assert finder.result.mode == "inference"
+    assert data.batch_size == finder.optimal_batch_size <= NUM_SAMPLES
+    num_batches = -(-NUM_SAMPLES // data.batch_size)
+    assert len(given if call == "predict" else model.outputs) == num_batches
+
+
+def test_it_refuses_what_lightnings_refuses(tmp_path):
+    """It is one of Lightning's, so the tuner and its checks know it: no size to set, loaders handed to fit."""
+    assert issubclass(CubatchBatchSizeFinder, BatchSizeFinder)
+    with pytest.raises(MisconfigurationException, match="dataloaders passed directly"):
+        trainer(tmp_path, CubatchBatchSizeFinder()).fit(Counter(), Data()._loader())
+    with pytest.raises(MisconfigurationException, match="Field size not found"):
+        trainer(tmp_path, CubatchBatchSizeFinder(batch_arg_name="size")).fit(Counter(), datamodule=Data())
+
+
+def test_a_module_that_optimises_by_hand_is_refused_and_left_as_it_was(tmp_path):
+    """What it does in a step nobody else knows; the error names the way on."""
+    model = Counter()
+    model.automatic_optimization = False
+    with pytest.raises(InvalidArgument, match="hand it to autotune_callable"):
+        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(model, datamodule=Data())
+    assert "log" not in vars(model)
+
+
+def test_a_dry_run_of_lightnings_finds_nothing(tmp_path):
+    """As Lightning's finder: fast_dev_run runs a single batch of whatever size there is."""
+    data, finder = Data(), CubatchBatchSizeFinder(**SHORT)
+    trainer(tmp_path, finder, fast_dev_run=True).fit(Counter(), datamodule=data)
+    assert (finder.result, finder.optimal_batch_size, data.batch_size) == (None, None, 2)
+
+
+def test_attributes_of_every_part_are_put_back_also_after_an_error():
+    """Lists, dicts, sets and tensors hold their old items, by identity; what was added is gone."""
+    part = torch.nn.Linear(2, 2)
+    part.rows, part.names, part.kinds, part.count, part.word = [1], {"a": 1}, {3}, torch.ones(2), "old"
+    module, objects = torch.nn.Sequential(part), (part.rows, part.names, part.kinds, part.count)
+    with pytest.raises(ZeroDivisionError), kept_attributes(module):  # noqa: PT012 - what a step may do
+        part.rows.append(2)
+        part.names["b"] = 2
+        part.kinds.clear()
+        part.count += 1
+        part.word, part.more, part.rows = "new", True, [5]
+        raise ZeroDivisionError
+    assert (part.rows, part.names, part.kinds, part.count.tolist()) == ([1], {"a": 1}, {3}, [1.0, 1.0])
+    assert all(a is b for a, b in zip((part.rows, part.names, part.kinds, part.count), objects, strict=True))
+    assert part.word == "old"
+    assert not hasattr(part, "more")

@@ -1,0 +1,52 @@
+"""How a wanted batch is cut into steps for the Trainer of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cubatch.errors import InvalidArgument
+from cubatch.integrations.huggingface import batch_arguments
+from cubatch.tuning.results import TuningResult
+from tests.unit.tuned import measurement, tuned
+
+
+def result(**more):
+    """Of training: 1000 samples/s at 16, which was dropped, and 2000, 3000, 3020 samples/s at 32, 64, 128."""
+    return TuningResult.from_json(json.dumps(tuned(**more)))
+
+
+@pytest.mark.parametrize(
+    ("target", "num_devices", "expected"),
+    [
+        (512, 1, (128, 4)),  # 4 x 128/3020 s = 169.5 ms, 8 x 64/3000 s = 170.7 ms
+        (192, 1, (96, 2)),  # 3 x 64/3000 s = 64.0 ms; half-way from 21.33 to 42.38 ms are 31.86 ms, twice 63.7 ms
+        (320, 1, (80, 4)),  # a quarter of the way: 4 x 26.60 = 106.4 ms; 5 x 21.33 = 106.7 ms
+        (64, 1, (64, 1)),
+        (256, 4, (64, 1)),  # no size above a device's share
+        (127, 1, (127, 1)),
+        (131, 1, (1, 131)),  # a prime above what ran: there is no other way
+    ],
+)
+def test_a_batch_is_cut_into_the_steps_that_take_the_least_time(target, num_devices, expected):
+    """Worked out by hand from the three timings; the product is the target exactly."""
+    given = batch_arguments(result(), target, num_devices=num_devices)
+    assert given == dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), expected, strict=True))
+    assert expected[0] * expected[1] * num_devices == target
+
+
+@pytest.mark.parametrize(
+    ("more", "target", "num_devices", "words"),
+    [
+        ({}, 100, 3, "a multiple of num_devices=3, got 100. 99 is the nearest"),
+        ({}, 0, 1, "target_batch_size must be"),
+        ({}, 8, 0, "num_devices must be"),
+        ({"mode": "inference"}, 64, 1, "Tune with mode='training'"),
+        ({"measurements": [measurement(8, status="error")]}, 64, 1, "without a size that ran"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_way_on(more, target, num_devices, words):
+    """Rather than a batch of another size, or sizes of steps that keep no gradients."""
+    with pytest.raises(InvalidArgument, match=words):
+        batch_arguments(result(**more), target, num_devices=num_devices)
