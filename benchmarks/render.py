@@ -67,6 +67,26 @@ def tuning(result: dict[str, Any]) -> str:
     return f"{caption}\n\n{table(head, rows)}"
 
 
+def answers(result: dict[str, Any]) -> str:
+    """What `tune` answered, and what an exhaustive run of the ladder right after found better."""
+    rows = [
+        [
+            row["case"],
+            ", ".join(str(run["batch_size"]) for run in row["tuned"]),
+            ", ".join(str(run["best_batch_size"]) for run in row["tuned"]),
+            ", ".join(f"{100 * run['lost']:.1f} %" for run in row["tuned"]),
+            ", ".join(f"{run['seconds']:.0f}" for run in row["tuned"]),
+        ]
+        for row in result["rows"]
+    ]
+    caption = (
+        f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}, BLAS "
+        f"{result['environment']['blas']}; budget {result['budget_seconds']:.0f} s. Lost is the median of turns that "
+        "answer and best took after the exhaustive run; below zero the answer was the faster."
+    )
+    return f"{caption}\n\n{table(['case', 'answers', 'best of all', 'lost', 'seconds'], rows)}"
+
+
 def engine_cpu(result: dict[str, Any]) -> str:
     """Our engine beside PyTorch eager on the CPU: ratios by network, mode and batch size."""
     rows = []
@@ -138,6 +158,7 @@ def mixed_precision(result: dict[str, Any]) -> str:
 KINDS: dict[str, Callable[..., str]] = {
     "trust": trust.trust,
     "tuning": tuning,
+    "answers": answers,
     "engine_cpu": engine_cpu,
     "search": search.search,
     "training": training,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 ELSEWHERE = {"tune", "tests"}  # what these comments mark makes virtual environments: .ci/run runs them
 _FENCE = re.compile(r"(?:<!-- (\w+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_AT_HAND = {"cubatch", "numpy"}
+_AT_HAND = {"cubatch", "numpy", "my_project"}  # the last is written where the snippet is run
 _COMMAND = f"""#!{sys.executable}
 import sys
 from cubatch.cli import app
