@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import tomllib
 
 import pytest
 
+import cubatch
 from tests.unit.readme import ELSEWHERE, README, ROOT, run, snippets
 
 PAGES = ["README.md", "cubatch/README.md", "kernels/README.md", "benchmarks/README.md"]
@@ -35,6 +37,26 @@ def test_every_snippet_is_run_somewhere():
 def test_the_readme_is_short():
     """What a newcomer reads in five minutes; the rest is in the rooms' own pages."""
     assert len(README.read_text(encoding="utf-8").splitlines()) < MOST_LINES
+
+
+REFERENCE = ROOT / "cubatch/README.md"
+
+
+def test_every_function_is_in_the_reference():
+    """Whatever `cubatch` gives that can be called and is no class."""
+    functions = [name for name in cubatch.__all__ if inspect.isfunction(getattr(cubatch, name))]
+    text = REFERENCE.read_text(encoding="utf-8")
+    assert len(functions) > 10
+    assert [name for name in functions if f"`cb.{name}(" not in text] == []
+
+
+def test_the_spec_file_of_the_reference_is_a_network(tmp_path):
+    """Two convolutions that an addition joins; 32 pixels wide, with 16 channels."""
+    (example,) = [one.text for one in snippets(REFERENCE) if one.language == "toml" and "[[layers]]" in one.text]
+    (tmp_path / "net.toml").write_text(example, encoding="utf-8")
+    network = cubatch.load_spec(tmp_path / "net.toml")
+    assert [layer.type for layer in network.layers] == ["conv2d", "relu", "conv2d", "add"]
+    assert network.output_shape == (32, 32, 16)
 
 
 def anchors(page):
