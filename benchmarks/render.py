@@ -4,7 +4,7 @@ Write the README's figures from the results that are kept, between markers; noth
     python -m benchmarks.render            # rewrites README.md and benchmarks/README.md
     python -m benchmarks.render --check    # exits 1 if they are not what the results say
 
-A section begins with `<!-- results: KIND PATH -->` and ends with `<!-- end -->`.
+A section begins with `<!-- results: KIND PATH... -->`, one path or several, and ends with `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import fusion, gpu, predictor, rooms, search
+from benchmarks.pages import fusion, gpu, predictor, rooms, search, trust
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "benchmarks/README.md", "cubatch/README.md")
-_SECTION = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SECTION = re.compile(r"(<!-- results: (\S+) (\S+(?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -65,6 +65,26 @@ def tuning(result: dict[str, Any]) -> str:
     )
     head = ["batch", "time", "samples/s", "90 % interval", "of best", "memory planned", "memory real", "status"]
     return f"{caption}\n\n{table(head, rows)}"
+
+
+def answers(result: dict[str, Any]) -> str:
+    """What `tune` answered, and what an exhaustive run of the ladder right after found better."""
+    rows = [
+        [
+            row["case"],
+            ", ".join(str(run["batch_size"]) for run in row["tuned"]),
+            ", ".join(str(run["best_batch_size"]) for run in row["tuned"]),
+            ", ".join(f"{100 * run['lost']:.1f} %" for run in row["tuned"]),
+            ", ".join(f"{run['seconds']:.0f}" for run in row["tuned"]),
+        ]
+        for row in result["rows"]
+    ]
+    caption = (
+        f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}, BLAS "
+        f"{result['environment']['blas']}; budget {result['budget_seconds']:.0f} s. Lost is the median of turns that "
+        "answer and best took after the exhaustive run; below zero the answer was the faster."
+    )
+    return f"{caption}\n\n{table(['case', 'answers', 'best of all', 'lost', 'seconds'], rows)}"
 
 
 def engine_cpu(result: dict[str, Any]) -> str:
@@ -135,8 +155,10 @@ def mixed_precision(result: dict[str, Any]) -> str:
     return f"{caption}\n\n{table(['dtype', 'loss', 'test accuracy', 'from float32'], rows)}"
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
+KINDS: dict[str, Callable[..., str]] = {
+    "trust": trust.trust,
     "tuning": tuning,
+    "answers": answers,
     "engine_cpu": engine_cpu,
     "search": search.search,
     "training": training,
@@ -151,12 +173,15 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+def _kept(path: str) -> dict[str, Any]:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
+
+
 def rendered(page: str) -> str:
     def section(match: re.Match[str]) -> str:
-        begin, kind, path, end = match.groups()
-        text = (ROOT / path).read_text(encoding="utf-8")
-        result = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
-        return f"{begin}\n{KINDS[kind](result)}\n\n{end}"
+        begin, kind, paths, end = match.groups()
+        return f"{begin}\n{KINDS[kind](*map(_kept, paths.split()))}\n\n{end}"
 
     return _SECTION.sub(section, page)
 

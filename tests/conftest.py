@@ -13,7 +13,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 def pytest_configure(config):
     """Make the mark known by which a case runs only where all is tried."""
-    config.addinivalue_line("markers", "thorough: adds little to its test's other cases; CUBATCH_THOROUGH=1 runs it")
+    config.addinivalue_line(
+        "markers", "thorough: adds little to other cases, or tests what tests; CUBATCH_THOROUGH=1 runs it"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

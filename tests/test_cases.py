@@ -97,7 +97,10 @@ CASES = {
 
 def marked(path):
     """Give the cases that tests of a file are marked with, one by one or all at once."""
-    marks = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    text = path.read_text()
+    if "mark.case(" not in text:
+        return []
+    marks = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
     return [mark.args[0].value for mark in marks if ast.unparse(mark.func) == "pytest.mark.case"]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Time our kernels beside the vendor's and other rivals; each result is checked first.\n\n"
+    help="Time our kernels beside the vendor's and other rivals.\n\nEach result is checked first.\n\n"
     "Example: cubatch bench gemm --m 4096 --n 4096 --k 4096",
 )
 

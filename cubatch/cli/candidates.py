@@ -43,7 +43,9 @@ def candidates(
     json: JsonOption = None,
 ) -> None:
     """
-    List the batch sizes worth measuring and why; the device need not be here.
+    List the batch sizes worth measuring, and why.
+
+    The device need not be here.
 
     Example: cubatch candidates resnet18 --device v100-sxm2-16gb --dtype float16 --explain
     """

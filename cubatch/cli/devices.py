@@ -8,7 +8,7 @@ from cubatch.cli.options import JsonOption
 
 def devices(*, json: JsonOption = None) -> None:
     """
-    List the devices in this machine and the GPUs of the catalogue.
+    List this machine's devices and the GPUs of the catalogue.
 
     Example: cubatch devices --json devices.json
     """

@@ -33,7 +33,9 @@ def kernels(
     json: JsonOption = None,
 ) -> None:
     """
-    List the kernels: what each does, where it runs, its registers, spills, shared memory and occupancy.
+    List the kernels with their registers, spills and occupancy.
+
+    Of each: what it does, where it runs, its shared memory too.
 
     Compiling needs no GPU. Without one and without --arch, or without a compiler, the figures are those recorded with
     the sources.

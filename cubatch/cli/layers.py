@@ -20,7 +20,9 @@ def layers(
     json: JsonOption = None,
 ) -> None:
     """
-    List the types of layers that a spec file may hold; of one type its keys, defaults and an example.
+    List the types of layers that a spec file may hold.
+
+    Of one type its keys, defaults and an example.
 
     Example: cubatch layers conv2d
     """

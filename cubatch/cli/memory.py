@@ -42,7 +42,9 @@ def memory(
     json: JsonOption = None,
 ) -> None:
     """
-    Say what a step takes in memory, by part and by layer, and the largest batch that fits.
+    Say what a step takes in memory, and what fits.
+
+    By part and by layer, and the largest batch.
 
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """

@@ -9,7 +9,9 @@ from cubatch.cli.options import JsonOption
 
 def models(*, json: JsonOption = None) -> None:
     """
-    List the networks that MODEL may name, with their inputs, parameters and FLOP.
+    List the networks that MODEL may name.
+
+    With their inputs, parameters and FLOP.
 
     Example: cubatch models
     """

@@ -53,7 +53,9 @@ def occupancy(
     json: JsonOption = None,
 ) -> None:
     """
-    Say how many blocks of a kernel an SM holds, what forbids one more, and how a grid falls on the SMs.
+    Say how many blocks of a kernel an SM holds, and why.
+
+    Says what forbids one more, and how a grid falls on the SMs.
 
     Needs no GPU: registers and shared memory of our kernels are recorded with their sources.
 

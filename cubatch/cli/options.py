@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cubatch.choices import Dtype, Library, Mode, Optimizer
+from cubatch.choices import Dtype, Library, Measurable, Mode, Optimizer
 
 if TYPE_CHECKING:
     from cubatch.network.graph import Spec
@@ -34,6 +34,13 @@ ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, b
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]
 LibraryOption = Annotated[
     Library, typer.Option("--library", help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy.")
+]
+MeasurableOption = Annotated[
+    Measurable,
+    typer.Option(
+        "--library",
+        help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy; onnxruntime: of an .onnx file.",
+    ),
 ]
 OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]
 RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]

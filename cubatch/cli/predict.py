@@ -75,7 +75,9 @@ def predict(
     json: JsonOption = None,
 ) -> None:
     """
-    Predict times, intervals and the best batch size on a GPU that is not here; nothing is measured.
+    Predict times and the best batch size on an absent GPU.
+
+    With intervals; nothing is measured.
 
     Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
     """

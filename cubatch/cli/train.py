@@ -41,7 +41,9 @@ def train(
     json: JsonOption = None,
 ) -> None:
     """
-    Train a network on MNIST, or data in its format, and test it after each epoch.
+    Train a network on MNIST, or data in its format.
+
+    It is tested after each epoch.
 
     Example: cubatch train mnist-cnn --data mnist --download --batch-size 64
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -13,8 +13,8 @@ from cubatch.cli.options import (
     DtypeOption,
     JsonOption,
     LatencyOption,
-    LibraryOption,
     MaxOption,
+    MeasurableOption,
     MemoryOption,
     Model,
     ModeOption,
@@ -53,7 +53,7 @@ def tune(
     memory_limit: MemoryOption = None,
     latency_limit: LatencyOption = None,
     optimizer: OptimizerOption = "sgd",
-    library: LibraryOption = "auto",
+    library: MeasurableOption = "auto",
     recompute: RecomputeOption = False,
     budget: Annotated[
         float | None,
@@ -79,7 +79,9 @@ def tune(
     json: JsonOption = None,
 ) -> None:
     """
-    Measure a network at the batch sizes that matter, and say which is best and why.
+    Measure a network at the batch sizes that matter.
+
+    Says which is best and why.
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
@@ -97,7 +99,7 @@ def tune(
         raise typer.BadParameter(f"--report writes an .html file, got {report!r}")
     if plot is not None:
         style.check(plot)
-    spec = read_spec(model, input_shape, classes)
+    spec = _spec(model, library, input_shape, classes)
     try:
         with console.watching(model) as watch:
             result = tuner.autotune(
@@ -123,6 +125,16 @@ def tune(
             result.report(path)
     for written in filter(None, (plot, report)):
         console.say(f"wrote {written}")
+
+
+def _spec(model: str, library: str, input_shape: str | None, classes: int | None) -> Any:
+    """Read what stands for a network; ONNX Runtime reads its file itself."""
+    if library != "onnxruntime":
+        return read_spec(model, input_shape, classes)
+    if input_shape is not None or classes is not None:
+        option = "--classes" if input_shape is None else "--input-shape"
+        raise typer.BadParameter(f"{option} is not for --library onnxruntime, which runs a file as it is")
+    return model
 
 
 def _show(result: TuningResult, json_path: str | None) -> None:

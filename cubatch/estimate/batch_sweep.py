@@ -154,11 +154,13 @@ class BatchStep:
     Attributes:
         first, last: How the smallest and the largest of them fall on the SMs.
         cliff: Whether the busiest SM has more to do at the next batch size.
+        drop: Share of the samples a second that is lost there, if time follows the busiest SM; 0 without a cliff.
     """
 
     first: Grid
     last: Grid
     cliff: bool = False
+    drop: float = 0.0
 
 
 @attrs.frozen
@@ -226,7 +228,10 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
     stretches = [tuple(stretch) for _, stretch in same]
     steps = [BatchStep(stretch[0], stretch[-1]) for stretch in stretches]
     steps = [
-        attrs.evolve(step, cliff=_work(after.first) > _work(step.last)) for step, after in itertools.pairwise(steps)
+        attrs.evolve(step, cliff=True, drop=_drop(step.last, after.first))
+        if _work(after.first) > _work(step.last)
+        else step
+        for step, after in itertools.pairwise(steps)
     ] + steps[-1:]
     now = None if batch_size is None else grids[batch_size - 1]
     if now is None:
@@ -240,3 +245,8 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
 def _work(grid: Grid) -> float:
     """What the busiest SM has to do, in tiles of full depth."""
     return grid.busiest_sm_blocks / grid.slices
+
+
+def _drop(before: Grid, after: Grid) -> float:
+    """Share of the samples a second that the next batch size loses: more work of the busiest SM for one sample more."""
+    return 1 - after.batch_size / before.batch_size * _work(before) / _work(after)

@@ -3,12 +3,13 @@ What steps take of memory: what a walk without data says, corrected by what smal
 
 The walk knows nothing of a library's scratch memory, nor of what an allocator keeps of freed blocks, which together are
 up to four times the tensors of a step on the CPU.  Both grow about as the tensors do, so that what grows with the batch
-is taken for as many times the walk's as at the largest size that was measured.
+is taken for as many times the walk's as at the largest sizes that were measured, on average.
 """
 
 from __future__ import annotations
 
 import bisect
+import statistics
 from collections.abc import Callable
 
 from cubatch.checks import MAX_BATCH_SIZE
@@ -24,8 +25,8 @@ choose an algorithm that has the weights in another layout.  Of ten architecture
 steps of up to 2.25 times the measured size took up to 22 % more than was said, of 1.5 times up to 12 %.
 """
 
-_LATER = 0.08
-"""Share that later steps may add to what the first took: freed blocks are not always found again."""
+_NEAR = 0.5
+"""Sizes of so much of the largest below tell as much as it does: one reading alone may be off by its whole scatter."""
 
 
 class MemoryPlan:
@@ -36,13 +37,14 @@ class MemoryPlan:
         walked: What a walk without data says.
         grain: Bytes that a measurement says nothing about.  A size counts as if it took so much more, exactly as
             walked: little tells little of the rest.
+        scatter: Share by which one size may take more than its neighbours say: freed blocks are not always found again.
 
     Attributes:
         measured: Bytes by batch size, as learned.
         said: What was said of each of these sizes just before it was measured.
 
     Example:
-        >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0)
+        >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0, scatter=0.08)
         >>> plan.at(100) // 2**20
         1100
         >>> plan.learn(50, 1100 * 2**20)       # 600 MiB were walked, of which 500 grow with the batch
@@ -50,8 +52,8 @@ class MemoryPlan:
         (1100, 2100, 2793)
     """
 
-    def __init__(self, walked: Peaks, grain: int) -> None:
-        self._walked, self._grain = walked, grain
+    def __init__(self, walked: Peaks, grain: int, scatter: float) -> None:
+        self._walked, self._grain, self._scatter = walked, grain, scatter
         self._fixed = min(max(0, walked.at(0)), walked.at(1))
         self.measured: dict[int, int] = {}
         self.said: dict[int, int] = {}
@@ -75,8 +77,14 @@ class MemoryPlan:
         walked = self._walked.at(batch_size)
         if below is None:
             return walked
+        if batch_size in self.measured:
+            return self.measured[batch_size]
         start = self._fixed - self._grain
-        times = max(0, self.measured[below] - start) / max(1, self._walked.at(below) - start)
+        times = statistics.mean(
+            max(0, taken - start) / max(1, self._walked.at(n) - start)
+            for n, taken in self.measured.items()
+            if _NEAR * below <= n <= below
+        )
         return round(start + (walked - start) * times)
 
     def most(self, batch_size: int) -> int:
@@ -89,9 +97,9 @@ class MemoryPlan:
         times = min(_UNMEASURED, (measured - self._fixed + self._grain) / growth)
         further = self._walked.at(batch_size) - self._walked.at(below)
         likely = max(self.at(batch_size), measured + round(further * times))
-        later = 0.0 if batch_size in self.measured else _LATER * likely
+        scatter = 0.0 if batch_size in self.measured else self._scatter * likely
         unseen = max(0, likely - measured) + self._fixed * max(0.0, 1 - below / batch_size)
-        return likely + round(_DOUBT * unseen + later)
+        return likely + round(_DOUBT * unseen + scatter)
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
         """Give the largest batch size that takes no more, by `at` or another function of its sizes; 0 if none does."""

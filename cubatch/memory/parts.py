@@ -49,7 +49,7 @@ class Footprint:
     elements_per_sample: int
     peak_layer: str
     batch_size: int
-    layers: tuple[dict[str, Any], ...]
+    layers: tuple[dict[str, Any], ...] = attrs.field(hash=False)
 
     def to_mapping(self) -> dict[str, Any]:
         """Give the footprint as a plain mapping, for JSON."""

@@ -19,7 +19,7 @@ from attrs import field
 from cubatch.errors import InvalidSpec, UnknownName
 from cubatch.network.extents import MAX_EXTENT, Extents, check_integer, whole
 from cubatch.network.layer import Layer, check_mode
-from cubatch.network.layers import LAYERS
+from cubatch.network.layers import LAYERS, Linear
 from cubatch.network.passes import Pass
 
 INPUT = "input"
@@ -108,6 +108,15 @@ class Network:
                 stacklevel=3,
             )
         nodes = _connect(self.input_shape, self.layers)
+        last, (height, width, channels) = nodes[-1], nodes[-1].layer.output_shape
+        # Of a linear layer on a map alone: a convolution acts on places by design, and rows of tokens are one wide.
+        if len(nodes) > 1 and isinstance(last.layer, Linear) and min(height, width) > 1:
+            warnings.warn(
+                f"{last.name} (linear) gives {channels} numbers for each of {height}x{width} places; "
+                f"for {channels} in all put a flatten or a global_avg_pool before it",
+                SuspiciousSpec,
+                stacklevel=3,
+            )
         _check_weights(nodes, self.weights)
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "_trained", _trained(nodes))

@@ -45,7 +45,7 @@ def load_spec(path: str | Path) -> Spec:
     Read a layer or network from a .toml or .json file.
 
     Args:
-        path: The file; its form is shown in the README under "Spec files".
+        path: The file; its form is shown in cubatch/README.md under "Spec files".
 
     Returns:
         Layer or Network: What the file describes; a network without a name has the file's.

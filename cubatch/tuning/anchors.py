@@ -30,6 +30,7 @@ FEW_SD = 0.1
 """Of a median of under five timings at least, which have no interval: judgement."""
 SHORTEST, LONGEST = 1e-9, 86400.0
 """Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
+_OF_OTHERS = ("torch", "onnxruntime")  # libraries that are measured, and of which the model knows nothing
 
 
 def gpu_of(work: Workload) -> str:
@@ -90,8 +91,10 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
     def refused(wanted: str, remedy: str = "") -> InvalidArgument:
         return InvalidArgument("anchors", origin, wanted, remedy)
 
-    if result.spec is None or result.mode is None or result.dtype is None or result.library == "torch":
-        raise refused("results of a layer or network", "Of a callable or a module the model knows nothing.")
+    if result.spec is None or result.mode is None or result.dtype is None or result.library in _OF_OTHERS:
+        raise refused(
+            "results of a layer or network", "Of a callable, a module or ONNX Runtime the model knows nothing."
+        )
     spec = resolve(result.spec)
     work = Workload(
         spec=spec,

@@ -35,9 +35,9 @@ class Comparison:
         prices: Of an hour, by name, as they were given.
     """
 
-    forecasts: Mapping[str, Forecast]
-    failed: Mapping[str, str]
-    prices: Mapping[str, float]
+    forecasts: Mapping[str, Forecast] = attrs.field(hash=False)
+    failed: Mapping[str, str] = attrs.field(hash=False)
+    prices: Mapping[str, float] = attrs.field(hash=False)
 
     @property
     def cost_per_million_samples(self) -> dict[str, float]:

@@ -78,7 +78,7 @@ class Forecast:
     """
 
     spec_name: str
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any] = attrs.field(hash=False)
     input_shape: tuple[int, ...]
     device: Device
     mode: str
@@ -88,12 +88,12 @@ class Forecast:
     library: str
     optimizer: str
     recompute: bool
-    limits: Mapping[str, Any]
+    limits: Mapping[str, Any] = attrs.field(hash=False)
     candidates: tuple[Candidate, ...]
-    seconds: Mapping[int, float]
-    interval: Mapping[int, tuple[float, float]]
-    peak_bytes: Mapping[int, int]
-    roofline_seconds: Mapping[int, float]
+    seconds: Mapping[int, float] = attrs.field(hash=False)
+    interval: Mapping[int, tuple[float, float]] = attrs.field(hash=False)
+    peak_bytes: Mapping[int, int] = attrs.field(hash=False)
+    roofline_seconds: Mapping[int, float] = attrs.field(hash=False)
     anchors: tuple[str, ...]
     batch_size: int
     fastest_batch_size: int

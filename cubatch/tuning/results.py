@@ -86,7 +86,7 @@ class Measurement:
     query_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
     occupancy: float | None = field(default=None, converter=checks.number)
     fill: float | None = field(default=None, converter=checks.number)
-    layers: tuple[dict[str, Any], ...] = field(default=(), converter=checks.mappings)
+    layers: tuple[dict[str, Any], ...] = field(default=(), hash=False, converter=checks.mappings)
 
 
 def _measurements(value: Iterable[Measurement]) -> tuple[Measurement, ...]:
@@ -117,7 +117,7 @@ class TuningResult:
     """
 
     created: str | None = field(default=None, converter=checks.text)
-    spec: dict[str, Any] | None = field(default=None, converter=attrs.converters.optional(checks.mapping))
+    spec: dict[str, Any] | None = field(default=None, hash=False, converter=attrs.converters.optional(checks.mapping))
     input_shape: tuple[int, ...] | None = field(default=None, converter=attrs.converters.optional(checks.wholes))
     mode: str | None = field(default=None, converter=checks.text)
     dtype: str | None = field(default=None, converter=checks.text)
@@ -126,13 +126,13 @@ class TuningResult:
     optimizer: str | None = field(default=None, converter=checks.text)
     library: str | None = field(default=None, converter=checks.text)
     recompute: bool | None = field(default=None, validator=validators.optional(validators.instance_of(bool)))
-    limits: dict[str, Any] = field(converter=checks.mapping)
+    limits: dict[str, Any] = field(hash=False, converter=checks.mapping)
     budget_seconds: float | None = field(default=None, converter=checks.number)
     seconds_spent: float | None = field(default=None, converter=checks.number)
     seed: int | None = field(default=None, converter=checks.whole)
     l2: str | None = field(default=None, validator=validators.in_(("cold", "warm", None)))
-    device: dict[str, Any] = field(converter=checks.mapping)
-    environment: dict[str, Any] = field(converter=checks.mapping)
+    device: dict[str, Any] = field(hash=False, converter=checks.mapping)
+    environment: dict[str, Any] = field(hash=False, converter=checks.mapping)
     batch_size: int | None = field(converter=checks.whole)
     fastest_batch_size: int | None = field(converter=checks.whole)
     largest_batch_size: int | None = field(converter=checks.whole)
@@ -244,10 +244,19 @@ class TuningResult:
         plot.tuning_curve(self.to_mapping(), path)
 
     def report(self, path: str | Path) -> None:
-        """Write one self-contained HTML page."""
+        """
+        Write one self-contained HTML page.
+
+        Raises:
+            InvalidArgument: If no file can be written there.
+        """
         from cubatch.report import page
 
-        Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
+        try:
+            Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
+        except OSError as error:
+            remedy = f"{error.strerror or error}."
+            raise InvalidArgument("path", str(path), "a file that can be written", remedy) from error
 
 
 _Record = TypeVar("_Record")

@@ -128,16 +128,16 @@ def of_callable(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, l
 
 
 def of_module(
-    name: str, dtype: str, mode: str, optimizer: object, device: Device, goal: Goal, limits: Limits, room: MemoryLimit,
-    ladder: Ladder,
+    name: str, library: str, dtype: str, mode: str, optimizer: object | None, device: Device, goal: Goal,
+    limits: Limits, room: MemoryLimit, ladder: Ladder,
 ) -> Story:  # fmt: skip
-    """Begin the story of a PyTorch module, of which its class, its dtype and its memory are known."""
+    """Begin the story of what another library runs, of which its name, its dtype and its memory are known."""
     setting = {
         "spec": {"name": name},
         "mode": mode,
         "dtype": dtype,
-        "optimizer": optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "a function"),
-        "library": "torch",
+        "optimizer": getattr(optimizer, "__name__", "a function") if callable(optimizer) else optimizer,
+        "library": library,
         **_setting(device, goal, limits, room, ladder.memory_bytes),
         "l2": "warm",
     }

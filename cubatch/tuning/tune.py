@@ -6,6 +6,7 @@ Each line of the walk takes records and returns records; no step calls back into
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import attrs
 
 from cubatch import checks, sqlite_file
-from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer
+from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import arithmetic, load, probe
@@ -59,7 +60,7 @@ def autotune(
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
     optimizer: Optimizer = "sgd",
-    library: Library = "auto",
+    library: Measurable = "auto",
     recompute: bool = False,
     budget: float = 60.0,
     isolate: bool | str = "auto",
@@ -91,6 +92,8 @@ def autotune(
         optimizer: "sgd", "momentum" or "adam", in training.
         library: "cubatch": our kernels, on a GPU only; "im2col": the vendor's GEMM through CuPy, or NumPy's
             BLAS, in float32 only. "auto" is the first on a GPU and the second on the CPU; the result says which.
+            "onnxruntime": ONNX Runtime, of an .onnx file, inference only; its sizes are bounded as for
+            `autotune_module`, and the batch of a file that has it fixed is made open.
         recompute: Forget activations and compute them again in the backward pass.
         budget: Seconds of measuring, at most: it ends sooner where the answer is known. What the very first step
             takes, which may load and compile, does not count; the last step that is begun may exceed it.
@@ -118,12 +121,19 @@ def autotune(
         True
     """
     # The question: whatever makes no sense is refused here, before the store is opened.
+    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
+    if library == "onnxruntime":
+        from cubatch.tuning.tune_onnxruntime import tune_file
+
+        return tune_file(
+            layer_spec, device, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate, goal=goal, limits=limits,
+            memory_limit=memory_limit, store=store, progress=progress,
+        )  # fmt: skip
     work = Workload.of(
         layer_spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute,
         present=True,
     )  # fmt: skip
-    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
     _check_choices(work, goal, isolate=isolate, store=store, progress=progress)
     room = hardware_room.memory_limit(work.device, memory_limit)
     largest = fit.largest(work, max(1, room.bytes))
@@ -369,6 +379,11 @@ def check_store(store: object) -> None:
     """Refuse what names no store."""
     if not isinstance(store, bool | str | Path):
         raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
+    if isinstance(store, bool) or store == "refresh":
+        return
+    with contextlib.suppress(RuntimeError):  # a user without a home: whoever opens the file says so
+        if not Path(store).expanduser().parent.is_dir():
+            raise InvalidArgument("store", str(store), "a file in a folder that is there")
 
 
 def check_progress(progress: object) -> None:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from cubatch.choices import Mode, Objective
-from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.errors import InvalidArgument
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate
 from cubatch.search import walk
 from cubatch.tuning import store as kept
-from cubatch.tuning import story as stories
 from cubatch.tuning import tune
-from cubatch.tuning.ladder import Ladder, between, of_memory, plain
+from cubatch.tuning.learned import tuned
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.named_module import NamedModule
 from cubatch.tuning.results import TuningResult
-
-_LOOK_SHARE = 0.05
-"""Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
 
 
 def autotune_module(
@@ -116,7 +107,9 @@ def autotune_module(
         named = NamedModule.of(module, example_inputs, kind, device)
         room = hardware_room.memory_limit(named.device, memory_limit)
         with named.open(store, goal, limits, memory_limit) as run:
-            return _tuned(named.name, named.device, mode, optimizer, named.runner, run, goal, limits, room, progress)
+            return tuned(
+                named.name, "torch", named.device, mode, optimizer, named.runner, run, goal, limits, room, progress
+            )
     if not isinstance(store, bool):
         remedy = "To keep its timings, name what makes it: 'package.module:build'."
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
@@ -124,7 +117,7 @@ def autotune_module(
     found = _present(subject, device)
     room = hardware_room.memory_limit(found, memory_limit)
     with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        return _tuned(subject.name, found, mode, optimizer, subject.runner, run, goal, limits, room, progress)
+        return tuned(subject.name, "torch", found, mode, optimizer, subject.runner, run, goal, limits, room, progress)
 
 
 def _present(subject: TorchModule, wanted: Device | str | None) -> Device:
@@ -134,87 +127,3 @@ def _present(subject: TorchModule, wanted: Device | str | None) -> Device:
             "device", str(asked), f"where the module is, {found}", "Move it there first: module.to()."
         )
     return found
-
-
-def _tuned(
-    name: str, device: Device, mode: str, optimizer: object, make: Callable[[int, int], Any], run: kept.Run, goal: Goal,
-    limits: Limits, room: MemoryLimit, progress: Callable[[walk.Event], None] | None,
-) -> TuningResult:  # fmt: skip
-    """
-    Walk from the ladder to the answer.
-
-    Args:
-        name: What the module is called.
-        device, mode, optimizer, goal, limits, room, progress: What was asked.
-        make: Gives a runner for a limit of bytes and a seed; it is called when there is something to run.
-        run: What is kept of it.
-    """
-    made = functools.cache(functools.partial(make, room.bytes, limits.seed))
-    run.notes += room.told()
-    known = _kept_ladder(run, room)
-    try:
-        if known is not None:
-            ladder, facts = known
-        else:
-            facts = {"memory_bytes": room.bytes, "note": room.note, **_looked(made(), limits)}
-            if facts["why_not"]:
-                run.notes.append(f"Memory was not bounded beforehand: {facts['why_not']}.")
-            ladder = _ladder(facts, limits, room, made(), name, device, mode)
-            run.save_ladder(ladder.candidates, {**facts, "largest_batch_size": ladder.largest})
-        story = stories.of_module(name, facts["dtype"], mode, optimizer, device, goal, limits, room, ladder)
-
-        def extended(batch_size: int) -> Candidate:
-            step = between(batch_size, ladder.candidates)
-            return attrs.evolve(step, predicted_peak_bytes=made().predicted(batch_size))
-
-        measure = functools.partial(walk.measure, made, extend=None if limits.batch_sizes else extended)
-        measured = tune.measured_by(measure, story, run, progress, device)
-    finally:
-        if made.cache_info().currsize:
-            made().close()
-    if made.cache_info().currsize:  # what was said of a size just before it ran was said knowing more
-        said = {row["batch_size"]: row["said"] for row in made().ran}
-        ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
-        story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
-        run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
-    return story.answer(measured, notes=run.notes)
-
-
-def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:
-    return tuple(
-        attrs.evolve(step, predicted_peak_bytes=said.get(step.batch_size, step.predicted_peak_bytes)) for step in steps
-    )
-
-
-def _looked(runner: Any, limits: Limits) -> dict[str, Any]:
-    """Have the runner find out what its steps take; sizes that were asked for are taken as they come."""
-    top = 0 if limits.batch_sizes else limits.max_batch_size
-    facts: dict[str, Any] = runner.look(seconds=_LOOK_SHARE * limits.budget, top=top)
-    return facts
-
-
-def _ladder(
-    facts: Mapping[str, Any], limits: Limits, room: MemoryLimit, runner: Any, name: str, device: Device, mode: str
-) -> Ladder:
-    """Propose sizes for what is known of its memory."""
-    largest: int | None = facts["largest"]
-    if largest is None:
-        if limits.max_batch_size is None and limits.batch_sizes is None:
-            raise InvalidArgument(
-                "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."
-            )
-        return Ladder(tuple(plain(limits)), None, room.bytes)
-    if not largest:
-        raise DoesNotFit(name, str(device), facts["first"], room.bytes, mode)
-    return of_memory(limits, room, largest, runner.predicted)
-
-
-def _kept_ladder(run: kept.Run, room: MemoryLimit) -> tuple[Ladder, Mapping[str, Any]] | None:
-    """Give the ladder that an interrupted run left, for the memory that is there now."""
-    if run.ladder is None or run.limit is None:
-        return None
-    ladder = Ladder(run.ladder, run.limit["largest_batch_size"], run.limit["memory_bytes"])
-    if ladder.largest is None:
-        return ladder, run.limit
-    fits = [step.batch_size for step in run.ladder if (step.predicted_peak_bytes or 0) <= room.bytes]
-    return ladder.within(room, max(fits, default=0)), run.limit

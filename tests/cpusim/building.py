@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -142,12 +143,14 @@ def _runtime(build: str) -> Path:
 
 
 def _compile(stem: str, digest: str, text: str, flags: Sequence[str]) -> Path:
-    """Compile C++ text into the cache: written beside its place, then renamed, for others may do the same."""
+    """Compile C++ text into the cache, once for all processes that want it, beside its place, then renamed."""
     folder = cache_directory()
     place = folder / f"{stem}-{digest[:16]}.so"
     if place.exists():
         return place
-    with tempfile.TemporaryDirectory(dir=folder) as work:
+    with _alone(folder / f"{place.name}.lock"), tempfile.TemporaryDirectory(dir=folder) as work:
+        if place.exists():
+            return place
         unit, made = Path(work) / f"{stem}.cpp", Path(work) / place.name
         unit.write_text(text)
         command = ["g++", str(unit), *flags, f"-Wl,-soname,{place.name}", "-o", str(made)]
@@ -159,6 +162,17 @@ def _compile(stem: str, digest: str, text: str, flags: Sequence[str]) -> Path:
         if old != place and old.stat().st_mtime < time.time() - STALE_SECONDS:
             old.unlink(missing_ok=True)
     return place
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process holds this file; whoever is killed no longer does."""
+    import fcntl  # not there on Windows, where nothing is compiled
+
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)
 
 
 def _contents(source: Path) -> list[bytes]:

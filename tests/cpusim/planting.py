@@ -8,9 +8,12 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from cubatch.kernels.variant import Kernel
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES
+from tests.thorough import THOROUGH
 
 PLANTED = Path(__file__).parent / "planted"
 MODES = tuple(itertools.product(SCHEDULES, ("late", "early")))
@@ -40,6 +43,17 @@ EARLY = tuple(mode for mode in MODES if mode[1] == "early")
 
 def not_in(*schedules):
     return tuple(mode for mode in MODES if mode[0] not in schedules)
+
+
+def seen_always(names, *always):
+    """Give the names of bugs as cases, of which these run always and the others where all is tried."""
+    assert set(always) <= set(names)
+    return [pytest.param(name, marks=() if name in always else pytest.mark.thorough) for name in names]
+
+
+def running(cases):
+    """Give the names of the cases that run this time."""
+    return [case.values[0] for case in cases if THOROUGH or not case.marks]
 
 
 def twin(entry, threads, dynamic_shared_bytes=0):

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("build", LIBRARIES)
 def test_planted_bugs_are_reported(build):
     """Its own reports name the lines, and correct kernels raise none; see the table of test_planted_bugs.py."""

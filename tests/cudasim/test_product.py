@@ -67,17 +67,19 @@ def test_the_engine_holds_what_the_plan_says():
 
 
 CALLABLE = """
+    import time
     import cupy, cubatch
 
     def make_step(batch_size):
         kept = cupy.empty((batch_size, 1 << 20), dtype=cupy.uint8)
         def step():
             kept[:1, :16] += 1
+            time.sleep(0.05)  # of any size, far beyond what a busy machine adds: what fits more is faster beyond doubt
             cupy.cuda.Device().synchronize()
         return step
 
     if __name__ == "__main__":
-        result = cubatch.autotune_callable(make_step, max_batch_size=4096, device="cuda", budget=15)
+        result = cubatch.autotune_callable(make_step, max_batch_size=4096, device="cuda", budget=120)
         ran = [m.batch_size for m in result.measurements if m.timings_seconds]
         failed = [m.batch_size for m in result.measurements if m.status == "out_of_memory"]
         print(max(ran), min(failed))

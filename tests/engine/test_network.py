@@ -275,7 +275,7 @@ def test_parameters_are_shared_only_with_the_same_network_and_dtype():
 
 def test_a_layer_without_code_is_refused_by_name():
     """The engine says which layer it cannot run, before it takes memory."""
-    network = Network(input_shape=(4, 4, 2), layers=[Conv2d(k=2, r=1, s=1), GELU(name="curve"), Linear(k=2)])
+    network = Network(input_shape=(4, 4, 2), layers=[Conv2d(k=2, r=1, s=1), GELU(name="curve"), Flatten(), Linear(k=2)])
     with pytest.raises(UnsupportedLayer, match=r"curve \(gelu\)"):
         Model(network, device=HERE)
 

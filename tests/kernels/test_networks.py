@@ -165,9 +165,7 @@ MOBILENET = ("mobilenet-v3-large", (SIDE, SIDE, 3))
     [
         *((*network, "float32") for network in (MNIST, RESNET, MOBILENET)),
         pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
-        (*MNIST, "tf32"),
-        (*MNIST, "float16"),
-        (*MNIST, "bfloat16"),
+        *(pytest.param(*MNIST, dtype, marks=pytest.mark.thorough) for dtype in ("tf32", "float16", "bfloat16")),
         *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
     ],
 )

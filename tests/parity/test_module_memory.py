@@ -36,7 +36,7 @@ class Device:
     """A device on which a step takes `base` bytes and `each` a sample beside what the batch itself takes."""
 
     def __init__(self, module, base, each):
-        self.module, self.base, self.each, self.grain = module, base, each, 0
+        self.module, self.base, self.each, self.grain, self.scatter = module, base, each, 0, 0.08
 
     def start(self):
         """Count from here."""

@@ -103,7 +103,10 @@ def sweep(found: Sweep) -> Grid:
             step.blocks_per_sm,
             format_percent(step.occupancy),
             limiters(step.limiters),
-            _remarks("now" if step is now else "nearest better" if step is better else "", step.last, cliff=step.cliff),
+            _remarks(
+                "now" if step is now else "nearest better" if step is better else "",
+                f"cliff beyond {format_count(step.last)}" if step.cliff else "",
+            ),
         ]
         for step in found.steps
     ]
@@ -149,12 +152,16 @@ def batch_sweep(found: BatchSweep, *, subject: str) -> Grid:
             written(format_percent, last.last_wave),
             _remarks(
                 f"now: {now.batch_size}" if here and now else "nearest better" if last == better else "",
-                last.batch_size,
-                cliff=step.cliff,
+                # Slices may change with it, and one sample more can then be worth the work.
+                f"cliff beyond {last.batch_size}: {format_percent(step.drop)} lost" if step.drop > 0 else "",
             ),
         ])  # fmt: skip
     names = ["batch", "blocks", "slices", "busiest SM", "fill", "waves", "last wave", "remarks"]
-    notes = [batch_advice(found), "Waves and the last wave are those of the largest batch of the line."]
+    notes = [
+        batch_advice(found),
+        "Waves and the last wave are those of the largest batch of the line.",
+        "What a cliff loses is samples a second, if time follows the busiest SM.",
+    ]
     title = f"If only the batch size changes: {subject}"
     return Grid(title=title, columns=names, rows=rows, marked=marked, notes=filter(None, notes))
 
@@ -199,8 +206,8 @@ def mapping(
     }
 
 
-def _remarks(place: str, last: int, *, cliff: bool) -> str | None:
-    return ", ".join(filter(None, (place, f"cliff beyond {format_count(last)}" if cliff else ""))) or None
+def _remarks(*found: str) -> str | None:
+    return ", ".join(filter(None, found)) or None
 
 
 def subject(needs: Needs) -> str:

@@ -67,6 +67,12 @@ def test_an_error_of_ours_is_one_clear_message_in_the_options_words(run, argumen
     assert err.count("\n") == 1
 
 
+def test_a_model_is_called_what_the_usage_calls_it(run):
+    """Not `layer_spec`, which it is in Python."""
+    code, _, err = run("tune", "none.onnx", "--library", "onnxruntime", "--device", "cpu")
+    assert (code, err) == (2, "cubatch: MODEL must be a file that is there, got 'none.onnx'\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -143,12 +149,21 @@ PARTS = {"__init__", "app", "console", "options", "refusals"}  # modules beside 
 ELSEWHERE = {"bench": "its tables are beside what it times, not in report/; its tests are in tests/unit/bench"}
 
 
+def test_the_list_of_commands_cuts_no_sentence(run):
+    """What a command does is said in a line of 80 columns."""
+    _, out, _ = run("--help")
+    lines = out.partition("Commands:")[2].split("\n")[1:-1]
+    assert len(lines) == len(app.COMMANDS) + len(app.GROUPS)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_every_command_is_registered_described_tested_and_seen_whole():
-    """A module of its name, a row in README's table, a file of tests, and the page it prints in tests/data/golden."""
+    """A module of its name, a row in both READMEs, a file of tests, and the page it prints in tests/data/golden."""
     commands = {command.__name__ for command in app.COMMANDS} | set(app.GROUPS)
     assert {path.stem for path in Path(app.__file__).parent.glob("*.py")} - PARTS == commands
-    table = re.findall(r"^\| `cubatch (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(table) == sorted(commands)
+    for page in ("README.md", "cubatch/README.md"):
+        table = re.findall(r"^\| `cubatch (\w+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert sorted(table) == sorted(commands), page
     assert commands - {path.stem for path in golden.FOLDER.iterdir()} == set(ELSEWHERE)
     assert commands - {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("*.py")} == set(ELSEWHERE)
 

@@ -74,6 +74,13 @@ def test_json_holds_all_that_the_table_says(run):
     steps = found["sweep"]["steps"]
     assert {28, 56, 85, 113} <= {step["last"]["batch_size"] for step in steps if step["cliff"]}
     assert found["sweep"]["better"]["batch_size"] == 28
+    work = {
+        end["batch_size"]: end["busiest_sm_blocks"] / end["slices"]
+        for step in steps
+        for end in (step["first"], step["last"])
+    }
+    (first,) = [step for step in steps if step["last"]["batch_size"] == 28]
+    assert first["drop"] == pytest.approx(1 - 29 / work[29] / (28 / work[28]))
 
 
 def test_blocks_of_a_grid_are_spread_over_the_sms(run):

@@ -178,6 +178,8 @@ def test_a_sweep_of_batch_sizes_is_what_every_batch_says(h, c, k, batch_size, de
             assert after.first.batch_size == step.last.batch_size + 1
             more = after.first.busiest_sm_blocks * step.last.slices > step.last.busiest_sm_blocks * after.first.slices
             assert step.cliff == more
+            rates = [end.batch_size * end.slices / end.busiest_sm_blocks for end in (step.last, after.first)]
+            assert step.drop == pytest.approx(1 - rates[1] / rates[0] if more else 0, abs=1e-12)
             crests.append(step.last)
     if batch_size is not None:
         now = at(batch_size)

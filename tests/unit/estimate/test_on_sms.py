@@ -15,7 +15,7 @@ from cubatch.hardware import catalogue
 from cubatch.kernels import ranking, resources
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Conv2d, Linear, ReLU
+from cubatch.network.layers import Conv2d, Flatten, Linear, ReLU
 from tests.building import workload
 
 V100 = catalogue.find("v100-sxm2-16gb")
@@ -36,6 +36,7 @@ SMALL = Network(
         ReLU(name="relu"),
         Conv2d(name="b", k=64, r=3, s=3, pad=1),
         Conv2d(name="depthwise", k=64, r=3, s=3, pad=1, groups=64),
+        Flatten(),
         Linear(name="fc", k=10),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cubatch.frameworks import memory_meter
-from cubatch.frameworks.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ResidentMeter
+from cubatch.frameworks.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ProcessMeter, ResidentMeter
 
 MIB = 2**20
 
@@ -77,3 +79,27 @@ def test_a_gpu_that_failed_does_not_stop_the_clearing_up():
             raise RuntimeError("CUDA error: unspecified launch failure")
 
     AllocatorMeter(Failed(), "cuda:0").start()
+
+
+class Monitor:
+    """NVML as far as the meter asks it."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def process_bytes(self, pid):
+        assert pid == os.getpid()
+        return self.held
+
+
+def test_a_process_is_told_by_what_it_holds_more_of_the_gpu():
+    """What was held before it was started does not count; without NVML, or where it is blind, nothing is told."""
+    monitor = Monitor(300 * MIB)
+    meter = ProcessMeter(monitor)
+    assert meter.peak() is None
+    meter.start()
+    monitor.held = 450 * MIB
+    assert meter.peak() == 150 * MIB
+    monitor.held = None
+    assert meter.peak() is None
+    assert ProcessMeter(None).peak() is None

@@ -10,9 +10,9 @@ from cubatch.frameworks.torch_memory import Peaks
 MIB = 2**20
 
 
-def made(grain=0):
+def made(grain=0, scatter=0.08):
     """A step of 100 MiB and 10 MiB a sample, by the walk."""
-    return MemoryPlan(Peaks({2: 120 * MIB, 4: 140 * MIB}), grain)
+    return MemoryPlan(Peaks({2: 120 * MIB, 4: 140 * MIB}), grain, scatter)
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 3.0])
@@ -26,14 +26,32 @@ def test_what_grows_is_taken_for_as_many_times_what_was_walked(times):
 
 
 def test_the_largest_size_measured_below_counts_and_below_all_the_smallest():
-    """Of sizes that took 2 and 3 times as much, each speaks for those up to the next."""
+    """Of sizes far apart that took 2 and 3 times as much, each speaks for those up to the next."""
     plan = made()
-    plan.learn(100, 2100 * MIB)
+    plan.learn(90, 1900 * MIB)
     plan.learn(200, 6100 * MIB)
-    assert plan.at(100) == 2100 * MIB
+    assert plan.at(90) == 1900 * MIB
     assert plan.at(150) == pytest.approx(3100 * MIB, rel=0.01)
     assert plan.at(50) == pytest.approx(1100 * MIB, rel=0.01)
     assert plan.at(300) == pytest.approx(9100 * MIB, rel=0.01)
+
+
+def test_neighbours_count_as_much_as_the_largest():
+    """Sizes that took 2 and 4 times as much, one half of the other, are two readings of one thing: it is 3 times."""
+    plan = made()
+    plan.learn(100, 2100 * MIB)
+    plan.learn(200, 8100 * MIB)
+    assert plan.at(200) == 8100 * MIB
+    assert plan.at(300) == pytest.approx(9100 * MIB, rel=0.01)
+
+
+def test_a_meter_that_scatters_leaves_more_room():
+    """By the share that readings differ, nothing else."""
+    quiet, loud = made(scatter=0.08), made(scatter=0.18)
+    for plan in (quiet, loud):
+        plan.learn(10, 200 * MIB)
+    assert loud.most(20) - quiet.most(20) == round(0.1 * quiet.at(20))
+    assert loud.most(10) == quiet.most(10)
 
 
 def test_what_was_said_before_a_size_ran_is_kept():

@@ -17,7 +17,7 @@ from cubatch.hardware import catalogue, device_file, probe
 from tests.unit.hardware.printed import FIELDS
 
 ROOT = Path(cubatch.__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "cubatch/README.md").read_text(encoding="utf-8")
 EXAMPLE = re.search(r"<!-- device file -->\n```toml\n(.*?)```", README, re.DOTALL)[1]
 DATA = (ROOT / "cubatch/data/devices.toml").read_text(encoding="utf-8")
 LEAST = "compute_capability = [8, 6]\n"

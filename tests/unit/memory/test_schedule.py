@@ -33,7 +33,9 @@ BRANCHED = Network(
         Linear(k=3),
     ],
 )
-TWICE = Network(input_shape=(4, 4, 2), layers=[Conv2d(name="x", k=2, r=1, s=1), Add(inputs=["x", "x"]), Linear(k=2)])
+TWICE = Network(
+    input_shape=(4, 4, 2), layers=[Conv2d(name="x", k=2, r=1, s=1), Add(inputs=["x", "x"]), Conv2d(k=2, r=1, s=1)]
+)
 NETWORKS = [BRANCHED, TWICE, *(models.build(name) for name in models.names())]
 
 

@@ -22,6 +22,7 @@ def test_every_kind_is_listed_with_a_line_and_a_meaning_of_each_key() -> None:
         assert all(key.meaning for key in kind.keys), kind
 
 
+@pytest.mark.filterwarnings("ignore::cubatch.network.graph.SuspiciousSpec")  # a linear layer on a map
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_is_a_layer(name: str) -> None:
     """It reads as TOML, and a network takes it as it stands; without any of its keys it would not."""

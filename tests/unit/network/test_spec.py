@@ -445,6 +445,21 @@ def test_channels_first_draws_a_warning(shape: tuple[int, int, int]) -> None:
         net(ReLU(), shape=shape)
 
 
+def test_a_forgotten_flatten_draws_a_warning() -> None:
+    """A last linear layer that acts on each place of a map is taken as written, with a warning that says so."""
+    with pytest.warns(SuspiciousSpec, match=r"10 numbers for each of 16x16 places; .* a flatten"):
+        network = net(ReLU(), Linear(k=10), shape=(16, 16, 64))
+    assert network.output_shape == (16, 16, 10)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_linear_layer_of_vectors_or_alone_draws_none() -> None:
+    """One place is no map, nor is a row of tokens, and who measures a single layer means it."""
+    net(ReLU(), Linear(k=10), shape=(1, 197, 192))
+    net(Flatten(), Linear(k=10), shape=(16, 16, 64))
+    net(Linear(k=10), shape=(16, 16, 64))
+
+
 @pytest.mark.parametrize("shape", [(224, 224, 3), (3, 3, 3), (1, 1, 1000), (19, 19, 128), (1, 197, 192)])
 def test_ordinary_shapes_draw_none(shape: tuple[int, int, int]) -> None:
     """Images, vectors, boards and token rows are not suspicious."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -415,3 +416,18 @@ def test_a_result_without_the_keys_that_were_added_later_is_read() -> None:
             del measurement[name]
     read = TuningResult.from_json(json.dumps(data))
     assert {getattr(measurement, name) for measurement in read.measurements for name in ADDED_KEYS} == {None}
+
+
+def test_a_result_can_be_a_key() -> None:
+    """Equal results have equal hashes, whatever mappings they hold."""
+    result = a_result()
+    assert {result: "kept"}[TuningResult.from_json(result.to_json())] == "kept"
+    assert len({*result.measurements, *result.measurements}) == len(result.measurements)
+
+
+def test_a_report_that_cannot_be_written_names_its_path(tmp_path: Path) -> None:
+    """A folder that is not there is no page's place, and none is made."""
+    path = tmp_path / "gone" / "page.html"
+    with pytest.raises(InvalidArgument, match=r"page.html.*No such file"):
+        a_result().report(path)
+    assert not path.parent.exists()

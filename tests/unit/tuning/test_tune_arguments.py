@@ -29,7 +29,7 @@ NAN = math.nan
         *[({"seed": value}, errors.InvalidArgument, "seed") for value in (-1, 0.5, "0", None, True)],
         *[({"isolate": value}, errors.InvalidArgument, "isolate") for value in ("yes", None, 2, [])],
         *[({"recompute": value}, errors.InvalidArgument, "recompute") for value in ("yes", 1, None)],
-        *[({"store": value}, errors.InvalidArgument, "store") for value in (None, 3, [])],
+        *[({"store": value}, errors.InvalidArgument, "store") for value in (None, 3, [], "/no/folder/s.db")],
         *[({"objective": value}, errors.InvalidArgument, "objective") for value in ("speed", None)],
         *[({"mode": value}, errors.InvalidArgument, "mode") for value in ("train", None)],
         *[({"optimizer": value}, errors.InvalidArgument, "optimizer") for value in ("adamw", None)],

@@ -1,0 +1,194 @@
+"""What can be prepared for a batch size and stepped within a limit of memory, and learns what steps take of it."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.errors import CubatchError, OutOfMemory, OverLimit
+from cubatch.frameworks.memory_meter import Meter
+from cubatch.frameworks.memory_plan import MemoryPlan
+from cubatch.frameworks.torch_memory import Peaks
+from cubatch.measure.runner import Clock
+
+_LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
+_CLIMB_SHARE = 0.03  # of a size: what is nearer below it tells no more of it
+_STEPS_TO_LEARN = 3  # the second finds gradients and the optimiser's state, the third what was kept of freed blocks
+
+_log = logging.getLogger(__name__)
+
+
+class BoundedRunner(abc.ABC):
+    """
+    Steps of another framework, of which only what smaller sizes took bounds the memory of larger ones.
+
+    Args:
+        clock: Tells the time of steps.
+        meter: Reads what a step takes.
+        memory_limit: Bytes that a step may take.
+        dtype: What it computes with, to be told.
+        own_bytes: What is there before the meter is started, the same for all batch sizes.
+    """
+
+    def __init__(self, clock: Clock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
+        self.clock = clock
+        self._meter, self._memory_limit, self._dtype, self._own_bytes = meter, memory_limit, dtype, own_bytes
+        self._plan: MemoryPlan | None = None
+        self._why_not: str | None = None
+        self._step: Callable[[], None] | None = None
+        self._batch_size, self._batch_bytes = 0, 0
+        self._has_run = False
+
+    @abc.abstractmethod
+    def _walk(self, num_bytes: int) -> Peaks:
+        """Say what steps take by a walk without data, up to the largest that fits into so many bytes."""
+
+    @abc.abstractmethod
+    def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
+        """Start the meter, and give a step on a random batch and the bytes that were drawn before."""
+
+    @abc.abstractmethod
+    def _drop(self) -> None:
+        """Let go of what steps left behind; whatever fails is known to whoever asked."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """High water of what the model, the batch and its steps took since `prepare`; None where it is not told."""
+        taken = None if self._step is None else self._meter.peak()
+        return None if taken is None else self._own_bytes + self._batch_bytes + taken
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """Not asked for."""
+        return None
+
+    def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
+        """
+        Find out what steps take, by a walk without data and by steps of a few sizes, as long as they are short.
+
+        Args:
+            seconds: What these steps may take.
+            top: No larger one is wanted; 0 to step none.
+
+        Returns:
+            dict: "largest", the largest batch size that fits, 0 if none does, or None where it cannot be known;
+            then "why_not" says why; "first", what a step of one sample takes; "dtype".
+        """
+        plan = self._planned()
+        if plan is None:
+            return {"largest": None, "why_not": self._why_not, "first": None, "dtype": self._dtype}
+        if not plan.largest(self._memory_limit):
+            return {"largest": 0, "why_not": None, "first": plan.at(1), "dtype": self._dtype}
+        began, size = time.monotonic(), 1
+        while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
+            before = time.monotonic()
+            try:
+                self._learn_of(size)
+            except Exception as error:  # noqa: BLE001 - whatever a step raises is raised again when it is visited
+                _log.info("looking at batch size %d ended with %s", size, error)
+                break
+            finally:
+                self.release()
+            now, size = time.monotonic(), size * _LOOK_FACTOR
+            if now - began + _LOOK_FACTOR * (now - before) > seconds:
+                break
+        largest = plan.largest(self._memory_limit)
+        return {"largest": largest, "why_not": None, "first": plan.at(1), "dtype": self._dtype}
+
+    def predicted(self, batch_size: int) -> int | None:
+        """Say what a step takes, as far as is known now."""
+        plan = self._planned()
+        return None if plan is None else plan.at(batch_size)
+
+    @property
+    def ran(self) -> list[dict[str, int]]:
+        """Each `batch_size` that has run: what was `said` of it just before, what it `took`, what the walk says."""
+        plan = self._plan
+        return [] if plan is None else [
+            {"batch_size": n, "said": plan.said[n], "took": plan.measured[n], "walked": plan.walked(n)}
+            for n in sorted(plan.measured)
+        ]  # fmt: skip
+
+    def prepare(self, batch_size: int) -> None:
+        """
+        Draw a batch, and do a first step: what is compiled or chosen in it is not timed.
+
+        Raises:
+            OverLimit: If by what is known it may take more than the limit; smaller sizes are stepped to know better.
+            OutOfMemory: If it did take more.
+        """
+        self.release()
+        self._confirm(batch_size)
+        self._draw(batch_size)
+        self.step()
+        taken = self.peak_bytes
+        if self._plan is not None and taken is not None and taken > self._memory_limit + self._meter.grain:
+            raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
+
+    def step(self) -> None:
+        """Do a step: on a GPU it is enqueued."""
+        if self._step is not None:
+            self._step()
+            self._has_run = True
+
+    def release(self) -> None:
+        """Let go of the batch and what its steps left behind; what they took is learned from."""
+        taken = None
+        with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
+            taken = self.peak_bytes
+        if self._plan is not None and taken is not None and self._has_run:
+            self._plan.learn(self._batch_size, taken)
+        self._step, self._has_run = None, False
+        self._drop()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.release()
+
+    def _planned(self) -> MemoryPlan | None:
+        """Walk through a step without data, once; None where the module cannot be."""
+        if self._plan is None and self._why_not is None:
+            try:
+                self._plan = MemoryPlan(self._walk(self._memory_limit), self._meter.grain, self._meter.scatter)
+            except CubatchError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
+                text = f"on tensors without data the module raised {type(error).__name__}: {error}"
+                self._why_not = text.splitlines()[0]
+        return self._plan
+
+    def _confirm(self, batch_size: int) -> None:
+        """Make sure that a size is within the limit, by steps of smaller ones where that is in doubt."""
+        plan, limit = self._planned(), self._memory_limit
+        if plan is None:
+            return
+        while plan.most(batch_size) > limit:
+            likely = plan.at(batch_size)
+            safe = plan.largest(limit, plan.most)
+            if not plan.measured and likely <= limit:
+                safe = max(1, min(safe, batch_size))  # something must be first, and nothing is smaller
+            nearest = max((n for n in plan.measured if n <= batch_size), default=0)
+            if likely > limit or safe <= nearest + _CLIMB_SHARE * batch_size:
+                what = f"a step of batch size {batch_size}, which was not tried, by what smaller ones took"
+                raise OverLimit(what, plan.most(batch_size), limit)
+            if safe >= batch_size:
+                return
+            try:
+                self._learn_of(safe)
+            finally:
+                self.release()
+
+    def _learn_of(self, batch_size: int) -> None:
+        self._draw(batch_size)
+        self.clock.time(self.step, _STEPS_TO_LEARN)
+
+    def _draw(self, batch_size: int) -> None:
+        """Replace what is prepared by a batch of this size, and begin to measure memory."""
+        self.release()
+        step, self._batch_bytes = self._make(batch_size)
+        self._batch_size, self._step = batch_size, step

@@ -1,0 +1,226 @@
+"""An ONNX file as something of any batch size: its inputs, its batch axis, and what its tensors take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidSpec, MissingDependency
+from cubatch.frameworks.torch_memory import Peaks
+
+_BATCH = "batch"  # the name that a rewritten axis gets
+_PROBE = 1031  # a batch size that no other extent is likely to have
+_WALKED = (2, 64)
+_LARGEST_SHAPE = 1024  # elements; what decides a shape has fewer
+DTYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+_DYNAMIC = "Export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes=({0: 'batch'},))."
+
+
+@attrs.frozen(kw_only=True)
+class Input:
+    """
+    One input of a graph.
+
+    Attributes:
+        name, dtype: As in the file; the type as NumPy calls it.
+        shape: Its extents; those of one sample where it holds the batch.
+        holds_batch: Whether axis 0 comes before those, and is the batch.
+        values: How many rows it is an index of, where it is one: token ids.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    holds_batch: bool
+    values: int | None
+
+    def extents(self, batch_size: int) -> tuple[int, ...]:
+        """Give its shape for a batch size."""
+        return (batch_size, *self.shape) if self.holds_batch else self.shape
+
+
+class OnnxGraph:
+    """
+    The graph of a file, read without the weights that lie beside it.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        inputs: What it is called with.
+        outputs: Names of its results.
+        files: It, and those of its weights that lie beside it.
+        rewritten: The file with a symbolic batch, where its own is fixed, else None.
+
+    Raises:
+        InvalidSpec: If it cannot be read, an input has an open extent beside the batch or a type that cannot be drawn,
+            or a Reshape inside fixes the batch too.
+        MissingDependency: If onnx is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnx
+            import onnx.inliner
+            import onnx.shape_inference
+        except ImportError as error:
+            raise MissingDependency("onnx", 'library="onnxruntime"', "onnxruntime") from error
+        self._onnx, self._path = onnx, path
+        try:
+            model = onnx.load(str(path), load_external_data=False)
+        except Exception as error:  # its decoders raise what they like
+            raise self.refused(f"a file that onnx can read ({error})") from error
+        self.files = (path, *_beside(model.graph, path.parent))
+        weights = {each.name for each in model.graph.initializer}
+        values = [each for each in model.graph.input if each.name not in weights]
+        if not values or not values[0].type.tensor_type.shape.dim:
+            raise self.refused("one whose first input has the batch as axis 0")
+        self._batch = values[0].type.tensor_type.shape.dim[0].dim_value or None
+        self._weights = sum(self._bytes(each.dims, each.data_type) for each in model.graph.initializer)
+        self.inputs = tuple(self._input(model.graph, each) for each in values)
+        self.outputs = tuple(each.name for each in model.graph.output)
+        self.rewritten: bytes | None = None
+        if self._batch is not None:
+            self._set_batch(model.graph, _BATCH)
+            self.rewritten = model.SerializeToString()
+        self._graph_of = self._skeleton(model)
+        if self._batch is not None and (node := self.fixing_node(self._batch)):
+            raise self.fixed_by(node)
+
+    @property
+    def dtype(self) -> str:
+        """What it computes with: the type of its first input of floating point, else that of most of its weights."""
+        found = next((each.dtype for each in self.inputs if each.dtype.startswith("float")), None)
+        return found or self._weights_dtype()
+
+    def peaks(self) -> Peaks:
+        """Say what a step takes, by the lifetimes of tensors in the order of the file, the weights included."""
+        return Peaks({n: self._weights + self._peak(n) for n in _WALKED})
+
+    def fixing_node(self, batch_size: int | None = None) -> str | None:
+        """Name the first node that gives a tensor of a batch a fixed extent as axis 0: this one, or any."""
+        shapes = {name: shape for name, (shape, _) in self._inferred(_PROBE).items()}
+        constants = self._constants()
+        for node in self._graph_of.graph.node:
+            shape = constants.get(node.input[1]) if node.op_type == "Reshape" and len(node.input) > 1 else None
+            holds_batch = shapes.get(node.input[0], ())[:1] == (_PROBE,) if node.input else False
+            if shape and holds_batch and (shape[0] == batch_size if batch_size else shape[0] > 0):
+                return f"{node.op_type} {node.name or node.output[0]!r} of shape {shape}"
+        return None
+
+    def fixed_by(self, node: str) -> InvalidSpec:
+        """Make the error of a file whose batch cannot be changed, because of this node."""
+        return self.refused(f"one of any batch size, not with the batch fixed inside, by {node}", _DYNAMIC)
+
+    def refused(self, allowed: str, remedy: str = "") -> InvalidSpec:
+        """Make the error of a file that is not what it must be."""
+        return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
+
+    def _input(self, graph: Any, value: Any) -> Input:
+        """Read an input; its axis 0 is the batch if it is open, or of the same extent as the first one's."""
+        tensor = value.type.tensor_type
+        dims = list(tensor.shape.dim)
+        holds_batch = bool(dims) and (not dims[0].dim_value or dims[0].dim_value == self._batch)
+        rest = dims[1:] if holds_batch else dims
+        for number, dim in enumerate(dims[-len(rest) :] if rest else []):
+            if not dim.dim_value:
+                name = dim.dim_param or f"{number + int(holds_batch)}"
+                remedy = (
+                    f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {name} --dim_value N "
+                    f"{self._path.name} fixed.onnx"
+                )
+                raise self.refused(f"one whose input {value.name} is fixed in axis {name}", f"Fix it: {remedy}.")
+        dtype = self._dtype(tensor.elem_type) if tensor.elem_type else "no tensor"
+        if dtype not in DTYPES:
+            raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
+        rows = None
+        for node in graph.node:
+            if node.op_type == "Gather" and node.input[1] == value.name:
+                rows = next((each.dims[0] for each in graph.initializer if each.name == node.input[0]), rows)
+        shape = tuple(dim.dim_value for dim in rest)
+        return Input(name=value.name, dtype=dtype, shape=shape, holds_batch=holds_batch, values=rows)
+
+    def _set_batch(self, graph: Any, batch: int | str) -> None:
+        """Write the batch into the inputs, and leave what follows from it open."""
+        holding = {each.name for each in self.inputs if each.holds_batch}
+        for value in graph.input:
+            if value.name in holding:
+                dim = value.type.tensor_type.shape.dim[0]
+                if isinstance(batch, int):
+                    dim.dim_value = batch
+                else:
+                    dim.dim_param = batch
+        for value in graph.output:
+            value.type.tensor_type.ClearField("shape")
+        del graph.value_info[:]
+
+    def _skeleton(self, model: Any) -> Any:
+        """Leave out large weights, on which no shape depends, and local functions."""
+        for tensor in model.graph.initializer:
+            if math.prod(tensor.dims) > _LARGEST_SHAPE:
+                tensor.ClearField("raw_data")
+                tensor.ClearField("float_data")
+        return self._onnx.inliner.inline_local_functions(model) if model.functions else model
+
+    def _inferred(self, batch_size: int) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Infer shape and bytes of all tensors that are known, without weights."""
+        self._set_batch(self._graph_of.graph, batch_size)
+        try:
+            graph = self._onnx.shape_inference.infer_shapes(self._graph_of, data_prop=True).graph
+        except self._onnx.shape_inference.InferenceError:  # what cannot be, running it says better
+            graph = self._graph_of.graph
+        weights = {each.name for each in graph.initializer}
+        found = {}
+        for value in [*graph.input, *graph.value_info, *graph.output]:
+            tensor = value.type.tensor_type
+            shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+            if value.name not in weights and tensor.HasField("shape") and all(shape):
+                found[value.name] = shape, self._bytes(shape, tensor.elem_type)
+        return found
+
+    def _peak(self, batch_size: int) -> int:
+        sizes = {name: num_bytes for name, (_, num_bytes) in self._inferred(batch_size).items()}
+        nodes = self._graph_of.graph.node
+        last = {name: number for number, node in enumerate(nodes) for name in node.input}
+        kept = {each.name for each in self.inputs} | set(self.outputs)
+        alive = peak = sum(sizes.get(each.name, 0) for each in self.inputs)
+        for number, node in enumerate(nodes):
+            alive += sum(sizes.get(name, 0) for name in node.output)
+            peak = max(peak, alive)
+            done = {name for name in [*node.input, *node.output] if last.get(name, number) == number} - kept
+            alive -= sum(sizes.get(name, 0) for name in done)
+        return peak
+
+    def _constants(self) -> dict[str, list[int]]:
+        """Give the small constants of whole numbers, by name: shapes."""
+        graph, helper = self._graph_of.graph, self._onnx.numpy_helper
+        tensors = {each.name: each for each in graph.initializer if 0 < math.prod(each.dims) <= _LARGEST_SHAPE}
+        made = [(node.output[0], node.attribute) for node in graph.node if node.op_type == "Constant"]
+        tensors |= {name: each.t for name, attributes in made for each in attributes if each.name == "value"}
+        whole = {
+            name: each for name, each in tensors.items()
+            if each.data_type == self._onnx.TensorProto.INT64 and not each.external_data
+        }  # fmt: skip
+        return {name: helper.to_array(each).reshape(-1).tolist() for name, each in whole.items()}
+
+    def _weights_dtype(self) -> str:
+        sizes: dict[str, int] = {}
+        for each in self._graph_of.graph.initializer:
+            dtype = self._dtype(each.data_type)
+            sizes[dtype] = sizes.get(dtype, 0) + math.prod(each.dims)
+        return max(sizes, key=lambda name: sizes[name], default="float32")
+
+    def _dtype(self, elem_type: int) -> str:
+        return str(self._onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+
+    def _bytes(self, dims: Any, elem_type: int) -> int:
+        num_bytes: int = math.prod(dims) * self._onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize
+        return num_bytes
+
+
+def _beside(graph: Any, folder: Path) -> list[Path]:
+    entries = [entry for each in graph.initializer for entry in each.external_data if entry.key == "location"]
+    return [folder / name for name in sorted({entry.value for entry in entries})]

@@ -1,0 +1,199 @@
+"""ONNX Runtime: an ONNX file, as something that can be prepared for a batch size and stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cubatch.errors import CubatchError, DeviceNotAvailable, MissingDependency, OutOfMemory
+from cubatch.frameworks.bounded_runner import BoundedRunner
+from cubatch.frameworks.memory_meter import Meter, ProcessMeter, ResidentMeter
+from cubatch.frameworks.onnx_graph import Input, OnnxGraph
+from cubatch.frameworks.torch_memory import Peaks
+from cubatch.measure import clocks
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_SILENT = 4  # only what ends the process: everything else is raised, too
+_COMPARED = (1, 2)  # batch sizes whose results are compared in shape
+# Its exceptions have no status: these are its arenas', the C++ library's and CUDA's words for it.
+_OUT_OF_MEMORY = (
+    "Failed to allocate memory", "bad_alloc", "bad allocation", "is smaller than requested bytes",
+    "out of memory", "STATUS_ALLOC_FAILED", "CUDA failure 2:",
+)  # fmt: skip
+
+
+class OnnxRuntimeRunner(BoundedRunner):
+    """
+    Steps of an ONNX file on random inputs that lie on the device, as do the results.
+
+    Every batch size has a session of its own: arenas give nothing back, and would show what a larger size took.
+
+    Args:
+        path: The file.
+        kind: "cpu" or "cuda".
+        index: Number of the GPU.
+        threads: That an operator may use on the CPU; None is as many as there are cores.
+        memory_limit: Bytes that a step may take.
+        seed: Draws the inputs.
+        meter: Reads what a step takes.
+
+    Raises:
+        InvalidSpec: If the file is none that can be run at any batch size.
+        DeviceNotAvailable: If this ONNX Runtime is without CUDA.
+        MissingDependency: If it is not installed.
+    """
+
+    def __init__(
+        self, path: Path, kind: str, index: int, threads: int | None, memory_limit: int, seed: int, meter: Meter
+    ) -> None:
+        self._ort = _onnxruntime()
+        self._provider = PROVIDERS[kind]
+        if kind == "cuda":
+            self._ort.preload_dlls()  # CUDA and cuDNN as pip installs them
+        if self._provider not in self._ort.get_available_providers():
+            raise self._without_cuda()
+        self._graph = OnnxGraph(path)
+        own_bytes = len(self._graph.rewritten or b"")
+        super().__init__(clocks.HostClock(), meter, memory_limit, self._graph.dtype, own_bytes)
+        self._path, self._kind, self._index, self._threads, self._seed = path, kind, index, threads, seed
+        self._is_loaded = False
+
+    def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
+        """
+        Find out what steps take: see `BoundedRunner.look`; and that the file's batch is really open.
+
+        Raises:
+            InvalidSpec: If it cannot be run, or its results do not grow with the batch.
+        """
+        if self._graph.peaks().at(max(_COMPARED)) <= self._memory_limit:
+            self._compare()
+        return super().look(seconds=seconds, top=top)
+
+    def results(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """Give what the file makes of inputs."""
+        binding, step = self._bound(self._session(), inputs)
+        step()
+        found: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
+        return found
+
+    def _walk(self, num_bytes: int) -> Peaks:  # noqa: ARG002 - it is a line, whatever fits
+        return self._graph.peaks()
+
+    def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
+        if not self._is_loaded:  # libraries load their code, and take what they keep, in the first step of all
+            self._bound(self._session(), self._drawn(1))[1]()
+            self._is_loaded = True
+        self._meter.start()
+        _, step = self._bound(self._session(), self._drawn(batch_size))
+        return step, 0
+
+    def _drop(self) -> None:
+        """Nothing is left but what the step itself held."""
+
+    def _session(self) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = _SILENT
+        if self._kind == "cpu" and self._threads:
+            options.intra_op_num_threads = self._threads
+        provider: Any = self._provider
+        if self._kind == "cuda":
+            # The arena takes what is asked for, so that what it holds is what was needed, and no more than is allowed.
+            settings = {"arena_extend_strategy": "kSameAsRequested", "gpu_mem_limit": str(self._memory_limit)}
+            provider = (self._provider, {"device_id": str(self._index), **settings})
+        model: Any = str(self._path)
+        if self._graph.rewritten is not None:
+            model = self._graph.rewritten
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(self._path.parent)
+            )
+        session = self._told(lambda: self._ort.InferenceSession(model, options, providers=[provider]), "loading")
+        if session.get_providers()[0] != self._provider:  # it falls back on the CPU, and only prints why
+            raise self._without_cuda()
+        return session
+
+    def _bound(self, session: Any, inputs: dict[str, np.ndarray[Any, Any]]) -> tuple[Any, Callable[[], None]]:
+        binding = session.io_binding()
+
+        def bind() -> None:
+            for name, array in inputs.items():
+                value = self._ort.OrtValue.ortvalue_from_numpy(array, self._kind, self._index)
+                binding.bind_ortvalue_input(name, value)
+            for name in self._graph.outputs:
+                binding.bind_output(name, self._kind, self._index)
+
+        def step() -> None:
+            self._told(lambda: session.run_with_iobinding(binding), "a step")
+            binding.synchronize_outputs()
+
+        self._told(bind, "inputs")
+        return binding, step
+
+    def _drawn(self, batch_size: int) -> dict[str, np.ndarray[Any, Any]]:
+        generator = np.random.default_rng(self._seed)
+        return {each.name: drawn(each, batch_size, generator) for each in self._graph.inputs}
+
+    def _compare(self) -> None:
+        """Refuse a file that cannot be run, or whose first result is not as many times as large as the batch."""
+        extents = []
+        for n in _COMPARED:
+            try:
+                extents.append(self.results(self._drawn(n))[0].shape[:1])
+            except CubatchError:
+                raise
+            except Exception as error:
+                if node := self._graph.fixing_node():
+                    raise self._graph.fixed_by(node) from error
+                raise self._graph.refused(f"one that ONNX Runtime can run on {n} samples ({error})") from error
+        one, two = extents
+        if not one or two != (2 * one[0],):
+            found = f"a node that was not found: axis 0 of its result has the extents {one} and {two}"
+            raise self._graph.fixed_by(self._graph.fixing_node() or found)
+
+    def _told(self, call: Callable[[], Any], what: str) -> Any:
+        """Call ONNX Runtime, and say so where it ran out of memory."""
+        try:
+            return call()
+        except Exception as error:
+            if any(words in str(error) for words in _OUT_OF_MEMORY):
+                raise OutOfMemory(f"{what} of {self._path.name} in ONNX Runtime") from error
+            raise
+
+    def _without_cuda(self) -> DeviceNotAvailable:
+        reason = f"ONNX Runtime {self._ort.__version__} has no {self._provider}, or could not load it"
+        return DeviceNotAvailable(
+            "cuda", reason, "Install onnxruntime-gpu in the place of onnxruntime, or pass device='cpu'."
+        )
+
+
+def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """
+    Draw an input: normal, bytes of all values, and of other whole numbers those that are an index, else 0 and 1.
+
+    Never a constant: what a GPU draws, and so its clock, depends on the data.
+    """
+    dtype, shape = np.dtype(value.dtype), value.extents(batch_size)
+    if dtype.kind == "f":
+        return generator.standard_normal(shape, dtype=np.float32).astype(dtype, copy=False)
+    if dtype.kind in "iu" and dtype.itemsize == 1 and value.values is None:
+        limits = np.iinfo(dtype)
+        return generator.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+    return generator.integers(0, value.values or 2, shape).astype(dtype)
+
+
+def runner(
+    *, path: str, kind: str, index: int, threads: int | None, uuid: str | None, memory_limit: int, seed: int
+) -> OnnxRuntimeRunner:
+    """Make the runner that a worker process is asked for; `uuid` is the GPU's."""
+    meter = ResidentMeter() if kind == "cpu" else ProcessMeter(clocks.monitor_of(uuid))
+    return OnnxRuntimeRunner(Path(path), kind, index, threads, memory_limit, seed, meter)
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependency("ONNX Runtime", 'library="onnxruntime"', "onnxruntime") from error
+    return onnxruntime

@@ -1,0 +1,110 @@
+"""The walk of what another framework runs: its sizes are bounded by what the smaller ones took of memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate
+from cubatch.search import walk
+from cubatch.tuning import store as kept
+from cubatch.tuning import story as stories
+from cubatch.tuning import tune
+from cubatch.tuning.ladder import Ladder, between, of_memory, plain
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.results import TuningResult
+
+_LOOK_SHARE = 0.05
+"""Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
+
+
+def tuned(
+    name: str, library: str, device: Device, mode: str, optimizer: object | None, make: Callable[[int, int], Any],
+    run: kept.Run, goal: Goal, limits: Limits, room: MemoryLimit, progress: Callable[[walk.Event], None] | None,
+) -> TuningResult:  # fmt: skip
+    """
+    Walk from the ladder to the answer.
+
+    Args:
+        name: What it is called.
+        library: What runs it, as a result calls it.
+        device, mode, optimizer, goal, limits, room, progress: What was asked.
+        make: Gives a runner for a limit of bytes and a seed; it is called when there is something to run.
+        run: What is kept of it.
+    """
+    made = functools.cache(functools.partial(make, room.bytes, limits.seed))
+    run.notes += room.told()
+    known = _kept_ladder(run, room)
+    try:
+        if known is not None:
+            ladder, facts = known
+        else:
+            facts = {"memory_bytes": room.bytes, "note": room.note, **_looked(made(), limits)}
+            if facts["why_not"]:
+                run.notes.append(f"Memory was not bounded beforehand: {facts['why_not']}.")
+            ladder = _ladder(facts, limits, room, made(), name, device, mode)
+            run.save_ladder(ladder.candidates, {**facts, "largest_batch_size": ladder.largest})
+        story = stories.of_module(name, library, facts["dtype"], mode, optimizer, device, goal, limits, room, ladder)
+
+        def extended(batch_size: int) -> Candidate:
+            step = between(batch_size, ladder.candidates)
+            return attrs.evolve(step, predicted_peak_bytes=made().predicted(batch_size))
+
+        measure = functools.partial(walk.measure, made, extend=None if limits.batch_sizes else extended)
+        measured = tune.measured_by(measure, story, run, progress, device)
+    finally:
+        if made.cache_info().currsize:
+            made().close()
+    if made.cache_info().currsize:  # what was said of a size just before it ran was said knowing more
+        said = {row["batch_size"]: row["said"] for row in made().ran}
+        ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
+        story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
+        run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
+    return story.answer(measured, notes=run.notes)
+
+
+def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:
+    return tuple(
+        attrs.evolve(step, predicted_peak_bytes=said.get(step.batch_size, step.predicted_peak_bytes)) for step in steps
+    )
+
+
+def _looked(runner: Any, limits: Limits) -> dict[str, Any]:
+    """Have the runner find out what its steps take; sizes that were asked for are taken as they come."""
+    top = 0 if limits.batch_sizes else limits.max_batch_size
+    facts: dict[str, Any] = runner.look(seconds=_LOOK_SHARE * limits.budget, top=top)
+    return facts
+
+
+def _ladder(
+    facts: Mapping[str, Any], limits: Limits, room: MemoryLimit, runner: Any, name: str, device: Device, mode: str
+) -> Ladder:
+    """Propose sizes for what is known of its memory."""
+    largest: int | None = facts["largest"]
+    if largest is None:
+        if limits.max_batch_size is None and limits.batch_sizes is None:
+            raise InvalidArgument(
+                "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."
+            )
+        return Ladder(tuple(plain(limits)), None, room.bytes)
+    if not largest:
+        raise DoesNotFit(name, str(device), facts["first"], room.bytes, mode)
+    return of_memory(limits, room, largest, runner.predicted)
+
+
+def _kept_ladder(run: kept.Run, room: MemoryLimit) -> tuple[Ladder, Mapping[str, Any]] | None:
+    """Give the ladder that an interrupted run left, for the memory that is there now."""
+    if run.ladder is None or run.limit is None:
+        return None
+    ladder = Ladder(run.ladder, run.limit["largest_batch_size"], run.limit["memory_bytes"])
+    if ladder.largest is None:
+        return ladder, run.limit
+    fits = [step.batch_size for step in run.ladder if (step.predicted_peak_bytes or 0) <= room.bytes]
+    return ladder.within(room, max(fits, default=0)), run.limit

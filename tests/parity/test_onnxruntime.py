@@ -1,0 +1,258 @@
+"""`library="onnxruntime"`: ONNX Runtime's own steps of files that PyTorch wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import cubatch as cb
+from tests.unit.commands import in_process
+
+torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from cubatch.errors import InvalidSpec  # noqa: E402
+from cubatch.frameworks import onnxruntime_runner  # noqa: E402
+from tests.parity.onnx_files import SHAPE, Flattened, OfWords, Small, export  # noqa: E402
+
+ASKED = {"device": "cpu", "library": "onnxruntime", "batch_sizes": [2, 4], "budget": 20.0}
+UNIT = 2.0**-24  # of float32
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The files, by name; each is exported once."""
+    folder = tmp_path_factory.mktemp("onnx")
+    torch.manual_seed(0)
+    small, ids = Small(), torch.arange(8).reshape(2, 4)
+    two = torch.randn(2, *SHAPE)
+    return {
+        "module": small,
+        "open": export(small, folder / "open.onnx", two),
+        "fixed": export(small, folder / "fixed.onnx", two, is_open=False),
+        "flat": export(Flattened(), folder / "flat.onnx", two, is_open=False),
+        "words": export(OfWords(), folder / "words.onnx", ids),
+    }
+
+
+def runner_of(path, limit=2**30):
+    return onnxruntime_runner.runner(
+        path=str(path), kind="cpu", index=0, threads=1, uuid=None, memory_limit=limit, seed=0
+    )
+
+
+def statuses(result):
+    return {m.batch_size: m.status for m in result.measurements}
+
+
+@pytest.mark.parametrize("name", ["open", "fixed"])
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_results_are_those_of_pytorch(files, name, batch_size):
+    """
+    Also of a file that was exported with a batch of two; the reference is PyTorch in float64.
+
+    A sum of k rounded products is off by at most k u of the sum of their magnitudes (Higham, 3.1), u(1 + k u) ~ u; the
+    sums of a path follow each other, so that their k add up: 28 of the convolution, 197 of the mean, 65 of the head.
+    The magnitudes are what the network makes of those of its weights and inputs.
+    """
+    x = np.random.default_rng(3).standard_normal((batch_size, *SHAPE), dtype=np.float32)
+    graph = onnx.load(str(files[name])).graph
+    (y,) = runner_of(files[name]).results({graph.input[0].name: x})
+    exact, sizes = Small().double(), Small().double()
+    state = {key: value.double() for key, value in files["module"].state_dict().items()}
+    exact.load_state_dict(state)
+    sizes.load_state_dict({key: value.abs() for key, value in state.items()})
+    with torch.no_grad():
+        expected, bound = exact(torch.from_numpy(x).double()), sizes(torch.from_numpy(x).double().abs())
+    assert y.shape == (batch_size, 5)
+    assert (np.abs(y - expected.numpy()) <= 1.01 * (28 + 197 + 65) * UNIT * bound.numpy()).all()
+
+
+@pytest.mark.parametrize("name", ["open", "fixed", "words"])
+def test_a_file_is_tuned_whatever_batch_it_was_exported_with(files, name):
+    """The answer is one of the sizes, and table and JSON say what ran it."""
+    result = cb.autotune(files[name], store=False, **ASKED)
+    assert result.batch_size in {2, 4}
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+    told = json.loads(result.to_json())
+    assert (told["library"], told["spec"]["name"], told["dtype"]) == ("onnxruntime", f"{name}.onnx", result.dtype)
+    assert (told["mode"], told["environment"]["provider"]) == ("inference", "CPUExecutionProvider")
+    assert "library onnxruntime" in result.table()
+    assert cb.TuningResult.from_json(result.to_json()) == result
+
+
+def test_token_ids_stay_within_their_table(files):
+    """50 rows: every id that is drawn is one of them, and they are not all 0 and 1."""
+    runner = runner_of(files["words"])
+    (ids,) = runner._drawn(100).values()
+    assert (ids.dtype, ids.shape) == (np.int64, (100, 4))
+    assert ids.min() >= 0
+    assert 40 < ids.max() < 50
+
+
+def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, monkeypatch):
+    """A rerun starts no worker; other weights under the same name are refused by the field."""
+    path, place = tmp_path / "model.onnx", tmp_path / "store.sqlite3"
+    export(Small(), path, torch.randn(2, *SHAPE))
+    first = cb.autotune(path, store=place, **ASKED)
+    with monkeypatch.context() as still:
+        still.setattr("cubatch.tuning.tune_onnxruntime.WorkersModule", None)
+        again = cb.autotune(path, store=place, **ASKED)
+    assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
+    assert any("Answered from the store" in reason for reason in again.reasons)
+    graph = path.read_bytes()
+    export(Small(), path, torch.randn(2, *SHAPE))
+    path.write_bytes(graph)  # what lies beside it is new
+    anew = cb.autotune(path, store=place, **ASKED)
+    assert any("refused" in reason and "file_sha256 of model.onnx.data was" in reason for reason in anew.reasons)
+    assert not any("Answered from the store" in reason for reason in anew.reasons)
+
+
+def test_an_interrupted_run_goes_on(files, tmp_path):
+    """What was timed before Ctrl-C is there, and comes first."""
+    place = tmp_path / "store.sqlite3"
+    seen = []
+
+    def stop(event):
+        seen.append(event.kind)
+        if seen.count("timing") == 2:
+            raise KeyboardInterrupt
+
+    asked = ASKED | {"store": place}
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        cb.autotune(files["open"], progress=stop, **asked)
+    assert stopped.value.partial.library == "onnxruntime"
+    (kept,) = cb.tuning.store.list_runs(place)
+    before = cb.tuning.store.show(place, kept.id)[1].timings
+    assert len(before) >= 2
+    result = cb.autotune(files["open"], **asked)
+    after = cb.tuning.store.show(place, kept.id)[1].timings
+    assert after[: len(before)] == before
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+
+
+def test_a_reshape_that_fixes_the_batch_is_named(files):
+    """PyTorch writes a flattening so, where the batch was not open; the remedy is to export it anew."""
+    with pytest.raises(InvalidSpec, match=r"Reshape 'node_view' of shape \[2, 12544\].*dynamic_shapes"):
+        cb.autotune(files["flat"], store=False, **ASKED)
+
+
+def test_samples_that_a_reshape_would_mix_are_not_run(tmp_path):
+    """A softmax over the whole batch: its results grow with the batch all the same, and are none of the file's."""
+    make = onnx.helper
+    nodes = [
+        make.make_node("Reshape", ["x", "one"], ["row"], name="to_row"),
+        make.make_node("Softmax", ["row"], ["shares"]),
+        make.make_node("Reshape", ["shares", "rows"], ["y"], name="to_rows"),
+    ]
+    values = [make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    shapes = {"one": [1, -1], "rows": [-1, 4]}
+    constants = [make.make_tensor(name, onnx.TensorProto.INT64, [2], shape) for name, shape in shapes.items()]
+    graph = make.make_graph(nodes, "mixes", values[:1], values[1:], constants)
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(tmp_path / "mixes.onnx"))
+    with pytest.raises(InvalidSpec, match=r"Reshape 'to_row' of shape \[1, -1\]"):
+        cb.autotune(tmp_path / "mixes.onnx", store=False, **ASKED)
+
+
+def opened(path, target):
+    """Copy a file with a batch that only seems to be open."""
+    model = onnx.load(str(path))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, str(target))
+    return target
+
+
+def test_a_batch_that_only_seems_to_be_open_is_found_by_running(files, tmp_path):
+    """A size that fails, or results that do not grow, are no measurements."""
+    with pytest.raises(InvalidSpec, match="batch fixed inside, by Reshape 'node_view'"):
+        cb.autotune(opened(files["flat"], tmp_path / "seems.onnx"), store=False, **ASKED)
+
+
+def test_a_size_above_the_limit_is_not_tried(files):
+    """3000 samples of 64 x 14 x 14 floats are 144 MiB, twice with what is activated: more than 128 MiB."""
+    result = cb.autotune(files["open"], store=False, memory_limit="128MiB", **ASKED | {"batch_sizes": [2, 3000]})
+    assert statuses(result) == {2: "ok", 3000: "over_limit"}
+    assert result.largest_batch_size < 3000
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+from cubatch.errors import OutOfMemory
+from cubatch.frameworks import onnxruntime_runner
+runner = onnxruntime_runner.runner(
+    path=sys.argv[1], kind="cpu", index=0, threads=1, uuid=None, memory_limit=2**40, seed=0
+)
+runner.results(runner._drawn(1))
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+try:
+    runner.results(runner._drawn(int(sys.argv[2])))
+except OutOfMemory as error:
+    print(error)
+"""
+
+
+def test_what_its_arena_cannot_have_is_out_of_memory(files):
+    """Of 1 GiB: 30000 samples of 64 x 14 x 14 floats are 1.4 GiB, their input is 88 MiB; two samples are no matter."""
+    said = {
+        n: subprocess.run(
+            [sys.executable, "-c", OUT_OF_MEMORY, str(files["open"]), str(n)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for n in (2, 30000)
+    }
+    assert said == {2: "", 30000: "out of memory: a step of open.onnx in ONNX Runtime\n"}
+
+
+def test_memory_that_was_taken_is_learned_from(files):
+    """What 960 samples more take is at least the output of the convolution, 64 x 14 x 14 floats each: 46 MiB."""
+    runner = runner_of(files["open"])
+    taken = {}
+    for n in (64, 1024):
+        runner.prepare(n)
+        taken[n] = runner.peak_bytes
+    runner.close()
+    if None in taken.values():
+        pytest.skip("this kernel does not let the peak be reset")
+    assert taken[1024] - taken[64] >= 960 * 64 * 14 * 14 * 4
+    assert [row["batch_size"] for row in runner.ran][-1] == 1024
+    assert runner.predicted(1024) >= runner.predicted(64) + 900 * 64 * 14 * 14 * 4
+
+
+def test_a_file_with_another_open_axis_says_how_to_fix_it(files, tmp_path):
+    """By ONNX Runtime's own tool."""
+    model = onnx.load(str(files["open"]))
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
+    onnx.save(model, str(tmp_path / "open.onnx"))
+    with pytest.raises(InvalidSpec, match="make_dynamic_shape_fixed --dim_param height"):
+        cb.autotune(tmp_path / "open.onnx", store=False, **ASKED)
+
+
+def test_what_is_no_file_of_onnx_is_refused(tmp_path):
+    """By its name."""
+    (tmp_path / "no.onnx").write_bytes(b"no")
+    with pytest.raises(InvalidSpec, match="a file that onnx can read"):
+        cb.autotune(tmp_path / "no.onnx", store=False, **ASKED)
+
+
+def test_the_command_tunes_a_file(files, monkeypatch, capfd):
+    """`cubatch tune model.onnx --library onnxruntime`."""
+    tune = in_process(
+        monkeypatch, capfd, "tune", str(files["open"]), "--library", "onnxruntime", "--device", "cpu", "--no-store"
+    )
+    code, out, _ = tune("--batch-sizes", "2,4", "--budget", "5", "--json", "-")
+    assert (code, json.loads(out)["library"]) == (0, "onnxruntime")
+    for wrong in (["--mode", "training"], ["--input-shape", "3,16,16"]):
+        code, _, err = tune(*wrong)
+        assert code == 2
+        assert wrong[0].strip("-") in err
+        assert "onnxruntime" in err
