@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
+import optuna
+import transformers
 
 from cubatch.integrations.huggingface import batch_arguments
 from cubatch.tuning.results import TuningResult
@@ -13,7 +14,6 @@ from tests.unit.tuned import about, tuned
 
 def test_optuna_tries_each_choice_and_finds_the_best_of_them():
     """A grid over what `choices` gives runs each size once."""
-    optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'cubatch[optuna]'")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     choices = TuningResult.from_json(json.dumps(about({32: 960.0, 64: 1000.0, 128: 990.0, 256: 300.0}))).choices()
 
@@ -28,8 +28,6 @@ def test_optuna_tries_each_choice_and_finds_the_best_of_them():
 
 def test_the_trainer_of_hugging_face_takes_the_arguments_and_steps_over_the_target(tmp_path):
     """Its own count of samples an optimiser step is the target."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
-    pytest.importorskip("accelerate", reason="accelerate is not installed, without which there are no arguments")
     result = TuningResult.from_json(json.dumps(tuned()))
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **batch_arguments(result, 192))
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (96, 2)
