@@ -59,7 +59,8 @@ _L2_BYTES_PER_CLOCK = 32.0
 # Of sm_90: what a tile of 128 x 256 needs of the L2 to keep up with wgmma.
 _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 
-_MOST_SLICES = 64
+_EACH_SLICES = 64  # up to which every count is looked at; beyond it those that just fill the SMs
+_MOST_SLICES = 384  # two for each SM of the largest GPUs, rounded up
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
 _LIMIT = 1 << 31
 _MOST_Z = 65535
@@ -318,7 +319,9 @@ def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]
         max(1, _MOST_Z // problem.groups),
         max(1, MOST_PARTIAL_BYTES // max(1, 4 * outputs)),
     )
-    candidates = {-(-steps // -(-steps // count)) for count in range(1, most + 1)} if steps else {1}  # no empty slice
+    filling = (level * num_sms // max(1, blocks(problem, found)) for level in range(1, tile.min_blocks + 1))
+    counts = {*range(1, min(most, _EACH_SLICES) + 1), *(count for count in filling if 1 <= count <= most)}
+    candidates = {-(-steps // -(-steps // count)) for count in counts} if steps else {1}  # no empty slice
     return min((cost(count), count) for count in sorted(candidates))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.engine.native import conv, gemm
+from cubatch.engine.native import conv, gemm, product
 from cubatch.engine.native.product import Fused
 from cubatch.kernels import ranking
 from tests.checks import assert_within
@@ -54,6 +54,24 @@ def test_a_split_product_repeats_itself_to_the_bit(launcher, operation, drawn):
     assert min(seen) > 1
     assert results[0].tobytes() == results[1].tobytes()
     assert_within(results[0], want, cases.bound(terms + seen[0], magnitude, want), label=operation)
+
+
+@pytest.mark.parametrize("slices", [31, 32, 40, 60])
+@pytest.mark.parametrize(("c", "k"), [(5, 9), (8, 20)])
+def test_many_slices_are_shared_out_to_warps_and_none_is_lost(launcher, monkeypatch, c, k, slices):
+    """From 32 on each warp adds up its share: of single elements and of four at once, the last block part empty."""
+    drawn = cases.Conv(n=4, h=16, w=17, c=c, k=k, r=2, s=2)
+    random = np.random.default_rng(slices)
+    x, dy = (cases.drawn(random, shape) for shape in (drawn.x_shape, drawn.y_shape))
+    monkeypatch.setattr(product, "slices", lambda *_: slices)
+    results = []
+    for _ in range(2):
+        out = launcher.unwritten(drawn.w_shape, np.float32)
+        conv.conv2d_wgrad(launcher.context(), launcher.put(x), launcher.put(dy), dw=out, **drawn.options)
+        results.append(launcher.get(out))
+    want, magnitude = (cases.conv2d_wgrad(drawn, f(x), f(dy))[0] for f in (np.float64, lambda v: abs(np.float64(v))))
+    assert results[0].tobytes() == results[1].tobytes()
+    assert_within(results[0], want, cases.bound(dy[..., 0].size + slices, magnitude, want), label="conv2d_wgrad")
 
 
 def test_a_split_product_goes_through_the_whole_epilogue(launcher):

@@ -33,6 +33,8 @@ PIECE = 4
 """Neighbouring elements that the epilogue handles at once."""
 
 _REDUCED = 1024  # elements of a block of split_k_reduce
+_MANY_SLICES = 32  # from which on the warps of such a block share them
+_REDUCED_OF_MANY = 128
 _FORWARD = ("conv2d_fprop", "gemm_nt")
 _OF_INPUT = ("conv2d_dgrad", "gemm_nn")
 # Which passes have what in their epilogue: kernels/common/epilogue.cuh.
@@ -274,7 +276,8 @@ def _launch(
         context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
     if count > 1:
         reduce = variant.find("split_k_reduce", dtype_of(out))
-        context.launch(reduce, (-(-rows * columns // _REDUCED), 1, 1), (*ends, partials, output))
+        owned = _REDUCED_OF_MANY if count >= _MANY_SLICES else _REDUCED
+        context.launch(reduce, (-(-rows * columns // owned), 1, 1), (*ends, partials, output))
 
 
 def _check(operation: str, out: Any, rows: int, columns: int, bias: Any, fused: Fused) -> None:

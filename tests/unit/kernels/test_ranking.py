@@ -82,6 +82,16 @@ def test_a_gradient_with_few_tiles_is_split_until_it_fills_the_device():
     assert ranking.blocks(problem, best) * ranking.slices(problem, best, H200) >= 132
 
 
+@pytest.mark.parametrize("device", [V100, H200])
+def test_a_gradient_of_one_tile_is_split_over_all_sms(device):
+    """64 to 64 channels, 1x1, batch 256 of 56x56: 64 slices would leave half of 132 SMs idle."""
+    problem = Problem("conv2d_wgrad", "float16", 64, 64, 256 * 56 * 56, vector=8)
+    best = ranking.ranked(problem, device)[0]
+    blocks = ranking.blocks(problem, best) * ranking.slices(problem, best, device)
+    assert blocks >= 0.95 * device.num_sms
+    assert blocks % device.num_sms == 0 or blocks % device.num_sms > 0.9 * device.num_sms
+
+
 def test_a_product_that_fills_the_device_is_not_split():
     """Partial sums would be written and read for nothing."""
     problem = Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4)
