@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 import time
 import warnings
@@ -195,21 +194,8 @@ def watching(model: str) -> Iterator[Callable[[Event], None]]:
 
         def show(event: Event) -> None:
             if bar is not None:
-                bar(event.done, event.total, _so_far(event))
+                bar(event.done, event.total, event.so_far)
             elif event.kind != "end":  # the answer comes next
-                line(_so_far(event))
+                line(event.so_far)
 
         yield show
-
-
-def _so_far(event: Event) -> str:
-    """Say the best size so far and what may still be gained; before there is one, what happened."""
-    from cubatch.units import format_count, format_whole_percent
-
-    if event.best_batch_size is None:
-        return event.message
-    rate = "" if event.best_rate is None else f" ({format_count(event.best_rate)} samples/s)"
-    gain = ""
-    if event.could_gain is not None and math.isfinite(event.could_gain):
-        gain = f", at most {format_whole_percent(event.could_gain, at_most=True)} more to gain"
-    return f"{event.best_batch_size} best so far{rate}{gain}"

@@ -1,7 +1,7 @@
 """
-One self-contained HTML page: a heading, an answer, a figure, tables.  No script, nothing fetched.
+A self-contained HTML page, or an output of a notebook: an answer, a figure, tables.  No script, nothing fetched.
 
-What a result puts on it is decided in `page`; here is how a page looks.
+What a result puts on it is decided in `page`; here is how that is written, in `stylesheet` how it looks.
 
 The figure is an SVG written here from a `Curve`, so that a page needs no plotting library and its
 colours follow the reader's light or dark setting.  Every text from outside is escaped on its way in.
@@ -17,108 +17,124 @@ import attrs
 
 from cubatch.report.curve import RULED_OUT, Curve, Point
 from cubatch.report.grid import Grid
+from cubatch.report.stylesheet import STYLE
 from cubatch.units import format_value
 
 _NARROW = 600  # a figure under this width is one for a phone
 _LETTER = 7.5  # width of a digit in a figure
 _GONE = {"out of memory": "×", "not run": "|", RULED_OUT: "·"}  # noqa: RUF001 - the sign, meant
 _OTHER = "▾"
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2126; --soft: #5c6670; --rule: #dde2e7; --paper: #ffffff; --card: #f4f7fa;
-  --blue: #0072b2; --orange: #c24e00; --green: #009e73; --red: #b22222; --mark: #fff3e6; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --soft: #9aa5b0; --rule: #343b43; --paper: #15181c;
-  --card: #1f242a; --blue: #56b4e9; --orange: #ff9d4d; --green: #35c79a; --red: #ff7b7b; --mark: #33271a; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 70rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem; }
-.soft { color: var(--soft); } p.soft { margin: .1rem 0 1.25rem; }
-.answer { background: var(--card); border-left: 4px solid var(--orange); padding: .8rem 1.1rem; border-radius: 4px; }
-.answer p { margin: 0; } .answer ul { margin: .5rem 0 0; padding-left: 1.2rem; }
-.predicted { color: var(--red); font-weight: 600; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; width: 100%; }
-th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
-td { border-bottom: 1px solid var(--rule); } .n { text-align: right; font-variant-numeric: tabular-nums; }
-.wide th, .wide td { white-space: nowrap; } .wide td:last-child { white-space: normal; min-width: 16rem; }
-tr.mark td { background: var(--mark); font-weight: 600; }
-ul.soft { padding-left: 1.2rem; font-size: .86rem; overflow-wrap: anywhere; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 0 2rem; }
-.facts th { border-bottom: 1px solid var(--rule); font-weight: 400; color: var(--soft); width: 45%; }
-.facts td { overflow-wrap: anywhere; }
-svg.narrow { display: none; }
-@media (max-width: 38rem) { body { padding: 1.25rem .8rem 2rem; } svg.wide-figure { display: none; }
-  svg.narrow { display: block; } th, td { padding: .3rem .4rem; }
-  .wide th:nth-child(-n+2), .wide td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
-  .wide th:nth-child(2), .wide td:nth-child(2) { left: 1.6rem; } .wide tr.mark td { background: var(--mark); }
-  .wide td:last-child { white-space: nowrap; } .wide table { border-collapse: separate; border-spacing: 0; } }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } svg text { fill: var(--ink); }
-svg .soft { fill: var(--soft); } .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
-.line { fill: none; stroke: var(--blue); stroke-width: 1.5; opacity: .7; } .dotted { stroke-dasharray: 2 4; }
-.bar { stroke: var(--blue); stroke-width: 1.2; } .dot { fill: var(--blue); } .band { fill: var(--green); opacity: .22; }
-.out { fill: var(--paper); stroke: var(--soft); } .tie { fill: none; stroke: var(--blue); stroke-width: 1.5; }
-.star { fill: var(--orange); stroke: var(--paper); } svg text.lead { fill: var(--orange); font-weight: 600; }
-.limit { stroke: var(--red); stroke-dasharray: 6 4; }
-svg text.limit-label, svg text.gone { fill: var(--red); stroke: none; }
-.narrow { font-size: 13px; }
-.legend { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; font-size: .85rem; color: var(--soft); margin: 0; }
-"""
 
 
-def document(
-    *,
-    title: str,
-    subtitle: str,
-    predicted: bool,
-    answer: str,
-    reasons: Iterable[str],
-    figures: str,
-    legend: Iterable[str],
-    table: Grid,
-    facts: Mapping[str, Mapping[str, object]],
-) -> str:
+@attrs.frozen(kw_only=True)
+class Parts:
     """
-    Write the page.
+    What a result puts on a page.
 
-    Args:
+    Attributes:
         title: The heading.
         subtitle: The line beneath it.
         predicted: Whether to say that nothing here was measured.
         answer: The answer in sentences.
         reasons: Further sentences, listed beneath it.
-        figures: SVG elements, of which the page's width shows one; the only argument that is not escaped.
+        figures: SVG elements, of which the width shows one; the only text that is not escaped.
         legend: What the marks in the figure mean.
-        table: Its first two columns, marks and sizes, stay in sight on a narrow screen.
+        table: Its first two columns, marks and sizes, stay in sight where it is narrow.
         facts: Titled two-column tables of what was known and asked.
-
-    Returns:
-        A whole HTML document.
     """
-    warning = '<p class="predicted">Predicted, not measured.</p>' if predicted else ""
-    listed = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+
+    title: str
+    subtitle: str
+    predicted: bool
+    answer: str
+    reasons: Sequence[str]
+    figures: str
+    legend: Sequence[str]
+    table: Grid
+    facts: Mapping[str, Mapping[str, object]]
+
+
+def document(parts: Parts) -> str:
+    """Write a whole HTML document."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(title)}</title>
-<style>{_STYLE}</style>
+<title>{escape(parts.title)}</title>
+<style>{STYLE}</style>
 </head>
-<body>
-<h1>{escape(title)}</h1>
-<p class="soft">{escape(subtitle)}</p>
-{warning}
-<div class="answer"><p>{escape(answer)}</p>{f"<ul>{listed}</ul>" if listed else ""}</div>
+<body class="cubatch">
+<h1>{escape(parts.title)}</h1>
+{_lead(parts)}
 <h2>The curve</h2>
-{figures}
-<p class="legend">{"".join(f"<span>{escape(entry)}</span>" for entry in legend)}</p>
-<h2>{escape(table.title)}</h2>
-<div class="wide">{_table(table)}</div>
-{"".join(_note(note) for note in (*table.beneath, *table.notes))}
-<div class="facts">{"".join(_facts(name, rows) for name, rows in facts.items() if rows)}</div>
+{_curve(parts)}
+<h2>{escape(parts.table.title)}</h2>
+{_sizes(parts)}
+{_all_facts(parts, "h2")}
 </body>
 </html>
 """
+
+
+def output(parts: Parts) -> str:
+    """
+    Write the same as an output of a notebook: what lies deeper is folded, and nothing is a heading.
+
+    No element has an id, so that a notebook may hold any number of them; headings would be in its table of contents.
+    """
+    return framed(f"""<p class="title">{escape(parts.title)}</p>
+{_lead(parts)}
+{_curve(parts)}
+<details open><summary>{escape(parts.table.title)}</summary>
+{_sizes(parts)}
+</details>
+<details><summary>{escape(", ".join(name for name, rows in parts.facts.items() if rows))}</summary>
+{_all_facts(parts, "p")}
+</details>""")
+
+
+def tables(grids: Iterable[Grid]) -> str:
+    """Write tables, one below the other, as an output of a notebook."""
+    return framed(
+        "\n".join(
+            f'<p class="title">{escape(grid.title)}</p>\n<div class="wide">{_table(grid)}</div>{_notes(grid)}'
+            for grid in grids
+        )
+    )
+
+
+def progress(done: float, total: float, text: str) -> str:
+    """Write a bar and what is being done as an output of a notebook."""
+    return framed(f'<progress value="{done:.3f}" max="{total:.3f}"></progress>{escape(text)}')
+
+
+def framed(content: str) -> str:
+    """Give an output of a notebook the style that it needs, which holds for nothing else."""
+    return f'<div class="cubatch"><style>{STYLE}</style>\n{content}\n</div>'
+
+
+def _lead(parts: Parts) -> str:
+    warning = '<p class="predicted">Predicted, not measured.</p>' if parts.predicted else ""
+    listed = "".join(f"<li>{escape(reason)}</li>" for reason in parts.reasons)
+    return f"""<p class="soft">{escape(parts.subtitle)}</p>
+{warning}
+<div class="answer"><p>{escape(parts.answer)}</p>{f"<ul>{listed}</ul>" if listed else ""}</div>"""
+
+
+def _curve(parts: Parts) -> str:
+    return f"""{parts.figures}
+<p class="legend">{"".join(f"<span>{escape(entry)}</span>" for entry in parts.legend)}</p>"""
+
+
+def _sizes(parts: Parts) -> str:
+    return f'<div class="wide sticky">{_table(parts.table)}</div>\n{_notes(parts.table)}'
+
+
+def _all_facts(parts: Parts, heading: str) -> str:
+    tables = "".join(_facts(name, rows, heading) for name, rows in parts.facts.items() if rows)
+    return f'<div class="facts">{tables}</div>'
 
 
 def figures(shown: Curve, objective: str) -> str:
@@ -286,6 +302,10 @@ def _table(grid: Grid) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
+def _notes(grid: Grid) -> str:
+    return "".join(_note(note) for note in (*grid.beneath, *grid.notes))
+
+
 def _note(note: str | Iterable[str]) -> str:
     """Write a text as a paragraph, several as a list."""
     if isinstance(note, str):
@@ -294,9 +314,9 @@ def _note(note: str | Iterable[str]) -> str:
     return f'<ul class="soft">{items}</ul>'
 
 
-def _facts(name: str, rows: Mapping[str, object]) -> str:
+def _facts(name: str, rows: Mapping[str, object], heading: str) -> str:
     body = "".join(f"<tr><th>{escape(key)}</th><td>{escape(str(value))}</td></tr>" for key, value in rows.items())
-    return f"<section><h2>{escape(name)}</h2><table><tbody>{body}</tbody></table></section>"
+    return f"<section><{heading}>{escape(name)}</{heading}><table><tbody>{body}</tbody></table></section>"
 
 
 def legend_of(shown: Curve) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""A tuning result as one HTML page: answer, reasons, curve, table, what it was measured with."""
+"""A tuning result as an HTML page or an output of a notebook: answer, reasons, curve, table, how it was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from cubatch.report.answer import answer, points
 from cubatch.report.curve import curve_of
 from cubatch.report.facts import TIMED
-from cubatch.report.html import document, figures, legend_of
+from cubatch.report.html import Parts, document, figures, legend_of, output
 from cubatch.report.tables.common import shape, written
 from cubatch.report.tables.result import legend, listed, parted, status, tuning_grid
 from cubatch.units import format_bytes, format_seconds
@@ -24,15 +24,32 @@ def html(result: Mapping[str, Any]) -> str:
     Write one self-contained HTML page: answer, reasons, curve, table, what it was measured with.
 
     Args:
-        result: A tuning result in the JSON form of schema 1.
+        result: A tuning result or a prediction in the JSON form of schema 1.
 
     Returns:
         The document: no script, no external resource, light and dark, every text escaped.
     """
+    return document(_parts(result))
+
+
+def notebook(result: Mapping[str, Any]) -> str:
+    """
+    Write the same as an output of a notebook.
+
+    Args:
+        result: As for `html`.
+
+    Returns:
+        An element that brings its own style.
+    """
+    return output(_parts(result))
+
+
+def _parts(result: Mapping[str, Any]) -> Parts:
     shown = curve_of(result)
     notes = [*([_explained(result)] if _explained(result) else []), *legend(result)]
     table = attrs.evolve(tuning_grid(result), title="Every batch size", notes=notes)
-    return document(
+    return Parts(
         title=shown.title,
         subtitle=shown.subtitle,
         predicted=shown.predicted,

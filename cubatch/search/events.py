@@ -11,7 +11,7 @@ import numpy as np
 from cubatch.measure.budget import Budget
 from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.search.view import View
-from cubatch.units import format_seconds
+from cubatch.units import format_count, format_seconds, format_whole_percent
 
 _SURELY = 0.9  # quantile of what may still be gained, that progress shows
 
@@ -45,6 +45,17 @@ class Event:
     best_batch_size: int | None = None
     best_rate: float | None = None
     could_gain: float | None = None
+
+    @property
+    def so_far(self) -> str:
+        """The best size so far and what may still be gained; before there is one, what happened."""
+        if self.best_batch_size is None:
+            return self.message
+        rate = "" if self.best_rate is None else f" ({format_count(self.best_rate)} samples/s)"
+        gain = ""
+        if self.could_gain is not None and math.isfinite(self.could_gain):
+            gain = f", at most {format_whole_percent(self.could_gain, at_most=True)} more to gain"
+        return f"{self.best_batch_size} best so far{rate}{gain}"
 
 
 class Teller:

@@ -16,6 +16,7 @@ from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
+from cubatch.report.grid import Grid
 from cubatch.tuning import forecast
 from cubatch.tuning.forecast_record import Forecast
 
@@ -62,12 +63,25 @@ class Comparison:
         """Give the table, so that print shows what a person wants to know."""
         return self.table()
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
+        """Show in IPython what print shows."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the same table."""
+        from cubatch.report import html
+
+        return html.tables([self._grid()])
+
     def table(self) -> str:
         """Give a line a GPU, and which is the fastest."""
+        return self._grid().text()
+
+    def _grid(self) -> Grid:
         from cubatch.report.tables import forecast as tables
 
         facts = self.to_mapping()
-        return tables.compared(facts["forecasts"], self.failed, costs=self.cost_per_million_samples).text()
+        return tables.compared(facts["forecasts"], self.failed, costs=self.cost_per_million_samples)
 
 
 def compare(

@@ -175,6 +175,16 @@ class Forecast:
         """Give the table, so that print shows what a person wants to know."""
         return self.table()
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
+        """Show in IPython what print shows."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the curve and the table."""
+        from cubatch.report import page
+
+        return page.notebook(self.to_mapping())
+
     def table(self) -> str:
         """Give the forecast as a table for a terminal, with the answer and why beneath."""
         from cubatch.report.tables import forecast

@@ -10,6 +10,7 @@ compared with, and rungs at the limits.  `explain` shows the arithmetic behind i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import attrs
 
@@ -24,12 +25,35 @@ from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.memory.plan import plan
 from cubatch.network.models import SpecLike
+from cubatch.report import html
+from cubatch.report.facts import subject
+from cubatch.report.grid import Grid
+from cubatch.report.tables import candidates as table
 from cubatch.tuning.crests import Proposal, by_turns, coulom, crests, slowest
 from cubatch.tuning.limits import Limits
 from cubatch.workload import Workload
 
 MOST = 40
 ASKED = ("asked for",)
+
+
+class Candidates(list[Candidate]):
+    """A list of candidates that knows how to be shown."""
+
+    def __init__(self, found: Iterable[Candidate], title: str) -> None:
+        super().__init__(found)
+        self._title = title
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
+        """Show in IPython what `cubatch candidates` prints."""
+        printer.text(self._grid().text())
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the same table."""
+        return html.tables([self._grid()])
+
+    def _grid(self) -> Grid:
+        return table.candidates(self, title=self._title)
 
 
 def candidates(
@@ -94,7 +118,9 @@ def candidates(
     )  # fmt: skip
     limits = Limits.of(batch_sizes, max_batch_size)
     room = memory_limit_of(work.device, memory_limit)
-    return list(timed(work, propose(work, limits, room, fit.largest(work, max(1, room.bytes)))).candidates)
+    found = timed(work, propose(work, limits, room, fit.largest(work, max(1, room.bytes)))).candidates
+    name = subject({"spec": work.spec.to_mapping()})
+    return Candidates(found, f"{name}, {mode}, {dtype}, {work.device}: batch sizes worth measuring")
 
 
 @attrs.frozen

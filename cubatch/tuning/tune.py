@@ -32,6 +32,7 @@ from cubatch.memory import fit
 from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
 from cubatch.search import walk
+from cubatch.tuning import progress as progresses
 from cubatch.tuning import store
 from cubatch.tuning import story as stories
 from cubatch.tuning.ladder import Ladder, added, between, plain, propose, timed
@@ -101,7 +102,7 @@ def autotune(
         store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
             question, and which kernels won on this GPU, is forgotten.
         seed: Draws parameters, data and the order of the sweeps.
-        progress: Called with a `search.walk.Event` after everything that happens.
+        progress: Called with a `search.walk.Event` after everything that happens. None shows a bar in a notebook.
 
     Returns:
         TuningResult: `batch_size` is the answer, `reasons` say why, `measurements` hold every candidate.
@@ -269,10 +270,10 @@ def measured_by(
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
     recorder, before, limits = Recorder(run.kept, run), load.snapshot(), story.limits
-    with story.told_on_interrupt(recorder, run.notes):
+    with progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
-            seed=limits.seed, progress=progress,
+            seed=limits.seed, progress=told,
         )  # fmt: skip
     met = load.between(before, load.snapshot())
     run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []

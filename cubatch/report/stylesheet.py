@@ -1,0 +1,89 @@
+"""
+How a page and a notebook's output look: one style sheet for both, in light and dark.
+
+All of its rules are for what lies in an element of the class `cubatch`, so that a notebook keeps its own looks, and
+ask for the width of that element and not of the window, since an output is narrower than its notebook.
+"""
+
+from __future__ import annotations
+
+import re
+
+_LIGHT = """color-scheme: light; --ink: #1d2126; --soft: #5c6670; --rule: #dde2e7; --paper: #ffffff; --card: #f4f7fa;
+  --blue: #0072b2; --orange: #c24e00; --green: #009e73; --red: #b22222; --mark: #fff3e6;"""
+_DARK = """color-scheme: dark; --ink: #e6e9ec; --soft: #9aa5b0; --rule: #343b43; --paper: #15181c; --card: #1f242a;
+  --blue: #56b4e9; --orange: #ff9d4d; --green: #35c79a; --red: #ff7b7b; --mark: #33271a;"""
+# What JupyterLab, VS Code and Colab say of their themes, whatever the reader's system has.
+_LIGHT_THEMES = 'body[data-jp-theme-light="true"] .cubatch, body.vscode-light .cubatch, html[theme="light"] .cubatch'
+_DARK_THEMES = 'body[data-jp-theme-light="false"] .cubatch, body.vscode-dark .cubatch, html[theme="dark"] .cubatch'
+_RULES = """
+* { box-sizing: border-box; }
+h1, .title { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem; }
+.title { font-size: 1.15rem; font-weight: 600; }
+.soft { color: var(--soft); } p.soft { margin: .1rem 0 1.25rem; }
+.answer { background: var(--card); border-left: 4px solid var(--orange); padding: .8rem 1.1rem; border-radius: 4px; }
+.answer p { margin: 0; } .answer ul { margin: .5rem 0 0; padding-left: 1.2rem; }
+.predicted { color: var(--red); font-weight: 600; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; width: 100%; margin: 0; }
+th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
+td { border-bottom: 1px solid var(--rule); text-align: left; background: var(--paper); }
+.n { text-align: right; font-variant-numeric: tabular-nums; }
+.wide th, .wide td { white-space: nowrap; } .wide td:last-child { white-space: normal; min-width: 16rem; }
+.wide td.n:last-child { min-width: 0; }
+tr.mark td { background: var(--mark); font-weight: 600; }
+ul.soft { padding-left: 1.2rem; font-size: .86rem; overflow-wrap: anywhere; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 0 2rem; }
+.facts th { border-bottom: 1px solid var(--rule); font-weight: 400; color: var(--soft); width: 45%; }
+.facts td { overflow-wrap: anywhere; }
+summary { margin: 1rem 0 .5rem; font-weight: 600; cursor: pointer; }
+progress { accent-color: var(--blue); width: 12rem; vertical-align: middle; margin-right: .8rem; }
+svg.narrow { display: none; }
+svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } svg text { fill: var(--ink); }
+svg .soft { fill: var(--soft); } .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
+.line { fill: none; stroke: var(--blue); stroke-width: 1.5; opacity: .7; } .dotted { stroke-dasharray: 2 4; }
+.bar { stroke: var(--blue); stroke-width: 1.2; } .dot { fill: var(--blue); } .band { fill: var(--green); opacity: .22; }
+.out { fill: var(--paper); stroke: var(--soft); } .tie { fill: none; stroke: var(--blue); stroke-width: 1.5; }
+.star { fill: var(--orange); stroke: var(--paper); } svg text.lead { fill: var(--orange); font-weight: 600; }
+.limit { stroke: var(--red); stroke-dasharray: 6 4; }
+svg text.limit-label, svg text.gone { fill: var(--red); stroke: none; }
+svg.narrow { font-size: 13px; }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; font-size: .85rem; color: var(--soft); margin: 0; }
+"""
+_NARROW = """
+svg.wide-figure { display: none; } svg.narrow { display: block; } th, td { padding: .3rem .4rem; }
+.sticky th:nth-child(-n+2), .sticky td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
+.sticky th:nth-child(2), .sticky td:nth-child(2) { left: 1.6rem; } .sticky tr.mark td { background: var(--mark); }
+.sticky td:last-child { white-space: nowrap; } .sticky table { border-collapse: separate; border-spacing: 0; }
+"""
+
+
+def _inside(rules: str) -> str:
+    """
+    Confine rules to what lies in an element of the class.
+
+    Example:
+        >>> _inside("th, td { margin: 0; }")
+        '.cubatch th, .cubatch td { margin: 0; }'
+    """
+
+    def confined(rule: re.Match[str]) -> str:
+        selectors = ", ".join(f".cubatch {selector.strip()}" for selector in rule[1].split(","))
+        return f"{selectors} {{{rule[2]}}}"
+
+    return re.sub(r"\s*([^{}]+?)\s*\{([^{}]*)\}", lambda rule: f"\n{confined(rule)}", rules).strip()
+
+
+STYLE = f"""
+.cubatch {{ {_LIGHT} container-type: inline-size; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; }}
+@media (prefers-color-scheme: dark) {{ .cubatch {{ {_DARK} }} }}
+{_LIGHT_THEMES} {{ {_LIGHT} }}
+{_DARK_THEMES} {{ {_DARK} }}
+body.cubatch {{ margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 70rem; }}
+div.cubatch {{ padding: .8rem 1rem; font-size: 14px; }}
+{_inside(_RULES)}
+@media (max-width: 38rem) {{ body.cubatch {{ padding: 1.25rem .8rem 2rem; }} }}
+@container (max-width: 36rem) {{
+{_inside(_NARROW)}
+}}
+"""
