@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from unittest import mock
 
 import pytest
 
+from tests.parity.beside_torchvision import registering_nothing
+
 torch = pytest.importorskip("torch")
-# Its metrics import torchvision where that is installed, of which a build for GPUs cannot register shapes beside a
-# PyTorch for CPUs.
-with (
-    warnings.catch_warnings(),
-    mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),
-):
-    warnings.simplefilter("ignore")
+with registering_nothing():  # its metrics import torchvision where that is installed
     pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
 
 from cubatch.errors import InvalidArgument  # noqa: E402

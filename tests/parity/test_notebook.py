@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 
-import nbclient
-import nbformat
 import pytest
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
 
 CELLS = {
     "result": (

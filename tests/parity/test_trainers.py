@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 
-import optuna
-import transformers
+import pytest
 
 from cubatch.integrations.huggingface import batch_arguments
 from cubatch.tuning.results import TuningResult
+from tests.parity.beside_torchvision import registering_nothing
 from tests.unit.tuned import about, tuned
+
+optuna = pytest.importorskip("optuna")
+pytest.importorskip("transformers")
+with registering_nothing():
+    from transformers import TrainingArguments
 
 
 def test_optuna_tries_each_choice_and_finds_the_best_of_them():
@@ -29,6 +34,6 @@ def test_optuna_tries_each_choice_and_finds_the_best_of_them():
 def test_the_trainer_of_hugging_face_takes_the_arguments_and_steps_over_the_target(tmp_path):
     """Its own count of samples an optimiser step is the target."""
     result = TuningResult.from_json(json.dumps(tuned()))
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **batch_arguments(result, 192))
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **batch_arguments(result, 192))
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (96, 2)
     assert arguments.train_batch_size * arguments.gradient_accumulation_steps == 192
