@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 
-from tests.parity.beside_torchvision import registering_nothing
+torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
+from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
-torch = pytest.importorskip("torch")
 with registering_nothing():  # its metrics import torchvision where that is installed
     pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
 
