@@ -44,7 +44,7 @@ class ResidentMeter:
     """The resident set of this process, other threads and what the C library keeps of freed memory included."""
 
     grain = RESIDENT_GRAIN
-    scatter = 0.2  # 150 sizes of twelve modules: at most 18 % more than the mean of those near below said
+    scatter = 0.2  # of 24 largest sizes two took more above what was said: benchmarks/bench_module_memory.py
 
     def __init__(self) -> None:
         self._start: int | None = None
