@@ -12,6 +12,7 @@ median of their ratios is given.  An answer that does not run within the limit h
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import random
@@ -157,15 +158,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{row['failures']} out of memory{'; ' + row['error'] if row['error'] else ''}"
                 )
             sys.stdout.flush()
+            if options.json:  # as far as it is: all modules take hours
+                _write(options, rows)
     _summary(rows, options.finders)
-    if options.json:
-        device = probe.device("cpu")
-        content = {
-            "schema": 1, "benchmark": "module", **provenance(), "device": device.name, "threads": device.threads,
-            "environment": environment(device), "budget_seconds": options.budget, "max_batch_size": options.top,
-            "memory_limit": options.limit * MIB, "rows": rows,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _write(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
+    device = probe.device("cpu")
+    content = {
+        "schema": 1, "benchmark": "module", **provenance(), "device": device.name, "threads": device.threads,
+        "environment": {**environment(device), "torch": importlib.metadata.version("torch")},
+        "budget_seconds": options.budget, "max_batch_size": options.top,
+        "memory_limit": options.limit * MIB, "rows": rows,
+    }  # fmt: skip
+    options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _summary(rows: Sequence[dict[str, Any]], finders: Sequence[str]) -> None:

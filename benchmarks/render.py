@@ -170,6 +170,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "rooms": rooms.rooms,
     "fusion": fusion.fusion,
     "module_memory": modules.memory,
+    "module_answers": modules.answers,
     **gpu.KINDS,
 }
 
