@@ -24,7 +24,14 @@ _MOST_NAMED = 3
 
 
 def table(rows: Sequence[Row]) -> list[Grid]:
-    """Lay out a survey: a grid for each family, a line for each variant, over the architectures of the rows."""
+    """
+    Lay out a survey: a grid for each family, a line for each variant, over the architectures of the rows.
+
+    Variants that are meant for none of them are counted only.
+    """
+    everything = {row.kernel.name for row in rows}
+    rows = [row for row in rows if row.status != "not_applicable"]
+    elsewhere = len(everything) - len({row.kernel.name for row in rows})
     archs = list(dict.fromkeys(row.arch for row in rows))
     where = archs[0] if len(archs) == 1 else f"{archs[0]} to {archs[-1]}" if archs else ""
     by_family: dict[str, dict[str, list[Row]]] = {}
@@ -36,7 +43,13 @@ def table(rows: Sequence[Row]) -> list[Grid]:
         for family, variants in by_family.items()
     ]
     compilers = ", ".join(sorted({row.nvrtc for row in rows if row.nvrtc}))
-    notes = [f"As NVRTC {compilers} compiles them. {_GRAMMAR}"] if compilers else ["There are no figures."]
+    notes = (
+        [f"As NVRTC {compilers} compiles them. {_GRAMMAR}"] if compilers else ["There are no figures."] if rows else []
+    )
+    if elsewhere:
+        notes.append(
+            f"Not listed, for they run on other architectures only: {elsewhere} variant{'s'[: elsewhere > 1]}."
+        )
     return [*grids[:-1], attrs.evolve(grids[-1] if grids else Grid(), notes=notes)]
 
 

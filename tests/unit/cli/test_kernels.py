@@ -99,13 +99,16 @@ def test_shared_memory_asked_for_at_the_launch_counts(run, tree):
 
 
 def test_what_is_not_meant_for_an_architecture_is_not_compiled_for_it(run, tree):
-    """It is listed as not applicable, with no figures."""
+    """Its JSON says not applicable, with no figures; the table counts it only."""
     tree(kernel_tree.CONFIGS + "min_arch = 80\n")
 
     _, out, _ = run("--arch", "sm_75", "--json", "-")
 
     (variant,) = json.loads(out)["kernels"][0]["variants"]
     assert (variant["status"], variant["registers"], variant["shared_bytes"]) == ("not_applicable", None, None)
+    text = run("--arch", "sm_75")[1]
+    assert "Not listed, for they run on other architectures only: 2 variants." in " ".join(text.split())
+    assert variant["name"] not in text
 
 
 def test_a_selection_takes_one_family_or_one_operation(run, tree):
