@@ -36,6 +36,7 @@ def test_optuna_tries_each_choice_and_finds_the_best_of_them():
 def test_the_trainer_of_hugging_face_takes_the_arguments_and_steps_over_the_target(tmp_path):
     """Its own count of samples an optimiser step is the target."""
     result = TuningResult.from_json(json.dumps(tuned()))
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **batch_arguments(result, 192))
+    with registering_nothing():  # what it needs is imported when it is made
+        arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **batch_arguments(result, 192))
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (96, 2)
     assert arguments.train_batch_size * arguments.gradient_accumulation_steps == 192
