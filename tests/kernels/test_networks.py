@@ -157,17 +157,29 @@ def within(op, role, want, sums, dtype):
 
 SIDE = 64 if THOROUGH else 32  # of images: the last layers have 2 x 2 pixels, or one
 MNIST, RESNET = ("mnist-cnn", (28, 28, 1)), ("resnet18", (SIDE, SIDE, 3))
-MOBILENET = ("mobilenet-v3-large", (SIDE, SIDE, 3))
+MOBILENET, EVERY = ("mobilenet-v3-large", (SIDE, SIDE, 3)), ("every kind", None)
+BIG = {"resnet18", "mobilenet-v3-large"}
+
+
+def everywhere(*cases, thorough=()):
+    """Cross networks and types with what they run on: large ones on the older architecture where all is tried."""
+    found = []
+    for where in ("cpusim-52", "cpusim-80", "cuda"):
+        for case in (*cases, *thorough):
+            is_thorough = case in thorough or (where == "cpusim-52" and case[0] in BIG)
+            marks = [pytest.mark.thorough] * is_thorough + [pytest.mark.gpu] * (where == "cuda")
+            found.append(pytest.param(where, *case, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtype"),
-    [
+    ("launcher", "name", "shape", "dtype"),
+    everywhere(
         *((*network, "float32") for network in (MNIST, RESNET, MOBILENET)),
-        pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
-        *(pytest.param(*MNIST, dtype, marks=pytest.mark.thorough) for dtype in ("tf32", "float16", "bfloat16")),
-        *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
-    ],
+        *((*EVERY, dtype) for dtype in ("tf32", "float16", "bfloat16")),
+        thorough=[(*RESNET, "float16"), *((*MNIST, dtype) for dtype in ("tf32", "float16", "bfloat16"))],
+    ),
+    indirect=["launcher"],
 )
 def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, name, shape, dtype):
     """
@@ -196,13 +208,14 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtype"),
-    [
+    ("launcher", "name", "shape", "dtype"),
+    everywhere(
         *((*network, "float32") for network in (RESNET, MOBILENET)),
         (*RESNET, "bfloat16"),
-        pytest.param(*RESNET, "float16", marks=pytest.mark.thorough),
-        *(("every kind", None, dtype) for dtype in ("tf32", "float16", "bfloat16")),
-    ],
+        *((*EVERY, dtype) for dtype in ("tf32", "float16", "bfloat16")),
+        thorough=[(*RESNET, "float16")],
+    ),
+    indirect=["launcher"],
 )
 def test_every_operation_of_inference_equals_the_numpy_engine(launcher, name, shape, dtype):
     """The same without gradients, where products do what follows them: norms by running statistics, sums, ReLUs."""
