@@ -33,7 +33,7 @@ from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
 from cubatch.search import walk
 from cubatch.tuning import progress as progresses
-from cubatch.tuning import store
+from cubatch.tuning import store, turns
 from cubatch.tuning import story as stories
 from cubatch.tuning.ladder import Ladder, added, between, plain, propose, timed
 from cubatch.tuning.limits import Limits
@@ -269,13 +269,14 @@ def measured_by(
     if run.finished:
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
-    recorder, before, limits = Recorder(run.kept, run), load.snapshot(), story.limits
-    with progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
+    recorder, limits = Recorder(run.kept, run), story.limits
+    with turns.alone(), progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
+        before = load.snapshot()
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
             seed=limits.seed, progress=told,
         )  # fmt: skip
-    met = load.between(before, load.snapshot())
+        met = load.between(before, load.snapshot())
     run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []
     run.finish()
     return measured
