@@ -54,11 +54,16 @@ class Opaque(Layer):
     products_in_turn: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
-    operator: str = field(default="unknown", validator=attrs.validators.instance_of(str))
+    operator: str = field(default="unknown")
     output: Extents | None = field(default=None, converter=_extents)
     others: tuple[Extents, ...] = field(default=(), converter=_list_of_extents)
     flop: int = field(default=0, converter=whole, validator=at_least(0))
     weights: int = field(default=0, converter=whole, validator=at_least(0))
+
+    @operator.validator
+    def _check_operator(self, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, str):
+            raise InvalidSpec(attribute.name, value, "text")
 
     @output.validator
     def _check_output(self, attribute: attrs.Attribute[Any], value: object) -> None:

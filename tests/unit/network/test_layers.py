@@ -317,9 +317,10 @@ def test_an_opaque_layer_has_what_it_was_given() -> None:
     assert Opaque(h=2, w=1, c=5).output_shape == (2, 1, 5)
 
 
-def test_an_opaque_layer_refuses_what_is_no_shape() -> None:
-    """Neither its output nor its inputs can be anything but (h, w, c)."""
-    for field, value in (("output", (1, 2)), ("output", "abc"), ("others", [(1, 0, 3)]), ("others", 3)):
+def test_an_opaque_layer_refuses_what_is_no_shape_or_name() -> None:
+    """Neither its output nor its inputs can be anything but (h, w, c), nor its operator but text."""
+    wrong = (("output", (1, 2)), ("output", "abc"), ("others", [(1, 0, 3)]), ("others", 3), ("operator", None))
+    for field, value in wrong:
         with pytest.raises(InvalidSpec) as caught:
             Opaque(**{field: value})
         assert caught.value.field == field
