@@ -180,13 +180,13 @@ def run_stage(
 def _run_child(command: Sequence[str], run: Run, save: Callable[[], None], patience: float) -> Fall | None:
     """Follow one process; say how it ended early, None if it did not."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        at = Position(patience=patience)  # its time begins before the process can
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )  # fmt: skip
         told: queue.Queue[str | None] = queue.Queue()
         reader = threading.Thread(target=_read_lines, args=(process, told), daemon=True)
         reader.start()
-        at = Position(patience=patience)
         try:
             hung = _follow(told, at, run, save)
         except BaseException:  # Ctrl-C too
