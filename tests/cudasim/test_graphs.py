@@ -11,7 +11,7 @@ from tests.cudasim.simulation import NEEDS, cubatch, python
 pytestmark = NEEDS
 
 TUNE = (
-    "tune", "mnist-cnn", "--no-store", "--json", "-", "--budget", "30", "--device", "cuda", "--batch-sizes", "2,4",
+    "tune", "mnist-cnn", "--no-store", "--json", "-", "--budget", "600", "--device", "cuda", "--batch-sizes", "2,4",
 )  # fmt: skip
 
 TRAINING = """
@@ -38,7 +38,7 @@ TRAINING = """
             if dtype == "float16":
                 model._stepper.loss_scale[0] = 2.0**22  # some steps overflow
             if spoil:
-                model._programs[0][0].insert(1, spoil)
+                model._program.works[0][0].insert(1, spoil)
             digest, losses, launch = hashlib.sha256(), [], []
             for number, (images, labels) in enumerate(DATA):
                 model.learning_rate = 0.1 / (1 + number // 2)
@@ -73,6 +73,33 @@ def test_five_steps_as_graphs_are_those_of_launches_to_the_bit(optimizer, dtype,
     print("same")
     """
     assert python(TRAINING + code, devices="a100", late=late) == "same"
+
+
+ADDED_UP = """
+    def added_up(graphs):
+        context = kernel_choice.kernel_context(GPU, "bfloat16", seconds=0.0, path=None)
+        options = {"mode": "training", "dtype": "bfloat16", "optimizer": "adam", "learning_rate": 0.1}
+        with Model(NETWORK, device=GPU, context=context, seed=3, graphs=graphs, **options) as model:
+            model.prepare(4, 8)
+            for number, (images, labels) in enumerate(DATA[:4]):
+                model.load(images, labels)
+                model.step()
+                if number % 2:
+                    model.update()
+            kept = model.snapshot()
+            return {name: array.tobytes() for name, array in kept.items()}, model.launch
+"""
+
+
+def test_gradients_are_added_up_beside_graphs_to_the_bit():
+    """Two steps of two batches: passes as graphs, sums and the optimiser's step beside them, give what launches do."""
+    code = """
+    one, other = added_up(False), added_up(True)
+    assert one[0] == other[0]
+    assert (one[1]["graph"], other[1]["graph"], other[1]["refusal"]) == (False, True, None), other[1]
+    print("same")
+    """
+    assert python(TRAINING + ADDED_UP + code, devices="a100") == "same"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.cudasim.simulation import NEEDS, cubatch, python
 
 pytestmark = NEEDS
 
-TUNE = ("tune", "mnist-cnn", "--no-store", "--json", "-", "--budget", "30")
+TUNE = ("tune", "mnist-cnn", "--no-store", "--json", "-", "--budget", "600")
 
 
 def tuned(*options: str, sizes: str = "2,4", device: str = "cuda", **simulated: str | bool) -> dict[str, Any]:
