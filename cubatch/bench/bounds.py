@@ -191,6 +191,29 @@ def _batch_norm_backward_bounds(case: Case, operands: Arrays, _: Arrays, __: Aga
     }
 
 
+def _layer_norm_bounds(case: Case, operands: Arrays, _: Arrays, __: Again) -> dict[str, Any]:
+    """Forward as batch norm, but over the channels of each position."""
+    x, gamma, beta = operands["x"], np.abs(operands["gamma"]), np.abs(operands["beta"])
+    inv_std = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + case.options["eps"])
+    condition = 1 + (x**2).mean(axis=-1, keepdims=True) * inv_std**2
+    size = np.abs(x) + np.abs(x).mean(axis=-1, keepdims=True)
+    return {"out": _rounding(case.terms + 8) * condition * (gamma * inv_std * size + beta)}
+
+
+def _layer_norm_backward_bounds(case: Case, operands: Arrays, _: Arrays, __: Again) -> dict[str, Any]:
+    """Sums over the channels for dx, over all positions for the parameters: at most `terms` of either."""
+    dy, relative = np.abs(operands["dy"]), _rounding(case.terms + 8)
+    mean, inv_std = (kept.reshape(*dy.shape[:-1], 1) for kept in operands["statistics"])
+    normal, axes = (np.abs(operands["x"]) + np.abs(mean)) * inv_std, tuple(range(dy.ndim - 1))
+    error = dy * np.abs(operands["gamma"])
+    inner = error + error.mean(axis=-1, keepdims=True) + normal * (error * normal).mean(axis=-1, keepdims=True)
+    return {
+        "out": relative * inv_std * inner,
+        "dgamma": relative * (dy * normal).sum(axis=axes),
+        "dbeta": relative * dy.sum(axis=axes),
+    }
+
+
 def _softmax_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> dict[str, Any]:
     """Forward as a curve with a sum over the classes; backward y * (dy - sum of dy * y)."""
     if "x" in operands:
@@ -228,6 +251,9 @@ RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
     "activation_backward": _curve_bounds,
     "batch_norm_train": _batch_norm_bounds,
     "batch_norm_backward": _batch_norm_backward_bounds,
+    "layer_norm": _layer_norm_bounds,
+    "layer_norm_backward": _layer_norm_backward_bounds,
+    **dict.fromkeys(("layer_scale", "layer_scale_backward"), _linear_bounds),
     **dict.fromkeys(("max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"), _linear_bounds),
     **dict.fromkeys(("global_avg_pool", "global_avg_pool_backward"), _linear_bounds),
     **dict.fromkeys(("add", "scale", "scale_backward", "dropout_backward"), _linear_bounds),

@@ -228,6 +228,42 @@ def _batch_norm_backward(layer: layers.BatchNorm2d, n: int) -> _Facts:
     }  # fmt: skip
 
 
+def _layer_norm(layer: layers.LayerNorm, n: int, *, backward: bool = False) -> _Facts:
+    h, w, c = layer.input_shape
+    x, of_channel = Operand((n, h, w, c)), functools.partial(Operand, (c,), is_batched=False)
+    gamma = of_channel(kind="positive")
+    if not backward:
+        operands = {"x": x, "gamma": gamma, "beta": of_channel(), "out": x}
+        return {
+            "operation": "layer_norm", "operands": operands, "arguments": ("x", "gamma", "beta"),
+            "options": {"eps": layer.eps}, "terms": c, "cuts": {"n": {"x": 0, "out": 0}},
+        }  # fmt: skip
+    # Of any means and inverse deviations: none of its sums is less exact where they are not those of x.
+    statistics = Operand((2, n * h * w), "positive", "float32", is_batched=False)
+    operands = {"dy": x, "x": x, "gamma": gamma, "statistics": statistics, "out": x}
+    return {
+        "operation": "layer_norm_backward", "operands": operands | {"dgamma": of_channel(), "dbeta": of_channel()},
+        "arguments": ("dy", "x", "gamma"), "results": ("out", "dgamma", "dbeta"), "terms": max(c, n * h * w),
+        "cuts": {},
+        "repeated": 2 * n * h * w * c,  # dx and the parameters' gradients are two launches
+    }  # fmt: skip
+
+
+def _layer_scale(layer: layers.LayerScale, n: int, *, backward: bool = False) -> _Facts:
+    h, w, c = layer.input_shape
+    x, gamma = Operand((n, h, w, c)), Operand((c,), is_batched=False)
+    if not backward:
+        return {
+            "operation": "layer_scale", "operands": {"x": x, "gamma": gamma, "out": x}, "arguments": ("x", "gamma"),
+            "cuts": {"n": {"x": 0, "out": 0}},
+        }  # fmt: skip
+    return {
+        "operation": "layer_scale_backward", "operands": {"dy": x, "x": x, "gamma": gamma, "out": x, "dgamma": gamma},
+        "arguments": ("dy", "x", "gamma"), "results": ("out", "dgamma"), "terms": n * h * w,
+        "cuts": {"c": {"dy": 3, "x": 3, "out": 3, "gamma": 0, "dgamma": 0}}, "repeated": n * h * w * c,
+    }  # fmt: skip
+
+
 def _add(layer: layers.Add, n: int) -> _Facts:
     names = tuple(f"x{index}" for index in range(layer.count))
     return {
@@ -286,7 +322,9 @@ def _scale(layer: layers.Scale, n: int, *, backward: bool = False) -> _Facts:
     }
 
 
-_CURVES: Sequence[type[Layer]] = (layers.ReLU6, layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish)
+_CURVES: Sequence[type[Layer]] = (
+    layers.ReLU6, layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish, layers.GELU,
+)  # fmt: skip
 BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
     **{(layers.Conv2d, pass_): functools.partial(_conv2d, pass_=pass_) for pass_ in Pass},
     **{(layers.Linear, pass_): functools.partial(_linear, pass_=pass_) for pass_ in Pass},
@@ -307,6 +345,10 @@ BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
     (layers.GlobalAvgPool, Pass.DGRAD): functools.partial(_global_pool, backward=True),
     (layers.BatchNorm2d, Pass.FPROP): _batch_norm,
     (layers.BatchNorm2d, Pass.DGRAD): _batch_norm_backward,
+    (layers.LayerNorm, Pass.FPROP): _layer_norm,
+    (layers.LayerNorm, Pass.DGRAD): functools.partial(_layer_norm, backward=True),
+    (layers.LayerScale, Pass.FPROP): _layer_scale,
+    (layers.LayerScale, Pass.DGRAD): functools.partial(_layer_scale, backward=True),
     (layers.Add, Pass.FPROP): _add,
     (layers.Concat, Pass.FPROP): _concat,
     (layers.Dropout, Pass.DGRAD): _dropout_backward,

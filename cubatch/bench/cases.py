@@ -14,8 +14,7 @@ from typing import Any
 import attrs
 
 from cubatch.bench.calls import BUILDERS, Operand
-from cubatch.engine.layers import check
-from cubatch.errors import InvalidArgument, UnknownName, UnsupportedLayer
+from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network import layers as kinds
@@ -224,20 +223,15 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
 
 def left_out(network: Network) -> list[str]:
     """
-    Name the kinds of layers of a network that no kernel computes, and that have no case therefore.
+    Name the kinds of layers of a network that take time but have no case of their own.
 
     Example:
         >>> from cubatch.network import models
         >>> left_out(models.build("resnet18")), "attention" in left_out(models.build("deit-tiny"))
         ([], True)
     """
-    found = set()
-    for node in network.nodes:
-        try:
-            check(node.layer, node.name)
-        except UnsupportedLayer:
-            found.add(node.layer.type)
-    return sorted(found)
+    layers = [node.layer for node in network.nodes if not node.layer.aliases_input]
+    return sorted({layer.type for layer in layers if not any(has_case(layer, pass_) for pass_ in Pass)})
 
 
 def has_case(layer: Layer, pass_: Pass) -> bool:

@@ -19,8 +19,9 @@ from cubatch.engine.native.context import Context, Grid, Launcher
 from cubatch.engine.native.operations import operations
 from cubatch.errors import UnsupportedLayer
 from cubatch.hardware.facts import Device
+from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import blocks, ranked, slices
+from cubatch.kernels.ranking import SplitKernel, ranked, slices
 from cubatch.kernels.variant import Kernel, kernels
 
 Which = Literal["chosen", "ranked", "all"]
@@ -109,10 +110,11 @@ class Way:
             UnsupportedLayer: If no kernel does what the case calls.
         """
 
-        def choose(problem: Problem, device: Device, *_: object) -> Kernel:
+        def choose(problem: Problem, device: Device, *_: object) -> SplitKernel:
             tracer.problems.append(problem)
             fits = self.wanted is not None and self.wanted.operation == problem.operation
-            return self.wanted if self.wanted is not None and fits else ranked(problem, device)[0]
+            kernel = self.wanted if self.wanted is not None and fits else ranked(problem, device)[0]
+            return SplitKernel.modelled(problem, kernel, device)
 
         context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
         # Whom the driver refuses is refused: timed under its name, another family's kernel would be taken for it.
@@ -136,7 +138,7 @@ class Way:
             return None
         (problem,) = self.problems
         tiles = blocks(problem, launch.kernel) * slices(problem, launch.kernel, self.device)
-        # The phases of a strided gradient are launches of their own, of nearly the same size.
+        # The phases of a strided gradient are launches of up to four, of nearly the same size.
         return -(-tiles // sum(other.kernel is launch.kernel for other in self.launches))
 
     @property

@@ -19,7 +19,7 @@ from cubatch.estimate.blocks import largest_batch
 from cubatch.estimate.occupancy_sweep import nearest
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, count_waves, fill
-from cubatch.kernels import ranking
+from cubatch.kernels import cost_model, ranking
 from cubatch.kernels.problem import problem_of
 from cubatch.kernels.variant import Kernel
 from cubatch.network.extents import MAX_EXTENT
@@ -201,7 +201,7 @@ def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, devic
     if device.num_sms is None:
         raise InvalidArgument("device", str(device), "a GPU whose SMs are known")
     slices = ranking.slices(problem, kernel, device)
-    blocks = slices * ranking.blocks(problem, kernel)
+    blocks = slices * cost_model.blocks(problem, kernel)
     found = spread(blocks, device.num_sms, blocks_per_sm=blocks_per_sm, slices=slices)
     return Grid(batch_size=batch_size, **attrs.asdict(found))
 

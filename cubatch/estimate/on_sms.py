@@ -10,7 +10,7 @@ from cubatch.estimate.blocks import TILE, Blocks, num_blocks, winograd_blocks
 from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, busiest_sm_blocks, count_waves, fill
-from cubatch.kernels import ranking
+from cubatch.kernels import cost_model
 from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import Choose, first_ranked
 from cubatch.kernels.resources import Needs, Recorded, recorded_figures, recorded_needs
@@ -50,7 +50,8 @@ def first_grid(
         ((256, 128), 4, 72)
     """
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
-    tile, outputs = _tile_of(chosen), None if chosen is None else chosen[1].winograd
+    kernel = None if chosen is None else chosen[1]
+    tile, outputs = _tile_of(kernel), None if kernel is None else kernel.winograd
     if outputs is None:
         return tile, None, functools.partial(num_blocks, layer, pass_, tile=tile)
     return tile, outputs, functools.partial(winograd_blocks, layer, pass_, tile=tile, outputs=outputs)
@@ -92,13 +93,17 @@ def on_sms(
     """
     num_sms = device.num_sms or 1
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library, choose=choose)
-    tile, slices = _tile_of(chosen), 1 if chosen is None else ranking.slices(*chosen, device)
-    held = None if chosen is None else _held(chosen[1], device, budget)
-    blocks = num_blocks(layer, pass_, batch_size, tile) if chosen is None else slices * ranking.blocks(*chosen)
+    problem, kernel, slices = (None, None, 1) if chosen is None else chosen
+    tile = _tile_of(kernel)
+    held = None if kernel is None else _held(kernel, device, budget)
+    if problem is None or kernel is None:
+        blocks = num_blocks(layer, pass_, batch_size, tile)
+    else:
+        blocks = slices * cost_model.blocks(problem, kernel)
     resident = 1 if library == "im2col" else None if held is None else held.blocks_per_sm
     waves = count_waves(blocks, blocks_per_sm=resident, num_sms=num_sms) if resident else None
     return {
-        "kernel": None if chosen is None else chosen[1].name,
+        "kernel": None if kernel is None else kernel.name,
         "tile": f"{tile[0]}x{tile[1]}",
         "slices": slices,
         "blocks": blocks,
@@ -124,8 +129,8 @@ def _residents(needs: Needs, compute_capability: tuple[int, int]) -> Occupancy:
     return needs.on(compute_capability)
 
 
-def _tile_of(chosen: tuple[Problem, Kernel] | None) -> tuple[int, int]:
-    return TILE if chosen is None or chosen[1].tile is None else (chosen[1].tile.m, chosen[1].tile.n)
+def _tile_of(kernel: Kernel | None) -> tuple[int, int]:
+    return TILE if kernel is None or kernel.tile is None else (kernel.tile.m, kernel.tile.n)
 
 
 def _chosen(
@@ -137,12 +142,13 @@ def _chosen(
     dtype: str,
     library: str,
     choose: Choose = first_ranked,
-) -> tuple[Problem, Kernel] | None:
-    """Give a pass as a product, and the kernel chosen for it; None where no kernel of ours is known to run."""
+) -> tuple[Problem, Kernel, int] | None:
+    """Give a pass as a product, the kernel chosen for it and its slices; None where none of ours is known to run."""
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None
-    return problem, choose(problem, device)
+    chosen = choose(problem, device)
+    return problem, chosen.kernel, chosen.slices
 
 
 FACTS = ("kernel", "slices", "blocks", "blocks_per_sm", "occupancy", "busiest_sm_blocks", "fill")

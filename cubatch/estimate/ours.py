@@ -19,8 +19,9 @@ from cubatch.estimate import roofline
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import winograd
+from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem, problem_of
-from cubatch.kernels.ranking import blocks, ranking
+from cubatch.kernels.ranking import ranking
 from cubatch.kernels.variant import Kernel
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass

@@ -1,10 +1,7 @@
 """
 Which variants can run a matrix product or convolution, ranked by what they should cost.
 
-The model is the busiest SM's: blocks that share an SM share its pipes, so a launch lasts as long as the
-SM with the most blocks, times what a block's tile costs.  Its constants stand below in one place.  They
-come from counting the instructions of the compiled main loops and from data sheets, not from a GPU's clock:
-the order they give is a first choice, which a measured one replaces (`Context.chooser`).
+The order that `cost_model` gives is a first choice, which a measured one replaces (`Context.chooser`).
 """
 
 from __future__ import annotations
@@ -16,13 +13,12 @@ from collections.abc import Callable
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import architectures
-from cubatch.hardware.architectures import Architecture
-from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.hardware.facts import Device
 from cubatch.kernels import variant as variants
 from cubatch.kernels import winograd
+from cubatch.kernels.cost_model import blocks, launch_clocks, tile_of
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.variant import Kernel, Tile
+from cubatch.kernels.variant import Kernel
 
 LEAST_SLICE = 32
 """Main-loop steps below which a slice of gemm_k costs more than it gains, on CUDA cores."""
@@ -30,35 +26,18 @@ LEAST_SLICE = 32
 LEAST_DEPTH = 512
 """Extent of gemm_k below which it does on tensor cores, whose steps differ in length."""
 
-BOX_CHANNELS = 64
-"""Channels of a box of a tensor map whose rows are not along gemm_k: kernels/hopper/operands.cuh."""
-
 MOST_PARTIAL_BYTES = 1 << 26
 """Partial sums of a split product take at most this much scratch memory: the L2 cache of a large GPU."""
 
 MOST_TRANSPOSED_BYTES = 1 << 26
 """The same of an operand that is transposed before it is multiplied."""
 
-# Share of the issued instructions that are multiply-adds, by a thread's tile, counted in the compiled main loops.
-_EFFICIENCY = {(16, 8): 0.92, (8, 8): 0.89, (8, 4): 0.82}
-# The same for loads of single elements, relative to loads of four.
-_SCALAR_EFFICIENCY = 0.9
-# Estimates, to be replaced by what a GPU shows: what a ring of buffers gains over two; a block's geometry, first tile
-# and epilogue, in clocks.
-_RING_GAIN = 1.03
-_BLOCK_CLOCKS = 2000.0
-# Warps of an SM without which its schedulers wait for arithmetic.
-_ENOUGH_WARPS = 8
 # Bytes that an SM's share of DRAM and L2 moves in a clock; what a split product's partial sums take.
 _BYTES_PER_CLOCK = 10.0
 _REDUCE_CLOCKS = 4000.0
 
-# Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
-_SHARED_BYTES_PER_CLOCK = 128.0
-_L2_BYTES_PER_CLOCK = 32.0
-# Of sm_90: what a tile of 128 x 256 needs of the L2 to keep up with wgmma.
-_HOPPER_L2_BYTES_PER_CLOCK = 48.0
-
+# Other counts of slices are worth a timing where the model gives them no more than this beyond the least cost.
+_DOUBT = 0.25
 _EACH_SLICES = 64  # up to which every count is looked at; beyond it those that just fill the SMs
 _MOST_SLICES = 384  # two for each SM of the largest GPUs, rounded up
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
@@ -67,6 +46,34 @@ _MOST_Z = 65535
 _FLOAT_BYTES = 4
 _MOST_TRANSPOSED_ROWS = 32 * 65535  # blocks of kernels/misc/layout.cu take 32 each
 _TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # whose B does not lie along gemm_k
+
+
+@attrs.frozen
+class SplitKernel:
+    """
+    A variant, and into how many slices its launch splits gemm_k.
+
+    Attributes:
+        kernel: The variant.
+        slices: At least 1; their partial sums are added up by a second launch.
+    """
+
+    kernel: Kernel
+    slices: int = 1
+
+    @classmethod
+    def modelled(cls, problem: Problem, kernel: Kernel, device: Device) -> SplitKernel:
+        """
+        Split a variant as the cost model does.
+
+        Example:
+            >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+            >>> wgrad = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
+            >>> tile = variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4)
+            >>> SplitKernel.modelled(wgrad, tile, v100).slices > 1
+            True
+        """
+        return cls(kernel, slices(problem, kernel, device))
 
 
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
@@ -168,57 +175,10 @@ def _fitting(demands: _Demands, device: Device) -> tuple[Kernel, ...]:
     return found
 
 
-def _peak_rate(problem: Problem, device: Device) -> float:
-    """
-    Give the multiply-adds of an SM in a clock by the device's own data sheet; infinity where it is not known.
-
-    By the ratio to float32, whose lanes are known, since a board here may have another clock than the data sheet's.
-    A whole number: data sheets round, and of a hundredth less variants that cost the same would change places.
-    """
-    rates = device.peak_flops_per_second
-    if problem.dtype not in rates or "float32" not in rates:
-        return math.inf
-    return max(1, round(_like(device).float32_lanes * rates[problem.dtype] / rates["float32"]))
-
-
-def _like(device: Device) -> Architecture:
-    """Give the architecture whose rates count: the newest where none is known."""
-    return architectures.like(device.compute_capability or (99, 0))
-
-
-def _rated(found: Kernel) -> str:
-    """Name the type whose rate on Tensor Cores a variant has: float16 and bfloat16 have the same."""
-    return "tf32" if found.dtype == "tf32" else "float16"
-
-
 @functools.lru_cache(maxsize=4096)
 def _ranked(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
     costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
     return tuple(sorted(costs, key=lambda item: item[0]))
-
-
-def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
-    """
-    Count the tiles of one group and phase along m and n.
-
-    Example:
-        >>> problem = Problem("gemm_nt", "float32", 200, 100, 64, vector=4)
-        >>> tiles(problem, variants.find("gemm_nt", "float32", tile="128x64x8", vector=4))
-        (2, 2)
-    """
-    problem = winograd.product(problem, found)
-    tile, columns = _tile(found), problem.n
-    if tile.cluster is not None and problem.tap_channels:
-        columns = problem.n // problem.tap_channels * -(-problem.tap_channels // BOX_CHANNELS) * BOX_CHANNELS
-    return -(-problem.m // tile.m), -(-columns // tile.n)
-
-
-def blocks(problem: Problem, found: Kernel) -> int:
-    """Count the blocks of a launch whose gemm_k is not split; one that idles beside its cluster's others counts."""
-    problem = winograd.product(problem, found)
-    rows, columns = tiles(problem, found)
-    cluster = _tile(found).cluster or 1
-    return -(-rows // cluster) * cluster * columns * problem.groups * problem.phases
 
 
 def slices(problem: Problem, found: Kernel, device: Device) -> int:
@@ -241,9 +201,33 @@ def slices(problem: Problem, found: Kernel, device: Device) -> int:
     return _best_split(problem, found, device)[1]
 
 
+def other_slices(problem: Problem, found: Kernel, device: Device) -> dict[str, int]:
+    """
+    List the counts that may be better than that of `slices`, which only a timing can tell.
+
+    Returns:
+        dict: About half as many as "/2" and twice as many as "*2", where the model does not rule them out.
+
+    Example:
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> wgrad = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
+        >>> tile = variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4)
+        >>> slices(wgrad, tile, v100), other_slices(wgrad, tile, v100)
+        (20, {'/2': 10, '*2': 28})
+    """
+    costs = _costs_of_splits(problem, found, device)
+    best = min(costs, key=lambda count: (costs[count], count))
+    allowed = [count for count in costs if costs[count] <= (1 + _DOUBT) * costs[best]]
+    sides = {
+        "/2": ([count for count in allowed if count < best], best / 2),
+        "*2": ([count for count in allowed if count > best], best * 2),
+    }
+    return {name: min(counts, key=lambda n: abs(math.log(n / aim))) for name, (counts, aim) in sides.items() if counts}
+
+
 def least_steps(found: Kernel) -> int:
     """Give the fewest main-loop steps of a slice that is worth its partial sums."""
-    tile = _tile(found)
+    tile = tile_of(found)
     return LEAST_SLICE if tile.thread_m is not None else LEAST_DEPTH // tile.k
 
 
@@ -259,7 +243,7 @@ def most_partial_bytes(problem: Problem, found: Kernel) -> int:
     """
     if found.winograd is not None:
         return 0
-    most = min(-(-problem.k // _tile(found).k) // least_steps(found), _MOST_SLICES)
+    most = min(-(-problem.k // tile_of(found).k) // least_steps(found), _MOST_SLICES)
     return min(4 * most * _outputs(problem), MOST_PARTIAL_BYTES) if most > 1 else 0
 
 
@@ -285,12 +269,6 @@ def _outputs(problem: Problem) -> int:
     return problem.m * problem.n * problem.groups * problem.phases
 
 
-def _tile(found: Kernel) -> Tile:
-    if found.tile is None:
-        raise InvalidArgument("kernel", found.name, "a kernel with a tile")
-    return found.tile
-
-
 @functools.lru_cache(maxsize=16384)
 def _best_split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
     return _split(problem, found, device)
@@ -298,9 +276,14 @@ def _best_split(problem: Problem, found: Kernel, device: Device) -> tuple[float,
 
 def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
     """Give the cost in clocks, and the number of slices that it is the least for."""
+    return min((cost, count) for count, cost in _costs_of_splits(problem, found, device).items())
+
+
+def _costs_of_splits(problem: Problem, found: Kernel, device: Device) -> dict[int, float]:
+    """Give the cost in clocks by the number of slices, for those that are looked at."""
     if found.winograd is not None:
-        return winograd.clocks(problem, found, device, lambda part: _launch_clocks(part, found, device, 1)), 1
-    tile, outputs, num_sms = _tile(found), _outputs(problem), device.num_sms or 1
+        return {1: winograd.clocks(problem, found, device, lambda part: launch_clocks(part, found, device, 1))}
+    tile, outputs, num_sms = tile_of(found), _outputs(problem), device.num_sms or 1
     steps = -(-problem.k // tile.k)
 
     first = 0.0  # a launch as that of the slices' sums
@@ -308,7 +291,7 @@ def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]
         first = _REDUCE_CLOCKS + 2 * transposed / (num_sms * _BYTES_PER_CLOCK)
 
     def cost(count: int) -> float:
-        clocks = first + _launch_clocks(problem, found, device, count)
+        clocks = first + launch_clocks(problem, found, device, count)
         if count > 1:
             clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * outputs / (num_sms * _BYTES_PER_CLOCK)
         return clocks
@@ -322,67 +305,14 @@ def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]
     filling = (level * num_sms // max(1, blocks(problem, found)) for level in range(1, tile.min_blocks + 1))
     counts = {*range(1, min(most, _EACH_SLICES) + 1), *(count for count in filling if 1 <= count <= most)}
     candidates = {-(-steps // -(-steps // count)) for count in counts} if steps else {1}  # no empty slice
-    return min((cost(count), count) for count in sorted(candidates))
+    return {count: cost(count) for count in sorted(candidates)}
 
 
-def _launch_clocks(problem: Problem, found: Kernel, device: Device, count: int) -> float:
-    """Give the clocks of one launch of so many slices: those of the busiest SM."""
-    tile = _tile(found)
-    busiest = max(1, -(-blocks(problem, found) * count // (device.num_sms or 1)))
-    resident = min(busiest, tile.min_blocks) * tile.threads / architectures.every().warp_threads
-    steps = -(-problem.k // tile.k)
-    loop = -(-steps // count) * _step_clocks(problem, found, device) / min(1.0, resident / _ENOUGH_WARPS)
-    return busiest * (loop + _BLOCK_CLOCKS)
+Choose = Callable[[Problem, Device], SplitKernel]
+"""Gives the kernel that runs a product on a device, and its slices."""
 
 
-def _step_clocks(problem: Problem, found: Kernel, device: Device) -> float:
-    """Give the clocks of a main-loop step of one block that has an SM for itself."""
-    tile = _tile(found)
-    if tile.cluster is not None:
-        return _hopper_step_clocks(found, tile, tile.cluster, device)
-    if tile.warp_m is not None and tile.warp_n is not None:
-        return _tensor_step_clocks(found, tile, tile.warp_m + tile.warp_n, device, _peak_rate(problem, device))
-    efficiency = _EFFICIENCY.get((tile.thread_m or 0, tile.thread_n or 0), min(_EFFICIENCY.values()))
-    if found.vector == 1:
-        efficiency *= _SCALAR_EFFICIENCY
-    if tile.stages > 2:  # noqa: PLR2004 - more than two buffers are a ring
-        efficiency *= _RING_GAIN
-    return tile.k * tile.m * tile.n / _like(device).float32_lanes / efficiency
-
-
-def _hopper_step_clocks(found: Kernel, tile: Tile, cluster: int, device: Device) -> float:
-    """Count the clocks of one k-step of a wgmma tile; a warpgroup reads half its rows, all columns; swapped, all."""
-    row = tile.k * BYTES_PER_ELEMENT[found.dtype]
-    # A board's own rate is no bound here: data sheets give it for less than the boost clock (H100 SXM: at 1830 MHz).
-    products = tile.m * tile.n * tile.k / _like(device).wgmma_fma[_rated(found)]
-    shared = (2 * tile.m + (2 if tile.swapped else 3) * tile.n) * row / _SHARED_BYTES_PER_CLOCK
-    return max(products, shared, (tile.m + tile.n / cluster) * row / _HOPPER_L2_BYTES_PER_CLOCK)
-
-
-def _tensor_step_clocks(found: Kernel, tile: Tile, read_by_warp: int, device: Device, peak_rate: float) -> float:
-    """
-    Give the clocks of the pipe that takes longest: tensor cores, shared memory or L2.
-
-    Args:
-        found: A kernel of kernels/mma.
-        tile: Its tile.
-        read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
-        device: Tensor cores of one that is not in the table are as those of the last before it.
-        peak_rate: Of the device, as `_peak_rate` gives it.
-    """
-    # A board's own rate counts where it is less: GeForce cards have half when they add up in float32, and a Titan V is
-    # rated at 472.
-    rate = min(_like(device).mma_fma[_rated(found)], peak_rate)
-    row = tile.k * BYTES_PER_ELEMENT[found.dtype]
-    loaded = (tile.m + tile.n) * row
-    read = tile.threads // architectures.every().warp_threads * read_by_warp * row
-    return max(tile.m * tile.n * tile.k / rate, (loaded + read) / _SHARED_BYTES_PER_CLOCK, loaded / _L2_BYTES_PER_CLOCK)
-
-
-Choose = Callable[[Problem, Device], Kernel]
-"""Gives the kernel that runs a product on a device."""
-
-
-def first_ranked(problem: Problem, device: Device) -> Kernel:
+def first_ranked(problem: Problem, device: Device) -> SplitKernel:
     """Choose the kernel that is ranked first."""
-    return ranked(problem, device)[0]
+    _, count, found = ranking(problem, device)[0]
+    return SplitKernel(found, count)

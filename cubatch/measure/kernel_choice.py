@@ -2,8 +2,9 @@
 Which variant runs each product of a network: ranked by cost, the best few timed once, winners kept.
 
 A cost model is right about which variants are hopeless and wrong about which of the best is best, so
-the first few of the ranking are timed on the very arrays that they will work on.  A winner holds for
-every batch size that puts as many blocks on the busiest SM, since time follows that number.
+the first few of the ranking are timed on the very arrays that they will work on, and then the best of them with
+fewer and with more slices of gemm_k.  A winner holds for every batch size that puts as many blocks on the busiest SM,
+since time follows that number.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sqlite3
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +28,10 @@ from cubatch.errors import DeviceFailed, StoreError
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks
+from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.launch import CudaLauncher
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import blocks, ranking
+from cubatch.kernels.ranking import SplitKernel, other_slices, ranking
 from cubatch.kernels.variant import Kernel, arch_number, kernels
 from cubatch.measure.clocks import HostClock, cupy_kernel_clock
 from cubatch.measure.conditions import kernels_sha256
@@ -120,9 +123,9 @@ class TimedChoice:
     seconds: float
     _near: dict[str, dict[int, str]] = attrs.field(factory=dict, init=False)
 
-    def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> Kernel:
+    def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:
         """
-        Give the variant that runs a problem.
+        Give the variant that runs a problem, and its slices.
 
         Args:
             problem: What is computed.
@@ -130,30 +133,57 @@ class TimedChoice:
             prepare: Binds a variant to the arrays; what it gives launches it. None: choose without timing.
         """
         contenders = _contenders(ranking(problem, device))
-        found = {kernel.name: kernel for _, _, kernel in contenders}
+        found = {kernel.name: SplitKernel(kernel, slices) for _, slices, kernel in contenders}
+
+        def others(name: str) -> dict[str, SplitKernel]:
+            return _others(problem, found[name], device)
+
+        def named(winner: str) -> SplitKernel | None:
+            name = winner.split(maxsplit=1)[0]
+            return found.get(winner) or (others(name).get(winner) if name in found else None)
+
         first = next(iter(found))
-        if len(found) == 1:
+        if len(found) == 1 and not others(first):
             return found[first]
         layer = _layer(problem)
         key, near = _key(layer, problem, device, contenders), self._near.setdefault(layer, {})
         winner = self.winners.get(key)
-        if winner not in found and prepare is not None and self.seconds > 0:
-            winner = self._time(key, found, prepare)
-        if winner in found:
+        split = None if winner is None else named(winner)
+        if split is None and prepare is not None and self.seconds > 0:
+            winner = self._fastest(key, found, others, prepare)
+            split = None if winner is None else named(winner)
+        if winner is not None and split is not None:
             near[_grown(problem)] = winner
-            return found[winner]
+            return split
         nearest = min(near, key=lambda size: abs(size - _grown(problem)), default=None)
-        return found.get(first if nearest is None else near[nearest], found[first])
+        name = first if nearest is None else near[nearest]
+        return named(name) or found.get(name.split()[0], found[first])  # which may have no other slices here
 
-    def _time(self, key: str, found: Mapping[str, Kernel], prepare: Prepare) -> str | None:
-        """Time the contenders in turns and keep the fastest by its median; None where timing would take too long."""
+    def _fastest(
+        self, key: str, found: Mapping[str, SplitKernel], others: Callable[[str], Mapping[str, SplitKernel]],
+        prepare: Prepare,
+    ) -> str | None:  # fmt: skip
+        """Time the contenders, then the fastest with other slices, and keep the winner; None where that is too long."""
+        medians = self._medians(found, prepare)
+        if not medians:
+            return None
+        winner = min(medians, key=medians.__getitem__)
+        more = others(winner)
+        if more and self.seconds > 0:
+            medians |= self._medians({winner: found[winner], **more}, prepare)
+            winner = min((winner, *more), key=lambda name: medians.get(name, math.inf))
+        self.winners.put(key, winner, medians)
+        return winner
+
+    def _medians(self, found: Mapping[str, SplitKernel], prepare: Prepare) -> dict[str, float]:
+        """Time some in turns and give the median seconds of those that run; none where timing would take too long."""
         began = self.clock.now()
         works: dict[str, Callable[[], object]] = {}
         repeats: dict[str, int] = {}
         readings: dict[str, list[float]] = {name: [] for name in found}
-        for name, kernel in found.items():
+        for name, split in found.items():
             try:
-                work = prepare(kernel)
+                work = prepare(split)
                 self._read(work, 1)  # cold caches and clocks
             except DeviceFailed as error:  # another may be taken
                 if error.is_fatal:
@@ -163,18 +193,13 @@ class TimedChoice:
             works[name], one = work, self._read(work, 1)
             if not repeats and one * len(found) * (2 + TIMED_ROUNDS) > self.seconds:
                 self.seconds -= self.clock.now() - began
-                return None
+                return {}
             repeats[name] = max(1, min(MAX_REPEATS, round(SPAN_SECONDS / one)))
         for _ in range(TIMED_ROUNDS):
             for name, work in works.items():
                 readings[name].append(self._read(work, repeats[name]))
-        medians = {name: statistics.median(readings[name]) for name in works}
-        if not medians:
-            return None
-        winner = min(medians, key=medians.__getitem__)
-        self.winners.put(key, winner, medians)
         self.seconds -= self.clock.now() - began
-        return winner
+        return {name: statistics.median(readings[name]) for name in works}
 
     def _read(self, work: Callable[[], object], repeats: int) -> float:
         def step() -> None:
@@ -294,6 +319,12 @@ def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
         if best is not None and best not in found:
             found[-1] = best
     return found
+
+
+def _others(problem: Problem, found: SplitKernel, device: Device) -> dict[str, SplitKernel]:
+    """Give a variant with fewer and with more slices, by its name and how many to what the model says."""
+    counts = other_slices(problem, found.kernel, device)
+    return {f"{found.kernel.name} {side}": SplitKernel(found.kernel, count) for side, count in counts.items()}
 
 
 def _grown(problem: Problem) -> int:

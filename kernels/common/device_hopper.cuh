@@ -37,7 +37,8 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-#define CB_TENSOR_MAP const __grid_constant__ TensorMap
+#define CB_GRID_CONSTANT const __grid_constant__
+#define CB_TENSOR_MAP CB_GRID_CONSTANT TensorMap
 #define CB_CLUSTER_KERNEL(threads, cluster)                                                                           \
   extern "C" __global__ void __launch_bounds__(threads, 1) __cluster_dims__(cluster, 1, 1)
 

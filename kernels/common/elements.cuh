@@ -9,7 +9,7 @@
 // of each operand under way and the hardware balances the blocks.
 #pragma once
 
-#include "common/device.cuh"
+#include "common/held.cuh"
 
 #ifndef CB_ELEMENT
 #define CB_ELEMENT float
@@ -19,6 +19,7 @@ static_assert(sizeof(CB_ELEMENT) == 4 || sizeof(CB_ELEMENT) == 2, "vectors are o
 typedef unsigned char u8;
 
 constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
 constexpr int LOADS = 4;
 constexpr int WIDE = 16 / sizeof(CB_ELEMENT);
 constexpr int ELEMENTS = THREADS * LOADS * WIDE;
@@ -27,33 +28,6 @@ CB_DEVICE float infinity() { return to_float(bfloat16_t{0x7f80}); }
 
 // Whether vectors of 16 bytes may be loaded from and stored to a pointer; null is never touched.
 CB_DEVICE bool is_aligned(const void* pointer) { return reinterpret_cast<u64>(pointer) % 16 == 0; }
-
-// What was loaded, as words: a compiler that sees the 16-bit elements in a register takes them apart and puts them
-// together again wherever they are moved.
-template <class T, bool AS_WORDS = sizeof(T) % 4 == 0 && alignof(T) % 4 == 0>
-struct Held {
-  u32 word[sizeof(T) / 4];
-
-  CB_DEVICE void put(const T& value) {
-    const Held& words = reinterpret_cast<const Held&>(value);
-    CB_UNROLL
-    for (int i = 0; i < (int)(sizeof(T) / 4); ++i) word[i] = words.word[i];
-  }
-  CB_DEVICE T get() const {
-    T value;
-    Held& words = reinterpret_cast<Held&>(value);
-    CB_UNROLL
-    for (int i = 0; i < (int)(sizeof(T) / 4); ++i) words.word[i] = word[i];
-    return value;
-  }
-};
-template <class T>
-struct Held<T, false> {
-  T value;
-
-  CB_DEVICE void put(const T& loaded) { value = loaded; }
-  CB_DEVICE T get() const { return value; }
-};
 
 // use(row, load(row)) for row = first, first + step, ... before end, AT_ONCE loads at a time.  The last round is cut
 // short by predicates, and what is loaded moves up to where one copy of the work's code uses it: unrolled, or with a

@@ -32,14 +32,14 @@ CB_DEVICE void stage_taps(float* taps, const CB_ELEMENT* w, int first, int count
 }
 
 // Add what one row of pixels, the `a`-th of group row j = 0, gives to the sums of all open rows.  Row of taps by row of
-// taps, and planes outside of that: the other orders keep more values in registers.
+// taps from the last, and planes outside of that: the other orders keep more values in registers.
 template <class W>
 CB_DEVICE void add_row(float (&sum)[W::OPEN][W::UP][W::GROUPS * W::UP][VECTOR],
-                       const Vec<CB_ELEMENT, VECTOR> (&pixels)[W::COLUMNS], float* taps, int vector, int a) {
+                       const Held<Vec<CB_ELEMENT, VECTOR>> (&pixels)[W::COLUMNS], float* taps, int vector, int a) {
   CB_UNROLL
   for (int plane = 0; plane < PLANES; ++plane) {
     CB_UNROLL
-    for (int r = 0; r < FILTER; ++r) {
+    for (int r = FILTER - 1; r >= 0; --r) {
       const int back = W::UP * a - r;
       const int j = back / (W::UP * W::DOWN), u = back % (W::UP * W::DOWN);
       if (back < 0 || u >= W::UP) continue;
@@ -52,7 +52,7 @@ CB_DEVICE void add_row(float (&sum)[W::OPEN][W::UP][W::GROUPS * W::UP][VECTOR],
           if (ahead % W::UP != 0) continue;
           CB_UNROLL
           for (int e = 0; e < PLANE; ++e) {
-            const float value = to_float(pixels[ahead / W::UP].v[plane * PLANE + e]);
+            const float value = to_float(pixels[ahead / W::UP].get().v[plane * PLANE + e]);
             float& target = sum[j][u][k][plane * PLANE + e];
             target = fmaf(value, tap.v[e], target);
           }
@@ -66,15 +66,15 @@ CB_DEVICE void add_row(float (&sum)[W::OPEN][W::UP][W::GROUPS * W::UP][VECTOR],
 template <int COUNT>
 CB_DEVICE void store_row(CB_ELEMENT* row, int c, u32 inside, const float (&sum)[COUNT][VECTOR], const CB_ELEMENT* bias,
                          int channel, float floor) {
-  Vec<CB_ELEMENT, VECTOR> shift = {};
-  if (bias) shift = cb_load<CB_ELEMENT, VECTOR>(bias + channel);
+  Held<Vec<CB_ELEMENT, VECTOR>> shift = {};
+  if (bias) shift.put(cb_load<CB_ELEMENT, VECTOR>(bias + channel));
   CB_UNROLL
   for (int k = 0; k < COUNT; ++k) {
     if (!(inside >> k & 1)) continue;
     Vec<CB_ELEMENT, VECTOR> pixel;
     CB_UNROLL
     for (int e = 0; e < VECTOR; ++e) {
-      const float value = sum[k][e] + to_float(shift.v[e]);
+      const float value = sum[k][e] + to_float(shift.get().v[e]);
       pixel.v[e] = from_float<CB_ELEMENT>(value < floor ? floor : value);
     }
     cb_write<CB_ELEMENT, VECTOR>(row + k * c, pixel);
@@ -109,7 +109,7 @@ CB_DEVICE void convolve(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEME
     CB_UNROLL
     for (int a = W::LAST - DOWN + 1; a <= W::LAST; ++a) {
       const int row = g * DOWN + a + window.in_top;
-      Vec<CB_ELEMENT, VECTOR> pixels[W::COLUMNS];
+      Held<Vec<CB_ELEMENT, VECTOR>> pixels[W::COLUMNS];
       const bool is_read = row_is_read<DOWN>(row, top, window.in_h);
       load_row(pixels, in + (i64)row * (window.in_w * c), c, is_read ? inside : 0);
       add_row<W>(sum, pixels, taps, vector, a);

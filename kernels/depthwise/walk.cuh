@@ -9,6 +9,7 @@
 //                 # # # #                           row g                   by its taps of row 2: complete
 #pragma once
 
+#include "common/held.cuh"
 #include "depthwise/window.cuh"
 
 #ifndef FILTER
@@ -50,10 +51,10 @@ CB_DEVICE bool row_is_read(int row, int top, int extent) {
 
 // Load the neighbouring pixels whose bit of `inside` is set; the others read as zeros.
 template <int N, int COUNT>
-CB_DEVICE void load_row(Vec<CB_ELEMENT, N> (&pixels)[COUNT], const CB_ELEMENT* row, int c, u32 inside) {
+CB_DEVICE void load_row(Held<Vec<CB_ELEMENT, N>> (&pixels)[COUNT], const CB_ELEMENT* row, int c, u32 inside) {
   CB_UNROLL
   for (int j = 0; j < COUNT; ++j) {
     pixels[j] = {};
-    if (inside >> j & 1) pixels[j] = cb_load<CB_ELEMENT, N>(row + j * c);
+    if (inside >> j & 1) pixels[j].put(cb_load<CB_ELEMENT, N>(row + j * c));
   }
 }

@@ -35,20 +35,20 @@ CB_DEVICE void add_strip(float (&sum)[TAPS + 1][CHANNELS], const CB_ELEMENT* x, 
   CB_NO_UNROLL
   for (int g = strip.first - (OPEN - 1); g < strip.last; ++g) {
     const int newest = g + OPEN - 1;
-    Vec<CB_ELEMENT, CHANNELS> fresh[GROUPS];
+    Held<Vec<CB_ELEMENT, CHANNELS>> fresh[GROUPS];
     load_row(fresh, out + (i64)newest * (window.out_w * c), c, newest < strip.last ? out_inside : 0);
     CB_UNROLL
     for (int k = 0; k < GROUPS; ++k) {
       CB_UNROLL
       for (int e = 0; e < CHANNELS; ++e) {
-        errors[OPEN - 1][k][e] = to_float(fresh[k].v[e]);
+        errors[OPEN - 1][k][e] = to_float(fresh[k].get().v[e]);
         sum[TAPS][e] += errors[OPEN - 1][k][e];
       }
     }
     CB_UNROLL
     for (int a = W::LAST - DOWN + 1; a <= W::LAST; ++a) {
       const int row = g * DOWN + a + window.in_top;
-      Vec<CB_ELEMENT, CHANNELS> pixels[W::COLUMNS];
+      Held<Vec<CB_ELEMENT, CHANNELS>> pixels[W::COLUMNS];
       const bool is_read = row_is_read<DOWN>(row, top, window.in_h);
       load_row(pixels, in + (i64)row * (window.in_w * c), c, is_read ? inside : 0);
       CB_UNROLL
@@ -61,7 +61,7 @@ CB_DEVICE void add_strip(float (&sum)[TAPS + 1][CHANNELS], const CB_ELEMENT* x, 
             CB_UNROLL
             for (int e = 0; e < CHANNELS; ++e) {
               float& target = sum[r * FILTER + s][e];
-              target = fmaf(to_float(pixels[k * DOWN + s].v[e]), errors[(a - r) / DOWN][k][e], target);
+              target = fmaf(to_float(pixels[k * DOWN + s].get().v[e]), errors[(a - r) / DOWN][k][e], target);
             }
           }
         }

@@ -13,8 +13,9 @@
 //   CONV2D_WGRAD      filter k           filter tap, c     output pixel          dy[pixel, k]       x, im2col
 //
 // A block owns an SM and computes one TILE_M x TILE_N tile of the output after another.  Of its three warpgroups one
-// thread of the first moves data and the other two multiply, each 64 rows (main_loop.cuh).  The picture is of
-// 128x256x64, 16-bit elements:
+// thread of the first moves data and the other two multiply, each half the rows (main_loop.cuh).  The picture is of
+// 128x256x64, 16-bit elements; of 256x128x64, for outputs of 128 columns, a consumer has two products of 64 x 128, one
+// below the other:
 //
 //                     TILE_N = 256              a stage of shared memory: A 16 KiB, B 32 KiB, each in swizzled rows of
 //                   +-------------+             128 bytes = 64 elements along gemm_k (operands.cuh); 4 stages, 192 KiB
@@ -40,8 +41,8 @@
 //   grid      x: at most as many blocks as SMs, a multiple of CLUSTER; tiles are dealt out round robin
 //   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/kernels/tensor_map.py);
 //             gemm_m and the pixels below 2^31; no groups
-//   phases    of a gradient are a launch each; one without taps writes what its epilogue makes of zero, and has no
-//             launch where that is added to what is there
+//   phases    of a gradient, up to 4 in a launch, have a map of A and a walk each; one without taps writes what its
+//             epilogue makes of zero, and is left out where that is added to what is there
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
 //   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: B of NN and DGRAD
 //             has to come transposed, TN and WGRAD are not there
@@ -73,13 +74,24 @@ CB_CLUSTER_KERNEL(NUM_THREADS, CLUSTER)
 #else
 CB_KERNEL(NUM_THREADS, 1)
 #endif
-ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMENT* out, const CB_ELEMENT* bias,
+ENTRY(CB_TENSOR_MAP a_map,
+#if defined(OPERATION_CONV2D_DGRAD)
+      CB_TENSOR_MAP a_map_1, CB_TENSOR_MAP a_map_2, CB_TENSOR_MAP a_map_3,
+#endif
+      CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMENT* out, const CB_ELEMENT* bias,
       const float* scale, const float* shift, const CB_ELEMENT* residual, const CB_ELEMENT* mask, float* partials,
-      const Walk walk, const Output whole) {
+      CB_GRID_CONSTANT Walks walks, const Output whole) {
   CB_DYNAMIC_SHARED(arena);
   const Shared shared{arena};
   const u32 rank = CLUSTER > 1 ? cb_cluster_rank() : 0;
-  const u32 tiles = Task::number(walk, whole.slices);
+  const u32 tiles = num_tiles(walks, whole.slices);
+#if defined(OPERATION_CONV2D_DGRAD)
+  const auto map_of = [&](int phase) {
+    return phase == 0 ? &a_map : phase == 1 ? &a_map_1 : phase == 2 ? &a_map_2 : &a_map_3;
+  };
+#else
+  const auto map_of = [&](int) { return &a_map; };
+#endif
   if (cb_thread() == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
       cb_barrier_init(shared.full(stage), 1);
@@ -89,7 +101,7 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
       cb_barrier_init(shared.turn(consumer), WARPGROUP);
     }
     cb_barrier_init_fence();
-    cb_tma_prefetch(&a_map);
+    for (int phase = 0; phase < PHASES; ++phase) cb_tma_prefetch(map_of(phase));
     cb_tma_prefetch(&b_map);
   }
   if constexpr (CLUSTER > 1) {
@@ -104,8 +116,11 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
     if (cb_thread() == 0) {
       CB_NO_UNROLL
       for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
-        const Task task(walk, whole.slices, number, rank);
-        produce(Loader(&a_map, &b_map, walk, task, rank), task.count, shared, ring);
+        u32 of_phase = number;
+        const int phase = take_phase(walks, whole.slices, of_phase);
+        const Walk& walk = walks.of[phase];
+        const Task task(walk, whole.slices, of_phase, rank);
+        produce(Loader(map_of(phase), &b_map, walk, task, rank), task.count, shared, ring);
       }
       // No block leaves while another of its cluster may still arrive at its barriers.
       for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);
@@ -115,11 +130,13 @@ ENTRY(CB_TENSOR_MAP a_map, CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMEN
     const Epilogue epilogue{whole, out, bias, scale, shift, residual, mask, nullptr, partials};
     const int warp = cb_warp() - 4, consumer = warp / 4;
     int tile = 0;  // of the block
-    float sum[SUMS];
+    float sum[STACKED][SUMS];
     u32 turn = 0;
     CB_NO_UNROLL
     for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
-      const Task task(walk, whole.slices, number, rank);
+      u32 of_phase = number;
+      const Walk& walk = walks.of[take_phase(walks, whole.slices, of_phase)];
+      const Task task(walk, whole.slices, of_phase, rank);
       if constexpr (SWAPPED) {
         const int round = tile / NUM_CONSUMERS;
         if (tile++ % NUM_CONSUMERS != consumer) {

@@ -2,7 +2,7 @@
 //
 // Producer and consumers around the ring of stages:
 //
-//   producer, one thread             consumers, two warpgroups of 64 rows each
+//   producer, one thread             consumers, two warpgroups of half the rows each, 64 at a time
 //   wait until `empty`               wait until `full`
 //   expect STAGE_BYTES on `full`     start the products of this stage
 //   start its copies                 wait for those of the stage before; one thread a warpgroup arrives on its `empty`
@@ -49,22 +49,29 @@ CB_DEVICE void wait_turn(const Shared& shared, int consumer, int round) {
   cb_barrier_wait(shared.turn(consumer), (u32)((round + consumer + 1) & 1));
 }
 
-CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[SUMS]) {
+CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[STACKED][SUMS]) {
   CB_UNROLL
-  for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
-  cb_wgmma_hold(sum);
+  for (int at = 0; at < STACKED; ++at) {
+    CB_UNROLL
+    for (int i = 0; i < SUMS; ++i) sum[at][i] = 0.0f;
+    cb_wgmma_hold(sum[at]);
+  }
   int before = 0;
   CB_NO_UNROLL
   for (int step = 0; step < count; ++step) {
     cb_barrier_wait(shared.full(ring.stage), ring.parity);
-    const u64 a = describe_a(shared.a(ring.stage), SWAPPED ? 0 : consumer), b = describe_b(shared.b(ring.stage));
+    const u64 b = describe_b(shared.b(ring.stage));
     cb_wgmma_fence();
     CB_UNROLL
     for (int k = 0; k < PRODUCTS; ++k) {
-      if constexpr (SWAPPED) {
-        cb_wgmma<CB_ELEMENT, WGMMA_N, B_TURNED, A_TURNED>(sum, b + k * B_AHEAD, a + k * A_AHEAD);
-      } else {
-        cb_wgmma<CB_ELEMENT, WGMMA_N, A_TURNED, B_TURNED>(sum, a + k * A_AHEAD, b + k * B_AHEAD);
+      CB_UNROLL
+      for (int at = 0; at < STACKED; ++at) {
+        const u64 a = describe_a(shared.a(ring.stage), SWAPPED ? 0 : consumer * STACKED + at);
+        if constexpr (SWAPPED) {
+          cb_wgmma<CB_ELEMENT, WGMMA_N, B_TURNED, A_TURNED>(sum[at], b + k * B_AHEAD, a + k * A_AHEAD);
+        } else {
+          cb_wgmma<CB_ELEMENT, WGMMA_N, A_TURNED, B_TURNED>(sum[at], a + k * A_AHEAD, b + k * B_AHEAD);
+        }
       }
     }
     cb_wgmma_commit();
@@ -75,6 +82,7 @@ CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring
   }
   if constexpr (SWAPPED) cb_barrier_arrive(shared.turn(1 - consumer));
   cb_wgmma_wait<0>();
-  cb_wgmma_hold(sum);
+  CB_UNROLL
+  for (int at = 0; at < STACKED; ++at) cb_wgmma_hold(sum[at]);
   if (count > 0) release(shared, before);
 }

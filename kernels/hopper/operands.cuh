@@ -191,8 +191,8 @@ struct Loader {
 };
 
 // Descriptors of a stage's tiles, and how far on the next 32 bytes along gemm_k are: 32 bytes of each row, or 16 rows.
-CB_DEVICE u64 describe_a(const unsigned char* tile, int consumer) {
-  return cb_matrix_descriptor(tile + consumer * (ROWS * SWIZZLE_ROW), BOX_BYTES, SWIZZLE_ATOM);
+CB_DEVICE u64 describe_a(const unsigned char* tile, int sixty_four) {  // rows, counted from the tile's first
+  return cb_matrix_descriptor(tile + sixty_four * (WGMMA_M * SWIZZLE_ROW), BOX_BYTES, SWIZZLE_ATOM);
 }
 CB_DEVICE u64 describe_b(const unsigned char* tile) { return cb_matrix_descriptor(tile, BOX_BYTES, SWIZZLE_ATOM); }
 constexpr int PRODUCTS = SWIZZLE_ROW / 32;  // of a step

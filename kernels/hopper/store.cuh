@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// After the main loop: each warp takes its 16 rows of sums through shared memory, a strip of 64 columns at a time, so
-// that a row is finished and stored by neighbouring lanes, 4 elements each.
+// After the main loop: each warp takes its 16 rows of sums, of each of the products that are one below the other,
+// through shared memory, a strip of 64 columns at a time, so that a row is finished and stored by neighbouring lanes, 4
+// elements each.
 //
 //   registers        lane holds 2 columns of rows lane / 4 and 8 + lane / 4, 8 times
 //   shared memory    [16 rows][64 floats], groups of 8 floats of row r swapped by r % 4: no bank is met twice at a time
@@ -23,6 +24,7 @@
 #include "hopper/walk.cuh"
 
 constexpr int STRIP = WARP_ROWS * COLUMNS / 32;         // sums of a lane
+constexpr int STRIPS = SUMS / STRIP;                    // of one product
 constexpr int LANES = COLUMNS / 4, APART = 32 / LANES;  // that finish a row; rows from one of a lane's to the next
 constexpr int AT_ONCE = 4;                              // rows that a lane finishes together
 
@@ -42,7 +44,7 @@ CB_DEVICE float* staged(float* staging, int row, int column) {
 // Take the sums of one strip.  Sums are registers, which cannot be indexed: a tree of uniform branches ends at copies,
 // so that what follows is there once.
 template <int LOW, int HIGH>
-CB_DEVICE void take_strip(const float (&sum)[SUMS], int wanted, float (&strip)[STRIP]) {
+CB_DEVICE void take_strip(const float (&sum)[STACKED][SUMS], int wanted, float (&strip)[STRIP]) {
   if constexpr (HIGH - LOW > 1) {
     constexpr int MIDDLE = (LOW + HIGH) / 2;
     if (wanted < MIDDLE) {
@@ -52,7 +54,7 @@ CB_DEVICE void take_strip(const float (&sum)[SUMS], int wanted, float (&strip)[S
     }
   } else {
     CB_UNROLL
-    for (int i = 0; i < STRIP; ++i) strip[i] = sum[LOW * STRIP + i];
+    for (int i = 0; i < STRIP; ++i) strip[i] = sum[LOW / STRIPS][LOW % STRIPS * STRIP + i];
   }
 }
 
@@ -192,26 +194,28 @@ CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, co
 
 // Store a warp's sums.
 CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Task& task,
-                     const Shared& shared, int warp, u32& turn, const float (&sum)[SUMS]) {
+                     const Shared& shared, int warp, u32& turn, const float (&sum)[STACKED][SUMS]) {
   float* staging = shared.staging(warp);
   i64* places = shared.places(warp);
   CB_NO_UNROLL
-  for (int number = 0; number < SUMS / STRIP; ++number) {
-    const int row = task.m + (SWAPPED ? number : warp) * WARP_ROWS;
-    int first = task.n + (SWAPPED ? warp % 4 : number) * COLUMNS, columns = walk.n - first;
+  for (int number = 0; number < STACKED * STRIPS; ++number) {
+    const int at = number / STRIPS, strip_number = number % STRIPS;
+    const int row = task.m + (SWAPPED ? number : (warp / 4 * STACKED + at) * 4 + warp % 4) * WARP_ROWS;
+    int first = task.n + (SWAPPED ? warp % 4 : strip_number) * COLUMNS, columns = walk.n - first;
 #if defined(OPERATION_CONV2D_WGRAD)
     const int place = first / COLUMNS, tap = place / walk.depth, channel = (place - tap * walk.depth) * COLUMNS;
     columns = tap < walk.taps ? walk.n - channel : 0;
     first = tap * walk.n + channel;
 #endif
-    if (row >= walk.m || columns <= 0) break;
+    if (row >= walk.m) break;
+    if (columns <= 0) continue;  // of the product below there are others
     float strip[STRIP];
-    take_strip<0, SUMS / STRIP>(sum, number, strip);
+    take_strip<0, STACKED * STRIPS>(sum, number, strip);
     if (!SWAPPED && walk.stores_tiles) {
       store_tile(epilogue, out_map, strip, row, first, columns, staging, turn);
     } else {
       CB_NO_UNROLL
-      for (int i = cb_lane(); (SWAPPED || number == 0) && i < WARP_ROWS; i += 32) {
+      for (int i = cb_lane(); (SWAPPED || strip_number == 0) && i < WARP_ROWS; i += 32) {
         places[i] = place_of(walk, epilogue.columns, row + i);
       }
       stage_strip(strip, staging);

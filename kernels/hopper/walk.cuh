@@ -11,11 +11,12 @@ constexpr int ROW_ELEMENTS = SWIZZLE_ROW / sizeof(CB_ELEMENT);
 constexpr int NUM_CONSUMERS = 2, NUM_THREADS = (1 + NUM_CONSUMERS) * WARPGROUP, NUM_WARPS = NUM_CONSUMERS * 4;
 constexpr int READERS = SWAPPED ? 1 : NUM_CONSUMERS;  // consumers of a stage
 constexpr int ROWS = TILE_M / READERS;                // of the tile, of one of them
-constexpr int WGMMA_M = SWAPPED ? TILE_N : ROWS, WGMMA_N = SWAPPED ? ROWS : TILE_N;
-constexpr int SUMS = WGMMA_N / 2;  // of a thread
+constexpr int WGMMA_M = 64, WGMMA_N = SWAPPED ? ROWS : TILE_N;
+constexpr int STACKED = (SWAPPED ? TILE_N : ROWS) / WGMMA_M;  // products of a consumer at a time, one below the other
+constexpr int SUMS = WGMMA_N / 2;                             // of a thread, of one of them
 constexpr u32 A_BYTES = TILE_M * SWIZZLE_ROW, B_BYTES = TILE_N * SWIZZLE_ROW, STAGE_BYTES = A_BYTES + B_BYTES;
 
-static_assert(WGMMA_M == 64, "a wgmma has 64 rows, of the output or, swapped, of its transpose");
+static_assert(STACKED >= 1 && !(SWAPPED && STACKED > 1), "64 rows, of the output or, swapped, of its transpose");
 static_assert(WGMMA_N <= 256, "and at most 256 columns");
 static_assert(TILE_K == ROW_ELEMENTS, "a step along gemm_k is one swizzled row of 128 bytes");
 
@@ -36,6 +37,17 @@ struct Walk {
   int stride_h, stride_w, origin_h, origin_w, step_h, step_w;
   int out_h, out_w, out_stride_h, out_stride_w, out_top, out_left;
   int stores_tiles;          // whether the copy engine stores the output, see store.cuh
+};
+
+// A strided gradient's input is cut into phases, whose tiles follow each other: so many in a launch, those that are not
+// there without tiles.
+#if defined(OPERATION_CONV2D_DGRAD)
+constexpr int PHASES = 4;
+#else
+constexpr int PHASES = 1;
+#endif
+struct Walks {
+  Walk of[PHASES];
 };
 
 // A tile, and the steps along gemm_k of one slice.
@@ -59,6 +71,27 @@ struct Task {
     return (u32)((walk.tiles_m + CLUSTER - 1) / CLUSTER) * (u32)walk.tiles_n * (u32)slices;
   }
 };
+
+// The phase that a tile is of, given its number among all; afterwards its number there.
+CB_DEVICE int take_phase(const Walks& walks, int slices, u32& number) {
+  int phase = 0;
+  CB_UNROLL
+  for (int at = 0; at + 1 < PHASES; ++at) {
+    const u32 own = Task::number(walks.of[at], slices);
+    if (phase == at && number >= own) {
+      number -= own;
+      ++phase;
+    }
+  }
+  return phase;
+}
+
+CB_DEVICE u32 num_tiles(const Walks& walks, int slices) {
+  u32 count = 0;
+  CB_UNROLL
+  for (int phase = 0; phase < PHASES; ++phase) count += Task::number(walks.of[phase], slices);
+  return count;
+}
 
 // Place in the ring, and the parity of the phase that its barriers are in.
 struct Ring {

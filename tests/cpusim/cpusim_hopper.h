@@ -22,7 +22,8 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-#define CB_TENSOR_MAP const TensorMap
+#define CB_GRID_CONSTANT const
+#define CB_TENSOR_MAP CB_GRID_CONSTANT TensorMap
 // One in a source: all kernels of a source have its cluster here.
 #define CB_CLUSTER_KERNEL(threads, cluster)        \
   constexpr uint32_t cpusim_cluster = (cluster); \

@@ -56,11 +56,18 @@ CB_KERNEL(128, 1) misuse(CB_TENSOR_MAP map, float* y, int which) {
     cb_wgmma_commit();
     cb_wgmma_wait<0>();
   }
-  if (which == 21 || which == 22) {
-    float other[32] = {};
+  if (which == 21 || which == 22 || which == 24) {
+    float other[32] = {}, third[48] = {};
     cb_wgmma<half_t, 64, false, false>(sum, tile, tile);
-    if (which == 21) cb_wgmma<half_t, 64, false, false>(other, tile, tile);
+    cb_wgmma<half_t, 64, false, false>(other, tile, tile);
+    if (which == 24) cb_wgmma<half_t, 64, false, false>(*reinterpret_cast<float(*)[32]>(third), tile, tile);
     cb_wgmma_commit();
+    if (which == 21) {
+      cb_wgmma_wait<0>();
+      cb_wgmma_fence();
+      cb_wgmma<half_t, 64, false, false>(*reinterpret_cast<float(*)[32]>(third), tile, tile);
+      cb_wgmma<half_t, 64, false, false>(*reinterpret_cast<float(*)[32]>(third + 16), tile, tile);
+    }
     cb_wgmma_wait<0>();
     cb_wgmma<half_t, 64, false, false>(sum, tile, tile);
   }

@@ -15,13 +15,13 @@ struct Word {
   uint32_t writer, fences;
 };
 
-// The sums of a thread: from the first product on them until the wait for the last they are here, its registers NaN.
+// Sums of a thread: from the first product on them until the wait for the last they are here, its registers NaN.
 struct Sums {
   static constexpr uint32_t AWAY = 0xffffffff;  // what the registers hold meanwhile
 
   float* registers;
   uint32_t count, group;  // group: of the last product
-  bool are_held, are_fenced;
+  bool are_held;
   float held[128];
 
   bool are_untouched() const {
@@ -31,13 +31,19 @@ struct Sums {
   }
 };
 
+// All that a thread has under way: one set of sums, or two whose products take turns.
+struct OwnSums {
+  bool are_fenced;
+  Sums sets[2];
+};
+
 std::vector<Word> words[MAX_BLOCKS];  // empty until a block writes the first
 uint32_t fences[Word::INITIALISER + MAX_THREADS];
-Sums sums[MAX_THREADS];
+OwnSums sums[MAX_THREADS];
 
 void begin_fences() {
   for (std::vector<Word>& of_block : words) of_block.clear();
-  for (Sums& own : sums) own.are_held = own.are_fenced = false;
+  for (OwnSums& own : sums) own.are_fenced = own.sets[0].are_held = own.sets[1].are_held = false;
 }
 
 void fail_at(const char* place, const std::string& what) {
@@ -79,32 +85,44 @@ void check_initialised(const uint64_t* barrier, const char* place) {
 
 // Take the sums of the thread for a product of a group.
 float* hold_sums(const CpusimProduct& product, float* registers, uint32_t group) {
-  Sums& own = sums[number(current)];
-  if (!own.are_held) {
+  OwnSums& own = sums[number(current)];
+  Sums *found = nullptr, *free = nullptr;
+  for (Sums& set : own.sets) {
+    if (!set.are_held) {
+      free = &set;
+    } else if (set.registers == registers && set.count == product.count) {
+      found = &set;
+    } else if (registers < set.registers + set.count && set.registers < registers + product.count) {
+      fail_at(product.place, "a product on a part of the sums of products under way");
+    }
+  }
+  if (found == nullptr) {
     if (!own.are_fenced) {
       fail_at(product.place, "a product on sums without a cb_wgmma_fence since they were waited for");
     }
-    own.registers = registers;
-    own.count = product.count;
-    own.are_held = true;
-    memcpy(own.held, registers, own.count * sizeof(float));
-    memset((void*)registers, 0xff, own.count * sizeof(float));
-  } else if (own.registers != registers || own.count != product.count) {
-    fail_at(product.place, "a product on other sums than those of the products under way");
-  } else if (!own.are_untouched()) {
+    if (free == nullptr) fail_at(product.place, "products on more sets of sums under way than cpusim keeps");
+    found = free;
+    found->registers = registers;
+    found->count = product.count;
+    found->are_held = true;
+    memcpy(found->held, registers, found->count * sizeof(float));
+    memset((void*)registers, 0xff, found->count * sizeof(float));
+  } else if (!found->are_untouched()) {
     fail_at(product.place, "sums that were written while a product was under way");
   }
-  own.group = group;
-  return own.held;
+  found->group = group;
+  return found->held;
 }
 
 // Give them back, when products of groups before `before` are done.
 void give_sums_back(uint32_t before, const char* place) {
-  Sums& own = sums[number(current)];
-  if (!own.are_held || (int32_t)(own.group - before) >= 0) return;
-  if (!own.are_untouched()) fail_at(place, "sums that were written while a product was under way");
-  memcpy((void*)own.registers, own.held, own.count * sizeof(float));
-  own.are_held = own.are_fenced = false;
+  OwnSums& own = sums[number(current)];
+  for (Sums& set : own.sets) {
+    if (!set.are_held || (int32_t)(set.group - before) >= 0) continue;
+    if (!set.are_untouched()) fail_at(place, "sums that were written while a product was under way");
+    memcpy((void*)set.registers, set.held, set.count * sizeof(float));
+    set.are_held = own.are_fenced = false;
+  }
 }
 
 }  // namespace

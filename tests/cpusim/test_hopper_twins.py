@@ -303,9 +303,10 @@ MISUSES = {
     18: r"what thread \d+ wrote without a cb_proxy_fence after it is read",
     19: "a product on sums without a cb_wgmma_fence since they were waited for",
     20: "sums that were written while a product was under way",
-    21: "a product on other sums than those of the products under way",
+    21: "a product on a part of the sums of products under way",
     22: "a product on sums without a cb_wgmma_fence since they were waited for",
     23: "a tile outside of shared memory",
+    24: "products on more sets of sums under way than cpusim keeps",
 }
 
 

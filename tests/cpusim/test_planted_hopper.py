@@ -17,6 +17,7 @@ from cubatch.engine.native import conv, hopper
 from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import tensor_map, variant
+from cubatch.kernels.ranking import SplitKernel
 from tests.cpusim import building
 from tests.cpusim.planting import EARLY, LATE, MODES, WRONG, flat, not_in, running, seen_always
 from tests.cpusim.simulator import SimulationError, Simulator
@@ -28,14 +29,15 @@ pytestmark = [
 ]
 
 SOURCES = variant.kernels_path() / "hopper"
-USUAL, SWAPPED, CLUSTERED = (
+USUAL, TALL, SWAPPED, CLUSTERED = (
     variant.find("conv2d_fprop", "float16", family="hopper", tile=tile)
-    for tile in ("128x256x64", "256x64x64", "128x256x64_c2")
+    for tile in ("128x256x64", "256x128x64", "256x64x64", "128x256x64_c2")
 )
 H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
 
 # Two tiles a block, 12 steps each: three times around the ring; 4 blocks of 64 columns are stored of each.  Of clusters
-# the same.  Of swapped tiles two for each consumer of a block, 18 steps each: four times around the ring and a half.
+# the same.  Of tall tiles every other one has 8 columns.  Of swapped tiles two for each consumer of a block, 18 steps
+# each: four times around the ring and a half.
 DRAWN = cases.Conv(n=10, h=7, w=10, c=72, k=200, r=3, s=2, stride=(2, 1), pad=(2, 1, 0, 1))
 
 SEEDS = (1, 2, 3, 4)
@@ -140,7 +142,8 @@ BUGS |= {
 }
 BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in {
     "the operands in each other's place": Bug(
-        (("main_loop.cuh", "(sum, b + k * B_AHEAD, a + k * A_AHEAD)", "(sum, a + k * A_AHEAD, b + k * B_AHEAD)"),)
+        (("main_loop.cuh", "(sum[at], b + k * B_AHEAD, a + k * A_AHEAD)",
+          "(sum[at], a + k * A_AHEAD, b + k * B_AHEAD)"),)
     ),
     "no wait for the turn": Bug(
         (("implicit_gemm.cu", "        wait_turn(shared, consumer, round);\n", "        (void)round;\n"),)
@@ -162,7 +165,7 @@ BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in 
     "stages that are not skipped": Bug((("walk.cuh", "    stage = (int)(to % NUM_STAGES);\n", ""),)),
     "phases that are not skipped": Bug((("walk.cuh", "    parity ^= to / NUM_STAGES & 1;\n", ""),)),
     "both consumers at every tile": Bug((("implicit_gemm.cu", "tile++ % NUM_CONSUMERS != consumer", "tile++ < 0"),)),
-    "one strip of rows for all": Bug((("store.cuh", "(SWAPPED ? number : warp) * WARP_ROWS", "0 * WARP_ROWS"),)),
+    "one strip of rows for all": Bug((("store.cuh", "(SWAPPED ? number :", "(SWAPPED ? 0 :"),)),
     "sums that are not transposed": Bug((
         ("store.cuh", "*staged(staging, 8 * i + pair, single + 8 * half)",
          "*staged(staging, single + 8 * half, 8 * i + pair)"),
@@ -177,9 +180,9 @@ BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in 
     )),
     "rows read in another order": Bug((("store.cuh", "part = cb_read<float, 4>(staged(staging, row + APART * i,",
                                              "part = cb_read<float, 4>(staged(staging, 15 - row - APART * i,"),)),
-    "rows bounded as columns are": Bug((("store.cuh", "row >= walk.m || columns", "row >= walk.n || columns"),)),
+    "rows bounded as columns are": Bug((("store.cuh", "if (row >= walk.m) break;", "if (row >= walk.n) break;"),)),
     "places bounded as columns are": Bug((("store.cuh", "(row >= walk.m) return", "(row >= walk.n) return"),)),
-    "the first rows' places for all": Bug((("store.cuh", "(SWAPPED || number == 0)", "(number == 0)"),)),
+    "the first rows' places for all": Bug((("store.cuh", "(SWAPPED || strip_number == 0)", "(number == 0)"),)),
     "no barrier between staging and finishing": Bug(
         (("store.cuh", "      stage_strip(strip, staging);\n      cb_sync_warp();\n",
           "      stage_strip(strip, staging);\n"),),
@@ -187,6 +190,25 @@ BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in 
     "no barrier before staging is filled again": Bug(
         (("store.cuh", "first, columns);\n      cb_sync_warp();\n", "first, columns);\n"),),
     ),
+}.items()}  # fmt: skip
+
+# Of a tall tile: a consumer's two products, one below the other.
+BUGS |= {f"tall, {name}": attrs.evolve(bug, kernel=TALL) for name, bug in {
+    "the same rows in both products": Bug(
+        (("main_loop.cuh", "consumer * STACKED + at)", "consumer * STACKED)"),)
+    ),
+    "consumers that share a product's rows": Bug(
+        (("main_loop.cuh", "consumer * STACKED + at)", "consumer + at)"),)
+    ),
+    "both products' sums in one": Bug(
+        (("main_loop.cuh", "A_TURNED, B_TURNED>(sum[at]", "A_TURNED, B_TURNED>(sum[0]"),)
+    ),
+    "the lower product stored over the upper": Bug((("store.cuh", "STACKED + at) * 4", "STACKED + 0 * at) * 4"),)),
+    "the upper product's sums stored twice": Bug((("store.cuh", "sum[LOW / STRIPS]", "sum[0]"),)),
+    "no lower product where columns end": Bug(
+        (("store.cuh", "if (columns <= 0) continue;", "if (columns <= 0) break;"),)
+    ),
+    "no wait for the last products": BUGS["no wait for the last products"],
 }.items()}  # fmt: skip
 
 # Of a cluster: what its two blocks owe each other.
@@ -236,7 +258,7 @@ BUGS |= {f"cluster, {name}": attrs.evolve(bug, kernel=CLUSTERED) for name, bug i
 }.items()}  # fmt: skip
 
 CASES = seen_always(BUGS, "no wait on full", "swapped, no wait for the turn", "cluster, no drain")
-CORRECT = {"none": USUAL, "none, swapped": SWAPPED, "none, cluster": CLUSTERED}
+CORRECT = {"none": USUAL, "none, tall": TALL, "none, swapped": SWAPPED, "none, cluster": CLUSTERED}
 
 
 def mutant(name):
@@ -257,13 +279,14 @@ def _compiled():
 
 def outcome(chosen, mode):
     """Convolve integers, whose sums are exact: "right", else WRONG or the error of the first draw that is not."""
-    random, drawn = np.random.default_rng(3), attrs.evolve(DRAWN, c=136) if chosen.tile.swapped else DRAWN
+    changed = {SWAPPED.tile: {"c": 136}, TALL.tile: {"k": 136}}.get(chosen.tile, {})
+    random, drawn = np.random.default_rng(3), attrs.evolve(DRAWN, **changed)
     x, w = (random.integers(-2, 3, shape).astype(np.float16) for shape in (drawn.x_shape, drawn.w_shape))
     want = cases.conv2d(drawn, x.astype(np.float64), w.astype(np.float64))
     for seed in SEEDS if mode[0] in {"shuffled", "warps"} else SEEDS[:1]:
         y = np.full(drawn.y_shape, np.nan, np.float16)
         simulator = Simulator(90, schedule=mode[0], copies=mode[1], seed=seed)
-        where = Context(device=H200, launcher=simulator, chooser=lambda *_: chosen)
+        where = Context(device=H200, launcher=simulator, chooser=lambda *_: SplitKernel(chosen))
         try:
             conv.conv2d(where, x, w, out=y, **drawn.options)
         except SimulationError as error:

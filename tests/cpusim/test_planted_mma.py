@@ -17,6 +17,7 @@ from cubatch.engine.native import conv
 from cubatch.engine.native.context import Context
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
+from cubatch.kernels.ranking import SplitKernel
 from tests.cpusim import building
 from tests.cpusim.planting import LATE, MODES, WRONG, flat, not_in, running, seen_always
 from tests.cpusim.simulator import SimulationError, Simulator
@@ -133,7 +134,7 @@ def outcome(chosen, mode):
     dy, w = (random.integers(-2, 3, shape).astype(np.float16) for shape in (DRAWN.y_shape, DRAWN.w_shape))
     dx = np.full(DRAWN.x_shape, np.nan, np.float16)
     simulator = Simulator(80, schedule=mode[0], copies=mode[1], seed=3)
-    where = Context(device=A100, launcher=simulator, chooser=lambda *_: chosen)
+    where = Context(device=A100, launcher=simulator, chooser=lambda *_: SplitKernel(chosen))
     try:
         conv.conv2d_dgrad(where, dy, w, x_shape=DRAWN.x_shape, out=dx, **DRAWN.options)
     except SimulationError as error:

@@ -12,6 +12,7 @@ import pytest
 from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
+from cubatch.kernels.ranking import SplitKernel
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -21,9 +22,9 @@ from tests.kernels.conftest import BUILD, CudaTarget, Target, _gpu
 H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
 
 # Each storage type is tested with one tile, so that there are few units to compile; float32 as tf32 by operation.
-TILES = {"float16": "128x128x64", "bfloat16": "128x256x64"}
+TILES = {"float16": "256x128x64", "bfloat16": "128x256x64"}
 TF32_TILES = {
-    "gemm_nn": "128x256x32", "gemm_nt": "128x128x32_h", "conv2d_fprop": "128x256x32", "conv2d_dgrad": "128x128x32_h",
+    "gemm_nn": "128x256x32", "gemm_nt": "128x128x32_h", "conv2d_fprop": "256x128x32_h", "conv2d_dgrad": "128x128x32_h",
 }  # fmt: skip
 SWAPPED = {"float16": "256x64x64", "bfloat16": "256x64x64", "tf32": "256x64x32"}
 """The tiles that are computed as their transpose; a filter's gradient has none."""
@@ -45,13 +46,15 @@ def launcher(request):
 
 
 def chooser(
-    problem: Any, device: Any, prepare: Any = None, *, tile: str | None = None, swapped: bool = False
-) -> variant.Kernel:
-    """Choose the tile that a type is tested with, the swapped one, or another."""
+    problem: Any, device: Any, prepare: Any = None, *,
+    tile: str | None = None, swapped: bool = False, slices: int | None = None,
+) -> SplitKernel:  # fmt: skip
+    """Choose the tile that a type is tested with, the swapped one, or another; its slices, None: by the model."""
     usual = TF32_TILES[problem.operation] if problem.dtype == "tf32" else TILES[problem.dtype]
     if swapped:
         usual = SWAPPED[problem.dtype]
-    return variant.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
+    found = variant.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
+    return SplitKernel.modelled(problem, found, device) if slices is None else SplitKernel(found, slices)
 
 
 def context(launcher: Target, *, swapped: bool = False) -> Context:

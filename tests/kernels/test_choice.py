@@ -22,9 +22,9 @@ def timed(launcher):
     choice, tried = TimedChoice(HostClock(), Winners(None, gpu="", sources=""), 60.0), []
 
     def watch(problem, device, prepare):
-        def note(kernel):
-            tried.append(kernel.name)
-            return prepare(kernel)
+        def note(split):
+            tried.append(split.kernel.name)
+            return prepare(split)
 
         return choice(problem, device, None if prepare is None else note)
 

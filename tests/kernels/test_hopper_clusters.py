@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.engine.native import conv, gemm, product
+from cubatch.engine.native import conv, gemm
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
@@ -31,12 +31,10 @@ def rng(seed):
     return np.random.default_rng(seed)
 
 
-def clustered(launcher, dtype, *, sms=2, slices=None, monkeypatch=None):
+def clustered(launcher, dtype, *, sms=2, slices=None):
     """Give the context in which clusters compute a type, on so many SMs."""
-    if slices is not None:
-        monkeypatch.setattr(product, "slices", lambda *_: slices)
     tile = "128x256x32_c2" if dtype == "float32" else "128x256x64_c2"
-    where = launcher.context(chooser=functools.partial(chooser, tile=tile), tf32=True)
+    where = launcher.context(chooser=functools.partial(chooser, tile=tile, slices=slices), tf32=True)
     return attrs.evolve(where, device=attrs.evolve(launcher.device, num_sms=sms))
 
 
@@ -62,9 +60,9 @@ def test_products_stay_within_the_rounding_of_their_sums(launcher, dtype, layout
 
 
 @pytest.mark.parametrize(("dtype", "layout"), EVERY)
-def test_slices_are_of_whole_clusters(launcher, dtype, layout, monkeypatch):
+def test_slices_are_of_whole_clusters(launcher, dtype, layout):
     """Three slices of 13 steps or fewer on two clusters: the last one is shorter, and shared by both blocks."""
-    where = clustered(launcher, dtype, sms=4, slices=3, monkeypatch=monkeypatch)
+    where = clustered(launcher, dtype, sms=4, slices=3)
     check_product(launcher, where, dtype, layout, (136, 72, 392), slices=3)
 
 

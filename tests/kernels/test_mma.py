@@ -55,8 +55,10 @@ def chooser(problem, device, prepare=None):
     elif (arch, problem.dtype) in TILES:
         tile = TILES[arch, problem.dtype][OPERATIONS.index(problem.operation)]
     else:
-        return next(found for found in ranking.ranked(problem, device) if found.family == "mma")
-    return variant.find(problem.operation, problem.dtype, tile=tile, vector=problem.vector, family="mma")
+        first = next(found for found in ranking.ranked(problem, device) if found.family == "mma")
+        return ranking.SplitKernel.modelled(problem, first, device)
+    found = variant.find(problem.operation, problem.dtype, tile=tile, vector=problem.vector, family="mma")
+    return ranking.SplitKernel.modelled(problem, found, device)
 
 
 def context(launcher, dtype="float16", choose=chooser):
@@ -291,7 +293,7 @@ def test_a_split_product_stays_within_its_bound_and_repeats_itself_to_the_bit(la
 
     def watch(problem, device, prepare):
         chosen = chooser(problem, device)
-        seen.append(ranking.slices(problem, chosen, device))
+        seen.append(chosen.slices)
         return chosen
 
     where, results = context(launcher, choose=watch), []

@@ -11,6 +11,7 @@ from cubatch.engine.native import conv, gemm, linear
 from cubatch.engine.native.product import Fused, divisor
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
+from cubatch.kernels.ranking import SplitKernel
 from cubatch.kernels.workspace.products import conv2d_wgrad_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
@@ -113,7 +114,7 @@ def test_tiles_that_are_walked_in_bands_are_each_computed_once(launcher):
     """With many tile columns, blocks go down bands of tile rows, of which the last is cut."""
 
     def choose(problem, *_):
-        return variant.find(problem.operation, "float32", tile="128x32x8", vector=4)
+        return SplitKernel(variant.find(problem.operation, "float32", tile="128x32x8", vector=4))
 
     random = np.random.default_rng(4)
     a, b = cases.drawn(random, (8, 132)), cases.drawn(random, (8, 18 * 32))
@@ -213,7 +214,7 @@ def test_offsets_beyond_2_to_the_31_reach_the_last_images():
     last = Simulator(80, blocks=lambda grid: [(grid[0] - 1, 0, 0)])
 
     def choose(problem, *_):
-        return variant.find(problem.operation, "float32", tile="64x64x16", vector=4)
+        return SplitKernel(variant.find(problem.operation, "float32", tile="64x64x16", vector=4))
 
     where = conv.Context(device, last, choose)
     x, y = cases.reserved(BIG.x_shape, np.float32), cases.reserved(BIG.y_shape, np.float32)

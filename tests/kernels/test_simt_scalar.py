@@ -12,7 +12,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import can_run, ranked
+from cubatch.kernels.ranking import SplitKernel, can_run, ranked
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
@@ -44,7 +44,7 @@ def test_a_sum_over_nothing_is_what_is_added_to_it(launcher, layout):
     """In every layout, though an image of no pixels or channels is none."""
 
     def choose(problem, *_):
-        return variant.find(problem.operation, "float32", family="simt", vector=1)
+        return SplitKernel(variant.find(problem.operation, "float32", family="simt", vector=1))
 
     a, b = (np.zeros(shape, np.float32) for shape in {"nn": ((5, 0), (0, 3)), "nt": ((5, 0), (3, 0))}.get(
         layout, ((0, 5), (0, 3))
@@ -63,7 +63,7 @@ def test_the_last_rows_of_more_than_2_to_the_31_elements_are_reached():
     where = gemm.Context(
         Device(name="big", compute_capability=(8, 0), num_sms=4),
         last,
-        lambda problem, *_: variant.find(problem.operation, "float32", family="simt", vector=1),
+        lambda problem, *_: SplitKernel(variant.find(problem.operation, "float32", family="simt", vector=1)),
     )
     rows = 2**31 // 3 + 5
     a, out = (cases.reserved((rows, 3), np.float32) for _ in range(2))
@@ -92,7 +92,7 @@ def test_a_variant_that_cannot_count_so_far_is_refused_even_if_forced():
     where = gemm.Context(
         Device(name="big", compute_capability=(8, 0), num_sms=4),
         Simulator(80),
-        lambda problem, *_: variant.find(problem.operation, "float32", family="simt", vector=1),
+        lambda problem, *_: SplitKernel(variant.find(problem.operation, "float32", family="simt", vector=1)),
     )
     a, out = (cases.reserved((2**31, 1), np.float32) for _ in range(2))
     with pytest.raises(InvalidArgument, match="right operand"):

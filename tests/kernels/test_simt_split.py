@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
-from cubatch.engine.native import conv, gemm, product
+from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused
-from cubatch.kernels import ranking
 from tests.checks import assert_within
 from tests.kernels import cases, epilogues
 from tests.kernels.tiles import chooser, context
@@ -26,7 +26,7 @@ def test_a_split_product_repeats_itself_to_the_bit(launcher, operation, drawn):
 
     def watch(problem, device, prepare):
         chosen = chooser(problem, device)
-        seen.append(ranking.slices(problem, chosen, device))
+        seen.append(chosen.slices)
         return chosen
 
     where = launcher.context(chooser=watch)
@@ -58,16 +58,16 @@ def test_a_split_product_repeats_itself_to_the_bit(launcher, operation, drawn):
 
 @pytest.mark.parametrize("slices", [31, 32, 40, 60])
 @pytest.mark.parametrize(("c", "k"), [(5, 9), (8, 20)])
-def test_many_slices_are_shared_out_to_warps_and_none_is_lost(launcher, monkeypatch, c, k, slices):
+def test_many_slices_are_shared_out_to_warps_and_none_is_lost(launcher, c, k, slices):
     """From 32 on each warp adds up its share: of single elements and of four at once, the last block part empty."""
     drawn = cases.Conv(n=4, h=16, w=17, c=c, k=k, r=2, s=2)
     random = np.random.default_rng(slices)
     x, dy = (cases.drawn(random, shape) for shape in (drawn.x_shape, drawn.y_shape))
-    monkeypatch.setattr(product, "slices", lambda *_: slices)
+    where = launcher.context(chooser=lambda *about: attrs.evolve(chooser(*about), slices=slices))
     results = []
     for _ in range(2):
         out = launcher.unwritten(drawn.w_shape, np.float32)
-        conv.conv2d_wgrad(launcher.context(), launcher.put(x), launcher.put(dy), dw=out, **drawn.options)
+        conv.conv2d_wgrad(where, launcher.put(x), launcher.put(dy), dw=out, **drawn.options)
         results.append(launcher.get(out))
     want, magnitude = (cases.conv2d_wgrad(drawn, f(x), f(dy))[0] for f in (np.float64, lambda v: abs(np.float64(v))))
     assert results[0].tobytes() == results[1].tobytes()
@@ -84,7 +84,7 @@ def test_a_split_product_goes_through_the_whole_epilogue(launcher):
         where = context(launcher)
         left, right = launcher.put(a), launcher.put(b)
         problem = gemm.gemm_problem(where, left, right)
-        assert ranking.slices(problem, where.choose(problem), launcher.device) > 1
+        assert where.choose(problem).slices > 1
         gemm.gemm(where, left, right, launcher.put(bias), out=out, fused=Fused(residual=out, activation=kind))
         plain = a.astype(np.float64) @ b.astype(np.float64).T + bias + y
         magnitude = abs(a).astype(np.float64) @ abs(b).astype(np.float64).T + abs(bias) + abs(y)

@@ -175,7 +175,7 @@ def test_parts_of_a_batch_give_the_bits_of_the_whole(launcher, outputs, monkeypa
     winograd.cut.cache_clear()
     try:
         problem = conv.conv2d_problem(conv.Pass.FPROP, shape, 4, "float32", 4)
-        chosen = wc.chooser(outputs)(problem, launcher.device)
+        chosen = wc.chooser(outputs)(problem, launcher.device).kernel
         parts = list(winograd.cut(problem, chosen).parts())
         assert len(parts) > 1
         np.testing.assert_array_equal(fprop(launcher, outputs, drawn, x, w), whole)
@@ -209,7 +209,7 @@ def test_the_planned_workspace_is_enough_and_a_byte_less_is_refused(launcher, ou
     got = fprop(launcher, outputs, drawn, x, w, workspace=workspace)
     assert_within(got, want, wc.bound(drawn, x, w, outputs), axes="npqk")
     problem = conv.conv2d_problem(conv.Pass.FPROP, shape, 2, "float32", 4)
-    own = winograd.workspace_bytes(problem, wc.chooser(outputs)(problem, launcher.device))
+    own = winograd.workspace_bytes(problem, wc.chooser(outputs)(problem, launcher.device).kernel)
     assert own <= planned
     fprop(launcher, outputs, drawn, x, w, workspace=launcher.unwritten((own,), np.uint8))
     with pytest.raises(InvalidArgument, match="workspace"):

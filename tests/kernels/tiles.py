@@ -31,10 +31,11 @@ def chooser(problem, device, prepare=None):
     """Choose the tile under test; on a GPU, what the cost model puts first."""
     arch = 10 * device.compute_capability[0] + device.compute_capability[1]
     if arch not in TILES:
-        return ranking.ranked(problem, device)[0]
+        return ranking.first_ranked(problem, device)
     wide = HALF_TILES.get(problem.dtype) or TILES[arch][problem.operation]
     tile = SCALAR_TILE if problem.vector == 1 else wide
-    return variant.find(problem.operation, problem.dtype, tile=tile, vector=min(problem.vector, 4))
+    found = variant.find(problem.operation, problem.dtype, tile=tile, vector=min(problem.vector, 4))
+    return ranking.SplitKernel.modelled(problem, found, device)
 
 
 def context(launcher):

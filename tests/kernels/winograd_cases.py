@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cubatch.kernels import ranking, variant, winograd
+from cubatch.kernels.ranking import SplitKernel
 from tests.checks import UNIT_ROUNDOFF, gamma
 from tests.kernels import cases
 from tests.kernels.tiles import TILES
@@ -24,7 +25,7 @@ def chooser(outputs: int) -> Any:
         arch = 10 * device.compute_capability[0] + device.compute_capability[1]
         product = "gemm_nt" if problem.operation == "conv2d_fprop" else "gemm_nn"
         tile = TILES[arch][product] if arch in TILES else "128x128x8"
-        return variant.find(problem.operation, "float32", tile=f"f{outputs}x{outputs}_{tile}")
+        return SplitKernel(variant.find(problem.operation, "float32", tile=f"f{outputs}x{outputs}_{tile}"))
 
     return choose
 

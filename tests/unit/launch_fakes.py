@@ -32,11 +32,12 @@ class FakeDevice:
     def __init__(self, seconds):
         self.clock, self.seconds, self.launched, self.bound = FakeClock(), seconds, Counter(), Counter()
 
-    def prepare(self, kernel):
-        self.bound[kernel.name] += 1
+    def prepare(self, split):
+        name = split.kernel.name
+        self.bound[name] += 1
 
         def work():
-            self.launched[kernel.name] += 1
-            self.clock.passed += self.seconds.get(kernel.name, 5e-3)
+            self.launched[name] += 1
+            self.clock.passed += self.seconds.get((name, split.slices), self.seconds.get(name, 5e-3))
 
         return work

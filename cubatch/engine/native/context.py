@@ -11,8 +11,9 @@ import numpy as np
 
 from cubatch.engine import backend
 from cubatch.hardware.facts import Device
+from cubatch.kernels import ranking
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import ranked
+from cubatch.kernels.ranking import SplitKernel
 from cubatch.kernels.variant import Kernel
 
 Grid = tuple[int, int, int]
@@ -38,13 +39,13 @@ class Launcher(Protocol):
         ...
 
 
-Prepare = Callable[[Kernel], Callable[[], object]]
+Prepare = Callable[[SplitKernel], Callable[[], object]]
 """Binds a variant to the arrays of a problem; what it gives launches it."""
 
 
-def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> Kernel:  # noqa: ARG001 - see below
+def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - see below
     """Choose without measuring, so without launching: the variant that the cost model puts first."""
-    return ranked(problem, device)[0]
+    return ranking.first_ranked(problem, device)
 
 
 @attrs.frozen
@@ -55,20 +56,20 @@ class Context:
     Attributes:
         device: Its SMs and architecture decide grids and variants.
         launcher: Runs the kernels.
-        chooser: Gives the variant for a problem; may launch some to see.
+        chooser: Gives the variant for a problem and its slices; may launch some to see.
         tf32: Whether products of float32 arrays may round their operands to tf32, for tensor cores.
         refused: Families of kernels that the driver has refused to launch here: others take their place.
     """
 
     device: Device
     launcher: Launcher
-    chooser: Callable[[Problem, Device, Prepare | None], Kernel] = first_ranked
+    chooser: Callable[[Problem, Device, Prepare | None], SplitKernel] = first_ranked
     tf32: bool = False
     refused: set[str] = attrs.field(factory=set, init=False, eq=False)
 
-    def choose(self, problem: Problem, run: Callable[[Kernel], object] | None = None) -> Kernel:
+    def choose(self, problem: Problem, run: Callable[[SplitKernel], object] | None = None) -> SplitKernel:
         """
-        Give the variant that runs a problem.
+        Give the variant that runs a problem, and its slices.
 
         Args:
             problem: What is computed.
@@ -76,9 +77,10 @@ class Context:
         """
         prepare = None if run is None else functools.partial(backend.prepare, run)
         chosen = self.chooser(problem, self.device, prepare)
-        if chosen.family not in self.refused:
+        if chosen.kernel.family not in self.refused:
             return chosen
-        return next((other for other in ranked(problem, self.device) if other.family not in self.refused), chosen)
+        others = (kernel for kernel in ranking.ranked(problem, self.device) if kernel.family not in self.refused)
+        return next((SplitKernel.modelled(problem, other, self.device) for other in others), chosen)
 
     def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:
         """Launch now, or with every repetition inside `backend.prepare`; an empty grid is no launch."""

@@ -16,8 +16,8 @@ from cubatch.engine.native.arrays import dtype_of
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.layout import to_nhwc
 from cubatch.errors import InvalidArgument
+from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import BOX_CHANNELS, tiles
 from cubatch.kernels.tensor_map import ROW_BYTES, TensorMap, Window, window_of
 from cubatch.kernels.variant import Kernel, Tile
 from cubatch.network.windows import Axis, ConvShape, Phase, phases
@@ -34,6 +34,7 @@ _FIELDS = (
     "out_w", "out_stride_h", "out_stride_w", "out_top", "out_left", "stores_tiles",
 )  # fmt: skip
 _WALK = np.dtype([(name, np.int32) for name in _FIELDS])
+_PHASES = 4  # of a strided gradient, in a launch; PHASES there
 
 
 Launch = tuple[TensorMap, TensorMap, dict[str, int]]
@@ -45,7 +46,7 @@ def launch(
     output: Any, *, conv: Any, batch: int,
 ) -> None:  # fmt: skip
     """
-    Launch a variant of kernels/hopper; a strided gradient is a launch for each phase that changes something.
+    Launch a variant of kernels/hopper; of a strided gradient the phases that change something, four in a launch.
 
     Args:
         context: Where it runs.
@@ -72,18 +73,26 @@ def launch(
             found = [phase for phase in found if phase.taps]
         launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
     tile, cluster, _ = _tile(chosen)
-    for a_map, b_map, walk in launches:
-        tiles_m, tiles_n = -(-walk["m"] // tile.m), tiles(problem, chosen)[1]
-        out_map = _out_map(context, problem, ends, output) if len(launches) == 1 else None
-        laid_out = {
-            "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
-            "stores_tiles": out_map is not None, **walk,
-        }  # fmt: skip
-        record = np.array(tuple(laid_out.get(name, 0) for name in _FIELDS), dtype=_WALK)[()]
-        clusters = -(-tiles_m // cluster) * tiles_n * int(output["slices"])
+    tiles_n = tiles(problem, chosen)[1]
+    out_map = _out_map(context, problem, ends, output) if len(launches) == 1 else None
+    together = _PHASES if problem.operation == "conv2d_dgrad" else 1
+    for first in range(0, len(launches), together):
+        part = launches[first : first + together]
+        walks, clusters = np.zeros((), dtype=[("of", _WALK, (together,))]), 0
+        for record, (_, _, walk) in zip(walks["of"], part, strict=False):
+            tiles_m = -(-walk["m"] // tile.m)
+            laid_out = {
+                "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
+                "stores_tiles": out_map is not None, **walk,
+            }  # fmt: skip
+            for name, value in laid_out.items():
+                record[name] = value
+            clusters += -(-tiles_m // cluster) * tiles_n * int(output["slices"])
         blocks = min(clusters, max(1, (context.device.num_sms or 1) // cluster)) * cluster
-        # A map that is not looked at has to be one all the same.
-        context.launch(chosen, (blocks, 1, 1), (a_map, b_map, out_map or a_map, *ends, partials, record, output))
+        a_maps = [a_map for a_map, _, _ in part]
+        a_maps += a_maps[:1] * (together - len(part))  # a map that is not looked at has to be one all the same
+        maps = (*a_maps, part[0][1], out_map or a_maps[0])
+        context.launch(chosen, (blocks, 1, 1), (*maps, *ends, partials, walks[()], output))
 
 
 def transpose(context: Context, b: Any, *, out: Any) -> Any:

@@ -22,8 +22,9 @@ from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.kernels import variant
+from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, vectors
-from cubatch.kernels.ranking import can_run, ranked, slices, tiles, transposed_bytes
+from cubatch.kernels.ranking import SplitKernel, can_run, ranked, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.products import product_workspace
@@ -189,29 +190,32 @@ def launch(
     """
     _check(problem.operation, out, rows, columns, bias, fused)
 
-    def run(chosen: Kernel) -> None:
+    def run(chosen: SplitKernel) -> None:
         _launch(
             context, chosen, problem, a, b, bias, out,
             rows=rows, columns=columns, fused=fused, conv=conv, batch=batch, workspace=workspace,
         )  # fmt: skip
 
     if fused.statistics is not None:
-        run(_of_height(context, problem, fused.statistics))
+        run(SplitKernel(_of_height(context, problem, fused.statistics)))  # whole sums in the block that owns them
     else:  # what is read from the output's own memory would be lost to the first trial, where it matters
         in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
         _run_what_is_taken(context, problem, run, try_out=backend.is_preparing() or not in_place)
 
 
-def _run_what_is_taken(context: Context, problem: Problem, run: Callable[[Kernel], None], *, try_out: bool) -> None:
+def _run_what_is_taken(
+    context: Context, problem: Problem, run: Callable[[SplitKernel], None], *, try_out: bool
+) -> None:
     """Run the variant that is chosen, or where the driver refuses it one of another family, from then on."""
     chosen = context.choose(problem, run if try_out else None)
     try:
         run(chosen)
     except DeviceFailed as error:
-        if error.is_fatal or chosen.family in context.refused:
+        family = chosen.kernel.family
+        if error.is_fatal or family in context.refused:
             raise
-        _log.warning("%s; kernels/%s is not used any more", error, chosen.family)
-        context.refused.add(chosen.family)
+        _log.warning("%s; kernels/%s is not used any more", error, family)
+        context.refused.add(family)
         run(context.choose(problem))
 
 
@@ -224,19 +228,18 @@ def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
 
 def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
     """List the variants whose blocks own rows of the output, the chosen one first."""
-    candidates = (context.choose(problem), *ranked(problem, context.device))
+    candidates = (context.choose(problem).kernel, *ranked(problem, context.device))
     return [one for one in candidates if one.winograd is None]
 
 
 def _launch(
-    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
+    context: Context, split: SplitKernel, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
     rows: int, columns: int, fused: Fused, conv: Any, batch: int, workspace: Any,
 ) -> None:  # fmt: skip
     """Launch one variant, and the sum of its slices."""
+    chosen, count = split.kernel, split.slices
     tiles_m, tiles_n = tiles(problem, chosen)
     grid_x = tiles_m * tiles_n * problem.phases
-    # Statistics need whole sums in the block that owns them.
-    count = 1 if fused.statistics is not None else slices(problem, chosen, context.device)
     if grid_x > _MOST_X or problem.groups * count > _MOST_Z:
         raise InvalidArgument("problem", problem, "fewer than 2^31 tiles and 65536 groups")
     if fused.statistics is not None:

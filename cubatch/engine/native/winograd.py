@@ -15,8 +15,8 @@ from cubatch.engine.native.arrays import floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant, winograd
+from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import tiles
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT, TILES
 from cubatch.kernels.variant import Kernel
 

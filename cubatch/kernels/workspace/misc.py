@@ -158,6 +158,11 @@ def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: 
     return 2 * (_most_tiles(rows, channels, dtype, device) + 1) * channels * _SUM_BYTES
 
 
+def layer_scale_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """Count the bytes for the gradient of factors of channels: that of batch norm, and a number of each channel."""
+    return batch_norm_backward_workspace(rows, channels, dtype, device) + channels * _SUM_BYTES
+
+
 def _most_tiles(rows: int, channels: int, dtype: str, device: Device) -> int:
     """Count the tiles of rows, whether or not addresses turn out to be aligned."""
     itemsize = BYTES_PER_ELEMENT[dtype]

@@ -22,8 +22,9 @@ LAYERS = [
     *(
         kind(h=7, w=6, c=5)
         for kind in (
-            layers.GlobalAvgPool, layers.BatchNorm2d, layers.Add, layers.Scale, layers.ReLU, layers.ReLU6,
-            layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish,
+            layers.GlobalAvgPool, layers.BatchNorm2d, layers.LayerNorm, layers.LayerScale, layers.Add,
+            layers.Scale, layers.ReLU, layers.ReLU6,
+            layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish, layers.GELU,
         )
     ),
 ]  # fmt: skip

@@ -29,6 +29,12 @@ UNTIMED = {
     (layers.Add, Pass.DGRAD): "is no operation: the gradient is passed on",
     (layers.Concat, Pass.DGRAD): "copies as the forward pass does",
     (layers.Dropout, Pass.FPROP): "is random: no right result to compare with",
+    (layers.Tokens, Pass.FPROP): "adds and copies as sums and concatenations do",
+    (layers.Tokens, Pass.DGRAD): "sums as biases and copies as concatenations do",
+    (layers.ClassToken, Pass.FPROP): "copies as concatenations do",
+    (layers.ClassToken, Pass.DGRAD): "copies as concatenations do",
+    (layers.Attention, Pass.FPROP): "is products and a softmax in turn",
+    (layers.Attention, Pass.DGRAD): "is products and a softmax in turn",
 }
 
 

@@ -105,8 +105,8 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "ratio" not in out
 
 
-def test_layers_without_kernels_are_named(run):
-    """A transformer's attention is nothing that kernels compute: the table is of the rest, and says so."""
+def test_layers_that_are_not_timed_by_themselves_are_named(run):
+    """A transformer's attention is several kernels in turn: the table is of the rest, and says so."""
     code, _, err = run("model", "deit-tiny", "--dry-run", "--device", "h200-sxm", "--pass", "fprop")
 
     assert code == 0

@@ -135,7 +135,7 @@ def test_equal_layers_are_asked_for_once_and_the_choice_is_followed():
 
     def choose(problem, _):
         asked.append(problem.m)
-        return chosen
+        return ranking.SplitKernel(chosen)
 
     rows = rows_of(models.build("go-net"), [2, 28, 29], choose=choose)
     assert asked == [2 * 361, 28 * 361, 29 * 361]

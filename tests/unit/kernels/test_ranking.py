@@ -16,10 +16,11 @@ from cubatch.engine.native.product import statistics_tiles
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
-from cubatch.kernels import ranking
+from cubatch.kernels import cost_model, ranking
 from cubatch.kernels import variant as variants
+from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, conv2d_problem
-from cubatch.kernels.ranking import ranked, tiles
+from cubatch.kernels.ranking import ranked
 from cubatch.kernels.workspace.products import conv2d_dgrad_workspace, product_workspace
 from cubatch.network.passes import Pass
 from cubatch.network.windows import conv_shape
@@ -66,20 +67,23 @@ def test_whatever_is_ranked_runs_on_the_device_and_loads_no_wider_than_allowed(p
 def test_slices_leave_work_in_each_and_their_partial_sums_in_bounds(problem, device):
     """No slice of gemm_k is empty or shorter than what a block costs, and scratch memory stays within its limit."""
     for variant in ranking.ranked(problem, device):
-        count = ranking.slices(problem, variant, device)
-        steps = -(-problem.k // variant.tile.k)
-        each = -(-steps // count)
-        assert count == 1 or ((count - 1) * each < steps and each >= ranking.least_steps(variant) // 2)
-        partials = 4 * count * problem.m * problem.n * problem.groups * problem.phases if count > 1 else 0
-        assert partials <= ranking.MOST_PARTIAL_BYTES
-        assert partials <= product_workspace(problem, device)
+        modelled = ranking.slices(problem, variant, device)
+        others = ranking.other_slices(problem, variant, device)
+        assert others.get("/2", 0) < modelled < others.get("*2", modelled + 1)
+        for count in (modelled, *others.values()):
+            steps = -(-problem.k // variant.tile.k)
+            each = -(-steps // count)
+            assert count == 1 or ((count - 1) * each < steps and each >= ranking.least_steps(variant) // 2)
+            partials = 4 * count * problem.m * problem.n * problem.groups * problem.phases if count > 1 else 0
+            assert partials <= ranking.MOST_PARTIAL_BYTES
+            assert partials <= product_workspace(problem, device)
 
 
 def test_a_gradient_with_few_tiles_is_split_until_it_fills_the_device():
     """ResNet-50's third stage, 3x3, batch 256: 36 tiles on 132 SMs take several slices each."""
     problem = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
     best = ranking.ranked(problem, H200)[0]
-    assert ranking.blocks(problem, best) * ranking.slices(problem, best, H200) >= 132
+    assert cost_model.blocks(problem, best) * ranking.slices(problem, best, H200) >= 132
 
 
 @pytest.mark.parametrize("device", [V100, H200])
@@ -87,7 +91,7 @@ def test_a_gradient_of_one_tile_is_split_over_all_sms(device):
     """64 to 64 channels, 1x1, batch 256 of 56x56: 64 slices would leave half of 132 SMs idle."""
     problem = Problem("conv2d_wgrad", "float16", 64, 64, 256 * 56 * 56, vector=8)
     best = ranking.ranked(problem, device)[0]
-    blocks = ranking.blocks(problem, best) * ranking.slices(problem, best, device)
+    blocks = cost_model.blocks(problem, best) * ranking.slices(problem, best, device)
     assert blocks >= 0.95 * device.num_sms
     assert blocks % device.num_sms == 0 or blocks % device.num_sms > 0.9 * device.num_sms
 
@@ -150,7 +154,7 @@ def test_tensor_cores_of_half_the_rate_go_first_and_no_sm_multiplies_faster(slug
         problem = Problem("gemm_nt", dtype, m, n, 8192, vector=4 if dtype == "tf32" else 8)
         assert ranked(problem, overclocked) == ranked(problem, board)
         clocks, parts, found = ranking.ranking(problem, board)[0]
-        busiest = math.ceil(ranking.blocks(problem, found) * parts / board.num_sms)
+        busiest = math.ceil(cost_model.blocks(problem, found) * parts / board.num_sms)
         assert found.family == "mma"
         assert clocks >= busiest * found.tile.m * found.tile.n * problem.k / parts / rate
 
@@ -195,15 +199,15 @@ def test_a_short_product_on_tensor_cores_is_split_or_gets_small_tiles():
     """ResNet-50's last stage at batch 32, 3x3: 52 tiles of 128 x 128 would leave half of the SMs idle."""
     problem = Problem("conv2d_fprop", "float16", 1568, 512, 4608, vector=8)
     best = ranking.ranked(problem, A100)[0]
-    assert ranking.blocks(problem, best) * ranking.slices(problem, best, A100) >= 0.9 * 108
+    assert cost_model.blocks(problem, best) * ranking.slices(problem, best, A100) >= 0.9 * 108
 
 
 def test_tiles_and_blocks_count_residues_groups_and_phases():
     """A tile that is cut by the edge is a tile; each group and phase has its own."""
     variant = variants.find("conv2d_dgrad", "float32", tile="128x64x8", vector=4)
     problem = Problem("conv2d_dgrad", "float32", 129, 65, 10, groups=3, phases=4, vector=4)
-    assert ranking.tiles(problem, variant) == (2, 2)
-    assert ranking.blocks(problem, variant) == 2 * 2 * 3 * 4
+    assert cost_model.tiles(problem, variant) == (2, 2)
+    assert cost_model.blocks(problem, variant) == 2 * 2 * 3 * 4
 
 
 @pytest.mark.parametrize("changes", [{"num_sms": None}, {"compute_capability": None}])
@@ -221,7 +225,7 @@ def test_an_operation_or_type_without_kernels_is_refused():
     with pytest.raises(InvalidArgument, match="float64"):
         ranking.ranked(Problem("gemm_nt", "float64", 64, 64, 64), V100)
     with pytest.raises(InvalidArgument, match="tile"):
-        ranking.tiles(Problem("gemm_nt", "float32", 64, 64, 64), variants.find("gemm_nt", "float32", family="naive"))
+        cost_model.tiles(Problem("gemm_nt", "float32", 64, 64, 64), variants.find("gemm_nt", "float32", family="naive"))
 
 
 def test_a_convolution_that_moves_nothing_is_a_plain_product():
@@ -283,13 +287,16 @@ def test_64_columns_are_the_rows_of_wgmma_where_tiles_fill_the_device(operation,
     assert not ranked(attrs.evolve(first_stage(operation, c, k, taps, 32, dtype), n=256), H200)[0].tile.swapped
 
 
-@pytest.mark.parametrize(("tile", "share"), [("128x64x64", 57), ("256x64x64", 80), ("128x256x64", 100)])
+@pytest.mark.parametrize(
+    ("tile", "share"),
+    [("128x64x64", 57), ("128x128x64", 80), ("256x128x64", 89), ("256x64x64", 80), ("128x256x64", 100)],
+)
 def test_shared_memory_bounds_narrow_tiles_less_where_they_are_swapped(tile, share, monkeypatch):
     """Percent of wgmma's rate where the L2 keeps up, as kernels/configs.toml says them."""
-    monkeypatch.setattr(ranking, "_HOPPER_L2_BYTES_PER_CLOCK", float("inf"))
+    monkeypatch.setattr(cost_model, "_HOPPER_L2_BYTES_PER_CLOCK", float("inf"))
     found = variants.find("conv2d_fprop", "float16", family="hopper", tile=tile)
-    clocks = ranking._step_clocks(first_stage("conv2d_fprop", 64, 64, 3, 32, "float16"), found, H200)
-    assert int(100 * found.tile.m * found.tile.n * found.tile.k / 2048 / clocks) == share
+    clocks = cost_model.step_clocks(first_stage("conv2d_fprop", 64, 64, 3, 32, "float16"), found, H200)
+    assert round(100 * found.tile.m * found.tile.n * found.tile.k / 2048 / clocks) == share
 
 
 def test_rows_that_are_no_whole_16_bytes_have_no_swapped_tile():
@@ -312,7 +319,7 @@ def test_statistics_are_left_to_kernels_that_compute_them():
     """Those of kernels/hopper do not, so that another with tiles of as many rows takes their place."""
     problem = Problem("gemm_nt", "float16", 4096, 4096, 4096, vector=8)
     context = Context(device=H200, launcher=None)
-    assert context.choose(problem).family == "hopper"
+    assert context.choose(problem).kernel.family == "hopper"
     rows = np.zeros((statistics_tiles(context, problem), 3, 4096), np.float32)
     chosen = product._of_height(context, problem, rows)
     assert chosen.family != "hopper"
@@ -326,7 +333,7 @@ def test_an_idle_block_of_a_cluster_counts():
         variants.find("gemm_nt", "float16", family="hopper", tile=name) for name in ("128x256x64", "128x256x64_c2")
     )
 
-    assert (ranking.blocks(problem, alone), ranking.blocks(problem, shared)) == (3, 4)
+    assert (cost_model.blocks(problem, alone), cost_model.blocks(problem, shared)) == (3, 4)
 
 
 def test_a_box_of_a_tensor_map_holds_channels_of_one_tap():
@@ -337,8 +344,8 @@ def test_a_box_of_a_tensor_map_holds_channels_of_one_tap():
     hopper = variants.find("conv2d_wgrad", "float16", family="hopper", tile="128x128x64")
     mma = variants.find("conv2d_wgrad", "float16", family="mma", tile="128x128x32", vector=8)
 
-    assert ranking.tiles(problem, hopper) == (1, 1152 // 128)
-    assert ranking.tiles(problem, mma) == (1, -(-648 // 128))
+    assert cost_model.tiles(problem, hopper) == (1, 1152 // 128)
+    assert cost_model.tiles(problem, mma) == (1, -(-648 // 128))
 
 
 def test_what_a_variant_cannot_load_it_cannot_run():

@@ -11,7 +11,7 @@ import pytest
 from cubatch.errors import DeviceFailed, UnsupportedDtype
 from cubatch.hardware import catalogue, probe
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import ranked
+from cubatch.kernels.ranking import SplitKernel, other_slices, ranked, ranking
 from cubatch.kernels.variant import kernels
 from cubatch.measure import kernel_choice
 from cubatch.measure.kernel_choice import TimedChoice, Winners
@@ -40,17 +40,17 @@ def taking(*seconds):
 def test_the_fastest_of_the_contenders_wins_not_the_first_of_the_ranking():
     """What was measured decides, where the ranking would have chosen another."""
     device = FakeDevice(taking(3e-3, 1e-3, 2e-3))
-    assert choice(device)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert choice(device)(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
     assert set(device.launched) == {kernel.name for kernel in CONTENDERS}
 
 
 def refusing(device, refused, status):
     """Bind as a device does, but for some variants that the driver does not take."""
 
-    def prepare(kernel):
-        if kernel in refused:
-            raise DeviceFailed.by_driver(f"launching {kernel.name}", status)
-        return device.prepare(kernel)
+    def prepare(split):
+        if split.kernel in refused:
+            raise DeviceFailed.by_driver(f"launching {split.kernel.name}", status)
+        return device.prepare(split)
 
     return prepare
 
@@ -58,10 +58,10 @@ def refusing(device, refused, status):
 def test_a_contender_that_the_driver_refuses_leaves_the_choice_to_the_others(caplog):
     """The fastest of those that run wins; where none does, the ranking's first is the answer, and nothing is kept."""
     device = FakeDevice(taking(1e-3, 3e-3, 2e-3, 4e-3))
-    assert choice(device)(PROBLEM, V100, refusing(device, CONTENDERS[:1], 1)) == CONTENDERS[2]
+    assert choice(device)(PROBLEM, V100, refusing(device, CONTENDERS[:1], 1)).kernel == CONTENDERS[2]
     assert f"{CONTENDERS[0].name} is left out" in caplog.text
     kept = winners()
-    assert choice(device, kept)(PROBLEM, V100, refusing(device, CONTENDERS, 1)) == CONTENDERS[0]
+    assert choice(device, kept)(PROBLEM, V100, refusing(device, CONTENDERS, 1)).kernel == CONTENDERS[0]
     assert not kept._known
 
 
@@ -107,6 +107,56 @@ def test_slices_count_as_blocks_of_the_busiest_sm():
     assert device.launched.total() > launched
 
 
+WGRAD = Problem("conv2d_wgrad", "float32", 64, 576, 50176, vector=4)
+
+
+@pytest.mark.parametrize("side", ["/2", "*2"])
+def test_the_fastest_is_timed_with_fewer_and_with_more_slices(side, tmp_path):
+    """The model's count of slices stands in for no timing: half or twice as many win where they are faster, for good.
+
+    A batch at which the GPU has as much to do, and another for which no time is left, take the same side.
+    """
+    path = tmp_path / "kernels.sqlite3"
+    best = SplitKernel.modelled(WGRAD, ranked(WGRAD, V100)[0], V100)
+    others = other_slices(WGRAD, best.kernel, V100)
+    assert others["/2"] < best.slices < others["*2"]
+    device = FakeDevice({best.kernel.name: 2e-3, (best.kernel.name, others[side]): 1e-3})
+    chosen = choice(device, winners(path))
+    assert chosen(WGRAD, V100, device.prepare) == SplitKernel(best.kernel, others[side])
+    again = FakeDevice({})
+    assert choice(again, winners(path))(WGRAD, V100, again.prepare) == SplitKernel(best.kernel, others[side])
+    assert not again.launched
+    chosen.seconds = 0.0
+    deeper = attrs.evolve(WGRAD, k=2 * WGRAD.k)
+    found = chosen(deeper, V100, device.prepare)
+    assert found == SplitKernel(best.kernel, other_slices(deeper, best.kernel, V100)[side])
+
+
+def test_the_nearest_winner_holds_where_it_has_no_other_slices():
+    """With half the slices it won where there are many; a shallow gradient, of one slice, takes the variant itself."""
+    best = ranked(WGRAD, V100)[0]
+    shallow = attrs.evolve(WGRAD, k=64)
+    assert not other_slices(shallow, best, V100)
+    second = ranked(WGRAD, V100)[1]
+    device = FakeDevice({second.name: 2e-3, (second.name, other_slices(WGRAD, second, V100)["/2"]): 1e-3})
+    chosen = choice(device)
+    assert chosen(WGRAD, V100, device.prepare).kernel == second
+    chosen.seconds = 0.0
+    contenders = {kernel.name for _, _, kernel in kernel_choice._contenders(ranking(shallow, V100))}
+    found = chosen(shallow, V100, device.prepare).kernel
+    assert found == (second if second.name in contenders else ranked(shallow, V100)[0])
+
+
+def test_where_no_time_is_left_for_slices_the_models_count_wins():
+    """The contenders' timings are kept though none of other slices could follow."""
+    names = {kernel.name for _, _, kernel in kernel_choice._contenders(ranking(WGRAD, V100))}
+    device = FakeDevice(dict.fromkeys(names, 1e-3))
+    kept = winners()
+    found = choice(device, kept, seconds=7.5e-3 * len(names))(WGRAD, V100, device.prepare)
+    assert found == SplitKernel.modelled(WGRAD, ranked(WGRAD, V100)[0], V100)
+    assert list(kept._known.values()) == [found.kernel.name]
+
+
 def test_short_launches_are_read_several_at_a_time():
     """A launch far shorter than a reading's span is repeated, so that the clock's resolution does not decide."""
     device = FakeDevice(taking(1e-5, 2e-5, 2e-5, 2e-5))
@@ -121,9 +171,9 @@ def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
     chosen = choice(device, seconds=0.09)  # 7 launches of 3, 1, 5 and 5 ms spend it
     chosen(PROBLEM, V100, device.prepare)
     launched = device.launched.total()
-    assert chosen(attrs.evolve(PROBLEM, m=2 * PROBLEM.m), V100, device.prepare) == CONTENDERS[1]
+    assert chosen(attrs.evolve(PROBLEM, m=2 * PROBLEM.m), V100, device.prepare).kernel == CONTENDERS[1]
     other = Problem("gemm_nt", "float32", 512, 512, 512, vector=4)
-    assert chosen(other, V100, device.prepare) == ranked(other, V100)[0]
+    assert chosen(other, V100, device.prepare).kernel == ranked(other, V100)[0]
     assert device.launched.total() == launched
 
 
@@ -131,7 +181,7 @@ def test_a_choice_that_would_take_too_long_is_not_begun():
     """Seven launches of each contender must fit into what is left; after one that says they will not, none follow."""
     device = FakeDevice(taking(3e-3, 1e-3))
     chosen = choice(device, seconds=0.08)
-    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[0]
+    assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[0]
     assert device.launched == {CONTENDERS[0].name: 2}
     assert chosen.seconds == pytest.approx(0.08 - 6e-3)
 
@@ -140,7 +190,7 @@ def test_without_arrays_nothing_is_launched():
     """Asked without a way to launch, the choice is the ranking's, and no winner is kept."""
     device = FakeDevice({})
     chosen = choice(device)
-    assert chosen(PROBLEM, V100) == CONTENDERS[0]
+    assert chosen(PROBLEM, V100).kernel == CONTENDERS[0]
     assert not device.launched
 
 
@@ -159,12 +209,12 @@ def test_what_won_is_told_without_a_gpu(tmp_path, monkeypatch):
     """The choice that a run left in its file, and the ranking's where there is none; nothing is launched or loaded."""
     monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
     path = tmp_path / "kernels.sqlite3"
-    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100) == CONTENDERS[0]
+    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100).kernel == CONTENDERS[0]
     device = FakeDevice(taking(3e-3, 1e-3))
     choice(device, winners(path, gpu=V100.name))(PROBLEM, V100, device.prepare)
-    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100) == CONTENDERS[1]
-    assert kernel_choice.kept_choice(V100, None)(PROBLEM, V100) == CONTENDERS[0]
-    assert kernel_choice.kept_choice(A100, path)(PROBLEM, A100) == ranked(PROBLEM, A100)[0]
+    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100).kernel == CONTENDERS[1]
+    assert kernel_choice.kept_choice(V100, None)(PROBLEM, V100).kernel == CONTENDERS[0]
+    assert kernel_choice.kept_choice(A100, path)(PROBLEM, A100).kernel == ranked(PROBLEM, A100)[0]
 
 
 @pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}])
@@ -175,7 +225,7 @@ def test_winners_of_another_gpu_or_other_sources_do_not_hold(tmp_path, other):
     kept = winners(path)
     choice(device, kept)(PROBLEM, V100, device.prepare)
     again = FakeDevice(taking(1e-3, 3e-3))
-    assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare) == CONTENDERS[0]
+    assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare).kernel == CONTENDERS[0]
 
 
 def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
@@ -201,8 +251,8 @@ def test_a_file_that_cannot_be_used_costs_only_the_memory(tmp_path, caplog):
     assert str(blocked) in caplog.text
     device = FakeDevice(taking(3e-3, 1e-3))
     chosen = choice(device, kept)
-    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[1]
-    assert chosen(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
+    assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
 
 
 def test_a_damaged_file_is_begun_anew(tmp_path):
@@ -211,9 +261,9 @@ def test_a_damaged_file_is_begun_anew(tmp_path):
     path.write_bytes(b"SQLite format 3\0" + b"garbage" * 500)
     device = FakeDevice(taking(3e-3, 1e-3))
     kept = winners(path)
-    assert choice(device, kept)(PROBLEM, V100, device.prepare) == CONTENDERS[1]
+    assert choice(device, kept)(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
     again = FakeDevice({})
-    assert choice(again, winners(path))(PROBLEM, V100, again.prepare) == CONTENDERS[1]
+    assert choice(again, winners(path))(PROBLEM, V100, again.prepare).kernel == CONTENDERS[1]
 
 
 @pytest.mark.parametrize(
