@@ -160,13 +160,14 @@ def _logistic(x: float) -> float:
 def _curve_and_slope(x: float, kind: str) -> tuple[float, float]:
     reach, top = 3.0, 6.0
     s, hard = _logistic(x), min(max(x + reach, 0.0), top) / top
-    inside = -reach < x < reach
+    inside, density = -reach < x < reach, math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     return {
         "relu6": (min(max(x, 0.0), top), float(0 < x < top)),
         "sigmoid": (s, s * (1 - s)),
         "silu": (x * s, s + x * s * (1 - s)),
         "hard_sigmoid": (hard, 1 / 6 if inside else 0.0),
         "hard_swish": (x * hard, x / 3 + 0.5 if inside else float(x > 0)),
+        "gelu": (x * math.erfc(-x / math.sqrt(2)) / 2, math.erfc(-x / math.sqrt(2)) / 2 + x * density),
     }[kind]
 
 
@@ -246,3 +247,71 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> float:
         top = max(scores)
         losses.append(math.log(math.fsum(math.exp(score - top) for score in scores)) + top - scores[label])
     return math.fsum(losses) / len(losses)
+
+
+def layer_norm(x: Array, gamma: Array, beta: Array, *, eps: float) -> tuple[Array, Array, Array]:
+    """
+    Normalise each position over its channels; give the mean and the biased variance too.
+
+    Example:
+        >>> layer_norm(np.array([[1.0, 3.0]]), np.full(2, 10.0), np.full(2, 5.0), eps=0.0)[0].tolist()
+        [[-5.0, 15.0]]
+    """
+    y, means, variances = np.empty(x.shape), np.empty(x.shape[:-1]), np.empty(x.shape[:-1])
+    for place in np.ndindex(x.shape[:-1]):
+        values = [float(value) for value in x[place]]
+        mean = math.fsum(values) / len(values)
+        variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+        means[place], variances[place] = mean, variance
+        for c, value in enumerate(values):
+            y[(*place, c)] = float(gamma[c]) * (value - mean) / math.sqrt(variance + eps) + float(beta[c])
+    return y, means, variances
+
+
+def tokens(x: Array, token: Array, position: Array) -> Array:
+    """
+    Put a class token before the pixels (n, t, c), and add a position to each.
+
+    Example:
+        >>> tokens(np.array([[[5.0]]]), np.array([1.0]), np.array([[0.25], [0.5]])).ravel().tolist()
+        [1.25, 5.5]
+    """
+    n_extent, t_extent, c_extent = x.shape
+    y = np.empty((n_extent, t_extent + 1, c_extent))
+    for n, t, c in np.ndindex(y.shape):
+        y[n, t, c] = float(token[c] if t == 0 else x[n, t - 1, c]) + float(position[t, c])
+    return y
+
+
+def attention(
+    x: Array, w_in: Array, w_out: Array, b_in: Array | None = None, b_out: Array | None = None, *, heads: int
+) -> tuple[Array, Array, Array, Array]:
+    """
+    Attend to all positions, (n, t, c): the output, queries, keys and values, the weights, and the mixed values.
+
+    Example:
+        >>> one = np.ones((1, 1))
+        >>> attention(np.array([[[1.0], [3.0]]]), np.array([[0.0], [0.0], [1.0]]), 2 * one, heads=1)[0].ravel().tolist()
+        [4.0, 4.0]
+    """
+    n_extent, t_extent, c_extent = x.shape
+    width = c_extent // heads
+    qkv, mixed, y = np.empty((n_extent, t_extent, 3 * c_extent)), np.empty(x.shape), np.empty(x.shape)
+    weights = np.empty((n_extent, heads, t_extent, t_extent))
+    for n, t, k in np.ndindex(qkv.shape):
+        terms = [float(x[n, t, c]) * float(w_in[k, c]) for c in range(c_extent)]
+        qkv[n, t, k] = math.fsum(terms) + (0.0 if b_in is None else float(b_in[k]))
+    for n, head, i in np.ndindex(weights.shape[:3]):
+        query = qkv[n, i, head * width : (head + 1) * width]
+        start = c_extent + head * width
+        scores = [math.fsum(query * qkv[n, j, start : start + width]) / math.sqrt(width) for j in range(t_extent)]
+        powers = [math.exp(score - max(scores)) for score in scores]
+        for j, power in enumerate(powers):
+            weights[n, head, i, j] = power / math.fsum(powers)
+    for n, t, c in np.ndindex(x.shape):
+        values = qkv[n, :, 2 * c_extent + c]
+        mixed[n, t, c] = math.fsum(weights[n, c // width, t] * values)
+    for n, t, k in np.ndindex(x.shape):
+        terms = [mixed[n, t, c] * float(w_out[k, c]) for c in range(c_extent)]
+        y[n, t, k] = math.fsum(terms) + (0.0 if b_out is None else float(b_out[k]))
+    return y, qkv, weights, mixed

@@ -90,6 +90,7 @@ def test_softmax_cross_entropy_of_equal_scores_is_the_log_of_the_classes():
         ("hard_swish", [-4, -3, -1, 0, 1, 3, 7], [0, 0, -2 / 6, 0, 4 / 6, 3, 7]),
         ("sigmoid", [-math.log(9), 0, math.log(3)], [1 / 10, 1 / 2, 3 / 4]),
         ("silu", [-math.log(9), 0, math.log(3)], [-math.log(9) / 10, 0, math.log(3) * 3 / 4]),
+        ("gelu", [-40, 0, 40], [0, 0, 40]),
     ],
 )
 def test_activations_of_worked_examples(kind, x, y):
@@ -97,7 +98,7 @@ def test_activations_of_worked_examples(kind, x, y):
     np.testing.assert_allclose(reference.activation(np.array(x), kind=kind), y, rtol=1e-14, atol=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish"])
+@pytest.mark.parametrize("kind", ["relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish", "gelu"])
 def test_slopes_of_activations_are_those_of_finite_differences(kind):
     """
     Halfway between whole numbers, where no curve has a kink.
@@ -118,3 +119,19 @@ def test_scale_gradients_are_its_transposes():
     assert y[1, 2, 0, 3] == x[1, 2, 0, 3] * s[1, 0, 0, 3]
     assert (dx * x).sum() == pytest.approx((dy * y).sum())
     assert (ds * s).sum() == pytest.approx((dy * y).sum())
+
+
+def test_attention_of_a_worked_example():
+    """Two heads of one channel: scores of log 3 and 0 weigh 3 to 1; the other head, without scores, takes the mean."""
+    x = np.array([[[1.0, 0.0], [0.0, 4.0]]])
+    w_in = np.array([[math.log(3), 0], [0, 0], [1, 0], [0, 0], [1, 0], [0, 1.0]])
+    y, _, weights, mixed = reference.attention(x, w_in, np.array([[0, 1.0], [1, 0]]), heads=2)
+    np.testing.assert_allclose(weights[0, 0], [[3 / 4, 1 / 4], [1 / 2, 1 / 2]])
+    np.testing.assert_allclose(mixed[0], [[3 / 4, 2], [1 / 2, 2]])
+    np.testing.assert_allclose(y[0], mixed[0, :, ::-1])
+
+
+def test_layer_norm_of_a_worked_example():
+    """Mean 2 and biased variance 1 of 1 and 3."""
+    y, mean, var = reference.layer_norm(np.array([[1.0, 3.0]]), np.full(2, 10.0), np.full(2, 5.0), eps=0.0)
+    assert (mean.item(), var.item(), y.ravel().tolist()) == (2.0, 1.0, [-5.0, 15.0])

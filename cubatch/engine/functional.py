@@ -9,7 +9,9 @@ the calling thread, on the samples it is handed: members of a `team.Team` call i
 """
 
 from cubatch.engine.activations import activation, activation_backward, relu, relu_backward
+from cubatch.engine.attention import attention, attention_backward
 from cubatch.engine.conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from cubatch.engine.layer_norm import layer_norm, layer_norm_backward
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.loss_scale import update_loss_scale
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
@@ -24,18 +26,23 @@ from cubatch.engine.pooling import (
     max_pool2d,
     max_pool2d_backward,
 )
-from cubatch.engine.scaling import scale, scale_backward
+from cubatch.engine.scaling import layer_scale, layer_scale_backward, scale, scale_backward
+from cubatch.engine.tokens import class_token, class_token_backward, tokens, tokens_backward
 
 __all__ = [
     "activation",
     "activation_backward",
     "adam",
     "add",
+    "attention",
+    "attention_backward",
     "avg_pool2d",
     "avg_pool2d_backward",
     "batch_norm_backward",
     "batch_norm_inference",
     "batch_norm_train",
+    "class_token",
+    "class_token_backward",
     "concat",
     "concat_backward",
     "conv2d",
@@ -46,6 +53,10 @@ __all__ = [
     "fold_batch_norms",
     "global_avg_pool",
     "global_avg_pool_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "layer_scale",
+    "layer_scale_backward",
     "linear",
     "linear_dgrad",
     "linear_wgrad",
@@ -60,5 +71,7 @@ __all__ = [
     "softmax",
     "softmax_backward",
     "softmax_cross_entropy",
+    "tokens",
+    "tokens_backward",
     "update_loss_scale",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.engine import backend
+from cubatch.engine import backend, layer_passes
 from cubatch.engine.place import Bound, Place
 from cubatch.errors import UnsupportedLayer
 from cubatch.memory.operations import Op
@@ -112,254 +112,6 @@ def _fold(op: Op, place: Place) -> None:
     )
 
 
-# Each function below calls the engine's functions on an operation's arrays.
-
-
-def _conv_geometry(layer: layers.Conv2d) -> dict[str, Any]:
-    return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
-
-
-def _conv2d(at: Bound) -> None:
-    at.place.operations.conv2d(
-        at.reads["x0"],
-        at.parameters["w"],
-        None if at.op.norm else at.parameters.get("b"),
-        **_conv_geometry(at.layer),
-        **at.ending,
-        relu=at.op.relu,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def _conv2d_backward(at: Bound) -> None:
-    geometry, dy = _conv_geometry(at.layer), at.reads["dy"]
-    at.place.operations.conv2d_wgrad(
-        at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), **geometry, workspace=at.workspace
-    )
-    if "dx0" in at.writes:
-        at.place.operations.conv2d_dgrad(
-            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, **at.ending, out=at.writes["dx0"],
-            workspace=at.workspace,
-        )  # fmt: skip
-
-
-def _linear(at: Bound) -> None:
-    at.place.operations.linear(
-        at.reads["x0"],
-        at.parameters["w"],
-        None if at.op.norm else at.parameters.get("b"),
-        **at.ending,
-        relu=at.op.relu,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def _linear_backward(at: Bound) -> None:
-    dy = at.reads["dy"]
-    at.place.operations.linear_wgrad(
-        at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), workspace=at.workspace
-    )
-    if "dx0" in at.writes:
-        at.place.operations.linear_dgrad(
-            dy, at.parameters["w"], **at.ending, out=at.writes["dx0"], workspace=at.workspace
-        )
-
-
-def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:
-    return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
-
-
-def _max_pool2d(at: Bound) -> None:
-    at.place.operations.max_pool2d(
-        at.reads["x0"],
-        **_pool_geometry(at.layer),
-        relu=at.op.relu,
-        out=at.writes["y"],
-        argmax=at.writes.get("argmax"),
-        workspace=at.workspace,
-    )
-
-
-def _max_pool2d_backward(at: Bound) -> None:
-    at.place.operations.max_pool2d_backward(
-        at.reads["dy"],
-        at.reads["argmax"],
-        x_shape=at.x_shape(),
-        **_pool_geometry(at.layer),
-        out=at.writes["dx0"],
-        workspace=at.workspace,
-    )
-
-
-def _avg_pool2d(at: Bound) -> None:
-    at.place.operations.avg_pool2d(
-        at.reads["x0"],
-        **_pool_geometry(at.layer),
-        count_include_pad=at.layer.count_pad,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def _avg_pool2d_backward(at: Bound) -> None:
-    at.place.operations.avg_pool2d_backward(
-        at.reads["dy"],
-        x_shape=at.x_shape(),
-        **_pool_geometry(at.layer),
-        count_include_pad=at.layer.count_pad,
-        out=at.writes["dx0"],
-        workspace=at.workspace,
-    )
-
-
-def _global_avg_pool(at: Bound) -> None:
-    y = at.writes["y"]
-    at.place.operations.global_avg_pool(at.reads["x0"], out=y.reshape(len(y), -1))
-
-
-def _global_avg_pool_backward(at: Bound) -> None:
-    dy = at.reads["dy"]
-    at.place.operations.global_avg_pool_backward(dy.reshape(len(dy), -1), x_shape=at.x_shape(), out=at.writes["dx0"])
-
-
-def _batch_norm2d(at: Bound) -> None:
-    layer, place, state = at.layer, at.place, at.place.states[at.name]
-    if not at.training:
-        at.place.operations.batch_norm_inference(
-            at.reads["x0"],
-            at.parameters["gamma"],
-            at.parameters["beta"],
-            running_mean=state["mean"],
-            running_var=state["var"],
-            eps=layer.eps,
-            **at.ending,
-            relu=at.op.relu,
-            out=at.writes["y"],
-            workspace=at.workspace,
-        )
-        return
-    mean, inv_std = at.writes["statistics"]
-    keeps = place.rank == 0 and not at.op.replay
-    at.place.operations.batch_norm_train(
-        at.reads["x0"],
-        at.parameters["gamma"],
-        at.parameters["beta"],
-        mean=mean,
-        inv_std=inv_std,
-        running_mean=state["mean"] if keeps else None,
-        running_var=state["var"] if keeps else None,
-        momentum=layer.momentum,
-        eps=layer.eps,
-        count=at.positions,
-        reduce=functools.partial(place.team.sum, place.rank),
-        **at.ending,
-        relu=at.op.relu,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def _batch_norm2d_backward(at: Bound) -> None:
-    mean, inv_std = at.reads["statistics"]
-    at.place.operations.batch_norm_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.parameters["gamma"],
-        mean=mean,
-        inv_std=inv_std,
-        dgamma=at.gradients["gamma"],
-        dbeta=at.gradients["beta"],
-        count=at.positions,
-        reduce=functools.partial(at.place.team.sum, at.place.rank),
-        out=at.writes.get("dx0"),
-        workspace=at.workspace,
-    )
-
-
-def _relu(at: Bound) -> None:
-    at.place.operations.relu(at.reads["x0"], out=at.writes["y"])
-
-
-def _relu_backward(at: Bound) -> None:
-    at.place.operations.relu_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
-
-
-def _activation(at: Bound) -> None:
-    at.place.operations.activation(at.reads["x0"], kind=at.layer.type, out=at.writes["y"], workspace=at.workspace)
-
-
-def _activation_backward(at: Bound) -> None:
-    saved = at.reads["y"] if "y" in at.reads else at.reads["x0"]  # whichever the layer's record names
-    at.place.operations.activation_backward(
-        at.reads["dy"],
-        saved,
-        kind=at.layer.type,
-        out=at.writes["dx0"],
-        workspace=at.workspace,
-    )
-
-
-def _scale(at: Bound) -> None:
-    at.place.operations.scale(at.reads["x0"], at.reads["x1"], out=at.writes["y"])
-
-
-def _scale_backward(at: Bound) -> None:
-    at.place.operations.scale_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.reads["x1"],
-        dx=at.writes.get("dx0"),
-        ds=at.writes.get("dx1"),
-        workspace=at.workspace,
-    )
-
-
-def _add(at: Bound) -> None:
-    # In place, the branch that is overwritten comes first, or it would be lost before it is read.
-    target = at.op.writes["y"]
-    roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
-    at.place.operations.add([at.reads[role] for role in roles], relu=at.op.relu, out=at.writes["y"])
-
-
-def _concat(at: Bound) -> None:
-    at.place.operations.concat([at.reads[f"x{i}"] for i in range(len(at.layer.channels))], out=at.writes["y"])
-
-
-def _concat_backward(at: Bound) -> None:
-    outs = [at.writes.get(f"dx{i}") for i in range(len(at.layer.channels))]
-    at.place.operations.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
-
-
-def _softmax(at: Bound) -> None:
-    at.place.operations.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)
-
-
-def _softmax_backward(at: Bound) -> None:
-    at.place.operations.softmax_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
-
-
-def _dropout(at: Bound) -> None:
-    place = at.place
-    # The seed names layer and shard, so that a recomputation draws the mask that the first pass drew.
-    seed = (place.seed, place.begin, *at.name.encode())
-    step = place.clock[0] if place.numbers is None else place.numbers.number
-    place.operations.dropout(
-        at.reads["x0"],
-        p=at.layer.p,
-        seed=seed,
-        step=step,
-        out=at.writes["y"],
-        mask=at.writes["mask"],
-        workspace=at.workspace,
-    )
-
-
-def _dropout_backward(at: Bound) -> None:
-    at.place.operations.dropout_backward(at.reads["dy"], at.reads["mask"], p=at.layer.p, out=at.writes["dx0"])
-
-
 NO_OPERATION = Ops()
 """Of a kind whose output is its input's memory: the schedule has no operation for it."""
 
@@ -367,30 +119,30 @@ NOT_WRITTEN = Ops()
 """Of a kind that the engine has no code for: UnsupportedLayer."""
 
 TABLE: dict[type[Layer], Ops] = {
-    layers.Conv2d: Ops(_conv2d, _conv2d_backward),
-    layers.Linear: Ops(_linear, _linear_backward),
-    layers.MaxPool2d: Ops(_max_pool2d, _max_pool2d_backward),
-    layers.AvgPool2d: Ops(_avg_pool2d, _avg_pool2d_backward),
-    layers.GlobalAvgPool: Ops(_global_avg_pool, _global_avg_pool_backward),
-    layers.BatchNorm2d: Ops(_batch_norm2d, _batch_norm2d_backward),
-    layers.LayerNorm: NOT_WRITTEN,
-    layers.LayerScale: NOT_WRITTEN,
-    layers.ReLU: Ops(_relu, _relu_backward),
-    layers.ReLU6: Ops(_activation, _activation_backward),
-    layers.HardSwish: Ops(_activation, _activation_backward),
-    layers.HardSigmoid: Ops(_activation, _activation_backward),
-    layers.Sigmoid: Ops(_activation, _activation_backward),
-    layers.SiLU: Ops(_activation, _activation_backward),
-    layers.GELU: NOT_WRITTEN,
-    layers.Softmax: Ops(_softmax, _softmax_backward),
-    layers.Dropout: Ops(_dropout, _dropout_backward, draws=True),
+    layers.Conv2d: Ops(layer_passes.conv2d, layer_passes.conv2d_backward),
+    layers.Linear: Ops(layer_passes.linear, layer_passes.linear_backward),
+    layers.MaxPool2d: Ops(layer_passes.max_pool2d, layer_passes.max_pool2d_backward),
+    layers.AvgPool2d: Ops(layer_passes.avg_pool2d, layer_passes.avg_pool2d_backward),
+    layers.GlobalAvgPool: Ops(layer_passes.global_avg_pool, layer_passes.global_avg_pool_backward),
+    layers.BatchNorm2d: Ops(layer_passes.batch_norm2d, layer_passes.batch_norm2d_backward),
+    layers.LayerNorm: Ops(layer_passes.layer_norm, layer_passes.layer_norm_backward),
+    layers.LayerScale: Ops(layer_passes.layer_scale, layer_passes.layer_scale_backward),
+    layers.ReLU: Ops(layer_passes.relu, layer_passes.relu_backward),
+    layers.ReLU6: Ops(layer_passes.activation, layer_passes.activation_backward),
+    layers.HardSwish: Ops(layer_passes.activation, layer_passes.activation_backward),
+    layers.HardSigmoid: Ops(layer_passes.activation, layer_passes.activation_backward),
+    layers.Sigmoid: Ops(layer_passes.activation, layer_passes.activation_backward),
+    layers.SiLU: Ops(layer_passes.activation, layer_passes.activation_backward),
+    layers.GELU: Ops(layer_passes.activation, layer_passes.activation_backward),
+    layers.Softmax: Ops(layer_passes.softmax, layer_passes.softmax_backward),
+    layers.Dropout: Ops(layer_passes.dropout, layer_passes.dropout_backward, draws=True),
     layers.Flatten: NO_OPERATION,
-    layers.Add: Ops(_add),  # whose gradient is passed on as it is
-    layers.Scale: Ops(_scale, _scale_backward),
-    layers.Concat: Ops(_concat, _concat_backward),
-    layers.Tokens: NOT_WRITTEN,
-    layers.ClassToken: NOT_WRITTEN,
-    layers.Attention: NOT_WRITTEN,
+    layers.Add: Ops(layer_passes.add),  # whose gradient is passed on as it is
+    layers.Scale: Ops(layer_passes.scale, layer_passes.scale_backward),
+    layers.Concat: Ops(layer_passes.concat, layer_passes.concat_backward),
+    layers.Tokens: Ops(layer_passes.tokens, layer_passes.tokens_backward),
+    layers.ClassToken: Ops(layer_passes.class_token, layer_passes.class_token_backward),
+    layers.Attention: Ops(layer_passes.attention, layer_passes.attention_backward),
     layers.Opaque: NOT_WRITTEN,
 }
 """How each kind of layer is computed; the order is that of `LAYERS`."""

@@ -1,9 +1,8 @@
 """
 Batch norm over the channels of (..., c), in training and inference.
 
-Sums over the batch are products with a vector of ones, block by block, and add up in float64, so
-their error does not grow with the batch.  The variance is summed in a second pass, around the mean that
-the first one gave; the sum of the same deviations says by how much that was off.
+The variance is summed in a second pass, around the mean that the first one gave; the sum of the same
+deviations says by how much that was off.
 A team's members hand in a `reduce` that sums small arrays over all of them (`Team.sum`): then
 every shard is normalised by the statistics of the whole batch.
 """
@@ -12,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cubatch.engine.backend import call, of, rectify, take_workspace, view
-from cubatch.memory.blocks import Norm
+from cubatch.engine.backend import call, of, rectify
+from cubatch.engine.channel_sums import Area
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 
 def batch_norm_train(
@@ -71,7 +70,7 @@ def batch_norm_train(
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
     count = len(rows) if count is None else count
-    area = _Area(x, workspace)
+    area = Area(x, workspace)
     total, spread = area.sums[0], area.sums[1]
     xp.copyto(area.sums, 0)
     for piece in area.pieces():
@@ -141,7 +140,7 @@ def batch_norm_inference(
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
-    area = _Area(x, workspace)
+    area = Area(x, workspace)
     xp.add(running_var, eps, out=area.vectors[0])
     xp.sqrt(area.vectors[0], out=area.vectors[0])
     xp.divide(gamma, area.vectors[0], out=area.vectors[0])
@@ -231,7 +230,7 @@ def batch_norm_backward(
     dx = xp.empty_like(dy) if out is None else out
     rows, errors, target = x.reshape(-1, c), dy.reshape(-1, c), dx.reshape(-1, c)
     count = len(rows) if count is None else count
-    area = _Area(dy, workspace)
+    area = Area(dy, workspace)
     xp.copyto(area.sums, 0)
     for piece in area.pieces():
         tile = area.tile(piece)
@@ -267,7 +266,7 @@ def _decay(xp: Any, running: Any, fresh: Any, momentum: float, row: Any) -> None
     xp.add(running, row, out=running)
 
 
-def _apply(area: _Area, rows: Any, mean: Any, factor: Any, shift: Any, residual: Any, out: Any, *, relu: bool) -> None:
+def _apply(area: Area, rows: Any, mean: Any, factor: Any, shift: Any, residual: Any, out: Any, *, relu: bool) -> None:
     xp = of(rows)
     for piece in area.pieces():
         # What is added may lie where y goes: then y is made beside it first.
@@ -279,33 +278,3 @@ def _apply(area: _Area, rows: Any, mean: Any, factor: Any, shift: Any, residual:
             xp.add(target, residual.reshape(rows.shape)[piece], out=out[piece])
         if relu:
             rectify(out[piece], out[piece])
-
-
-class _Area:
-    """The scratch memory of one call, and the blocks of rows that it allows."""
-
-    def __init__(self, like: Any, workspace: Any) -> None:
-        c, item = like.shape[-1], like.itemsize
-        self._xp, self._c, self._dtype = of(like), c, like.dtype
-        need = Norm(itemsize=item, channels=c)
-        self._workspace = take_workspace(workspace, like, need, like.size // c)
-        self._blocks = need.cut(like.size // c, self._workspace.nbytes)
-        most = self._blocks[0][0].stop if self._blocks else 0  # the first block is a largest one
-        sums_at, vectors_at, ones_at, self._tile_at = need.offsets(most, 1)
-        self.sums = view(self._workspace, (2, c), "float64", offset=sums_at)
-        self._partial, *self.vectors = view(self._workspace, (4, c), self._dtype, offset=vectors_at)
-        self._ones = view(self._workspace, (most,), self._dtype, offset=ones_at)
-        self._xp.copyto(self._ones, 1)
-
-    def pieces(self) -> Iterator[slice]:
-        """Cut the rows into blocks."""
-        return (piece for piece, _ in self._blocks)
-
-    def tile(self, piece: slice) -> Any:
-        """View the area for a block's deviations."""
-        return view(self._workspace, (piece.stop - piece.start, self._c), self._dtype, offset=self._tile_at)
-
-    def add_up(self, rows: Any, total: Any) -> None:
-        """Add the sum of a block's rows to a total; a product with ones sums faster than a reduction over rows."""
-        self._xp.matmul(self._ones[: len(rows)], rows, out=self._partial)
-        self._xp.add(total, self._partial, out=total)

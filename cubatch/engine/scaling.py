@@ -1,8 +1,9 @@
 """
-A factor for each sample and channel: how squeeze-and-excite weighs channels (Hu et al., 2017, arXiv:1709.01507).
+Factors of channels, of each sample or the same for all.
 
-The factor's gradient sums over positions; as everywhere in the engine, that is a product with a
-vector of ones, block by block.
+The first is how squeeze-and-excite weighs channels (Hu et al., 2017, arXiv:1709.01507), the second how a branch of a
+residual network is scaled (Touvron et al., 2021, arXiv:2103.17239).  A factor's gradient sums over positions; as
+everywhere in the engine, that is a product with a vector of ones, block by block.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.channel_sums import Area
 from cubatch.memory.blocks import Products
 
 
@@ -82,3 +84,54 @@ def _add_up(xp: Any, need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *
     xp.matmul(ones, tile, out=ds if anew else sums)
     if not anew:
         xp.add(ds, sums, out=ds)
+
+
+def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
+    """
+    Multiply each channel by its factor, the same for all samples; `out` may be x.
+
+    Args:
+        x: Activations (..., c).
+        gamma: Factors (c,).
+        out: Where y goes. None allocates it.
+
+    Example:
+        >>> import numpy as np
+        >>> layer_scale(np.ones((1, 1, 1, 2)), np.array([2.0, 3.0])).ravel()
+        array([2., 3.])
+    """
+    xp = of(x)
+    y = xp.empty_like(x) if out is None else out
+    xp.multiply(x, gamma, out=y)
+    return y
+
+
+def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any = None, workspace: Any = None) -> None:
+    """
+    Give the gradients by what is scaled and by the factors: dx = dy * gamma, dgamma the sum of dy * x.
+
+    Args:
+        dy: Gradient by the output (..., c), C-contiguous.
+        x: The forward pass's input.
+        gamma: Factors (c,).
+        dgamma: Where the factors' gradient goes: (c,). Overwritten.
+        out: Where dx goes; may be dy. None if it is not wanted.
+        workspace: 1-D uint8 array for the products of a block. None allocates one.
+
+    Example:
+        >>> import numpy as np
+        >>> dgamma = np.empty(1)
+        >>> layer_scale_backward(np.ones((2, 3, 1)), np.full((2, 3, 1), 5.0), np.ones(1), dgamma=dgamma)
+        >>> dgamma.item()
+        30.0
+    """
+    xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
+    rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]
+    xp.copyto(total, 0)
+    for piece in area.pieces():
+        tile = area.tile(piece)
+        xp.multiply(errors[piece], rows[piece], out=tile)
+        area.add_up(tile, total)
+        if out is not None:
+            xp.multiply(errors[piece], gamma, out=out.reshape(-1, c)[piece])
+    xp.copyto(dgamma, total)

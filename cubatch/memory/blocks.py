@@ -30,6 +30,7 @@ ALIGNMENT = 64
 
 _SUMS = 2
 _VECTORS = 4
+_TWO = 2
 
 PLAIN: frozenset[str] = frozenset()
 """How a product ends to which nothing else happens: see `Op.ending`."""
@@ -195,6 +196,18 @@ class Norm(Need):
         """Give the bytes of each area."""
         count, c, item = samples * rows, self.channels, self.itemsize
         return (_SUMS * c * 8, _VECTORS * c * item, count * item, count * c * item)
+
+
+@attrs.frozen(kw_only=True)
+class RowNorm(Need):
+    """Layer norm, a "sample" being one position: sums in float64, vectors, ones, two numbers a row, two tiles."""
+
+    channels: int
+
+    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        """Give the bytes of each area."""
+        count, c, item = samples * rows, self.channels, self.itemsize
+        return (_SUMS * c * 8, _TWO * c * item, count * item, _TWO * count * item, _TWO * count * c * item)
 
 
 @attrs.frozen(kw_only=True)

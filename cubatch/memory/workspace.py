@@ -14,14 +14,15 @@ from typing import Any
 import attrs
 
 from cubatch.hardware.facts import Device
-from cubatch.kernels.workspace import depthwise, misc, products
+from cubatch.kernels.workspace import attention, depthwise, misc, products
 from cubatch.memory import blocks, conv_blocks
-from cubatch.memory.blocks import Curve, Ends, Flat, Need, Norm, Pool, Products, Scores
+from cubatch.memory.attention_blocks import Attend, AttendBackward
+from cubatch.memory.blocks import Curve, Ends, Flat, Need, Norm, Pool, Products, RowNorm, Scores
 from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.network import layers
 from cubatch.network.layer import Layer, extents
 
-CPU_TILE_BYTES = 768 * 2**10
+CPU_TILE_BYTES = 2 * 2**20
 GPU_TILE_BYTES = 256 * 2**20
 
 
@@ -40,7 +41,7 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
         InvalidArgument: If the device's SMs or compute capability are not known.
     """
     if op.node is not None:
-        return _layer_bytes(extents(op.node.layer), op.kind, samples, dtype, device)
+        return _layer_bytes(extents(op.node.layer), _pass(op, program), samples, dtype, device)
     if op.kind == "update":
         is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own is not stepped
         return misc.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0
@@ -58,7 +59,7 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
     """
     Size the scratch memory of one operation: by the rule of `blocks`, which the engine follows too.
 
-    The target is three quarters of a megabyte on a CPU, which stays in the L2 of a core, and 256 MiB on a GPU.
+    The target is 2 MiB on a CPU, an L2 and a core's part of an L3, and 256 MiB on a GPU.
 
     Args:
         op: The operation.
@@ -73,7 +74,7 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
             return blocks.workspace_bytes([Flat(itemsize=2 * itemsize)], program.network.parameters, target)
         h, w, classes = program.network.output_shape
         return blocks.workspace_bytes([Scores(itemsize=itemsize, classes=classes)], samples * h * w, target)
-    needs, items = _needs(op.node.layer, op.kind, itemsize, op.ending)
+    needs, items = _needs(op.node.layer, _pass(op, program), itemsize, op.ending)
     return blocks.workspace_bytes(needs, samples * items, target)
 
 
@@ -81,6 +82,12 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
 def _needs(layer: Layer, kind: str, itemsize: int, ending: frozenset[str]) -> tuple[tuple[Need, ...], int]:
     """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
     return TABLE[type(layer)].im2col(layer, kind, itemsize, *([ending] if ending else []))
+
+
+def _pass(op: Op, program: Schedule) -> str:
+    """Give the pass as the rows know it: "inference" of a layer that in training would keep more than its output."""
+    keeps = op.node is not None and op.node.layer.saved_elements()
+    return "inference" if keeps and program.mode == "inference" else op.kind
 
 
 Scratch = tuple[tuple[Need, ...], int]
@@ -93,9 +100,10 @@ class Row:
     What a kind of layer needs.
 
     Attributes:
-        im2col: On the engine's own code, from the layer, "forward" or "backward", and the bytes of an element; of
-            one that does more than itself and a ReLU also `Op.ending`.
-        ours: Bytes on the hand-written kernels, from the layer, "forward" or "backward", samples, dtype and device.
+        im2col: On the engine's own code, from the layer, its pass, and the bytes of an element; of one that does more
+            than itself and a ReLU also `Op.ending`.  The pass is "forward" or "backward", or "inference" for a forward
+            pass that keeps nothing of what the layer would save in training.
+        ours: Bytes on the hand-written kernels, from the layer, its pass, samples, dtype and device.
     """
 
     im2col: Callable[..., Scratch]
@@ -153,6 +161,24 @@ def _curve(layer: Layer, _kind: str, itemsize: int) -> Scratch:
     return (Curve(itemsize=itemsize),), math.prod(layer.output_shape)
 
 
+def _layer_norm(layer: layers.LayerNorm, _kind: str, itemsize: int) -> Scratch:
+    h, w, c = layer.input_shape
+    return (RowNorm(itemsize=itemsize, channels=c),), h * w
+
+
+def _layer_scale(layer: layers.LayerScale, kind: str, itemsize: int) -> Scratch:
+    h, w, c = layer.input_shape
+    return ((), 0) if kind == "forward" else ((Norm(itemsize=itemsize, channels=c),), h * w)
+
+
+def _attention(layer: layers.Attention, kind: str, itemsize: int) -> Scratch:
+    h, w, c = layer.input_shape
+    if kind == "backward":
+        return (AttendBackward(itemsize=itemsize, tokens=h * w, channels=c, heads=layer.heads),), 1
+    saves = kind == "forward"
+    return (Attend(itemsize=itemsize, tokens=h * w, channels=c, heads=layer.heads, saves=saves),), 1
+
+
 def _sums_of_products(layer: layers.Scale, kind: str, itemsize: int) -> Scratch:
     h, w, c = layer.input_shape
     return ((), 0) if kind == "forward" else ((Products(itemsize=itemsize, rows=h * w, channels=c),), 1)
@@ -186,6 +212,29 @@ def _norm_bytes(layer: layers.BatchNorm2d, kind: str, samples: int, dtype: str, 
     return part(samples * h * w, c, dtype, device)
 
 
+def _layer_norm_bytes(layer: layers.LayerNorm, kind: str, samples: int, dtype: str, device: Device) -> int:
+    h, w, c = layer.input_shape
+    return misc.batch_norm_backward_workspace(samples * h * w, c, dtype, device) if kind == "backward" else 0
+
+
+def _layer_scale_bytes(layer: layers.LayerScale, kind: str, samples: int, dtype: str, device: Device) -> int:
+    h, w, c = layer.input_shape
+    return misc.layer_scale_backward_workspace(samples * h * w, c, dtype, device) if kind == "backward" else 0
+
+
+def _tokens_bytes(layer: layers.Tokens, kind: str, samples: int, dtype: str, device: Device) -> int:
+    columns = math.prod(layer.output_shape)
+    return misc.column_sums_workspace(samples, columns, dtype, device) if kind == "backward" else 0
+
+
+def _attention_bytes(layer: layers.Attention, kind: str, samples: int, dtype: str, device: Device) -> int:
+    h, w, c = layer.input_shape
+    extents = samples, h * w, c, layer.heads, dtype, device
+    if kind == "backward":
+        return attention.attention_backward_workspace(*extents)
+    return attention.attention_workspace(*extents, saves=kind == "forward")
+
+
 NOTHING = Row(_no_scratch, _no_bytes)
 NOT_WRITTEN = Row(_inputs_and_outputs, _no_bytes)
 """
@@ -200,24 +249,24 @@ TABLE: dict[type[Layer], Row] = {
     layers.AvgPool2d: Row(_pool, _no_bytes),
     layers.GlobalAvgPool: NOTHING,
     layers.BatchNorm2d: Row(_norm, _norm_bytes),
-    layers.LayerNorm: NOT_WRITTEN,
-    layers.LayerScale: NOT_WRITTEN,
+    layers.LayerNorm: Row(_layer_norm, _layer_norm_bytes),
+    layers.LayerScale: Row(_layer_scale, _layer_scale_bytes),
     layers.ReLU: Row(_flag_or_draw, _no_bytes),
     layers.ReLU6: Row(_curve, _no_bytes),
     layers.HardSwish: Row(_curve, _no_bytes),
     layers.HardSigmoid: Row(_curve, _no_bytes),
     layers.Sigmoid: Row(_curve, _no_bytes),
     layers.SiLU: Row(_curve, _no_bytes),
-    layers.GELU: NOT_WRITTEN,
+    layers.GELU: Row(_curve, _no_bytes),
     layers.Softmax: Row(_scores, _no_bytes),
     layers.Dropout: Row(_flag_or_draw, _no_bytes),
     layers.Flatten: NOTHING,
     layers.Add: NOTHING,
     layers.Scale: Row(_sums_of_products, _no_bytes),
     layers.Concat: NOTHING,
-    layers.Tokens: NOT_WRITTEN,
-    layers.ClassToken: NOT_WRITTEN,
-    layers.Attention: NOT_WRITTEN,
+    layers.Tokens: Row(_no_scratch, _tokens_bytes),
+    layers.ClassToken: NOTHING,
+    layers.Attention: Row(_attention, _attention_bytes),
     layers.Opaque: NOT_WRITTEN,
 }
 """What each kind of layer needs; the order is that of `LAYERS`."""

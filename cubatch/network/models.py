@@ -20,7 +20,8 @@ from cubatch.network.specfile import from_mapping, load_spec
 _WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz"})
 _NO_LAYERS = (
     "Such a file holds weights, and not the layers: give package.module:build, a function that builds the module, or "
-    "the .onnx file that torch.onnx.export writes; in Python autotune_module(module, input_shape) takes it as it is."
+    "the .onnx file that torch.onnx.export writes; in Python autotune_module(module, input_shape) takes it as it is. "
+    "`cubatch train MODEL --weights FILE` begins with .safetensors or .npz."
 )
 
 

@@ -15,8 +15,6 @@
 
 #include "common/elements.cuh"
 
-constexpr int WARPS = THREADS / 32;
-
 struct Column {
   int lane;          // among the lanes over channels
   int row_lane;      // among the lanes over rows

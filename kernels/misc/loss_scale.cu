@@ -14,7 +14,6 @@
 #include "common/elements.cuh"
 #include "common/loss_scale.cuh"
 
-constexpr int WARPS = THREADS / 32;
 constexpr float LEAST = 1.17549435e-38f;  // 2^-126
 constexpr float MOST = 8.50705917e37f;    // 2^126
 

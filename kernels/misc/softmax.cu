@@ -8,40 +8,11 @@
 //                                  a sum of losses, which are not scaled, for each block
 //   softmax_cross_entropy_finish   loss = sum of the blocks' sums / count, in float64
 //
-// `lanes` threads share a row and step over its classes: a power of two up to a warp, or the whole block where
-// rows are long.  A row is read once from memory and again from the cache; blocks step over the rows.  A thread
-// reads and writes its own elements only, so the result may go where the input is.
+// A row is read once from memory and again from the cache (who owns which row: common/rows.cuh).  A thread reads and
+// writes its own elements only, so the result may go where the input is.
 //
 //   grid    at most some blocks for each SM, whatever the rows; the finish: one block
-#include "common/elements.cuh"
-
-constexpr int WARPS = THREADS / 32;
-
-struct Maximum {
-  CB_DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }  // a NaN comes back in the row's sum
-};
-struct Sum {
-  CB_DEVICE float operator()(float a, float b) const { return a + b; }
-};
-
-// Combine a value over the threads of a row, in one order; all of them get it.  All threads call it.
-template <class Combine>
-CB_DEVICE float combine_row(float value, int lanes, float* shared, Combine combine) {
-  CB_NO_UNROLL
-  for (int bits = 1; bits < lanes && bits < 32; bits *= 2) {
-    const float other = cb_shuffle_xor(value, bits);
-    // The lower lane's value first, so that both lanes get the same bits.
-    value = cb_thread() & bits ? combine(other, value) : combine(value, other);
-  }
-  if (lanes <= 32) return value;
-  cb_sync();  // what is shared may still be read from the last time
-  if (cb_lane() == 0) shared[cb_warp()] = value;
-  cb_sync();
-  value = shared[0];
-  CB_UNROLL
-  for (int warp = 1; warp < WARPS; ++warp) value = combine(value, shared[warp]);
-  return value;
-}
+#include "common/rows.cuh"
 
 // Sum of all threads' values, in the first thread.
 CB_DEVICE double sum_block(double value, double* shared) {
@@ -55,32 +26,12 @@ CB_DEVICE double sum_block(double value, double* shared) {
   return shared[0];
 }
 
-// This thread's place in its row, and whether there is one: at the end some threads only keep the others company.
-struct RowWalk {
-  i64 row;
-  int lane;
-  int lanes;
-  int classes;
-  bool active;
-};
-
-// body(at) for each row of this block's; all threads of the block come along.
-template <class Body>
-CB_DEVICE void for_rows(i64 num_rows, int classes, int lanes, Body body) {
-  const int at_once = THREADS / lanes;
-  CB_NO_UNROLL
-  for (i64 first = (i64)cb_block_x() * at_once; first < num_rows; first += (i64)cb_num_blocks_x() * at_once) {
-    const i64 row = first + cb_thread() / lanes;
-    body(RowWalk{row, cb_thread() & (lanes - 1), lanes, classes, row < num_rows});
-  }
-}
-
 // use(j, scores[j]) over this thread's classes of a row.
 template <class Use>
 CB_DEVICE void for_classes(const CB_ELEMENT* scores, const RowWalk& at, Use use) {
   if (!at.active) return;
   walk<LOADS>(
-      at.lane, at.classes, at.lanes, [&](i64 j) { return cb_read<CB_ELEMENT, 1>(scores + j); },
+      at.lane, at.columns, at.lanes, [&](i64 j) { return cb_read<CB_ELEMENT, 1>(scores + j); },
       [&](i64 j, const Vec<CB_ELEMENT, 1>& loaded) { use((int)j, to_float(loaded.v[0])); });
 }
 

@@ -9,9 +9,12 @@ from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
 from cubatch.network.layers import (
+    GELU,
     Add,
+    Attention,
     AvgPool2d,
     BatchNorm2d,
+    ClassToken,
     Concat,
     Conv2d,
     Dropout,
@@ -19,6 +22,8 @@ from cubatch.network.layers import (
     GlobalAvgPool,
     HardSigmoid,
     HardSwish,
+    LayerNorm,
+    LayerScale,
     Linear,
     MaxPool2d,
     ReLU,
@@ -26,6 +31,7 @@ from cubatch.network.layers import (
     Scale,
     Sigmoid,
     SiLU,
+    Tokens,
 )
 
 HERE = probe.device("cpu")
@@ -104,6 +110,40 @@ def mobile(p=0.0):
             Linear(k=5),
         ],
         name="mobile",
+    )
+
+
+def transformer(p=0.0):
+    """A block of ConvNeXt, then one of a vision transformer, each layer norm and branch where those have them."""
+    return Network(
+        input_shape=(9, 6, 3),
+        layers=[
+            Conv2d(k=8, r=3, s=3, stride=3),
+            LayerNorm(name="stem"),
+            Conv2d(k=8, r=3, s=3, pad=1, groups=8),
+            LayerNorm(eps=1e-3),
+            Linear(k=12),
+            GELU(),
+            Linear(k=8),
+            LayerScale(name="scaled"),
+            Add(name="image", inputs=["stem", "scaled"]),
+            Tokens(name="tokens"),
+            LayerNorm(),
+            Attention(name="attention", heads=2),
+            Dropout(p=p, name="dropped"),
+            Add(name="attended", inputs=["tokens", "dropped"]),
+            LayerNorm(),
+            Linear(k=10),
+            GELU(),
+            Linear(k=8, name="mlp"),
+            Add(name="block", inputs=["attended", "mlp"]),
+            LayerNorm(),
+            Attention(heads=4, bias=False),
+            ClassToken(),
+            GELU(),
+            Linear(k=5),
+        ],
+        name="transformer",
     )
 
 

@@ -17,7 +17,10 @@ import numpy as np
 
 from cubatch.engine import backend, functional
 
-RESULTS = frozenset({"out", "outs", "dw", "db", "dx", "ds", "dgamma", "dbeta", "dlogits"})
+RESULTS = frozenset(
+    {"out", "outs", "dw", "db", "dx", "ds", "dgamma", "dbeta", "dlogits", "dtoken", "dposition"}
+    | {"keep", "dw_in", "dw_out", "db_in", "db_out"}
+)
 """Keywords by which operations are given what they write elements to."""
 
 _KNOW_STORAGE = frozenset({"adam", "momentum", "sgd", "update_loss_scale"})  # have master weights to step on

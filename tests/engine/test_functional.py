@@ -221,6 +221,19 @@ def test_linear_works_on_the_last_axis_of_any_rank():
     np.testing.assert_allclose(turned, np.maximum(want, 0), rtol=1e-13, atol=1e-13)
 
 
+@given(rows=st.integers(2, 9), k=st.integers(1, 43), c=st.integers(17_000, 40_000), seed=st.integers(0, 99))
+@settings(max_examples=examples(12), deadline=None)
+def test_a_few_rows_through_a_large_filter_meet_all_of_its_outputs(rows, k, c, seed):
+    """They are computed some outputs at a time: with all in place, each within the rounding of its sum."""
+    random = np.random.default_rng(seed)
+    x, w = random.standard_normal((rows, c), np.float32), random.standard_normal((k, c), np.float32)
+    b, out = random.standard_normal(k, np.float32), np.full((rows, k), np.nan, np.float32)
+    functional.linear(x, w, b, out=out)
+    wide_x, wide_w = x.astype(np.float64), w.astype(np.float64)
+    bound = gamma(c + 1, 2.0**-24) * (abs(wide_x) @ abs(wide_w).T + abs(b))
+    assert_within(out, wide_x @ wide_w.T + b, bound, axes="nk")
+
+
 def test_linear_gradients_are_the_slopes_of_linear():
     """Finite differences know nothing of how the gradients are computed."""
     random = np.random.default_rng(5)

@@ -28,9 +28,12 @@ def _large_calls():
     x1, w1 = new(64, 32, 32, 1), new(16, 3, 3, 1)
     y1 = new(64, 32, 32, 16)
     scores, other, labels = new(20000, 10), new(20000, 10), random.integers(0, 10, 20000)
-    factors, curves = new(24, 1, 1, 16), ("relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish")
+    factors, curves = new(24, 1, 1, 16), ("relu6", "sigmoid", "silu", "hard_sigmoid", "hard_swish", "gelu")
     mask, flat, joined, rows = np.ones(x.shape, bool), new(2**20), new(2**18, 8), new(24 * 1024, 16)
     room = np.empty(1 << 19, np.uint8)
+    words, kept = new(24, 64, 1, 48), [new(24, count) for count in (3 * 64 * 48, 4 * 64 * 64, 64 * 48)]
+    w_in, w_out, b_in, b_out, more = new(144, 48), new(48, 48), new(144), new(48), new(24, 65, 1, 48)
+    position, statistics, other_words = new(65, 48), new(24, 128), new(24, 64, 1, 48)
     pad = {"pad": (1, 1, 1, 1), "workspace": room}
     f = functional
     return {
@@ -74,6 +77,28 @@ def _large_calls():
         ),
         "batch_norm_backward": lambda: f.batch_norm_backward(
             big, x, b, mean=b, inv_std=b, dgamma=new(16), dbeta=new(16), out=big, workspace=room
+        ),
+        "layer_norm": lambda: f.layer_norm(words, b_out, b_out, statistics=statistics, out=other_words, workspace=room),
+        "layer_norm_backward": lambda: f.layer_norm_backward(
+            words, words, b_out, statistics=statistics, dgamma=new(48), dbeta=new(48), out=other_words, workspace=room
+        ),
+        "layer_scale": lambda: f.layer_scale(words, b_out, out=words),
+        "layer_scale_backward": lambda: f.layer_scale_backward(
+            words, words, b_out, dgamma=new(48), out=other_words, workspace=room
+        ),
+        "tokens": lambda: f.tokens(words, b_out, position, out=more),
+        "tokens_backward": lambda: f.tokens_backward(more, dtoken=b_out, dposition=position, out=words),
+        "class_token": lambda: f.class_token(words, out=new(24, 48)),
+        "class_token_backward": lambda: f.class_token_backward(words[:, 0], x_shape=more.shape, out=more),
+        "attention": lambda: f.attention(
+            words, w_in, w_out, b_in, b_out, heads=4, keep=kept, out=other_words, workspace=room
+        ),
+        "attention without keeping": lambda: f.attention(
+            words, w_in, w_out, b_in, b_out, heads=4, out=other_words, workspace=room
+        ),
+        "attention_backward": lambda: f.attention_backward(
+            words, words, w_in, w_out, heads=4, saved=kept, dw_in=w_in.copy(), dw_out=w_out.copy(), db_in=b_in,
+            db_out=b_out, out=other_words, workspace=room,
         ),
         "dropout": lambda: f.dropout(x, p=0.5, seed=1, out=big, mask=mask, workspace=room),
         "dropout_backward": lambda: f.dropout_backward(x, mask, p=0.5, out=big),

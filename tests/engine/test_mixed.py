@@ -149,10 +149,10 @@ def test_operations_are_those_of_functional_on_what_is_stored(dtype, data):
 def test_every_result_of_functional_is_known_by_its_keyword():
     """A result under another name would be computed in a copy and lost; arrays are what is annotated as Any."""
     known = rounded.RESULTS | {"loss", "mask", "argmax", "mean", "inv_std", "running_mean", "running_var", "scales",
-                               "shifts", "workspace"}  # fmt: skip
+                               "shifts", "statistics", "workspace"}  # fmt: skip
     inputs = {"x", "w", "b", "y", "s", "dy", "gamma", "beta", "logits", "labels", "branches", "mask", "argmax", "saved",
               "scale", "shift", "residual", "positive", "seed", "reduce", "gammas", "betas", "biases", "means",
-              "variances"}  # fmt: skip
+              "variances", "token", "position", "w_in", "w_out", "b_in", "b_out"}  # fmt: skip
     for name in functional.__all__:
         if name not in rounded._KNOW_STORAGE:
             parameters = inspect.signature(getattr(functional, name)).parameters
@@ -206,7 +206,7 @@ def test_an_overflow_in_one_members_gradient_stops_all_of_them():
         model.step()
         assert model.skipped_steps == 0
         before = model._stepper.master.copy()
-        updates = [programs[-1] for programs in model._programs[0]]
+        updates = [programs[-1] for programs in model._program.works[0]]
         model._gradients[2][0] = np.inf
         model._team.run(lambda rank: updates[rank]())
         assert model.skipped_steps == 1

@@ -15,8 +15,8 @@ from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, Unsupport
 from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import GELU, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
-from tests.engine.networks import HERE, branched, cpu, deal, flat, mobile, trained
+from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Opaque, ReLU
+from tests.engine.networks import HERE, branched, cpu, deal, flat, mobile, trained, transformer
 
 # --- memory --------------------------------------------------------------------------------------------------
 
@@ -33,6 +33,10 @@ from tests.engine.networks import HERE, branched, cpu, deal, flat, mobile, train
         ("resnet18", (64, 64, 3), 4, {"mode": "inference"}),
         ("mobilenet-v3-large", (64, 64, 3), 4, {}),
         ("mobilenet-v3-large", (64, 64, 3), 4, {"mode": "inference"}),
+        ("deit-tiny", (64, 64, 3), 8, {}),
+        ("deit-tiny", (64, 64, 3), 8, {"recompute": True}),
+        ("deit-tiny", (96, 96, 3), 8, {"mode": "inference"}),
+        ("convnext-tiny", (32, 32, 3), 4, {}),
     ],
 )
 def test_the_peak_of_a_whole_step_is_the_plan(name, shape, n, options):
@@ -97,7 +101,7 @@ def test_out_of_memory_names_all_that_matters():
 # --- gradients -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", [branched(), mobile()], ids=str)
+@pytest.mark.parametrize("network", [branched(), mobile(), transformer()], ids=str)
 def test_gradients_are_those_of_finite_differences(network):
     """
     Along random directions the loss changes as the gradient says.
@@ -130,7 +134,7 @@ def test_gradients_are_those_of_finite_differences(network):
 
 
 @given(
-    network=st.sampled_from([branched(), mobile()]),
+    network=st.sampled_from([branched(), mobile(), transformer()]),
     n=st.sampled_from([1, 2, 3, 5]),
     threads=st.sampled_from([2, 3]),
     seed=st.integers(0, 9),
@@ -142,7 +146,8 @@ def test_threads_change_nothing_but_rounding(network, n, threads, seed):
     others = trained(network, n, steps=2, device=cpu(threads), seed=seed)
     for got, want in zip(others[:3], (losses, gradients, parameters), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose(flat(others[3]), flat(states), rtol=1e-9, atol=1e-11)
+    if states:
+        np.testing.assert_allclose(flat(others[3]), flat(states), rtol=1e-9, atol=1e-11)
 
 
 def test_recomputing_gives_the_same_bits():
@@ -157,7 +162,7 @@ def test_recomputing_gives_the_same_bits():
         ]
         + [MaxPool2d(r=2, s=2), Flatten(), Linear(k=4)],
     )
-    for spec in (network, mobile(p=0.4), deep, models.build("mnist-cnn")):
+    for spec in (network, mobile(p=0.4), transformer(p=0.4), deep, models.build("mnist-cnn")):
         kept = trained(spec, 3, steps=3, device=cpu(2), optimizer="momentum")
         again = trained(spec, 3, steps=3, device=cpu(2), optimizer="momentum", recompute=True)
         for got, want in zip(again[:3], kept[:3], strict=True):
@@ -189,7 +194,9 @@ def test_dropout_draws_anew_in_each_step_and_alike_for_each_seed():
 # --- inference -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", [branched(p=0.5), mobile(p=0.5)], ids=str)  # p does nothing in inference
+@pytest.mark.parametrize(
+    "network", [branched(p=0.5), mobile(p=0.5), transformer(p=0.5)], ids=str
+)  # p does nothing in inference
 def test_a_samples_output_does_not_depend_on_its_batch(network):
     """Seven images at once, one by one, or by two threads: the same outputs up to rounding."""
     images, _ = deal(network, 7)
@@ -275,8 +282,9 @@ def test_parameters_are_shared_only_with_the_same_network_and_dtype():
 
 def test_a_layer_without_code_is_refused_by_name():
     """The engine says which layer it cannot run, before it takes memory."""
-    network = Network(input_shape=(4, 4, 2), layers=[Conv2d(k=2, r=1, s=1), GELU(name="curve"), Flatten(), Linear(k=2)])
-    with pytest.raises(UnsupportedLayer, match=r"curve \(gelu\)"):
+    unknown = Opaque(name="einsum", operator="Einsum", output=(4, 4, 2))
+    network = Network(input_shape=(4, 4, 2), layers=[Conv2d(k=2, r=1, s=1), unknown, Flatten(), Linear(k=2)])
+    with pytest.raises(UnsupportedLayer, match=r"einsum \(opaque\)"):
         Model(network, device=HERE)
 
 
@@ -289,7 +297,7 @@ def test_an_error_in_a_step_reaches_the_caller(monkeypatch):
         def fail():
             raise CubatchError("in the step")
 
-        model._programs[0][1][1] = fail
+        model._program.works[0][1][1] = fail
         with pytest.raises(CubatchError, match="in the step"):
             model.step()
         model.prepare(4)

@@ -16,6 +16,7 @@ from cubatch.network import layers, models
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
 from tests.engine.every_kind import EVERY_KIND
+from tests.kernels.attention_stages import Stages
 from tests.kernels.cases import SMALLEST, bound, decoded, encoded
 from tests.thorough import THOROUGH
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.heavy
 
 BATCH = 4
 SUMS = (layers.Conv2d, layers.Linear)
+OVER_POSITIONS = (layers.BatchNorm2d, layers.LayerNorm, layers.LayerScale, layers.Tokens)
 SCALE = 8.0  # of the loss in float16: with the usual 2^16 the first steps of random data overflow
 # Roundings on the longest way through an operation that is no product: a few for each element, and for
 # batch norm those of sums over the batch in blocks.
@@ -71,6 +73,22 @@ def norm_terms(inputs, weights):
     return {"gamma": (dy * normed).sum(axes), "beta": dy.sum(axes), "dx0": weights["gamma"] * inv_std * spread}
 
 
+def position_terms(layer, inputs, weights):
+    """The same for gradients of a layer norm, a layer scale, and of tokens: sums over positions, or over samples."""
+    dy = np.abs(inputs["dy"])
+    if isinstance(layer, layers.Tokens):
+        position = dy.reshape(len(dy), -1, layer.c).sum(0)
+        return {"position": position, "token": position[0]}
+    x = np.abs(inputs["x0"])
+    dy, axes = dy.reshape(x.shape), (0, 1, 2)
+    if isinstance(layer, layers.LayerScale):
+        return {"gamma": (dy * x).sum(axes)}
+    mean, inv_std = (kept.reshape(*x.shape[:3], 1) for kept in inputs["statistics"].reshape(2, -1))
+    normed, error = (x + np.abs(mean)) * inv_std, dy * weights["gamma"]
+    spread = error + error.mean(-1, keepdims=True) + normed * (error * normed).mean(-1, keepdims=True)
+    return {"gamma": (dy * normed).sum(axes), "beta": dy.sum(axes), "dx0": inv_std * spread}
+
+
 def magnitudes(op, inputs, parameters):
     """Sum of the absolute values of the terms of each result that is a sum of many, by role."""
     layer = op.node.layer if op.node else None
@@ -78,7 +96,11 @@ def magnitudes(op, inputs, parameters):
     weights = {name: np.abs(array.astype(np.float64)) for name, array in parameters.items()}
     if isinstance(layer, SUMS):
         return product_terms(op, inputs, weights)
-    return norm_terms(inputs, weights) if isinstance(layer, layers.BatchNorm2d) and op.kind == "backward" else {}
+    if op.kind == "forward" or not isinstance(layer, OVER_POSITIONS):
+        return {}
+    return (
+        norm_terms(inputs, weights) if isinstance(layer, layers.BatchNorm2d) else position_terms(layer, inputs, weights)
+    )
 
 
 def roundings(op, role):
@@ -88,7 +110,7 @@ def roundings(op, role):
         pixels, filters = BATCH * math.prod(layer.output_shape[:2]), layer.parameter_shapes["w"]
         taps = layer.r * layer.s if isinstance(layer, layers.Conv2d) else 1
         return {"y": math.prod(filters[1:]) + 4, "w": pixels, "b": pixels, "dx0": filters[0] * taps + 1}[role]
-    return SUM_ROUNDINGS if isinstance(layer, layers.BatchNorm2d) else USUAL_ROUNDINGS
+    return SUM_ROUNDINGS if isinstance(layer, OVER_POSITIONS) else USUAL_ROUNDINGS
 
 
 def step(expected, tested, op, works, launcher):
@@ -121,6 +143,21 @@ def drop(layer, inputs, got):
     kept, keep = got.pop("mask").astype(bool), 1 - layer.p
     assert abs(kept.mean() - keep) < 6 * math.sqrt(layer.p * keep / kept.size)
     return {"y": np.where(kept.reshape(inputs["x0"].shape), inputs["x0"] / np.float32(keep), np.float32(0))}
+
+
+def attention_is_right(op, inputs, got, parameters, tested, launcher, dtype, label):
+    """Check it stage by stage, so that what 16 bits lose between its stages is no part of a bound."""
+    layer, place = op.node.layer, tested._places[0][0]
+    h, w, c = layer.input_shape
+    stages, roles = Stages((BATCH, h * w, c), layer.heads, dtype, label), ("qkv", "weights", "mixed")
+    workspace = launcher.get(place.arena.workspace(op.workspace))
+    between = stages.between(workspace, place.arena[op.reads["x0"]].dtype, forward=op.kind == "forward")
+    if op.kind == "forward":
+        kept = [got[role] for role in roles] if "qkv" in got else between
+        stages.forward(inputs["x0"], parameters, kept, got["y"])
+    else:
+        saved, gradients = [inputs[role] for role in roles], {name: got[name] for name in parameters}
+        stages.backward(inputs["dy"], inputs["x0"], parameters, saved, gradients, between, got["dx0"])
 
 
 def models_of(launcher, network, dtype, **options):
@@ -190,7 +227,9 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
     network = models.build(name, input_shape=shape, classes=10) if shape else EVERY_KIND
     expected, tested = models_of(launcher, network, dtype)
     unit, seen = UNIT_ROUNDOFF["float32"], set()
-    for op, *works in zip(expected.plan.schedule.ops, expected._programs[0][0], tested._programs[0][0], strict=True):
+    for op, *works in zip(
+        expected.plan.schedule.ops, expected._program.works[0][0], tested._program.works[0][0], strict=True
+    ):
         if op.kind == "update":
             continue
         label = f"{name} {dtype} {op.kind} {op.node.name if op.node else ''}"
@@ -199,7 +238,11 @@ def test_every_operation_of_a_training_step_equals_the_numpy_engine(launcher, na
             np.testing.assert_allclose(tested.loss(), expected.loss(), rtol=gamma(100, unit), err_msg=label)
         if op.kind == "forward" and isinstance(op.node.layer, layers.Dropout):
             wants = drop(op.node.layer, inputs, gots)
-        sums = magnitudes(op, inputs, expected.parameters.get(op.node.name, {}) if op.node else {})
+        parameters = expected.parameters.get(op.node.name, {}) if op.node else {}
+        if op.node and op.kind != "accumulate" and isinstance(op.node.layer, layers.Attention):
+            attention_is_right(op, inputs, gots, parameters, tested, launcher, dtype, label)
+            continue
+        sums = magnitudes(op, inputs, parameters)
         for role, want in wants.items():
             apart = within(op, role, want, sums, dtype)
             assert_within(gots[role].astype(np.float64), want.astype(np.float64), apart, label=f"{label} {role}")
@@ -226,13 +269,19 @@ def test_every_operation_of_inference_equals_the_numpy_engine(launcher, name, sh
         for key, array in state.items():
             array[...] = random.uniform(0.5, 2, array.shape) if key == "var" else random.normal(size=array.shape)
             put(launcher, tested.states[norm][key], array)
-    for op, *works in zip(expected.plan.schedule.ops, expected._programs[0][0], tested._programs[0][0], strict=True):
+    for op, *works in zip(
+        expected.plan.schedule.ops, expected._program.works[0][0], tested._program.works[0][0], strict=True
+    ):
         inputs, wants, gots = step(expected, tested, op, works, launcher)
-        sums = magnitudes(op, inputs, expected.parameters.get(op.node.name, {}) if op.node else {})
+        label, parameters = f"{name} {dtype} {op.kind}", expected.parameters.get(op.node.name, {}) if op.node else {}
+        if op.node and isinstance(op.node.layer, layers.Attention):
+            attention_is_right(op, inputs, gots, parameters, tested, launcher, dtype, label)
+            continue
+        sums = magnitudes(op, inputs, parameters)
         for role, want in wants.items():
             apart = within(op, role, want, sums, dtype)
-            label = f"{name} {dtype} {op.kind} {op.node.name if op.node else ''} {role}"
-            assert_within(gots[role].astype(np.float64), want.astype(np.float64), apart, label=label)
+            name_of = f"{label} {op.node.name if op.node else ''} {role}"
+            assert_within(gots[role].astype(np.float64), want.astype(np.float64), apart, label=name_of)
         seen |= op.ending
     assert seen == {"folded", "residual"}
 
@@ -257,8 +306,9 @@ def test_updates_in_16_bits_equal_the_numpy_engine(launcher, dtype, optimizer):
         before = expected._stepper.master.copy()
         tested._numbers.write(number + 1, 0.25)
         for model in (expected, tested):
-            model._programs[0][0][-1]()
+            model._program.works[0][0][-1]()
             model._clock[0] += 1
+            model._updates += 1
         skips = number == 1 and dtype == "float16"
         assert np.array_equal(before, expected._stepper.master) == skips
         assert (tested.loss_scale, tested.skipped_steps) == (expected.loss_scale, expected.skipped_steps)

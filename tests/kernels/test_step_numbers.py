@@ -66,7 +66,7 @@ def test_every_step_draws_the_mask_of_its_number(launcher):
         drawn = []
         for number in (1, 2, 3):
             model._numbers.write(number, 0.0)
-            model._programs[0][0][index]()
+            model._program.works[0][0][index]()
             drawn.append(launcher.get(mask).reshape(-1).astype(bool).copy())
             seed = (2, 0, *ops[index].node.name.encode())
             _, want = pointwise.dropout(context, ones, p=0.5, seed=seed, step=number)

@@ -1,4 +1,4 @@
-"""Attention and layers of transformers that the engine cannot run yet: imported, and computed by their definitions."""
+"""Attention and layers of transformers: imported, and run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from cubatch import from_torch
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import Attention
-from tests.parity import definitions
 from tests.parity import torchvision_models as zoo
 
 torch, nn = zoo.torch, zoo.torch.nn
@@ -86,7 +85,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_is_one_layer_whichever_way_it_is_cut(form):
-    """One layer with the weights in its order: its definition on them gives what the module gives."""
+    """One layer with the weights in its order: it gives what the module gives."""
     torch.manual_seed(2)
     module = FORMS[form]
     for parameter in module.parameters():
@@ -98,7 +97,7 @@ def test_attention_is_one_layer_whichever_way_it_is_cut(form):
     with torch.no_grad():
         want = module.double()(torch.tensor(x)).numpy()
     module.float()
-    np.testing.assert_allclose(definitions.outputs(network, x)[:, :, 0], want, rtol=0, atol=BOUND * np.abs(want).max())
+    np.testing.assert_allclose(zoo.outputs(network, x)[:, :, 0], want, rtol=0, atol=BOUND * np.abs(want).max())
 
 
 REFUSED = {
@@ -132,7 +131,7 @@ def test_a_vision_transformer_has_its_layers_and_numbers():
     with torch.no_grad():
         want = module.double()(torch.tensor(x)).numpy()
     np.testing.assert_allclose(
-        definitions.outputs(network, x).reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max()
+        zoo.outputs(network, x).reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max()
     )
 
 
@@ -146,5 +145,5 @@ def test_convnext_has_its_numbers():
     with torch.no_grad():
         want = module.double()(torch.tensor(x)).numpy()
     np.testing.assert_allclose(
-        definitions.outputs(network, x).reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max()
+        zoo.outputs(network, x).reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max()
     )

@@ -51,7 +51,7 @@ def activation(
     workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> Any:
     """
-    Apply an activation function; arguments and result are those of `functional.activation`, and "gelu" is one more.
+    Apply an activation function; arguments and result are those of `functional.activation`.
 
     Raises:
         InvalidArgument: If the kind is not known or types differ.
@@ -75,7 +75,7 @@ def activation_backward(
     """
     Give the gradient by an activation function's input; as `functional.activation_backward`.
 
-    Of "gelu" the input is saved.  `out` may be dy, or saved.
+    `out` may be dy, or saved.
 
     Raises:
         InvalidArgument: If the kind is not known or types differ.

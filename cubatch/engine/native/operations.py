@@ -8,11 +8,24 @@ from types import SimpleNamespace
 from typing import Any, Never
 
 from cubatch.engine import functional
-from cubatch.engine.native import activations, conv, linear, losses, norm, optim, pointwise, pooling, scaling
+from cubatch.engine.native import (
+    activations,
+    attention,
+    conv,
+    layer_norm,
+    linear,
+    losses,
+    norm,
+    optim,
+    pointwise,
+    pooling,
+    scaling,
+    tokens,
+)  # fmt: skip
 from cubatch.engine.native.context import Context
 from cubatch.errors import UnsupportedLayer
 
-_MODULES = (activations, conv, linear, losses, norm, optim, pointwise, pooling, scaling)
+_MODULES = (activations, attention, conv, layer_norm, linear, losses, norm, optim, pointwise, pooling, scaling, tokens)
 
 
 def written() -> dict[str, Callable[..., Any]]:

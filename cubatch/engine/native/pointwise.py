@@ -48,7 +48,7 @@ def concat(context: Context, branches: Sequence[Any], *, out: Any = None) -> Any
     start = 0
     for branch in branches:
         check(y.dtype, (*y.shape[:-1], branch.shape[-1]), branch=branch)
-        _copy_columns(context, branch, y, 0, start, branch.shape[-1])
+        copy_columns(context, branch, y, 0, start, branch.shape[-1])
         start += branch.shape[-1]
     return y
 
@@ -60,11 +60,11 @@ def concat_backward(context: Context, dy: Any, channels: Sequence[int], *, outs:
     for width, out in zip(channels, outs, strict=True):
         if out is not None:
             check(dy.dtype, (*dy.shape[:-1], width), out=out)
-            _copy_columns(context, dy, out, start, 0, width)
+            copy_columns(context, dy, out, start, 0, width)
         start += width
 
 
-def _copy_columns(context: Context, source: Any, target: Any, begin: int, to: int, width: int) -> None:
+def copy_columns(context: Context, source: Any, target: Any, begin: int, to: int, width: int) -> None:
     """Copy `width` columns from column `begin` of the source to column `to` of the target."""
     have, want = source.shape[-1], target.shape[-1]
     rows = source.size // max(have, 1)

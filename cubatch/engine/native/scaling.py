@@ -1,4 +1,4 @@
-"""What has one value for each sample and channel: the factors of squeeze-and-excite, and grids over samples."""
+"""Factors of channels, of each sample or the same for all, and grids over samples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, vector_width
+from cubatch.engine.backend import of, view
+from cubatch.engine.native.arrays import check, dtype_of, take_workspace, vector_width
 from cubatch.engine.native.context import Context, Grid
+from cubatch.engine.native.layer_norm import parameter_sums
 from cubatch.kernels import variant
-from cubatch.kernels.workspace.misc import walked_tiles
+from cubatch.kernels.workspace.misc import layer_scale_backward_workspace, walked_tiles
 
 
 def scale(context: Context, x: Any, s: Any, *, out: Any = None) -> Any:
@@ -42,6 +43,34 @@ def scale_backward(
     grid, arguments = sample_sums_grid(context, dy.shape, vector, dy.itemsize)
     rows = np.int32(dy.shape[1] * dy.shape[2])
     context.launch(variant.find("scale_backward", dtype_of(dy)), grid, [dy, x, s, dx, ds, rows, *arguments])
+
+
+def layer_scale(context: Context, x: Any, gamma: Any, *, out: Any = None) -> Any:
+    """Multiply each channel by its factor, the same for all samples; as `functional.layer_scale`."""
+    y, channels = of(x).empty_like(x) if out is None else out, x.shape[-1]
+    check(x.dtype, (channels,), gamma=gamma)
+    one = (1, x.size // channels, 1, channels)  # all positions as those of one sample
+    scale(context, x.reshape(one), gamma.reshape(1, 1, 1, channels), out=y.reshape(one))
+    return y
+
+
+def layer_scale_backward(
+    context: Context, dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any = None, workspace: Any = None
+) -> None:
+    """
+    Give the gradients by what is scaled and by the factors; as `functional.layer_scale_backward`.
+
+    The workspace is of `workspace.misc.layer_scale_backward_workspace` bytes.
+    """
+    channels = x.shape[-1]
+    check(x.dtype, x.shape, dy=dy, x=x, out=out)
+    check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma)
+    need = layer_scale_backward_workspace(x.size // channels, channels, dtype_of(x), context.device)
+    workspace = take_workspace(workspace, x, need)
+    unused = view(workspace, (channels,), x.dtype, offset=need - 4 * channels)  # the sums of dy alone
+    parameter_sums(context, dy, x, None, dgamma, unused, workspace)
+    if out is not None:
+        layer_scale(context, dy, gamma, out=out)
 
 
 def sample_sums_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.engine import layers as engine
 from cubatch.errors import InvalidSpec, UnknownName
 from cubatch.network import importers
 from cubatch.network.graph import Network
@@ -159,20 +158,16 @@ def test_weights_that_fit_no_layer_are_refused(weights, error, told):
 
 
 def table():
-    """Rows of the table of operators: the names in backticks of each column, and whether the first has a star."""
+    """Rows of the table of operators: the names in backticks of each column."""
     text = Path(importers.__file__).with_name("README.md").read_text(encoding="utf-8")
     for line in re.findall(r"^\|(?! ---| layer)(.*)\|$", text, re.MULTILINE):
-        first, *others = line.split("|")
-        yield [set(re.findall(r"`(\w+)`", column)) for column in (first, *others)], "*" in first
+        yield [set(re.findall(r"`(\w+)`", column)) for column in line.split("|")]
 
 
 def test_the_table_has_every_operator_and_layer():
-    """What the front ends know is what the table says they know; a star is where the engine has no code."""
+    """What the front ends know is what the table says they know."""
     rows = list(table())
-    listed = [set().union(*(columns[place] for columns, _ in rows)) for place in range(3)]
+    listed = [set().union(*(columns[place] for columns in rows)) for place in range(3)]
     assert {f"aten.{name}" for name in listed[1]} == set(torch_operators.OPERATORS) | torch_operators.SEVERAL
     assert listed[2] == set(onnx_operators.OPERATORS) | {"Split"}
     assert listed[0] == set(LAYERS) - {"opaque"}
-    for (names, *_), has_star in rows:
-        written = [engine.TABLE[LAYERS[name]] is not engine.NOT_WRITTEN for name in names]
-        assert has_star == (bool(written) and not all(written)), names

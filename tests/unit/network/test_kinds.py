@@ -117,7 +117,7 @@ def test_a_kind_that_is_written_has_the_operations_that_its_facts_leave_to_it():
 @pytest.mark.parametrize("kind", [kind for kind, ops in engine.TABLE.items() if ops is engine.NOT_WRITTEN])
 def test_what_is_not_written_can_be_planned_but_not_run(kind):
     """Its plan has room for inputs and outputs in float32, twice; the engine says that there is no code."""
-    layer = kind(h=3, w=5, c=4, **({"heads": 2} if kind.type == "attention" else {}))
+    layer = kind(h=3, w=5, c=4)
     with pytest.raises(UnsupportedLayer) as caught:
         engine.check(layer, "here")
     assert caught.value.args == (f"here ({kind.type})", "its computation is not written yet")

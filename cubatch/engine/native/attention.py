@@ -1,0 +1,194 @@
+"""
+Attention on hand-written kernels: linear layers, and between them a product of heads, a softmax and another product.
+
+In inference heads of at most 64 channels go another way, on which neither scores nor weights are stored.  Else these
+are stored as activations are: of 16 bits so are the scores, before the softmax is written over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine.backend import of, view
+from cubatch.engine.native.arrays import check, dtype_of, take_workspace
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.heads import Heads, multiply_heads
+from cubatch.engine.native.linear import linear, linear_dgrad, linear_wgrad
+from cubatch.engine.native.losses import softmax, softmax_backward
+from cubatch.errors import InvalidArgument
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.attention import (
+    WIDEST_HEAD,
+    attention_backward_workspace,
+    attention_workspace,
+    kept_bytes,
+    stores_weights,
+)
+
+_QUERIES = 64  # of a block of kernels/attention/attend.cu
+
+
+def attention(
+    context: Context,
+    x: Any,
+    w_in: Any,
+    w_out: Any,
+    b_in: Any = None,
+    b_out: Any = None,
+    *,
+    heads: int,
+    keep: Sequence[Any] | None = None,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Let every position read all positions of its sample; as `functional.attention`.
+
+    Args:
+        context: Where it runs.
+        x: Activations (n, ..., c), C-contiguous: t positions.
+        w_in, w_out: Projections (3c, c) and (c, c), of x's type, as all else.
+        b_in, b_out: Their biases (3c,) and (c,), or None.
+        heads: Number of heads; divides c.
+        keep: Where queries, keys and values, the weights and the mixed values go. None keeps none.
+        out: Where y goes; not x. None allocates it.
+        workspace: 1-D uint8 array of `workspace.attention.attention_workspace` bytes. None allocates one.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If types or shapes differ or the workspace is too small.
+    """
+    n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
+    y = of(x).empty_like(x) if out is None else out
+    check(x.dtype, x.shape, x=x, out=y)
+    need = attention_workspace(n, t, c, heads, dtype_of(x), context.device, saves=keep is not None)
+    workspace = take_workspace(workspace, x, need)
+    stores = stores_weights(c, heads, saves=keep is not None)
+    if keep is None:
+        queries_at, weights_at, mixed_at = kept_bytes(n, t, c, heads, dtype_of(x))
+        sizes = queries_at, weights_at * stores, mixed_at
+        keep, workspace = list(_cut(workspace, sizes, x.dtype)), workspace[sum(sizes) :]
+    qkv, mixed = _as(keep[0], (n, t, 3 * c)), _as(keep[2], (n, t, c))
+    linear(context, x.reshape(n, t, c), w_in, b_in, out=qkv, workspace=workspace)
+    if stores:
+        _mix_by_weights(context, qkv, _as(keep[1], (n, heads, t, t)), mixed)
+    else:
+        attend(context, qkv, heads=heads, out=mixed)
+    linear(context, mixed, w_out, b_out, out=y.reshape(n, t, c), workspace=workspace)
+    return y
+
+
+def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> None:
+    """Store scores, write their softmax over them, and mix the values."""
+    heads, width = weights.shape[1], mixed.shape[-1] // weights.shape[1]
+    queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
+    of_weights = Heads.one_by_one(weights)
+    multiply_heads(context, "nt", queries, keys, of_weights, factor=1 / math.sqrt(width))
+    softmax(context, weights, out=weights)
+    multiply_heads(context, "nn", of_weights, values, Heads.side_by_side(mixed, heads, width))
+
+
+def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
+    """
+    Mix the values by the softmax of scores that are never stored.
+
+    Args:
+        context: Where it runs.
+        qkv: Queries, keys and values (n, t, 3c), by head.
+        heads: Number of heads, of at most `WIDEST_HEAD` channels.
+        out: Where the mixed values go: (n, t, c).
+
+    Raises:
+        InvalidArgument: If types or shapes differ, or heads are too wide.
+    """
+    n, t, c = out.shape
+    width = c // heads
+    if width > WIDEST_HEAD:
+        raise InvalidArgument("heads", heads, f"so many that each has at most {WIDEST_HEAD} of {c} channels")
+    check(out.dtype, (n, t, 3 * c), qkv=qkv)
+    check(out.dtype, out.shape, out=out)
+    grid = (n * -(-t // _QUERIES), heads, 1)
+    extents = np.int32(t), np.int32(c), np.int32(width), np.float32(1 / math.sqrt(width))
+    context.launch(variant.find("attend", dtype_of(out)), grid, [qkv, out, *extents])
+
+
+def attention_backward(
+    context: Context,
+    dy: Any,
+    x: Any,
+    w_in: Any,
+    w_out: Any,
+    *,
+    heads: int,
+    saved: Sequence[Any],
+    dw_in: Any,
+    dw_out: Any,
+    db_in: Any = None,
+    db_out: Any = None,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """
+    Give the gradients by attention's input and its projections; as `functional.attention_backward`.
+
+    Args:
+        context: Where it runs.
+        dy: Gradient by the output (n, ..., c), C-contiguous.
+        x: The forward pass's input.
+        w_in, w_out: The projections.
+        heads: Number of heads.
+        saved: What the forward pass kept.
+        dw_in, dw_out: Where the gradients by the projections go. Overwritten.
+        db_in, db_out: Where those by their biases go, or None. Overwritten.
+        out: Where dx goes; may be dy. None allocates it.
+        workspace: 1-D uint8 array of `workspace.attention.attention_backward_workspace` bytes. None allocates one.
+
+    Returns:
+        dx, which is `out` where that was given.
+
+    Raises:
+        InvalidArgument: If types or shapes differ or the workspace is too small.
+    """
+    n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
+    dx, width, dtype = of(dy).empty_like(dy) if out is None else out, c // heads, dtype_of(x)
+    check(x.dtype, x.shape, dy=dy, x=x, out=dx)
+    workspace = take_workspace(workspace, x, attention_backward_workspace(n, t, c, heads, dtype, context.device))
+    sizes = kept_bytes(n, t, c, heads, dtype)
+    shapes = (n, t, 3 * c), (n, heads, t, t), (n, t, c)
+    gradients, rest = _cut(workspace, sizes, x.dtype), workspace[sum(sizes) :]
+    dqkv, dweights, dmixed = (_as(array, shape) for array, shape in zip(gradients, shapes, strict=True))
+    qkv, weights, mixed = (_as(array, shape) for array, shape in zip(saved, shapes, strict=True))
+    errors = dy.reshape(n, t, c)
+    linear_wgrad(context, mixed, errors, dw=dw_out, db=db_out, workspace=rest)
+    linear_dgrad(context, errors, w_out, out=dmixed, workspace=rest)
+    queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
+    dqueries, dkeys, dvalues = (Heads.side_by_side(dqkv, heads, width, part) for part in range(3))
+    of_weights, of_scores = Heads.one_by_one(weights), Heads.one_by_one(dweights)
+    owed, factor = Heads.side_by_side(dmixed, heads, width), 1 / math.sqrt(width)
+    multiply_heads(context, "tn", of_weights, owed, dvalues)
+    multiply_heads(context, "nt", owed, values, of_scores)
+    softmax_backward(context, dweights, weights, out=dweights)
+    multiply_heads(context, "nn", of_scores, keys, dqueries, factor=factor)
+    multiply_heads(context, "tn", of_scores, queries, dkeys, factor=factor)
+    linear_wgrad(context, x.reshape(n, t, c), dqkv, dw=dw_in, db=db_in, workspace=rest)
+    linear_dgrad(context, dqkv, w_in, out=dx.reshape(n, t, c), workspace=rest)
+    return dx
+
+
+def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
+    """View areas of so many bytes, one behind the other."""
+    begin = 0
+    for size in sizes:
+        yield view(workspace, (size // dtype.itemsize,), dtype, offset=begin)
+        begin += size
+
+
+def _as(array: Any, shape: tuple[int, ...]) -> Any:
+    """View an array, or the first of an area that was rounded up, under a shape."""
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -1,0 +1,95 @@
+"""Matrix products of each head of each sample on hand-written kernels: what attention has between its projections."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.context import Context
+from cubatch.errors import InvalidArgument
+from cubatch.kernels import variant
+
+TILE = 64
+"""Rows and columns of results of a block: TILE of kernels/attention/heads.cu."""
+
+_LIMIT = 1 << 31
+# Heads and HeadsProduct of kernels/attention/heads.cu.
+_HEADS = np.dtype([("sample_stride", np.int64), ("head_stride", np.int32), ("stride", np.int32)])
+_PRODUCT = np.dtype(
+    [(name, _HEADS) for name in "abc"] + [(name, np.int32) for name in "mnk"] + [("factor", np.float32)]
+)
+
+
+@attrs.frozen(eq=False)
+class Heads:
+    """
+    A matrix of each head of each sample, as it lies in an array.
+
+    Attributes:
+        array: C-contiguous, (n, ...).
+        heads: Matrices of a sample.
+        rows, columns: Of a matrix.
+        begin: Elements before the first matrix in a sample.
+        head_stride, stride: Elements from a matrix to the next, and from a row to the next.
+    """
+
+    array: Any
+    heads: int
+    rows: int
+    columns: int
+    begin: int
+    head_stride: int
+    stride: int
+
+    @classmethod
+    def side_by_side(cls, array: Any, heads: int, width: int, part: int = 0) -> Heads:
+        """View rows (n, t, parts x heads x width): of one of the parts, `width` columns of each head."""
+        _, t, stride = array.shape
+        return cls(array, heads, t, width, part * heads * width, width, stride)
+
+    @classmethod
+    def one_by_one(cls, array: Any) -> Heads:
+        """View whole matrices (n, heads, rows, columns)."""
+        _, heads, rows, columns = array.shape
+        return cls(array, heads, rows, columns, 0, rows * columns, columns)
+
+
+def multiply_heads(
+    context: Context, layout: str, a: Heads, b: Heads, out: Heads, *, factor: float = 1.0
+) -> None:  # fmt: skip
+    """
+    Compute out = factor * a b for each head of each sample.
+
+    Args:
+        context: Where it runs.
+        layout: "nt": b is turned; "nn": neither; "tn": a is.
+        a, b: The factors, as they lie.
+        out: Where the products go.
+        factor: Of each result, in float32 before it is stored.
+
+    Raises:
+        InvalidArgument: If types or extents do not go together, or a sample has 2^31 elements or more.
+    """
+    m, k = (a.rows, a.columns) if layout[0] == "n" else (a.columns, a.rows)
+    found, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)
+    if (found, out.rows, out.columns, b.heads, out.heads) != (k, m, n, a.heads, a.heads):
+        raise InvalidArgument("b, out", (b, out), f"matrices that go with a of {(m, k)} in layout {layout}")
+    samples = len(a.array)
+    for name, one in (("a", a), ("b", b), ("out", out)):
+        check(a.array.dtype, **{name: one.array})
+        if len(one.array) != samples:
+            raise InvalidArgument(name, len(one.array), f"{samples} samples")
+        if math.prod(one.array.shape[1:]) >= _LIMIT:
+            raise InvalidArgument(name, one.array.shape, "of fewer than 2^31 elements a sample")
+    product = np.zeros((), dtype=_PRODUCT)
+    for name, one in zip("abc", (a, b, out), strict=True):
+        product[name] = (math.prod(one.array.shape[1:]), one.head_stride, one.stride)
+    product["m"], product["n"], product["k"], product["factor"] = m, n, k, factor
+    tiles = -(-m // TILE) * -(-n // TILE)
+    firsts = [one.array.reshape(-1)[one.begin :] for one in (a, b, out)]
+    kernel = variant.find(f"heads_{layout}", dtype_of(a.array))
+    context.launch(kernel, (samples * tiles, a.heads, 1), [*firsts, product[()]])

@@ -1,0 +1,85 @@
+"""Tokens and the class token on hand-written kernels: copies of columns, and one addition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cubatch.engine.backend import of
+from cubatch.engine.native.arrays import check, dtype_of, vector_width
+from cubatch.engine.native.context import Context, Grid
+from cubatch.engine.native.pointwise import copy_columns
+from cubatch.engine.native.reductions import column_sums
+from cubatch.kernels import variant
+from cubatch.kernels.workspace.misc import walked_tiles
+
+
+def tokens(context: Context, x: Any, token: Any, position: Any, *, out: Any = None) -> Any:
+    """
+    Put a class token before the pixels of each sample, and add a position to each; as `functional.tokens`.
+
+    Raises:
+        InvalidArgument: If types or shapes differ.
+    """
+    n, (count, c) = len(x), position.shape
+    y = of(x).empty((n, count, 1, c), dtype=x.dtype) if out is None else out
+    check(x.dtype, (n, (count - 1) * c), x=x.reshape(n, -1))
+    check(x.dtype, (n, count * c), out=y.reshape(n, -1))
+    check(x.dtype, (c,), token=token)
+    check(x.dtype, (count, c), position=position)
+    grid, arguments = _sample_grid(context, n, count * c, c, x, token, position, y)
+    context.launch(variant.find("tokens", dtype_of(x)), grid, [x, token, position, y, *arguments])
+    return y
+
+
+def tokens_backward(
+    context: Context, dy: Any, *, dtoken: Any, dposition: Any, out: Any = None, workspace: Any = None
+) -> None:
+    """
+    Give the gradients by the pixels, the class token and the positions; as `functional.tokens_backward`.
+
+    The workspace is of `workspace.misc.column_sums_workspace` bytes for n rows.
+
+    Raises:
+        InvalidArgument: If types or shapes differ or the workspace is too small.
+    """
+    n, (count, c) = len(dy), dposition.shape
+    errors = dy.reshape(n, -1)
+    check(dy.dtype, (n, count * c), dy=errors)
+    check(dy.dtype, (c,), dtoken=dtoken)
+    column_sums(context, errors, out=dposition.reshape(-1), workspace=workspace)
+    copy_columns(context, dposition.reshape(1, -1), dtoken.reshape(1, -1), 0, 0, c)
+    if out is not None:
+        pixels = out.reshape(n, -1)
+        check(dy.dtype, (n, (count - 1) * c), out=pixels)
+        copy_columns(context, errors, pixels, c, 0, (count - 1) * c)
+
+
+def class_token(context: Context, x: Any, *, out: Any = None) -> Any:
+    """Read the first position of each sample; as `functional.class_token`."""
+    n, *_, c = x.shape
+    y = of(x).empty((n, 1, 1, c), dtype=x.dtype) if out is None else out
+    check(x.dtype, x.shape, x=x)
+    check(x.dtype, (n, c), out=y.reshape(n, -1))
+    copy_columns(context, x.reshape(n, -1), y.reshape(n, -1), 0, 0, c)
+    return y
+
+
+def class_token_backward(context: Context, dy: Any, *, x_shape: tuple[int, ...], out: Any = None) -> Any:
+    """Give the gradient to the first position of each sample, and zero to the others."""
+    n, *_, c = x_shape
+    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
+    check(dy.dtype, (n, c), dy=dy.reshape(n, -1))
+    check(dy.dtype, x_shape, out=dx)
+    grid, arguments = _sample_grid(context, n, dx.size // max(n, 1), c, dy, dx)
+    context.launch(variant.find("class_token_backward", dtype_of(dy)), grid, [dy, dx, *arguments])
+    return dx
+
+
+def _sample_grid(context: Context, n: int, columns: int, channels: int, *arrays: Any) -> tuple[Grid, list[object]]:
+    """Cut samples of so many columns into tiles: the grid, and samples, extents, lanes and vector."""
+    vector = vector_width(context, channels, *arrays)
+    tiles = walked_tiles(n, columns, vector, arrays[0].itemsize, context.device)
+    extents = (tiles.rows_per_tile, columns, channels, tiles.lanes, tiles.vector)
+    return (tiles.tiles, tiles.blocks, 1), [np.int64(n), *map(np.int32, extents)]

@@ -1,0 +1,113 @@
+"""
+Tokens: how a vision transformer begins and ends (Dosovitskiy et al., 2020, arXiv:2010.11929).
+
+A learned class token is put before the pixels, a learned position is added to each; in the end the class token alone
+is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.engine.backend import of
+
+
+def tokens(x: Any, token: Any, position: Any, *, out: Any = None) -> Any:
+    """
+    Put a class token before the pixels of each sample, and add a position to each.
+
+    Args:
+        x: Activations (n, ..., c), C-contiguous: t positions.
+        token: The class token (c,).
+        position: What is added (t + 1, c).
+        out: Where y goes: (t + 1) c elements for each sample, C-contiguous. None allocates (n, t + 1, 1, c).
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> tokens(np.array([[[5.0]]]), np.array([1.0]), np.array([[0.25], [0.5]])).ravel()
+        array([1.25, 5.5 ])
+    """
+    xp, n, (count, c) = of(x), len(x), position.shape
+    y = xp.empty((n, count, 1, c), dtype=x.dtype) if out is None else out
+    rows = y.reshape(n, count, c)
+    xp.add(token, position[0], out=rows[:, 0])
+    xp.add(x.reshape(n, count - 1, c), position[1:], out=rows[:, 1:])
+    return y
+
+
+def tokens_backward(
+    dy: Any,
+    *,
+    dtoken: Any,
+    dposition: Any,
+    out: Any = None,
+    workspace: Any = None,  # noqa: ARG001
+) -> None:
+    """
+    Give the gradients by the pixels, the class token and the positions.
+
+    Args:
+        dy: Gradient by the output, (t + 1) c elements for each sample, C-contiguous.
+        dtoken: Where the gradient by the class token goes: (c,). Overwritten.
+        dposition: Where the gradient by the positions goes: (t + 1, c). Overwritten.
+        out: Where dx goes: t c elements for each sample. None if it is not wanted.
+        workspace: Not used: the array library's sum needs none; hand-written kernels do.
+
+    Example:
+        >>> import numpy as np
+        >>> dtoken, dposition = np.empty(1), np.empty((2, 1))
+        >>> tokens_backward(np.array([[[1.0], [2.0]], [[3.0], [4.0]]]), dtoken=dtoken, dposition=dposition)
+        >>> dtoken, dposition.ravel()
+        (array([4.]), array([4., 6.]))
+    """
+    xp, n, (count, c) = of(dy), len(dy), dposition.shape
+    rows = dy.reshape(n, count, c)
+    xp.sum(rows, axis=0, out=dposition)
+    xp.copyto(dtoken, dposition[0])
+    if out is not None:
+        xp.copyto(out.reshape(n, count - 1, c), rows[:, 1:])
+
+
+def class_token(x: Any, *, out: Any = None) -> Any:
+    """
+    Read the first position of each sample.
+
+    Args:
+        x: Activations (n, h, w, c), C-contiguous.
+        out: Where y goes: c elements for each sample. None allocates (n, 1, 1, c).
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> class_token(np.arange(6.0).reshape(1, 3, 1, 2)).ravel()
+        array([0., 1.])
+    """
+    xp, (n, *_, c) = of(x), x.shape
+    y = xp.empty((n, 1, 1, c), dtype=x.dtype) if out is None else out
+    xp.copyto(y.reshape(n, c), x.reshape(n, -1, c)[:, 0])
+    return y
+
+
+def class_token_backward(dy: Any, *, x_shape: tuple[int, ...], out: Any = None) -> Any:
+    """
+    Give the gradient to the first position of each sample, and zero to the others.
+
+    Args:
+        dy: Gradient by the output, c elements for each sample, C-contiguous.
+        x_shape: Shape of the forward pass's input, (n, h, w, c).
+        out: Where dx goes. None allocates it.
+
+    Returns:
+        dx, which is `out` where that was given.
+    """
+    xp, (n, *_, c) = of(dy), x_shape
+    dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
+    rows = dx.reshape(n, -1, c)
+    xp.copyto(rows[:, 0], dy.reshape(n, c))
+    xp.copyto(rows[:, 1:], 0)
+    return dx

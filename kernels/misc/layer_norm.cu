@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+//
+// layer_norm — normalise each row of (rows, channels) by the mean and variance of its channels; and its gradient.
+//
+//   y  = (x - mean) * inv_std * gamma + beta,  inv_std = 1 / sqrt(variance + eps)
+//   dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)),  g = gamma * dy,  xhat = (x - mean) * inv_std
+//
+//   layer_norm            y, and in training statistics[2][rows] = mean and inv_std
+//   layer_norm_sums       partials[tile][2][C] = sums of dy * xhat and of dy over a tile of rows; without statistics
+//                         xhat is x.  batch_norm_backward_finish makes dgamma and dbeta of them
+//   layer_norm_backward   dx
+//
+// A row is read once from memory and again from the cache.  The first mean is off by the rounding of a sum of x; the
+// second pass sums the deviations from it and their squares, which says by how much, so that a mean of many deviations
+// costs no digits of the variance.
+//
+//   grid    rows: some blocks for each SM (common/rows.cuh); sums: (tiles, ceil(C / (lanes * V))) (common/columns.cuh)
+//   needs   statistics and partials in float32; gamma and beta stored as activations are
+#include "common/columns.cuh"
+#include "common/rows.cuh"
+
+// use(column, load(column)) over this thread's vectors of a row.
+template <int V, class Load, class Use>
+CB_DEVICE void for_vectors(const RowWalk& at, Load load, Use use) {
+  if (!at.active) return;
+  walk<2>(at.lane, at.columns / V, at.lanes, [&](i64 i) { return load((int)i * V); },
+          [&](i64 i, const decltype(load(0))& loaded) { use((int)i * V, loaded); });
+}
+
+template <int V>
+CB_DEVICE void normalise_rows(const CB_ELEMENT* x, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, CB_ELEMENT* y,
+                              float* statistics, i64 num_rows, int channels, int lanes, float eps, float* shared) {
+  for_rows(num_rows, channels, lanes, [&](const RowWalk& at) {
+    const CB_ELEMENT* row = x + at.row * channels;
+    const auto load = [&](int c) { return cb_load<CB_ELEMENT, V>(row + c); };
+    const float share = 1.0f / (float)channels;
+    float sum = 0.0f;
+    for_vectors<V>(at, load, [&](int, const Vec<CB_ELEMENT, V>& loaded) {
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) sum += to_float(loaded.v[v]);
+    });
+    const float first = combine_row(sum, lanes, shared, Sum()) * share;
+    float off = 0.0f, squares = 0.0f;
+    for_vectors<V>(at, load, [&](int, const Vec<CB_ELEMENT, V>& loaded) {
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const float deviation = to_float(loaded.v[v]) - first;
+        off += deviation;
+        squares = fmaf(deviation, deviation, squares);
+      }
+    });
+    off = combine_row(off, lanes, shared, Sum()) * share;
+    const float variance = combine_row(squares, lanes, shared, Sum()) * share - off * off;
+    const float inv_std = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);
+    if (statistics != nullptr && at.active && at.lane == 0) {
+      statistics[at.row] = first + off;
+      statistics[num_rows + at.row] = inv_std;
+    }
+    CB_ELEMENT* target = y + at.row * channels;
+    for_vectors<V>(at, load, [&](int c, const Vec<CB_ELEMENT, V>& loaded) {
+      float scale[V], shift[V];
+      load_channels<V>(gamma + c, scale);
+      load_channels<V>(beta + c, shift);
+      Vec<CB_ELEMENT, V> result;
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const float normed = (to_float(loaded.v[v]) - first - off) * inv_std;
+        result.v[v] = from_float<CB_ELEMENT>(fmaf(normed, scale[v], shift[v]));
+      }
+      cb_write<CB_ELEMENT, V>(target + c, result);
+    });
+  });
+}
+
+// statistics may be null.
+CB_KERNEL(THREADS, 3)
+layer_norm(const CB_ELEMENT* x, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, CB_ELEMENT* y, float* statistics,
+           i64 num_rows, int channels, int lanes, int vector, float eps) {
+  CB_SHARED(float, shared, WARPS);
+  if (vector > 1) {
+    normalise_rows<WIDE>(x, gamma, beta, y, statistics, num_rows, channels, lanes, eps, shared);
+  } else {
+    normalise_rows<1>(x, gamma, beta, y, statistics, num_rows, channels, lanes, eps, shared);
+  }
+}
+
+template <int V>
+struct Pair {
+  Vec<CB_ELEMENT, V> dy;
+  Vec<CB_ELEMENT, V> x;
+};
+
+template <int V>
+CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
+                             const float* statistics, CB_ELEMENT* dx, i64 num_rows, int channels, int lanes,
+                             float* shared) {
+  for_rows(num_rows, channels, lanes, [&](const RowWalk& at) {
+    const i64 begin = at.row * channels;
+    const auto load = [&](int c) {
+      return Pair<V>{cb_read<CB_ELEMENT, V>(dy + begin + c), cb_load<CB_ELEMENT, V>(x + begin + c)};
+    };
+    const float mean = at.active ? statistics[at.row] : 0.0f;
+    const float inv_std = at.active ? statistics[num_rows + at.row] : 0.0f;
+    const float share = 1.0f / (float)channels;
+    float sum = 0.0f, product = 0.0f;
+    for_vectors<V>(at, load, [&](int c, const Pair<V>& loaded) {
+      float scale[V];
+      load_channels<V>(gamma + c, scale);
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const float error = to_float(loaded.dy.v[v]) * scale[v];
+        sum += error;
+        product = fmaf(error, (to_float(loaded.x.v[v]) - mean) * inv_std, product);
+      }
+    });
+    sum = combine_row(sum, lanes, shared, Sum()) * share;
+    product = combine_row(product, lanes, shared, Sum()) * share;
+    for_vectors<V>(at, load, [&](int c, const Pair<V>& loaded) {
+      float scale[V];
+      load_channels<V>(gamma + c, scale);
+      Vec<CB_ELEMENT, V> result;
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const float linear = fmaf((to_float(loaded.x.v[v]) - mean) * inv_std, product, sum);
+        result.v[v] = from_float<CB_ELEMENT>((to_float(loaded.dy.v[v]) * scale[v] - linear) * inv_std);
+      }
+      cb_write<CB_ELEMENT, V>(dx + begin + c, result);
+    });
+  });
+}
+
+// dx may be dy.
+CB_KERNEL(THREADS, 3)
+layer_norm_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
+                    CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+  CB_SHARED(float, shared, WARPS);
+  if (vector > 1) {
+    row_gradients<WIDE>(dy, x, gamma, statistics, dx, num_rows, channels, lanes, shared);
+  } else {
+    row_gradients<1>(dy, x, gamma, statistics, dx, num_rows, channels, lanes, shared);
+  }
+}
+
+// A pair of vectors, and what belongs to their row.
+template <int V>
+struct RowPair {
+  Vec<CB_ELEMENT, V> dy;
+  Vec<CB_ELEMENT, V> x;
+  float mean, inv_std;
+};
+
+template <int V>
+CB_DEVICE void tile_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* statistics, float* partials,
+                         Rows rows, i64 num_rows, int channels, int lanes, float* shared) {
+  const Column at = column_of_thread(lanes);
+  const int first = (int)cb_block_y() * lanes * V;
+  const int channel = first + at.lane * V;
+  float sums[2][V] = {};
+  if (channel < channels) {
+    walk<2>(
+        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+        [&](i64 row) {
+          const i64 offset = row * channels + channel;
+          const bool normed = statistics != nullptr;
+          return RowPair<V>{cb_load<CB_ELEMENT, V>(dy + offset), cb_load<CB_ELEMENT, V>(x + offset),
+                            normed ? statistics[row] : 0.0f, normed ? statistics[num_rows + row] : 1.0f};
+        },
+        [&](i64, const RowPair<V>& loaded) {
+          CB_UNROLL
+          for (int v = 0; v < V; ++v) {
+            const float error = to_float(loaded.dy.v[v]);
+            const float normed = (to_float(loaded.x.v[v]) - loaded.mean) * loaded.inv_std;
+            sums[0][v] = fmaf(error, normed, sums[0][v]);
+            sums[1][v] += error;
+          }
+        });
+  }
+  share_sums(sums, lanes, shared);
+  float* tile = partials + (i64)cb_block_x() * 2 * channels;
+  CB_NO_UNROLL
+  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
+    tile[first + i] = block_sum<2>(shared, 0, i, lanes * V);
+    tile[channels + first + i] = block_sum<2>(shared, 1, i, lanes * V);
+  }
+}
+
+// statistics may be null.
+CB_KERNEL(THREADS, 3)
+layer_norm_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* statistics, float* partials, i64 num_rows,
+                int rows_per_tile, int channels, int lanes, int vector) {
+  CB_SHARED(float, shared, 2 * COLUMN_SHARED);
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    tile_sums<WIDE>(dy, x, statistics, partials, rows, num_rows, channels, lanes, shared);
+  } else {
+    tile_sums<1>(dy, x, statistics, partials, rows, num_rows, channels, lanes, shared);
+  }
+}
