@@ -10,7 +10,9 @@ several, which decides the speed of small batches and of several threads that sh
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,13 @@ from cubatch.hardware import gpu_library
 from cubatch.memory.blocks import workspace_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from cubatch.memory.blocks import Need
 
-HOST_WORKSPACE_BYTES = 3 << 18
-"""Scratch a function allocates for itself on the CPU when given none: most of the L2 of a usual core."""
+HOST_WORKSPACE_BYTES = 2 << 20
+"""Scratch a function allocates for itself on the CPU when given none: an L2 and a part of an L3."""
 
 GPU_WORKSPACE_BYTES = 1 << 28
 """Scratch a function allocates for itself on a GPU when given none: few, large launches."""
@@ -41,6 +43,7 @@ _NOT_RECORDED = frozenset(
     ("empty", "empty_like", "asarray", "arange", "ndarray", "random", "inf", "uint8", "bool_", "float32", "float64")
 )
 _recording: ContextVar[list[Call] | None] = ContextVar("recording", default=None)
+_most_recorded: ContextVar[float] = ContextVar("most_recorded", default=MOST_RECORDED_CALLS)
 
 
 def of(array: Any) -> Any:
@@ -95,6 +98,11 @@ class Replay:
         """Count the calls: on hand-written kernels, the launches."""
         return len(self._calls)
 
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Functions with their arguments, in order."""
+        return self._calls
+
     def __call__(self) -> None:
         """Make the calls."""
         for array_call, arguments in self._calls:
@@ -130,6 +138,16 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
         _recording.reset(token)
 
     return Replay(calls)
+
+
+@contextlib.contextmanager
+def whole_recordings() -> Iterator[None]:
+    """Keep recordings of any length inside of it: to look at each call of a step."""
+    token = _most_recorded.set(math.inf)
+    try:
+        yield
+    finally:
+        _most_recorded.reset(token)
 
 
 def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -268,7 +286,7 @@ class _TooLong(Exception):
 
 
 def _record(calls: list[Call], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if len(calls) == MOST_RECORDED_CALLS:
+    if len(calls) >= _most_recorded.get():
         calls.clear()
         raise _TooLong
     takes_out = isinstance(function, np.ufunc) and function not in {np.maximum, np.minimum}  # not by position

@@ -64,9 +64,8 @@ def encoded(values: Any, kind: Any) -> Any:
     if np.dtype(kind) != _BITS:
         return values.astype(kind, copy=False)
     bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
-    rounded[np.isnan(values)] = _QUIET_NAN
-    return rounded
+    rounded = bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    return np.where(np.isnan(values), _QUIET_NAN, rounded).astype(np.uint16)
 
 
 def decoded(stored: Any) -> Any:

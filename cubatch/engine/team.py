@@ -52,6 +52,7 @@ class Team:
             raise InvalidArgument("size", size, "a whole number of at least 1")
         self.size = size
         self._barrier = _Barrier(size)
+        self._seen: Callable[[int, Callable[[], object]], object] | None = None
         self._slots: tuple[list[Any], list[Any]] = ([None] * size, [None] * size)
         self._sums = [0] * size
         self._members: list[_Member] = []
@@ -89,10 +90,33 @@ class Team:
             if error is not None and not isinstance(error, threading.BrokenBarrierError):
                 raise error
 
-    def barrier(self) -> None:
-        """Wait, inside a region, until every member has come here; raises when one has failed instead."""
-        if self.size > 1:
+    def barrier(self, rank: int) -> None:
+        """
+        Wait, inside a region, until every member has come here; raises when one has failed instead.
+
+        Args:
+            rank: The caller's rank.
+        """
+        if self.size == 1:
+            return
+        if self._seen is None:
             self._barrier.wait()
+        else:
+            self._seen(rank, self._barrier.wait)
+
+    @contextlib.contextmanager
+    def seen_waiting(self, seen: Callable[[int, Callable[[], object]], object]) -> Iterator[None]:
+        """
+        Let something see how long the members wait.
+
+        Args:
+            seen: Called in the place of each wait, with the rank and what waits.
+        """
+        self._seen = seen
+        try:
+            yield
+        finally:
+            self._seen = None
 
     def sum(self, rank: int, array: Any) -> None:
         """
@@ -110,7 +134,7 @@ class Team:
         slots = self._slots[self._sums[rank] % 2]
         self._sums[rank] += 1
         slots[rank] = array.copy()
-        self.barrier()
+        self.barrier(rank)
         array[...] = slots[0]
         for other in slots[1:]:
             array += other

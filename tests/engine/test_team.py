@@ -40,13 +40,13 @@ def test_an_error_in_one_member_frees_the_others_and_is_raised():
     def work(rank):
         if rank == 1:
             raise KeyError("boom")
-        team.barrier()
+        team.barrier(rank)
 
     with Team(2) as team:
         with pytest.raises(KeyError, match="boom"):
             team.run(work)
         done = []
-        team.run(lambda rank: (team.barrier(), done.append(rank)))
+        team.run(lambda rank: (team.barrier(rank), done.append(rank)))
         assert sorted(done) == [0, 1]
 
 
