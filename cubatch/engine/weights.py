@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from cubatch.memory.plan import STATE_COPIES
 from cubatch.network.graph import Network
 
 _VECTOR_ELEMENTS = 8
+_TOKEN_DEVIATION = 0.02
+"""Of class tokens and positions, as DeiT begins (Touvron et al., 2020, arXiv:2012.12877)."""
 
 
 def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
@@ -26,9 +29,12 @@ def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
         for name, parameter in parameters.items():
             if name in given:
                 parameter[...] = given[name]
-            elif name == "w":
+            elif name in {"w", "w_in", "w_out"}:
                 random.standard_normal(dtype=np.float32, out=parameter)
                 np.multiply(parameter, np.float32(math.sqrt(2 / math.prod(parameter.shape[1:]))), out=parameter)
+            elif name in {"token", "position"}:
+                random.standard_normal(dtype=np.float32, out=parameter)
+                np.multiply(parameter, np.float32(_TOKEN_DEVIATION), out=parameter)
             elif name == "gamma":
                 parameter[...] = 1
     return flat
@@ -80,6 +86,7 @@ class Stepper:
         master: float32 copy of 16-bit parameters, which is what is stepped; None where the parameters are.
         state: The optimiser's arrays.
         loss_scale: State of `loss_scale`; None where the loss is not scaled.
+        sums: Gradients added up since the last step, at least float32; None where each step has its own.
     """
 
     def __init__(self, flat: Any, *, dtype: str, optimizer: str, operations: Any, xp: Any) -> None:
@@ -88,11 +95,23 @@ class Stepper:
         self.master = None if wide is flat else wide
         self.state = [xp.zeros_like(wide) for _ in range(STATE_COPIES[optimizer])]
         self.loss_scale = xp.asarray(loss_scale.initial_state()) if dtype in LOSS_SCALE_BYTES else None
+        self.sums: Any = None
+        self._begin = functools.partial(xp.zeros, len(flat), wide.dtype)
 
     @property
     def arrays(self) -> list[Any]:
         """All that is kept."""
-        return [array for array in (self.master, *self.state, self.loss_scale) if array is not None]
+        return [array for array in (self.master, *self.state, self.loss_scale, self.sums) if array is not None]
+
+    def begin_sums(self) -> None:
+        """Have `accumulate` add gradients up, and `step` step by their sum."""
+        self.sums = self._begin()
+
+    def accumulate(self, team: Team, gradients: Sequence[Any], rank: int) -> None:
+        """Add all members' gradients to the sum, each member its part of the parameters, once they all are there."""
+        part = team.shard(len(self._flat), rank)
+        for gradient in gradients:
+            self.sums[part] += storage.decoded(gradient[part])
 
     def step(
         self, team: Team, rank: int, gradients: Sequence[Any], *, number: Any, learning_rate: Any, workspace: Any
@@ -107,12 +126,14 @@ class Stepper:
             learning_rate: Of this step; likewise.
             workspace: 1-D uint8 array for this member.
         """
-        team.barrier()
+        team.barrier(rank)
+        part = team.shard(len(self._flat), rank)
+        if self.sums is not None:
+            gradients = self._summed(team, rank, part, gradients)
         if self.loss_scale is not None:
             if rank == 0:
                 self._operations.update_loss_scale(self.loss_scale, gradients, workspace=workspace)
-            team.barrier()
-        part = team.shard(len(self._flat), rank)
+            team.barrier(rank)
         getattr(self._operations, self._rule)(
             self._flat[part],
             [gradient[part] for gradient in gradients],
@@ -123,3 +144,13 @@ class Stepper:
             workspace=workspace,
             **({"step": number} if self._rule == "adam" else {}),
         )
+        if self.sums is not None:
+            self.sums[part] = 0
+
+    def _summed(self, team: Team, rank: int, part: slice, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Give the sum as the optimiser reads a gradient: rounded to the parameters' type, as one batch's would be."""
+        if self.sums.dtype == self._flat.dtype:
+            return [self.sums]
+        gradients[0][part] = storage.encoded(self.sums[part], self._flat.dtype)
+        team.barrier(rank)
+        return gradients[:1]

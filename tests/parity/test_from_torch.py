@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubatch import from_torch
-from cubatch.errors import InvalidArgument, UnsupportedLayer
+from cubatch.errors import InvalidArgument
 from cubatch.network import models
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import (
@@ -96,7 +96,7 @@ def test_an_imported_model_is_the_one_that_is_known_by_name(name, ours):
     assert found.flops("training") == known.flops("training")
 
 
-def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters():
+def test_convnext_has_its_layers_and_parameters():
     """ConvNeXt: layer norms over channels that were permuted to the end, linear layers on pixels, layer scale."""
     module = zoo.build("convnext_tiny")
     network = from_torch(module, (3, 64, 64))
@@ -104,8 +104,6 @@ def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters():
     found = kinds(network)
     assert (found[LayerNorm], found[LayerScale], found[Add], found[Conv2d], found[Linear]) == (23, 18, 18, 22, 37)
     assert found[Flatten] == 0
-    with pytest.raises(UnsupportedLayer, match="layer_norm"):
-        zoo.outputs(network, zoo.images((3, 64, 64)))
 
 
 def test_a_module_is_left_as_it_was():

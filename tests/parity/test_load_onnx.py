@@ -14,7 +14,6 @@ from cubatch import from_torch, load_onnx
 from cubatch.errors import InvalidArgument, InvalidSpec
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import GELU, LayerNorm, LayerScale
-from tests.parity import definitions
 from tests.parity import torchvision_models as zoo
 
 onnx = pytest.importorskip("onnx")
@@ -62,7 +61,7 @@ def test_an_exported_model_computes_what_it_did(name, extent, options, bound, tm
     )
 
 
-def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters(tmp_path):
+def test_convnext_has_its_layers_and_parameters(tmp_path):
     """ConvNeXt, whose file spells GELU as a product with an error function: the layers that `from_torch` gives."""
     module = zoo.build("convnext_tiny")
     found = load_onnx(exported(module, tmp_path / "convnext.onnx", (3, 32, 32), PRESERVED))
@@ -77,7 +76,7 @@ def test_what_the_engine_cannot_run_yet_has_its_layers_and_parameters(tmp_path):
 
 @pytest.mark.parametrize("options", [PRESERVED, BY_DYNAMO], ids=["by trace", "by dynamo"])
 def test_a_vision_transformer_that_was_exported_has_its_numbers(options, tmp_path):
-    """Attention in some thirty nodes a block, class token and positions: one layer each, computed by definition."""
+    """Attention in some thirty nodes a block, class token and positions: one layer each, and the engine runs them."""
     module, x = zoo.vision_transformer(), zoo.images((3, 32, 32))
     network = load_onnx(exported(module, tmp_path / "vit.onnx", (3, 32, 32), options))
     assert collections.Counter(layer.type for layer in network.layers) == {
@@ -86,7 +85,7 @@ def test_a_vision_transformer_that_was_exported_has_its_numbers(options, tmp_pat
     assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
     with torch.no_grad():
         want = module.double()(torch.tensor(x)).numpy()
-    found = definitions.outputs(network, x).reshape(want.shape)
+    found = zoo.outputs(network, x).reshape(want.shape)
     np.testing.assert_allclose(found, want, rtol=0, atol=AS_THEY_ARE * np.abs(want).max())
 
 

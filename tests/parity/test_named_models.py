@@ -8,7 +8,6 @@ import pytest
 
 from cubatch import from_torch
 from cubatch.network import models
-from tests.parity import definitions
 from tests.parity import torchvision_models as zoo
 
 torch = zoo.torch
@@ -30,13 +29,15 @@ def with_weights_of(module, name, extent):
     return attrs.evolve(known, weights={a.name: found.weights[b.name] for a, b in pairs})
 
 
-def assert_computes(network, module, extent, outputs):
+def assert_computes(network, module, extent):
     """The network's logits are the module's, and those of different images differ."""
     x = zoo.images((3, extent, extent))
     with torch.no_grad():
         want = module.double()(torch.tensor(x)).numpy()
     assert np.abs(want[0] - want[1]).max() > 0
-    np.testing.assert_allclose(outputs(network, x).reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max())
+    np.testing.assert_allclose(
+        zoo.outputs(network, x).reshape(want.shape), want, rtol=0, atol=BOUND * np.abs(want).max()
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,19 +51,19 @@ def assert_computes(network, module, extent, outputs):
 def test_a_named_network_computes_what_torchvisions_does(name, theirs, extent):
     """Each layer reads what it reads there, with the same strides, borders and constants."""
     module = zoo.build(theirs)
-    assert_computes(with_weights_of(module, name, extent), module, extent, zoo.outputs)
+    assert_computes(with_weights_of(module, name, extent), module, extent)
 
 
-def test_convnext_is_torchvisions_by_the_definitions_of_its_layers():
-    """The engine runs no layer norm yet: its layers are computed by PyTorch's functions."""
+def test_convnext_computes_what_torchvisions_does():
+    """Layer norms, linear layers on pixels, scaled branches."""
     module = zoo.build("convnext_tiny")
     for block in (part for part in module.modules() if hasattr(part, "layer_scale")):
         torch.nn.init.normal_(block.layer_scale)  # it begins at 1e-6, which hides the block
-    assert_computes(with_weights_of(module, "convnext-tiny", 64), module, 64, definitions.outputs)
+    assert_computes(with_weights_of(module, "convnext-tiny", 64), module, 64)
 
 
 @pytest.mark.parametrize(("name", "width", "heads"), [("deit-tiny", 192, 3), ("vit-small", 384, 6)])
-def test_vision_transformers_are_torchvisions_by_the_definitions_of_their_layers(name, width, heads):
+def test_vision_transformers_compute_what_torchvisions_do(name, width, heads):
     """torchvision has no model of these widths, but the class that makes one."""
     torch.manual_seed(4)
     module = zoo.models.VisionTransformer(
@@ -71,4 +72,4 @@ def test_vision_transformers_are_torchvisions_by_the_definitions_of_their_layers
     ).eval()  # fmt: skip
     torch.nn.init.normal_(module.heads.head.weight)
     torch.nn.init.normal_(module.class_token)
-    assert_computes(with_weights_of(module, name, 32), module, 32, definitions.outputs)
+    assert_computes(with_weights_of(module, name, 32), module, 32)

@@ -161,6 +161,30 @@ def test_training_takes_the_same_steps(network, forward, n, optimizer, recompute
         np.testing.assert_allclose(tested.output().reshape(want.shape), want, **CLOSE)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("network", "forward", "n"), CASES, ids=["mnist-cnn", "residual block"])
+def test_gradients_that_are_added_up_take_the_steps_that_pytorchs_take(network, forward, n, optimizer):
+    """Three batches an optimiser's step, as PyTorch's loops do it: each loss over three, backward, then one step."""
+    rate, parts = 0.01, 3
+    options = {"mode": "training", "dtype": "float64", "optimizer": optimizer, "learning_rate": rate}
+    with Model(network, device=HERE, **options) as model:
+        beside = Beside(model)
+        steps = OPTIMIZERS[optimizer](list(beside.parameters.values()), rate)
+        model.prepare(n, parts * n)
+        for step in range(STEPS):
+            steps.zero_grad()
+            for part in range(parts):
+                images, labels = data(network, n, parts * step + part)
+                model.load(images, labels)
+                model.step()
+                loss = F.cross_entropy(beside.outputs(forward, images), torch.tensor(labels)) / parts
+                loss.backward()
+                assert model.loss() == pytest.approx(loss.item(), rel=1e-9)
+            model.update()
+            steps.step()
+            beside.agrees_with(model)  # running statistics too, which every batch moves
+
+
 def test_mobilenet_v3_large_trains_as_pytorchs():
     """Loss, every gradient and running statistic of a step agree, gates shut and open included; then the outputs."""
     network, random = mobilenet(), np.random.default_rng(0)

@@ -127,6 +127,7 @@ def test_an_interrupted_run_goes_on(files, tmp_path):
     with pytest.raises(KeyboardInterrupt) as stopped:
         cb.autotune(files["open"], progress=stop, **asked)
     assert stopped.value.partial.library == "onnxruntime"
+    assert stopped.value.partial.environment["provider"] == "CPUExecutionProvider"
     (kept,) = cb.tuning.store.list_runs(place)
     before = cb.tuning.store.show(place, kept.id)[1].timings
     assert len(before) >= 2

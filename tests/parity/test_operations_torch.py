@@ -156,6 +156,7 @@ def test_batch_norm_and_gradients():
         ("silu", F.silu),
         ("hard_sigmoid", lambda x: F.relu6(x + 3) / 6),  # F.hardsigmoid's gradient has 1 / 6 in float32 alone
         ("hard_swish", F.hardswish),
+        ("gelu", F.gelu),
     ],
 )
 def test_activations_and_gradients(kind, theirs):
@@ -167,7 +168,7 @@ def test_activations_and_gradients(kind, theirs):
     np.testing.assert_allclose(y, ty.detach().numpy(), **CLOSE)
     dy = np.random.default_rng(3).standard_normal(x.shape)
     ty.backward(torch.tensor(dy))
-    dx = functional.activation_backward(dy, x if kind in {"silu", "hard_swish"} else y, kind=kind)
+    dx = functional.activation_backward(dy, x if kind in {"silu", "hard_swish", "gelu"} else y, kind=kind)
     np.testing.assert_allclose(dx, tx.grad.numpy(), **CLOSE)
 
 

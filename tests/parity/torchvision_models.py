@@ -62,9 +62,9 @@ def images(shape, n=2):
 
 
 def outputs(network, x):
-    """Run a network on images in float64: (n, h, w, c)."""
+    """Run a network on images (n, c, h, w), or on tokens (n, t, c), in float64: (n, h, w, c)."""
     with Model(network, device=probe.device("cpu"), dtype="float64") as model:
         model.prepare(len(x))
-        model.load(x.transpose(0, 2, 3, 1))
+        model.load(x.transpose(0, 2, 3, 1) if x.ndim == 4 else x[:, :, None])
         model.step()
         return model.output()

@@ -1,0 +1,164 @@
+"""
+Named arrays in one file, safetensors or npz by the name's ending: written whole or not at all, read without pickle.
+
+A safetensors file is read by other frameworks as it is; what it says of itself is text by name (its "__metadata__").
+An npz file holds the same text as an array of that name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cubatch.errors import InvalidArgument, InvalidData
+
+ENDINGS = (".safetensors", ".npz")
+WEIGHTS, CHECKPOINT = "cubatch weights", "cubatch checkpoint"
+"""The notes by which our files are known."""
+
+_NOTES = "__metadata__"
+_NOT_NUMPYS = {"BF16": "<u2"}  # whose bits are the upper half of a float32's
+_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", **_NOT_NUMPYS, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+
+
+# What NumPy and zipfile raise of files that are damaged, or of another format.
+_DAMAGED = (ValueError, EOFError, AttributeError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error,
+            tokenize.TokenError)  # fmt: skip
+
+
+def check_path(field: str, path: str | Path) -> Path:
+    """
+    Check that a file's name says its form, and that its folder is there.
+
+    Raises:
+        InvalidArgument: If not; it names the field.
+
+    Example:
+        >>> check_path("save", "trained.npz").suffix
+        '.npz'
+    """
+    path = Path(path)
+    if path.suffix.lower() not in ENDINGS:
+        raise InvalidArgument(field, str(path), "a file that ends in " + " or ".join(ENDINGS))
+    if not path.parent.is_dir():
+        raise InvalidArgument(field, str(path), "a file in a folder that exists", "Make the folder first.")
+    if path.is_dir():
+        raise InvalidArgument(field, str(path), "a file, not a folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InvalidArgument(field, str(path), "a file in a folder that can be written to")
+    return path
+
+
+def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: Mapping[str, str]) -> None:
+    """
+    Write arrays, and put them in the place of what was there once they lie on the disk as a whole.
+
+    A process that is killed leaves the file as it was, and beside it at most one that ends in ".partial", which the
+    next writing overwrites.
+
+    Args:
+        path: Ends in .safetensors or .npz.
+        arrays: By name.
+        notes: What the file says of itself.
+
+    Raises:
+        InvalidArgument: If the name ends otherwise, or its folder is not there.
+        InvalidData: If it cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(folder + "/a.safetensors", {"w": np.ones(2, np.float32)}, {"format": "mine"})
+        ...     read(folder + "/a.safetensors")
+        ({'w': array([1., 1.], dtype=float32)}, {'format': 'mine'})
+    """
+    path = check_path("path", path)
+    whole = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
+    partial = path.with_name(path.name + ".partial")
+    try:
+        if path.suffix.lower() == ".npz":
+            with partial.open("wb") as file:
+                np.savez(file, **{_NOTES: np.array(json.dumps(dict(notes)))}, **whole)  # type: ignore[arg-type]
+        else:
+            from safetensors.numpy import save
+
+            partial.write_bytes(save(whole, dict(notes)))  # its own save_file writes beside it, under a random name
+        _keep(partial)
+        partial.replace(path)
+        _keep(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise InvalidData(str(path), f"cannot be written: {error.strerror or error}") from error
+
+
+def _keep(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk and not only in the system's memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
+    """
+    Read arrays by name, and what the file says of itself; bfloat16 comes as float32.
+
+    Raises:
+        InvalidArgument: If the name ends otherwise.
+        InvalidData: If the file is missing, damaged, or holds Python objects.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in ENDINGS:
+        remedy = ""
+        if path.suffix.lower() in {".pt", ".pth", ".bin", ".ckpt"}:
+            remedy = "It may hold pickled code: write safetensors.torch.save_file(model.state_dict(), path) instead."
+        raise InvalidArgument("file", str(path), "one that ends in " + " or ".join(ENDINGS), remedy)
+    try:
+        return _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    except OSError as error:
+        raise InvalidData(str(path), f"cannot be read: {error.strerror or error}") from error
+
+
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}  # of a lone array there are none to ask for
+        notes = json.loads(str(arrays.pop(_NOTES, "{}")))
+    except _DAMAGED as error:
+        raise InvalidData(str(path), f"is no npz file of arrays: {error}") from error
+    return arrays, notes
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
+    from safetensors import SafetensorError, deserialize, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            notes = file.metadata() or {}
+        tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise InvalidData(str(path), f"is no safetensors file, or damaged: {error}") from error
+    arrays = {}
+    for name, tensor in tensors:
+        kind = tensor["dtype"]
+        if kind not in _TYPES:
+            raise InvalidData(str(path), f"holds {name} as {kind}, which is not read", "Save it as float32.")
+        array = np.frombuffer(tensor["data"], _TYPES[kind]).reshape(tensor["shape"])
+        if kind in _NOT_NUMPYS:
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        arrays[name] = array
+    return arrays, notes

@@ -1,0 +1,217 @@
+"""
+The names and shapes that PyTorch's state dicts give to what ours call w, b, gamma, beta, mean and var.
+
+Networks of the catalogue are torchvision's, vision transformers timm's; any other network is taken to have modules
+named as its layers. PyTorch has channels before pixels: filters are (k, c, r, s), and what a linear layer reads
+behind a flatten is (c, h, w).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.errors import InvalidArgument
+from cubatch.network import models
+from cubatch.network.graph import INPUT, Network, Node
+
+ARRAYS = {
+    "w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "mean": "running_mean", "var": "running_var",
+}  # fmt: skip
+"""What PyTorch calls a layer's arrays."""
+
+_OWN = {
+    ("tokens", "token"): ("cls_token", 2, 0), ("tokens", "position"): ("pos_embed", 1, 0),
+    ("attention", "w_in"): ("{module}.qkv.weight", 0, 0), ("attention", "b_in"): ("{module}.qkv.bias", 0, 0),
+    ("attention", "w_out"): ("{module}.proj.weight", 0, 0), ("attention", "b_out"): ("{module}.proj.bias", 0, 0),
+    ("layer_scale", "gamma"): ("{module}", 0, 2),
+}  # fmt: skip
+"""Of arrays that have no such name, by the layer's type: the name, and axes of one before and behind."""
+
+_FILTER, _MATRIX = 4, 2  # axes of a convolution's w and of a linear layer's
+
+COUNTER = "num_batches_tracked"
+"""Of PyTorch's batch norms, which count batches where no momentum is given; it is not read, and written as 0."""
+
+AUXILIARY = re.compile(r"(aux1|aux2)\.|AuxLogits\.")
+"""Of torchvision's GoogLeNet: classifiers that only its own training reads; they are not read."""
+
+
+@attrs.frozen
+class Tensor:
+    """
+    One array of a network as PyTorch has it.
+
+    Attributes:
+        layer, name: Whose array, and which: "conv1", "w".
+        key: PyTorch's name: "features.0.weight".
+        ours: Our shape.
+        pixels: (h, w) of the places that a filter, or a linear layer behind a flatten, reads; None of other arrays.
+        theirs: PyTorch's shape.
+    """
+
+    layer: str
+    name: str
+    key: str
+    ours: tuple[int, ...]
+    pixels: tuple[int, int] | None
+    theirs: tuple[int, ...]
+
+    def to_theirs(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Put an array of ours into PyTorch's order and shape."""
+        if self.pixels is not None:
+            array = array.reshape(self.ours[0], *self.pixels, -1).transpose(0, 3, 1, 2)
+        return np.ascontiguousarray(array).reshape(self.theirs)
+
+    def to_ours(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Put an array of PyTorch's into our order and shape."""
+        if self.pixels is not None:
+            array = array.reshape(self.ours[0], -1, *self.pixels).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(array).reshape(self.ours)
+
+
+def tensors(network: Network) -> Iterator[Tensor]:
+    """
+    List the arrays of a network, parameters and running statistics, as PyTorch has them.
+
+    Raises:
+        InvalidArgument: If a layer has arrays for which there is no rule.
+
+    Example:
+        >>> from cubatch.network import models
+        >>> next(tensors(models.build("resnet18"))).key, next(tensors(models.build("alexnet"))).theirs
+        ('conv1.weight', (64, 3, 11, 11))
+    """
+    modules = _modules(network)
+    for node in network.nodes:
+        for name, shape in {**node.layer.parameter_shapes, **node.layer.state_shapes}.items():
+            module, own = modules[node.name], _OWN.get((node.layer.type, name))
+            if own is not None:
+                text, before, behind = own
+                theirs = (1,) * before + shape + (1,) * behind
+                yield Tensor(node.name, name, text.format(module=module), shape, None, theirs)
+                continue
+            if name not in ARRAYS or (name == "w" and len(shape) < _MATRIX):
+                remedy = "save_weights and load_weights take it, by our own names."
+                raise InvalidArgument("network", network.name, f"without {node.layer.type} ({node.name})", remedy)
+            pixels, theirs = None, shape
+            if name == "w" and len(shape) == _FILTER:
+                k, r, s, c = shape
+                pixels, theirs = (r, s), (k, c, r, s)
+            elif name == "w":
+                pixels = _flattened(network, node)
+            yield Tensor(node.name, name, f"{module}.{ARRAYS[name]}", shape, pixels, theirs)
+
+
+def counters(network: Network) -> list[str]:
+    """Name what PyTorch's batch norms have beside ours."""
+    modules = _modules(network)
+    return [f"{modules[node.name]}.{COUNTER}" for node in network.nodes if node.layer.has_statistics]
+
+
+def is_left_out(key: str) -> bool:
+    """Tell whether a tensor of PyTorch's is none that a network here computes with."""
+    return key.endswith(COUNTER) or bool(AUXILIARY.match(key))
+
+
+def _flattened(network: Network, node: Node) -> tuple[int, int] | None:
+    """Give (h, w) of what a linear layer reads through a flatten; None where that has no pixels."""
+    nodes = {other.name: other for other in network.nodes}
+    name = node.inputs[0]
+    while name != INPUT and not nodes[name].layer.aliases_input and len(nodes[name].inputs) == 1:
+        layer = nodes[name].layer
+        if layer.parameter_shapes or layer.input_shape != layer.output_shape:
+            return None
+        name = nodes[name].inputs[0]
+    if name == INPUT or not nodes[name].layer.aliases_input:
+        return None
+    h, w, _ = nodes[name].layer.input_shape
+    return None if (h, w) == (1, 1) else (h, w)
+
+
+# --- names of modules ----------------------------------------------------------------------------------------
+
+
+def _modules(network: Network) -> dict[str, str]:
+    """Give PyTorch's name of each layer's module."""
+    for start, rule in _RULES.items():
+        if network.name in models.names() and network.name.startswith(start):
+            return dict(rule(network.nodes))
+    return {node.name: node.name for node in network.nodes}
+
+
+def _counted(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
+    """AlexNet, VGG: two rows of modules, numbered as they stand; the flatten lies between."""
+    part, number = "features", 0
+    for node in nodes:
+        if node.layer.aliases_input:
+            part, number = "classifier", 0
+        elif node.name != "avgpool":  # it stands between the rows
+            yield node.name, f"{part}.{number}"
+            number += 1
+
+
+def _renamed(*rules: tuple[str, str]) -> Callable[[Iterable[Node]], Iterator[tuple[str, str]]]:
+    """Names by the first pattern that matches the whole of ours, else as ours."""
+
+    def rename(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
+        for node in nodes:
+            matches = ((re.fullmatch(pattern, node.name), theirs) for pattern, theirs in rules)
+            yield node.name, next((match.expand(theirs) for match, theirs in matches if match), node.name)
+
+    return rename
+
+
+def _blocks(*rules: tuple[str, str]) -> Callable[[Sequence[Node]], Iterator[tuple[str, str]]]:
+    """MobileNetV3, EfficientNet: the parts of a block are numbered as they stand; a convolution is 0, its norm 1."""
+    rename = _renamed((r"(features\.\d+)\.conv", r"\1.0"), (r"(features\.\d+)\.bn", r"\1.1"), *rules)
+    leaves = {"conv": "0", "bn": "1"}
+
+    def name(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+        parts: dict[str, list[str]] = {}
+        for (layer, theirs), _ in zip(rename(nodes), nodes, strict=True):
+            match = re.fullmatch(r"(features\.[\d.]+)\.(expand|depthwise|se|project)\.(\w+)", layer)
+            if match is None:
+                yield layer, theirs
+                continue
+            block, part, leaf = match.groups()
+            known = parts.setdefault(block, [])
+            if part not in known:
+                known.append(part)
+            yield layer, f"{block}.block.{known.index(part)}.{leaves.get(leaf, leaf)}"
+
+    return name
+
+
+_CONVNEXT = tuple(
+    rule
+    for stage in range(1, 5)
+    for rule in (
+        (rf"downsample{stage}\.norm", f"features.{2 * stage - 2}.0"),
+        (rf"downsample{stage}\.conv", f"features.{2 * stage - 2}.1"),
+        (rf"stage{stage}\.(\d+)\.depthwise", rf"features.{2 * stage - 1}.\1.block.0"),
+        (rf"stage{stage}\.(\d+)\.norm", rf"features.{2 * stage - 1}.\1.block.2"),
+        (rf"stage{stage}\.(\d+)\.fc1", rf"features.{2 * stage - 1}.\1.block.3"),
+        (rf"stage{stage}\.(\d+)\.fc2", rf"features.{2 * stage - 1}.\1.block.5"),
+        (rf"stage{stage}\.(\d+)\.layer_scale", rf"features.{2 * stage - 1}.\1.layer_scale"),
+    )
+)
+_RULES: dict[str, Callable[[Sequence[Node]], Iterator[tuple[str, str]]]] = {
+    "alexnet": _counted,
+    "vgg": _counted,
+    "resnet": _renamed((r"(.*\.downsample)\.conv", r"\1.0"), (r"(.*\.downsample)\.bn", r"\1.1")),
+    "densenet": _renamed(("classifier", "classifier"), ("(.*)", r"features.\1")),
+    "mobilenet-v3": _blocks(("fc1", "classifier.0"), ("fc2", "classifier.3")),
+    "efficientnet": _blocks(("classifier", "classifier.1")),
+    "deit": _renamed(("patch_embed", "patch_embed.proj")),
+    "vit": _renamed(("patch_embed", "patch_embed.proj")),
+    "convnext": _renamed(
+        (r"stem\.conv", "features.0.0"), (r"stem\.norm", "features.0.1"), ("norm", "classifier.0"),
+        ("classifier", "classifier.2"), *_CONVNEXT,
+    ),
+}  # fmt: skip
+"""How modules are named, by how a catalogue's name begins; those of any other network have our layers' names."""

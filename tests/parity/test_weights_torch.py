@@ -1,0 +1,202 @@
+"""Weights of torchvision's modules in the networks of the catalogue, and back: names, outputs, gradients, files."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+
+import cubatch as cb
+from cubatch.engine.network import Model
+from cubatch.errors import InvalidData
+from cubatch.hardware import probe
+from cubatch.network import models
+from cubatch.network.layers import BatchNorm2d
+from cubatch.network.passes import Pass
+from cubatch.network.state_dict import tensors
+from tests.checks import UNIT_ROUNDOFF, assert_within
+from tests.parity import catalogue
+from tests.parity import torchvision_models as zoo
+
+torch = zoo.torch
+safetensors_torch = pytest.importorskip("safetensors.torch")
+NAMES = (
+    "alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "googlenet", "resnet18", "resnet34", "resnet50", "resnet101",
+    "resnet152", "densenet121", "mobilenet-v3-large", "efficientnet-b0", "convnext-tiny",
+)  # fmt: skip
+SAMPLES = 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_shapes_are_torchvisions(name):
+    """Every tensor of the module but the counters of batch norms is one of ours, and none of ours is left over."""
+    with torch.device("meta"):
+        state = getattr(zoo.models, name.replace("-", "_"))(weights=None, **zoo.MORE.get(name, {})).state_dict()
+    theirs = {key: tuple(tensor.shape) for key, tensor in state.items() if not key.endswith("num_batches_tracked")}
+    assert {tensor.key: tensor.theirs for tensor in tensors(models.build(name))} == theirs
+
+
+def longest_sum(network):
+    """The most terms that any sum of a training step has."""
+    depths = [
+        gemm.k
+        for node in network.nodes
+        for pass_ in (Pass.FPROP, Pass.DGRAD, Pass.WGRAD)
+        for gemm in (node.layer.gemms(pass_, SAMPLES) if pass_ is not Pass.WGRAD or node.layer.parameters else ())
+    ]
+    norms = [SAMPLES * math.prod(n.layer.input_shape[:2]) for n in network.nodes if isinstance(n.layer, BatchNorm2d)]
+    return max([*depths, *norms])
+
+
+def step(module, x, labels, dtype):
+    """Output in eval mode, then loss and gradients by name of a training step, all in float64's range."""
+    module = copy.deepcopy(module).to(dtype)
+    x = torch.tensor(x, dtype=dtype)
+    with torch.no_grad():
+        output = module.eval()(x).double().numpy()
+    loss = torch.nn.functional.cross_entropy(module.train()(x), torch.tensor(labels))
+    loss.backward()
+    gradients = {key: parameter.grad.double().numpy() for key, parameter in module.named_parameters()}
+    return {"output": output, "loss": np.array(loss.item())} | gradients
+
+
+@pytest.mark.parametrize(
+    ("name", "extent"),
+    [
+        ("alexnet", 224), ("vgg16", 64), ("googlenet", 64), ("resnet18", 64), ("resnet50", 64),
+        ("mobilenet-v3-large", 64),
+    ],
+)  # fmt: skip
+def test_a_network_with_torchvisions_weights_computes_and_learns_what_torchvisions_does(name, extent):
+    """
+    Outputs, the loss and the gradient of every parameter in float64, on the same float32 weights and images.
+
+    Bound: rounding errors are proportional to the unit roundoff u. What they come to in this network, on these images,
+    is what PyTorch's own step in float32 shows: its largest error E in each tensor. In float64 that is E u64 / u32.
+    A sum of k terms errs by about sqrt(k) u in the mean and by k u at worst, in whatever order: sqrt(k), of the longest
+    sum, lies between two orders; and both sides err, hence 2.
+    """
+    module, network = catalogue.module(name), catalogue.network(name, extent)
+    known = cb.from_state_dict(network, module.state_dict())
+    x = np.float32(zoo.images((3, extent, extent), SAMPLES)).astype(np.float64)
+    labels = np.arange(SAMPLES) % 10
+    want, rough = step(module, x, labels, torch.float64), step(module, x, labels, torch.float32)
+    found = {"output": zoo.outputs(known, x).reshape(SAMPLES, -1)}
+    options = {"device": probe.device("cpu"), "mode": "training", "dtype": "float64", "learning_rate": 0.0}
+    with Model(known, **options) as model:
+        model.prepare(SAMPLES)
+        model.load(x.transpose(0, 2, 3, 1), labels)
+        model.step()
+        found["loss"] = np.array(model.loss())
+        gradients = model.gradients
+        for tensor in tensors(known):
+            if tensor.name in gradients[tensor.layer]:
+                found[tensor.key] = tensor.to_theirs(gradients[tensor.layer][tensor.name])
+    assert found.keys() == want.keys()
+    growth = 2 * math.sqrt(longest_sum(network)) * UNIT_ROUNDOFF["float64"] / UNIT_ROUNDOFF["float32"]
+    largest = max(np.abs(values).max() for values in want.values())
+    for key, values in want.items():
+        error = np.abs(rough[key] - values).max()
+        assert error < largest / 100  # float32 shows rounding, and not another function
+        assert_within(found[key], values, growth * error, label=f"{name} {key}")
+
+
+class Block(torch.nn.Module):
+    """A transformer's block with timm's names."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        nn, self.heads = torch.nn, heads
+        self.norm1, self.norm2 = (nn.LayerNorm(width, eps=1e-6) for _ in range(2))
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 4 * width), "fc2": nn.Linear(4 * width, width)})
+
+    def forward(self, x):
+        n, tokens, c = x.shape
+        parts = (
+            self.attn["qkv"](self.norm1(x)).reshape(n, tokens, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(n, tokens, c)
+        x = x + self.attn["proj"](mixed)
+        return x + self.mlp["fc2"](torch.nn.functional.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class VisionTransformer(torch.nn.Module):
+    """DeiT-Tiny with timm's names (Touvron et al., 2021, arXiv:2012.12877), for images of 32 x 32."""
+
+    def __init__(self, width=192, heads=3, depth=12, tokens=5, classes=10):
+        super().__init__()
+        nn = torch.nn
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, 16, 16)})
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, tokens, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.patch_embed["proj"](x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+def test_weights_with_timms_names_are_those_of_our_vision_transformers():
+    """By the layers' definitions in float64 the network with a module's state dict puts out what the module does."""
+    torch.manual_seed(0)
+    module = VisionTransformer()
+    for parameter in module.parameters():  # no zeros and ones that hide what is left out
+        torch.nn.init.normal_(parameter, std=0.1)
+    network = cb.from_state_dict(models.build("deit-tiny", input_shape=(32, 32, 3), classes=10), module.state_dict())
+    x = zoo.images((3, 32, 32), SAMPLES)
+    with torch.no_grad():
+        rough, exact = (
+            module.to(dtype)(torch.tensor(x, dtype=dtype)).double().numpy() for dtype in (torch.float32, torch.float64)
+        )
+    growth = 2 * math.sqrt(4 * 192) * UNIT_ROUNDOFF["float64"] / UNIT_ROUNDOFF["float32"]  # as above
+    bound = growth * np.abs(rough - exact).max()
+    assert_within(zoo.outputs(network, x).reshape(SAMPLES, -1), exact, bound, label="deit-tiny")
+    state = cb.to_state_dict(network)
+    assert state.keys() == module.state_dict().keys()
+    assert all(np.array_equal(state[key], tensor.float().numpy()) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet18", "mobilenet-v3-large"])
+def test_there_and_back_is_the_same_to_the_bit(name, tmp_path):
+    """A state dict, into a network, through a file of either kind, and back: equal tensors, loaded by the module."""
+    module = catalogue.module(name)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    network = catalogue.network(name, 224 if name == "alexnet" else 64)
+    for ending in ("safetensors", "npz"):
+        cb.save_weights(cb.from_state_dict(network, before), tmp_path / f"w.{ending}")
+        state = cb.to_state_dict(cb.load_weights(network, tmp_path / f"w.{ending}"))
+        module.load_state_dict({key: torch.tensor(array) for key, array in state.items()})  # strict: nothing missing
+        for key, tensor in module.state_dict().items():
+            assert torch.equal(tensor, before[key]), key
+
+
+def test_a_file_that_pytorch_wrote_is_read_by_its_names(tmp_path):
+    """float16 and bfloat16 too, whose numbers float32 has exactly."""
+    module, network = catalogue.module("resnet18"), catalogue.network("resnet18", 64)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        half = module.to(dtype)
+        safetensors_torch.save_file(half.state_dict(), tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+        found = cb.to_state_dict(cb.load_weights(network, tmp_path / "theirs.safetensors"))
+        for key, tensor in half.state_dict().items():
+            assert key.endswith("num_batches_tracked") or np.array_equal(found[key], tensor.float().numpy()), key
+
+
+def test_the_auxiliary_classifiers_of_googlenet_are_left_out():
+    """torchvision's published weights have them, and no network here does."""
+    with_them = zoo.models.googlenet(weights=None, num_classes=10, aux_logits=True, init_weights=False).state_dict()
+    assert any(key.startswith("aux1.") for key in with_them)
+    found = cb.to_state_dict(cb.from_state_dict(catalogue.network("googlenet", 64), with_them))
+    assert found.keys() == {key for key in with_them if not key.startswith("aux")}
+
+
+def test_weights_of_another_network_are_refused_by_name():
+    """resnet34's in resnet18: the first tensors that do not belong are named."""
+    with torch.device("meta"):
+        state = zoo.models.resnet34(weights=None, num_classes=10).state_dict()
+    with pytest.raises(InvalidData, match=r"layer1\.2\.conv1\.weight"):
+        cb.from_state_dict(catalogue.network("resnet18", 64), state)
