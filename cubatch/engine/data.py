@@ -68,10 +68,12 @@ class Dataset:
         images /= np.float32(255 * self.deviation)
         return images, self.labels[index]
 
-    def shuffled(self, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """Deal out whole batches in an order drawn from the seed; the rest of the last one is left out."""
+    def shuffled(
+        self, batch_size: int, seed: int, *, first: int = 0
+    ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Deal out whole batches, from the `first` on, in an order drawn from the seed; what fills none is left out."""
         order = np.random.default_rng(seed).permutation(len(self))
-        for start in range(0, len(self) - batch_size + 1, batch_size):
+        for start in range(first * batch_size, len(self) - batch_size + 1, batch_size):
             yield self.batch(order[start : start + batch_size])
 
 

@@ -24,11 +24,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from cubatch.engine import backend, batch, functional, layers, loss_scale, storage, weights
+from cubatch.engine import backend, batch, functional, layers, storage, weights
 from cubatch.engine.arena import Arena, out_of_memory
+from cubatch.engine.learned import Learned
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
 from cubatch.engine.place import Place
+from cubatch.engine.program import Program, Trace
 from cubatch.engine.step_graphs import StepGraphs
 from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
@@ -42,7 +44,7 @@ from cubatch.network.graph import Spec, as_network
 from cubatch.workload import Workload
 
 
-class Model:
+class Model(Learned):
     """
     A network or layer on a device, with parameters, ready to be prepared for any batch size.
 
@@ -57,8 +59,8 @@ class Model:
         seed: Draws the initial parameters, random data and dropout masks.
         share: Another model of the same network, whose parameters are used instead of new ones.
         context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
-        operations: Takes the place of the array library's calls, which have no arithmetic for 16 bits; spelt as
-            `functional`.
+        operations: Takes the place of the kernels, or of the array library's calls, which have no arithmetic for 16
+            bits; spelt as `functional`.
         graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
 
     Raises:
@@ -108,18 +110,15 @@ class Model:
         self._kind = np.dtype(storage.element_type(dtype, self.library))
         is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize
         if is_narrow and not (context or operations):
-            raise UnsupportedDtype(
-                dtype, 'library="im2col"', ("float32",), "Our kernels take it: hand in their context."
-            )
-        self._operations = on_kernels(context) if context else operations or functional
+            remedy = "Our kernels take it: hand in their context."
+            raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)
+        self._operations = operations or (on_kernels(context) if context else functional)
         self._on_gpu = self._xp is not np
         if self._on_gpu:  # everything below is allocated and launched on the current device
             self._usual_device = int(self._xp.cuda.Device().id)
             self._xp.cuda.Device(device.index).use()
         self.learning_rate = learning_rate
-        self._clock: list[int] = [0]
-        self._flat: Any
-        self._states: dict[str, dict[str, Any]]
+        self._clock, self._updates = [0], 0
         if share is None:
             self._flat = self._xp.asarray(storage.encoded(weights.drawn(self.network, seed), self._kind))
             self._states = weights.statistics(self.network, dtype, self._xp)
@@ -128,18 +127,18 @@ class Model:
                 raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
             self._clock, self._flat, self._states = share._shared()  # noqa: SLF001 - of the same class
         self._numbers = StepNumbers(self._xp) if context and mode == "training" else None
-        self._stepper: Stepper | None = None
+        self._stepper = None
         if mode == "training":
-            self._stepper = Stepper(
-                self._flat, dtype=dtype, optimizer=optimizer, operations=self._operations, xp=self._xp
-            )
+            options = {"operations": self._operations, "xp": self._xp}
+            self._stepper = Stepper(self._flat, dtype=dtype, optimizer=optimizer, **options)
         self.plan: Plan | None = None
         self._team: Team | None = None
         self._places: list[list[Place]] = []
-        self._programs: list[list[list[Callable[[], object]]]] = []
+        self._program: Program | None = None
         self._gradients: list[Any] = []
         self._losses: list[Any] = []
         self._turn = 0
+        self._target: int | None = None
         self._may_be_graphs = graphs
         self._graphs: StepGraphs | None = None
 
@@ -155,39 +154,12 @@ class Model:
         return self._clock, self._flat, self._states
 
     @property
-    def parameters(self) -> dict[str, dict[str, Any]]:
-        """
-        Parameters by layer and name, as views of how they are stored: bfloat16 is uint16 where kernels run.
-
-        Writing to them changes the model, but for training in 16 bits, whose next step rounds the master weights to
-        them again.
-        """
-        return weights.views(self.network, self._flat)
-
-    @property
-    def loss_scale(self) -> float:
-        """What the next step's loss is scaled by; 1 but for training in float16. Waits for the device."""
-        return 1.0 if self._scaling is None else float(self._scaling[loss_scale.SCALE])
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that changed nothing, since gradients of the scaled loss were not finite. Waits for the device."""
-        return 0 if self._scaling is None else int(self._scaling[loss_scale.SKIPPED])
-
-    @property
-    def _scaling(self) -> Any:
-        return None if self._stepper is None else self._stepper.loss_scale
-
-    @property
-    def states(self) -> dict[str, dict[str, Any]]:
-        """Running statistics of batch norm by layer and name."""
-        return self._states
-
-    @property
     def gradients(self) -> dict[str, dict[str, Any]]:
-        """Gradients of the last step's batch, by layer and name: of the scaled loss where that is scaled."""
+        """Gradients of the last step's batch, or the sum so far, by layer and name: of the loss as it is scaled."""
         self._prepared()
-        total: Any = functools.reduce(self._xp.add, map(storage.decoded, self._gradients))
+        total: Any = None if self._stepper is None else self._stepper.sums
+        if total is None:
+            total = functools.reduce(self._xp.add, map(storage.decoded, self._gradients))
         return weights.views(self.network, total)
 
     # --- preparing -----------------------------------------------------------------------------
@@ -207,15 +179,24 @@ class Model:
         arenas = [place.arena for places in self._places for place in places]
         return sum(int(array.nbytes) for array in [*arrays, *arenas])
 
-    def prepare(self, batch_size: int) -> None:
+    def prepare(self, batch_size: int, target_batch_size: int | None = None) -> None:
         """
         Take the memory of a batch size and bind every operation to it.
 
+        Args:
+            batch_size: Samples that go through together.
+            target_batch_size: Samples of an optimiser step, over which the loss is the mean. Given, steps only add
+                their gradients up, in as much memory again as one gradient in float32, until `update` is called.
+
         Raises:
             OutOfMemory: If the device does not have it; says what was asked, by which layer, and what fits.
+            InvalidArgument: If there is a target, and no network that is trained.
         """
+        if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
+            raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
         self.release()
         plan = lay_out(self._work, batch_size)
+        self._target = target_batch_size
         try:
             self._lay_out(plan)
         except Exception as error:
@@ -230,8 +211,12 @@ class Model:
         team = self._team = Team(plan.members)
         if self.mode == "training":
             self._gradients = [self._xp.empty_like(self._flat) for _ in range(plan.members)]
+        if self._stepper is not None and self._target is not None:
+            self._stepper.begin_sums()
+        ops = plan.schedule.ops if self._target is None else plan.schedule.ops[:-1]  # the last is the update
         self._losses = [self._xp.zeros(1, dtype=np.float64) for _ in range(plan.members)]
         parameters, gradients = self.parameters, [weights.views(self.network, flat) for flat in self._gradients]
+        works: list[list[list[Callable[[], object]]]] = []
         for _ in range(plan.copies):
             shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
             places = [
@@ -256,17 +241,17 @@ class Model:
                 for place in places:
                     place.arena.fill(block)
             self._places.append(places)
-            self._programs.append([[self._bind(op, place) for op in plan.schedule.ops] for place in places])
+            works.append([[self._bind(op, place) for op in ops] for place in places])
+        self._program = Program(team, works)
         if self._on_gpu:
-            self._graphs = self._as_graphs(plan)
+            self._graphs = self._as_graphs(self._program)
 
-    def _as_graphs(self, plan: Plan) -> StepGraphs:
-        works = [work for work in self._programs[0][0] if isinstance(work, backend.Replay)]
-        walks = [functools.partial(self._walk, turn) for turn in range(plan.copies)]
+    def _as_graphs(self, program: Program) -> StepGraphs:
+        walks = [functools.partial(program.run, turn) for turn in range(len(program))]
         if self.library != "cubatch":
             return StepGraphs(walks, self._xp, None, "CuPy's own calls take memory and wait for the device")
         refusal = "" if self._may_be_graphs else "they were not asked for"
-        return StepGraphs(walks, self._xp, sum(map(len, works)), refusal)
+        return StepGraphs(walks, self._xp, program.calls, refusal)
 
     def _bind(self, op: Op, place: Place) -> Callable[[], object]:
         if op.kind == "loss":
@@ -280,14 +265,13 @@ class Model:
         arena = place.arena
         labels = arena[op.reads["labels"]]
         shape = (*labels.shape, -1)
-        loss = self._losses[place.rank]
         return backend.prepare(
             self._operations.softmax_cross_entropy,
             arena[op.reads["x0"]].reshape(shape),
             labels,
-            loss=loss,
+            loss=self._losses[place.rank],
             dlogits=arena[op.writes["dy"]].reshape(shape),
-            count=place.batch_size * math.prod(labels.shape[1:]),
+            count=(self._target or place.batch_size) * math.prod(labels.shape[1:]),
             scale=None if self._scaling is None else self._scaling[:1],
             workspace=None if op.workspace is None else arena.workspace(op.workspace),
         )
@@ -299,7 +283,7 @@ class Model:
             self._team,
             rank,
             self._gradients,
-            number=self._clock[0] + 1 if self._numbers is None else self._numbers.number,
+            number=self._updates + 1 if self._numbers is None else self._numbers.number,
             learning_rate=self.learning_rate if self._numbers is None else self._numbers.rate,
             workspace=workspace,
         )
@@ -308,8 +292,10 @@ class Model:
         """Give the prepared batch's memory back to the device."""
         if self._team is not None:
             self._team.close()
-        self._team, self.plan, self._turn = None, None, 0
-        self._places, self._programs, self._gradients, self._graphs = [], [], [], None
+        self._team, self._program, self.plan, self._turn = None, None, None, 0
+        self._places, self._gradients, self._graphs = [], [], None
+        if self._stepper is not None:
+            self._stepper.sums = None
         if self._on_gpu:
             self._xp.get_default_memory_pool().free_all_blocks()
 
@@ -322,10 +308,10 @@ class Model:
 
     # --- steps ---------------------------------------------------------------------------------
 
-    def _prepared(self) -> tuple[Plan, Team]:
-        if self.plan is None or self._team is None:
+    def _prepared(self) -> tuple[Plan, Program]:
+        if self.plan is None or self._program is None:
             raise InvalidArgument("batch size", None, "prepared before this", "Call prepare(batch_size) first.")
-        return self.plan, self._team
+        return self.plan, self._program
 
     def load(self, x: Any, labels: Any = None) -> None:
         """
@@ -353,27 +339,39 @@ class Model:
             del block
             self._xp.get_default_memory_pool().free_all_blocks()
 
-    def step(self) -> None:
-        """Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued."""
-        self._prepared()
-        turn, self._turn = self._turn, (self._turn + 1) % len(self._programs)
+    def step(self, trace: Trace | None = None) -> None:
+        """
+        Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued.
+
+        Args:
+            trace: Sees each operation, which then is no part of a graph; None: as fast as it goes.
+        """
+        _, program = self._prepared()
+        turn, self._turn = self._turn, (self._turn + 1) % len(program)
         if self._numbers is not None:
             self._numbers.write(self._clock[0] + 1, self.learning_rate)
-        (self._walk if self._graphs is None else self._graphs.run)(turn)
-        if self.mode == "training":
-            self._clock[0] += 1
+        if trace is not None or self._graphs is None:
+            program.run(turn, trace)
+        else:
+            self._graphs.run(turn)
+        if self._stepper is None or self._team is None:
+            return
+        self._clock[0] += 1
+        if self._target is None:
+            self._updates += 1
+        else:
+            program.together(functools.partial(self._stepper.accumulate, self._team, self._gradients))
 
-    def _walk(self, turn: int) -> None:
-        """Make all calls of a step on one of the buffer sets."""
-        _, team = self._prepared()
-        programs = self._programs[turn]
-
-        def walk(rank: int) -> None:
-            with np.errstate(all="ignore"):  # a run that diverges is told by its loss, not by warnings from within
-                for work in programs[rank]:
-                    work()
-
-        team.run(walk)
+    def update(self) -> None:
+        """Let the optimiser step by the gradients that were added up; see `prepare`."""
+        plan, program = self._prepared()
+        scratch = plan.schedule.ops[-1].workspace
+        if self._target is None or scratch is None:
+            raise InvalidArgument("target_batch_size", self._target, "given to prepare() before this")
+        if self._numbers is not None:
+            self._numbers.write(self._updates + 1, self.learning_rate)
+        program.together(lambda rank: self._update(rank, self._places[0][rank].arena.workspace(scratch)))
+        self._updates += 1
 
     @property
     def launch(self) -> dict[str, Any] | None:

@@ -1,16 +1,25 @@
-"""Training: epochs over a data set, and the accuracy on images that were not trained on."""
+"""
+Training: epochs over a data set, and the accuracy on images that were not trained on.
+
+An optimiser's step is of one batch, or of several whose gradients are added up where the batch that is wanted does not
+fit.  A run that is kept in a file goes on from there.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
+import numpy as np
 
+import cubatch
+from cubatch import array_file, choices
 from cubatch.checks import check_whole
+from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import data as data_module
 from cubatch.engine.data import Dataset
 from cubatch.engine.native.context import Context
@@ -18,8 +27,11 @@ from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Network
+from cubatch.network.weights import save_weights
 from cubatch.workload import OPTIMIZERS
 
+SCHEDULES: tuple[str, ...] = get_args(choices.Schedule)
+CHECKPOINT_SECONDS = 60.0
 _EVALUATION_BATCH = 500
 
 
@@ -43,6 +55,25 @@ class Epoch:
     samples_per_second: float
 
 
+@attrs.frozen
+class Step:
+    """
+    One step of the optimiser, as it is told while training goes on.
+
+    Attributes:
+        done, total: Steps so far, this one included, and of the whole run.
+        epoch: Which pass it belongs to, from 1.
+        loss: Of its batch.
+        test_accuracy: After the epoch before; None in the first.
+    """
+
+    done: int
+    total: int
+    epoch: int
+    loss: float
+    test_accuracy: float | None
+
+
 @attrs.frozen(kw_only=True)
 class Training:
     """
@@ -50,21 +81,28 @@ class Training:
 
     Attributes:
         model: Name of the network.
-        batch_size, dtype, learning_rate, optimizer, seed: How it was trained.
+        batch_size: Samples that go through together.
+        target_batch_size: Samples of a step of the optimiser.
+        dtype, learning_rate, schedule, optimizer, seed, patience: How it was trained.
         parameters: Trainable parameters.
         epochs: One record per epoch.
         diverged: The loss left the range of numbers, and training ended there.
+        stopped_early: The accuracy had not risen for `patience` epochs, and training ended there.
     """
 
     model: str
     batch_size: int
+    target_batch_size: int
     dtype: str
     learning_rate: float
+    schedule: str
     optimizer: str
     seed: int
+    patience: int | None
     parameters: int
     epochs: tuple[Epoch, ...]
     diverged: bool
+    stopped_early: bool
 
     def to_mapping(self) -> dict[str, Any]:
         """Give the run as a plain mapping, for JSON."""
@@ -77,50 +115,83 @@ def train(
     data: str | Path,
     batch_size: int,
     device: Device,
+    target_batch_size: int | None = None,
     dtype: str = "float32",
     epochs: int = 5,
     learning_rate: float = 0.05,
+    schedule: str = "cosine",
+    patience: int | None = None,
     optimizer: str = "momentum",
     recompute: bool = False,
     seed: int = 0,
+    save: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     context: Context | None = None,
     progress: Callable[[Epoch], None] | None = None,
+    stepped: Callable[[Step], None] | None = None,
 ) -> Training:
     """
     Train a network on a folder of IDX files, and test it after every epoch.
 
-    The learning rate falls to zero along half a cosine, step by step (Loshchilov and Hutter, 2017,
+    With "cosine" the learning rate falls to zero along half a cosine, step by step (Loshchilov and Hutter, 2017,
     arXiv:1608.03983).
 
     Args:
-        network: Ends in logits, one for each class.
+        network: Ends in logits, one for each class; weights that it has are where training begins.
         data: Folder with MNIST's four files, or others of their names and format.
-        batch_size: Samples per step, at most the training set.
+        batch_size: Samples that go through together, at most the training set.
         device: A device in this machine.
+        target_batch_size: Samples of a step of the optimiser, a multiple of the batch size: the gradients of so many
+            batches are added up. Loss and gradient are those of the large batch, but batch norms see a batch of
+            `batch_size` at a time. None: one batch a step.
         dtype: Storage of parameters and activations, see `Model`.
         epochs: Passes over the training set.
         learning_rate: Where the learning rate starts.
+        schedule: "cosine", or "constant": it stays there.
+        patience: End after so many epochs without a higher test accuracy than before them; None: train all epochs.
         optimizer: "sgd", "momentum" or "adam".
         recompute: Forget activations and compute them again in the backward pass.
         seed: Draws parameters, order and dropout masks.
+        save: Where the weights go when training ends, as `save_weights` has it; those of the last epoch.
+        checkpoint: Keeps the run after every epoch, and goes on with it if the file is there, on the same machine to
+            the bit; a run that had ended is given back as it is.
+        checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step.
         context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
-        progress: Called after every epoch.
+        progress: Called after every epoch of this call.
+        stepped: Called after every step of the optimiser.
 
     Returns:
-        Training: Loss, accuracy and speed of every epoch.
+        Training: Loss, accuracy and speed of every epoch, those before a resumption included.
 
     Raises:
-        InvalidArgument: If an argument is out of range, or the network does not fit the data.
+        InvalidArgument: If an argument is out of range, the network does not fit the data, or the checkpoint was begun
+            with another argument.
         InvalidData: If a file is missing or damaged.
         UnsupportedLayer: If the engine cannot run one of the layers.
     """
-    check_whole("seed", seed, least=0)
+    seed = check_whole("seed", seed, least=0)
+    if save is not None:
+        array_file.check_path("save", save)
     training_set, test_set = data_module.load_mnist(data)
-    check(network, training_set, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate)
-    if optimizer not in OPTIMIZERS:
-        raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(OPTIMIZERS))
-    steps = len(training_set) // batch_size
-    records: list[Epoch] = []
+    whole = batch_size if target_batch_size is None else target_batch_size
+    check(
+        network, training_set, batch_size=batch_size, target_batch_size=whole, epochs=epochs,
+        learning_rate=learning_rate, schedule=schedule, optimizer=optimizer, patience=patience,
+    )  # fmt: skip
+    recipe = {
+        "batch_size": batch_size, "target_batch_size": whole, "dtype": dtype, "learning_rate": learning_rate,
+        "schedule": schedule, "optimizer": optimizer, "seed": seed, "patience": patience,
+    }  # fmt: skip
+    kept = checkpoints.Checkpoint(settings={}, conditions={})
+    if checkpoint is not None:
+        settings = {**recipe, "epochs": epochs, "recompute": recompute}
+        settings |= _identity(network, training_set, test_set)
+        kept = checkpoints.resume(checkpoint, settings, _conditions(device))
+    keeper = checkpoints.Keeper(checkpoint, checkpoint_seconds, kept)
+    records = [Epoch(**epoch) for epoch in kept.epochs]
+    losses, spent = list(kept.losses), kept.seconds
+    steps = len(training_set) // whole
     with (
         Model(
             network, device=device, mode="training", dtype=dtype, optimizer=optimizer, learning_rate=learning_rate,
@@ -128,39 +199,100 @@ def train(
         ) as model,
         Model(network, device=device, dtype=dtype, share=model, context=context) as tested,
     ):  # fmt: skip
-        model.prepare(batch_size)
-        for number in range(1, epochs + 1):
-            begun, losses = time.perf_counter(), []
-            for step, (images, labels) in enumerate(training_set.shuffled(batch_size, seed + number)):
-                done = ((number - 1) * steps + step) / (epochs * steps)
-                model.learning_rate = learning_rate * (1 + math.cos(math.pi * done)) / 2
-                model.load(images, labels)
-                model.step()
-                losses.append(model.loss())
+        if kept.arrays:
+            model.restore(kept.arrays)
+        model.prepare(batch_size, None if whole == batch_size else whole)
+        while len(records) < epochs and not _has_diverged(records) and not _has_stalled(records, patience):
+            number, begun = len(records) + 1, time.perf_counter() - spent
+            accuracy_before = records[-1].test_accuracy if records else None
+            for images, labels in training_set.shuffled(whole, seed + number, first=len(losses)):
+                done = (number - 1) * steps + len(losses)
+                model.learning_rate = learning_rate * _SHARES[schedule](done / (epochs * steps))
+                losses.append(_step(model, images, labels, batch_size))
+                if stepped:
+                    stepped(Step(done + 1, epochs * steps, number, losses[-1], accuracy_before))
+                if keeper.is_due:
+                    seconds = time.perf_counter() - begun
+                    keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=seconds)
             seconds = time.perf_counter() - begun
             record = Epoch(
                 number=number,
                 loss=sum(losses) / len(losses),
                 test_accuracy=accuracy(tested, test_set),
                 seconds=seconds,
-                samples_per_second=steps * batch_size / seconds,
+                samples_per_second=steps * whole / seconds,
             )
             records.append(record)
+            losses, spent = [], 0.0
+            keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=spent)
             if progress:
                 progress(record)
-            if not math.isfinite(record.loss):
-                break
+        if save is not None:
+            save_weights(model.trained(), save)
     return Training(
         model=network.name,
-        batch_size=batch_size,
-        dtype=dtype,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        seed=seed,
         parameters=network.parameters,
         epochs=tuple(records),
-        diverged=not math.isfinite(records[-1].loss),
+        diverged=_has_diverged(records),
+        stopped_early=_has_stalled(records, patience),
+        **recipe,  # type: ignore[arg-type]
     )
+
+
+def _step(model: Model, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], batch_size: int) -> float:
+    """Take a step of the optimiser, of one batch or of several whose gradients are added up, and give the mean loss."""
+    loss = 0.0
+    for start in range(0, len(labels), batch_size):
+        part = slice(start, start + batch_size)
+        model.load(images[part], labels[part])
+        model.step()
+        loss += model.loss()
+    if len(labels) > batch_size:
+        model.update()
+    return loss
+
+
+_SHARES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "constant": lambda _: 1.0,
+}
+"""What is left of the learning rate, by how much of the run is done."""
+
+
+def _plain(records: Sequence[Epoch]) -> list[dict[str, Any]]:
+    return [attrs.asdict(record) for record in records]
+
+
+def _has_diverged(records: Sequence[Epoch]) -> bool:
+    return bool(records) and not math.isfinite(records[-1].loss)
+
+
+def _has_stalled(records: Sequence[Epoch], patience: int | None) -> bool:
+    """Whether the last `patience` epochs brought no accuracy above the highest before them."""
+    if patience is None or len(records) <= patience:
+        return False
+    before, since = records[:-patience], records[-patience:]
+    return max(epoch.test_accuracy for epoch in since) <= max(epoch.test_accuracy for epoch in before)
+
+
+def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dict[str, Any]:
+    """Name by their contents what a run is of: layers, the weights it begins with, images and labels."""
+    layers = np.frombuffer(repr(network.to_mapping()).encode(), np.uint8)
+    given = {f"{layer}.{name}": array for layer, arrays in network.weights.items() for name, array in arrays.items()}
+    parts = {"training images": training_set.images, "training labels": training_set.labels}
+    parts |= {"test images": test_set.images, "test labels": test_set.labels}
+    return {
+        "network": f"{network.name}, layers {checkpoints.digest({'layers': layers})}",
+        "weights": f"given ones, {checkpoints.digest(given)}" if given else "drawn from the seed",
+        "data": f"images and labels {checkpoints.digest(parts)}",
+    }
+
+
+def _conditions(device: Device) -> dict[str, Any]:
+    """Say what decides how sums are rounded."""
+    return {
+        "device": str(device), "threads": device.threads, "NumPy": np.__version__, "cubatch": cubatch.__version__
+    }  # fmt: skip
 
 
 def accuracy(model: Model, test_set: Dataset) -> float:
@@ -177,7 +309,16 @@ def accuracy(model: Model, test_set: Dataset) -> float:
 
 
 def check(
-    network: Network, training_set: Dataset, *, batch_size: int = 1, epochs: int = 1, learning_rate: float = 1.0
+    network: Network,
+    training_set: Dataset,
+    *,
+    batch_size: int = 1,
+    target_batch_size: int | None = None,
+    epochs: int = 1,
+    learning_rate: float = 1.0,
+    schedule: str = "cosine",
+    optimizer: str = "sgd",
+    patience: int | None = None,
 ) -> None:
     """
     Check that a network can be trained on a data set in this way.
@@ -192,9 +333,26 @@ def check(
     if (h, w) != (1, 1) or classes < training_set.classes:
         wanted = f"(1, 1, {training_set.classes}) or more classes, to train on these labels"
         raise InvalidArgument("output_shape", network.output_shape, wanted)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= len(training_set):
-        raise InvalidArgument("batch_size", batch_size, f"from 1 to the {len(training_set)} training images")
+    _check_sizes(len(training_set), batch_size, target_batch_size)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise InvalidArgument("epochs", epochs, "a whole number, at least 1")
     if not isinstance(learning_rate, int | float) or not 0 < learning_rate < math.inf:
         raise InvalidArgument("learning_rate", learning_rate, "a positive number")
+    for field, name, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
+        if name not in known:
+            raise InvalidArgument(field, name, "one of " + ", ".join(known))
+    if patience is not None:
+        check_whole("patience", patience, least=1)
+
+
+def _check_sizes(images: int, batch_size: int, target_batch_size: int | None) -> None:
+    whole = batch_size if target_batch_size is None else target_batch_size
+    for field, size in (("batch_size", batch_size), ("target_batch_size", whole)):
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= images:
+            raise InvalidArgument(field, size, f"from 1 to the {images} training images")
+    if target_batch_size is not None and target_batch_size % batch_size:
+        below = target_batch_size // batch_size * batch_size or batch_size
+        divisors = [n for n in range(1, target_batch_size + 1) if target_batch_size % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - batch_size))
+        remedy = f"{below} is one, and batches of {nearest} make {target_batch_size}."
+        raise InvalidArgument("target_batch_size", target_batch_size, f"a multiple of batches of {batch_size}", remedy)

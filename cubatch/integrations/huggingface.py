@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
+from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
 
 
@@ -35,19 +34,9 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
     target, devices = check_batch_size(target_batch_size, "target_batch_size"), check_batch_size(
         num_devices, "num_devices"
     )  # fmt: skip
-    if result.mode == "inference":
-        raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
     if target % devices:
         nearest = max(1, round(target / devices)) * devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
-    seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.status == "ok" and m.latency_seconds}
-    if not seconds:
-        raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
-    share = target // devices
-    largest = max(seconds)
-    divisors = [size for size in range(1, min(share, largest) + 1) if share % size == 0]
-    known = sorted(seconds)
-    expected = np.interp(divisors, known, [seconds[size] for size in known])
-    size = min(zip(divisors, expected, strict=True), key=lambda pair: (share // pair[0]) * pair[1])[0]
-    return {"per_device_train_batch_size": size, "gradient_accumulation_steps": share // size}
+    found = cut(result, target // devices)
+    return {"per_device_train_batch_size": found.batch_size, "gradient_accumulation_steps": found.steps}

@@ -28,6 +28,7 @@ _LOOK_SHARE = 0.05
 def tuned(
     name: str, library: str, device: Device, mode: str, optimizer: object | None, make: Callable[[int, int], Any],
     run: kept.Run, goal: Goal, limits: Limits, room: MemoryLimit, progress: Callable[[walk.Event], None] | None,
+    versions: Mapping[str, Any] | None = None,
 ) -> TuningResult:  # fmt: skip
     """
     Walk from the ladder to the answer.
@@ -38,6 +39,7 @@ def tuned(
         device, mode, optimizer, goal, limits, room, progress: What was asked.
         make: Gives a runner for a limit of bytes and a seed; it is called when there is something to run.
         run: What is kept of it.
+        versions: Of what runs it, for the result's `environment`.
     """
     made = functools.cache(functools.partial(make, room.bytes, limits.seed))
     run.notes += room.told()
@@ -52,6 +54,8 @@ def tuned(
             ladder = _ladder(facts, limits, room, made(), name, device, mode)
             run.save_ladder(ladder.candidates, {**facts, "largest_batch_size": ladder.largest})
         story = stories.of_module(name, library, facts["dtype"], mode, optimizer, device, goal, limits, room, ladder)
+        environment = {**story.setting["environment"], **(versions or {})}
+        story = attrs.evolve(story, setting={**story.setting, "environment": environment})
 
         def extended(batch_size: int) -> Candidate:
             step = between(batch_size, ladder.candidates)

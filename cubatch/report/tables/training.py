@@ -10,7 +10,9 @@ from cubatch.report.tables.common import written
 from cubatch.units import format_count, format_seconds
 
 
-def epochs(done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = False) -> Grid:
+def epochs(
+    done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = False, stopped_early: bool = False
+) -> Grid:
     """Lay out a training run, one line for each epoch."""
     rows = [
         [
@@ -23,5 +25,7 @@ def epochs(done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = Fa
         for epoch in done
     ]
     notes = ["The loss left the range of numbers: try a smaller learning rate."] if diverged else []
+    if stopped_early:
+        notes.append("Ended early: the last epochs brought no better test accuracy.")
     columns = ["epoch", "loss", "test accuracy", "time", "samples/s"]
     return Grid(title=title, columns=columns, rows=rows, notes=notes)

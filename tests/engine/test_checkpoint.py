@@ -1,0 +1,222 @@
+"""Runs that are kept in a file and go on: to the bit, with the same settings only, and after any kill."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+import cubatch
+from cubatch import array_file
+from cubatch.engine import checkpoint
+from cubatch.engine.train import train
+from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.hardware import probe
+from cubatch.network.graph import Network
+from cubatch.network.specfile import load_spec
+from cubatch.network.weights import load_weights
+
+SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
+NET = """
+name = "small"
+input_shape = [28, 28, 1]
+layers = [
+  { type = "conv2d", k = 4, r = 3, s = 3, stride = 2, pad = 1, bias = false }, { type = "batch_norm2d" },
+  { type = "relu" }, { type = "max_pool2d", r = 2, s = 2 }, { type = "flatten" }, { type = "dropout", p = 0.3 },
+  { type = "linear", name = "scores", k = 10 },
+]
+"""
+KILLS = 5
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """A small network with batch norm and dropout."""
+    path = tmp_path_factory.mktemp("net") / "net.toml"
+    path.write_text(NET)
+    return load_spec(path)
+
+
+class Killed(BaseException):
+    """A run that ends in the middle."""
+
+
+@pytest.fixture
+def run(network):
+    """Train for three epochs of eight steps."""
+    return functools.partial(
+        train, network, data=SAMPLE, batch_size=50, target_batch_size=100, device=probe.device("cpu"), epochs=3
+    )
+
+
+def same(first, second):
+    """Whether two files are the same, byte for byte."""
+    return first.read_bytes() == second.read_bytes()
+
+
+def without_times(epochs):
+    """Records of epochs but for what a clock said."""
+    return [(epoch.number, epoch.loss, epoch.test_accuracy) for epoch in epochs]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(run, tmp_path, optimizer):
+    """Cut off after the first step, within each epoch and at its end: weights, losses and accuracies are the same."""
+    whole = run(save=tmp_path / "whole.safetensors", optimizer=optimizer)
+
+    def until(last):
+        def stepped(step):
+            if step.done == last:
+                raise Killed
+
+        return stepped
+
+    options = {"checkpoint": tmp_path / "run.safetensors", "checkpoint_seconds": 0, "optimizer": optimizer}
+    for last in (2, 4, 9, 17, 18):
+        with pytest.raises(Killed):
+            run(stepped=until(last), **options)
+        kept = checkpoint.read(options["checkpoint"])
+        assert 8 * len(kept.epochs) + len(kept.losses) == last - 1  # the last step's is not written
+    again = run(save=tmp_path / "again.safetensors", **options)
+    assert same(tmp_path / "whole.safetensors", tmp_path / "again.safetensors")
+    assert without_times(again.epochs) == without_times(whole.epochs)
+
+
+def test_a_run_that_ended_is_given_back_as_it_is(run, tmp_path):
+    """Every record with its times, and the weights, without another step."""
+    options = {"checkpoint": tmp_path / "run.npz", "epochs": 2}
+    first = run(save=tmp_path / "a.npz", **options)
+    told = []
+    second = run(save=tmp_path / "b.npz", progress=told.append, stepped=told.append, **options)
+    assert second == first
+    assert told == []
+    assert same(tmp_path / "a.npz", tmp_path / "b.npz")
+
+
+def test_within_an_epoch_a_run_is_kept_only_now_and_then(run, tmp_path, monkeypatch):
+    """With an hour between two checkpoints there is one for each epoch."""
+    written = []
+    monkeypatch.setattr(checkpoint, "write", lambda path, kept: written.append((len(kept.epochs), len(kept.losses))))
+    run(checkpoint=tmp_path / "run.npz", checkpoint_seconds=3600.0)
+    assert written == [(1, 0), (2, 0), (3, 0)]
+
+
+OTHERS = {
+    "batch_size": 25, "target_batch_size": 50, "epochs": 4, "learning_rate": 0.01, "schedule": "constant",
+    "optimizer": "adam", "seed": 1, "patience": 2, "recompute": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_setting_is_refused_by_its_name(run, tmp_path, name):
+    """With both values and what would do; the file stays as it was."""
+    path = tmp_path / "run.safetensors"
+    run(checkpoint=path, epochs=1)
+    before = path.read_bytes()
+    with pytest.raises(InvalidArgument, match=rf"^{name} must be .* as .* was begun with, got .*begin anew") as caught:
+        run(checkpoint=path, **({"epochs": 1} | {name: OTHERS[name]}))
+    assert (caught.value.field, caught.value.value) == (name, OTHERS[name])
+    assert path.read_bytes() == before
+
+
+def test_another_network_other_weights_and_other_data_are_refused(run, network, tmp_path):
+    """A layer that differs under the same name, weights to begin with, and a folder with other images."""
+    path = tmp_path / "run.safetensors"
+    first = run(checkpoint=path, save=tmp_path / "w.npz", epochs=1)
+    assert len(first.epochs) == 1
+    layers = [attrs.evolve(layer, p=0.1) if layer.type == "dropout" else layer for layer in network.layers]
+    other = Network(input_shape=network.input_shape, layers=layers, name=network.name)
+    for changed, name in ((other, "network"), (load_weights(network, tmp_path / "w.npz"), "weights")):
+        with pytest.raises(InvalidArgument, match=f"^{name} must be"):
+            train(
+                changed, data=SAMPLE, batch_size=50, target_batch_size=100, device=probe.device("cpu"), epochs=1,
+                checkpoint=path,
+            )  # fmt: skip
+    for file in SAMPLE.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    labels = next(path for path in tmp_path.iterdir() if path.name.startswith("train-labels"))
+    raw = bytearray(gzip.decompress(labels.read_bytes()))
+    raw[-1] = (raw[-1] + 1) % 10
+    labels.unlink()
+    labels.with_name("train-labels-idx1-ubyte").write_bytes(raw)
+    with pytest.raises(InvalidArgument, match=r"^data must be"):
+        run(checkpoint=path, data=tmp_path, epochs=1)
+
+
+def test_other_conditions_are_told_and_not_refused(run, tmp_path):
+    """As many threads as there were is what the bits depend on; a machine may be gone, and the run goes on."""
+    path, here = tmp_path / "run.safetensors", probe.device("cpu")
+    run(checkpoint=path, epochs=2, device=attrs.evolve(here, threads=1))
+    kept = checkpoint.read(path)
+    checkpoint.write(path, attrs.evolve(kept, epochs=kept.epochs[:1]))
+    with pytest.warns(checkpoint.OtherConditions, match="threads was 1, is 2"):
+        assert len(run(checkpoint=path, epochs=2, device=attrs.evolve(here, threads=2)).epochs) == 2
+
+
+def test_what_is_no_checkpoint_is_refused(run, tmp_path):
+    """Weights, a later version, a file that was cut short, and a name that no such file has."""
+    array_file.write(tmp_path / "w.npz", {"w": np.ones(2)}, {array_file.WEIGHTS: "{}"})
+    array_file.write(tmp_path / "later.npz", {"w": np.ones(2)}, {array_file.CHECKPOINT: '{"version": 2}'})
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "w.npz").read_bytes()[:50])
+    for name in ("w", "later", "cut"):
+        with pytest.raises(InvalidData, match=rf"{name}\.npz"):
+            run(checkpoint=tmp_path / f"{name}.npz")
+    with pytest.raises(InvalidArgument, match="checkpoint must be a file that ends in"):
+        run(checkpoint=tmp_path / "run.pt")
+
+
+def command(folder, *arguments):
+    """The command line that trains from files."""
+    return [
+        sys.executable, "-m", "cubatch", "train", str(folder / "net.toml"), "--data", str(SAMPLE), "--batch-size", "20",
+        "--target-batch-size", "40", "--epochs", "8", "--device", "cpu", "--optimizer", "adam", "--lr", "0.003",
+        "--checkpoint-seconds", "0", *map(str, arguments),
+    ]  # fmt: skip
+
+
+def kill_at_random(arguments, path, chance):
+    """Start the command, kill it a random while after it has written some checkpoints, and say what it died of."""
+    environment = os.environ | {"PYTHONPATH": str(Path(cubatch.__file__).parents[1])}
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    try:
+        seen, wanted, last = 0, chance.randint(1, 8), _changed(path)
+        while seen < wanted and process.poll() is None:
+            time.sleep(0.001)
+            now = _changed(path)
+            seen, last = seen + (now != last), now
+        time.sleep(chance.uniform(0, 0.02))
+    finally:
+        process.kill()
+    _, told = process.communicate()
+    assert process.returncode == -signal.SIGKILL, told.decode()
+
+
+def _changed(path):
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_a_run_that_is_killed_five_times_at_random_ends_with_the_same_weights(tmp_path):
+    """By SIGKILL, in a process of its own, which is started again by the same command: equal to the bit."""
+    (tmp_path / "net.toml").write_text(NET)
+    kept, chance = tmp_path / "run.safetensors", random.Random()
+    environment = os.environ | {"PYTHONPATH": str(Path(cubatch.__file__).parents[1])}
+    for _ in range(KILLS):
+        kill_at_random(command(tmp_path, "--checkpoint", kept), kept, chance)
+    assert len(checkpoint.read(kept).epochs) < 8
+    for name, more in (("again", ["--checkpoint", kept]), ("whole", [])):
+        files = ["--save", tmp_path / f"{name}.safetensors", "--json", tmp_path / f"{name}.json"]
+        subprocess.run(command(tmp_path, *more, *files), check=True, capture_output=True, env=environment)
+    assert same(tmp_path / "again.safetensors", tmp_path / "whole.safetensors")
+    again, whole = (json.loads((tmp_path / f"{name}.json").read_text())["epochs"] for name in ("again", "whole"))
+    assert [(e["loss"], e["test_accuracy"]) for e in again] == [(e["loss"], e["test_accuracy"]) for e in whole]
