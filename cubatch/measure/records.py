@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -123,13 +124,18 @@ DISTURBED = 0.1
 """A visit whose median is so much above that of the best visit to its size was disturbed."""
 
 
-def counting(timings: Sequence[Timing]) -> tuple[Timing, ...]:
+def counting(timings: Sequence[Timing], *, every_visit: bool = False) -> tuple[Timing, ...]:
     """
     Give the timings of one size that count: those of a full clock and of visits that nothing disturbed.
 
     Throttled ones count where there are no others.  A visit that took clearly longer than another one to the same
     size met another process, a cold cache or a compiler, and so did the first timings of a visit that took far longer
     than all after them, two at least; what is compared is what sizes do undisturbed.
+
+    Args:
+        timings: Of one size.
+        every_visit: Whether disturbed visits count too: where each size has equally many, medians over visits suffer
+            less from them than from a choice that leaves few.
 
     Example:
         >>> seconds = [0.7, 0.7, 0.024, 0.025]
@@ -143,7 +149,7 @@ def counting(timings: Sequence[Timing]) -> tuple[Timing, ...]:
         visits.setdefault(timing.round // PER_VISIT, []).append(timing)
     settled = {visit: _settled(those) for visit, those in visits.items()}
     medians = {visit: statistics.median(timing.seconds for timing in those) for visit, those in settled.items()}
-    most = min(medians.values(), default=0.0) * (1 + DISTURBED)
+    most = math.inf if every_visit else min(medians.values(), default=0.0) * (1 + DISTURBED)
     used = {id(timing) for visit, those in settled.items() if medians[visit] <= most for timing in those}
     return tuple(timing for timing in clear if id(timing) in used)
 

@@ -1,0 +1,86 @@
+"""`cubatch profile`: where the time of a step goes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cubatch.cli import console
+from cubatch.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    LibraryOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    RecomputeOption,
+    SeedOption,
+    ShapeOption,
+    read_spec,
+    whole_numbers,
+)
+
+
+def profile(
+    model: Model,
+    *,
+    batch_size: Annotated[
+        str, typer.Option("--batch-size", metavar="N", help="Samples per step; several to compare: 1,16,256.")
+    ] = "1",
+    device: DeviceOption = None,
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    optimizer: OptimizerOption = "sgd",
+    library: LibraryOption = "auto",
+    recompute: RecomputeOption = False,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    seed: SeedOption = 0,
+    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Time for the steps of a size.")] = 5.0,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    trace: Annotated[
+        str | None, typer.Option("--trace", metavar="FILE", help="Each call of one step, for ui.perfetto.dev.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Say where the time of a step goes.
+
+    By layer and pass: time, FLOP/s, bytes/s, and what bounds it.
+
+    Example: cubatch profile mnist-cnn --mode training --batch-size 1,16,256
+    """
+    import json as writer
+
+    from cubatch.measure import step_profile
+    from cubatch.report.plots import profile as figure
+    from cubatch.report.plots import style
+    from cubatch.report.tables import profile as table
+
+    sizes = whole_numbers("--batch-size", batch_size)
+    console.check_writable(json=json, plot=plot, trace=trace)
+    if plot is not None:
+        style.check(plot)
+    spec = read_spec(model, input_shape, classes)
+    found = [
+        step_profile.profile(
+            spec, size, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
+            recompute=recompute, seed=seed, budget=budget,
+        )
+        for size in dict.fromkeys(sizes)
+    ]  # fmt: skip
+    payload = table.mapping(found, model)
+    grids = [table.layers(payload["profiles"][-1], title=table.title(payload, payload["profiles"][-1]))]
+    if len(found) > 1:
+        grids.append(table.sizes(payload["profiles"]))
+    console.emit(grids, payload, json)
+    if plot is not None:
+        figure.draw(payload, plot)
+        console.say(f"wrote {plot}")
+    if trace is not None:
+        with console.writing("--trace", trace) as path:
+            path.write_text(writer.dumps(found[-1].to_trace()) + "\n", encoding="utf-8")
+        console.say(f"wrote {trace}; ui.perfetto.dev opens it")

@@ -1,0 +1,132 @@
+"""What `cubatch profile` prints: where a step's time goes, by layer and pass, and by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cubatch.report.grid import Grid
+from cubatch.report.tables.common import joined, plain
+from cubatch.units import format_count, format_metric, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from cubatch.measure.profile_records import StepProfile
+
+MEANINGS = {
+    "products": "matrix products",
+    "copies": "copies that lay data out for them",
+    "elementwise": "passes over arrays",
+    "overhead": "calls, whatever they do",
+    "waiting": "threads that wait for another",
+}
+_LEAST_SHARE = 0.0005  # of a step; what takes less is no row
+
+
+def mapping(found: Sequence[StepProfile], model: str) -> dict[str, Any]:
+    """Give profiles of one network as JSON has them."""
+    first = found[0]
+    return {
+        "schema": 1, "model": model, **first.work.settings, "device": str(first.work.device),
+        "kind": first.work.device.kind, "environment": plain(first.environment),
+        "profiles": [plain(one.to_mapping()) for one in found],
+    }  # fmt: skip
+
+
+def title(payload: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
+    """Name what was profiled, and how fast it ran."""
+    what = f"{payload['model']}, {payload['mode']}, {payload['dtype']}, batch {profile['batch_size']}"
+    seconds, rate = format_seconds(profile["step_seconds"]), format_count(profile["samples_per_second"])
+    return f"{what}, on {payload['device']}: {seconds} a step, {rate} samples/s"
+
+
+def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
+    """Lay out one profile, a line for each layer and pass in the order of the step; the longest is marked."""
+    shown = [row for row in profile["layers"] if row["share"] >= _LEAST_SHARE]
+    rows = [
+        [
+            named(row),
+            row["pass"],
+            format_seconds(row["seconds"]),
+            format_percent(row["share"]),
+            _rate(row["flops"], row["seconds"], "FLOP/s"),
+            _rate(row["bytes"], row["seconds"], "B/s"),
+            row["calls"] or None,
+            row["bound_by"],
+        ]
+        for row in shown
+    ]
+    longest = max(range(len(shown)), key=lambda index: shown[index]["seconds"])
+    columns = ["layer", "pass", "time", "share", "FLOP/s", "bytes/s", "calls", "bound by"]
+    notes = [shares(profile), _remark(profile)]
+    left_out = len(profile["layers"]) - len(shown)
+    if left_out:
+        notes.append(f"{left_out} more take less than {format_percent(_LEAST_SHARE)} each.")
+    return Grid(title=title, columns=columns, rows=rows, marked=[longest], notes=notes)
+
+
+def shares(profile: Mapping[str, Any]) -> str:
+    """
+    Say what the time of a step goes to, most first.
+
+    Example:
+        >>> shares({"causes": {"products": 3.0, "copies": 0.0, "elementwise": 1.0, "overhead": 0.0, "waiting": 0.0}})
+        'Of the time, 75.0 % goes to products (matrix products) and 25.0 % to elementwise (passes over arrays).'
+    """
+    total = sum(profile["causes"].values())
+    ranked = sorted(profile["causes"].items(), key=lambda item: -item[1])
+    parts = [
+        f"{format_percent(seconds / total)} {'goes ' if not index else ''}to {cause} ({MEANINGS[cause]})"
+        for index, (cause, seconds) in enumerate(ranked)
+        if seconds / total >= _LEAST_SHARE
+    ]
+    return f"Of the time, {joined(parts)}."
+
+
+def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
+    """Lay out what one sample takes at each batch size, by cause."""
+    causes = list(profiles[0]["causes"])
+    rows = [
+        [
+            profile["batch_size"],
+            format_count(profile["samples_per_second"]),
+            format_seconds(profile["step_seconds"] / profile["batch_size"]),
+            *(format_seconds(profile["causes"][cause] / profile["batch_size"]) for cause in causes),
+        ]
+        for profile in profiles
+    ]
+    fastest = max(range(len(rows)), key=lambda index: profiles[index]["samples_per_second"])
+    return Grid(title="Time for each sample", columns=["batch", "samples/s", "a sample", *causes], rows=rows,
+                marked=[fastest], notes=[verdict(profiles)])  # fmt: skip
+
+
+def named(row: Mapping[str, Any]) -> str:
+    """Name a row: its layer, and the layers that its pass does on the way."""
+    return " + ".join([row["layer"] or {"update": "optimizer"}.get(row["pass"], row["pass"]), *row["then"]])
+
+
+def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
+    """Say what makes the slowest size slower than the fastest."""
+    each = [{cause: seconds / one["batch_size"] for cause, seconds in one["causes"].items()} for one in profiles]
+    taken = [one["step_seconds"] / one["batch_size"] for one in profiles]
+    slow, fast = taken.index(max(taken)), taken.index(min(taken))
+    more = {cause: each[slow][cause] - each[fast][cause] for cause in each[slow]}
+    cause = max(more, key=more.__getitem__)
+    if slow == fast or more[cause] <= 0:
+        return "A sample takes as long at all of these sizes."
+    lost, least = format_seconds(taken[slow] - taken[fast]), profiles[fast]["batch_size"]
+    return (
+        f"A sample takes {lost} more at batch {profiles[slow]['batch_size']} than at {least}, most of all for "
+        f"{cause} ({MEANINGS[cause]}): {format_seconds(more[cause])}."
+    )
+
+
+def _remark(profile: Mapping[str, Any]) -> str:
+    threads = f", the mean over {profile['threads']} threads" if profile["threads"] > 1 else ""
+    return (
+        f"Rows are medians of {profile['steps']} steps whose calls were timed one by one{threads}, and come to "
+        f"{format_seconds(profile['traced_seconds'])}; FLOP/s and bytes/s count each array of a pass once."
+    )
+
+
+def _rate(amount: float, seconds: float, unit: str) -> str | None:
+    return format_metric(amount / seconds, unit) if amount and seconds else None

@@ -1,0 +1,85 @@
+"""`cubatch profile`: where a step's time goes, on this CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cubatch.network import models
+from cubatch.network.passes import Pass
+
+QUICK = ("--device", "cpu", "--budget", 0.01)
+
+
+def test_a_row_for_each_pass_of_each_layer(run):
+    """The linear layers of the mlp, forward and backward, with FLOP of both products of a gradient, and the rest."""
+    code, out, err = run("profile", "mlp", "--mode", "training", "--batch-size", 8, *QUICK, "--json", "-")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (found["schema"], found["mode"], found["library"], found["kind"]) == (1, "training", "im2col", "cpu")
+    (profile,) = found["profiles"]
+    nodes = {node.name: node.layer for node in models.build("mlp").nodes}
+    flops = {(row["layer"], row["pass"]): row["flops"] for row in profile["layers"] if row["flops"]}
+    wanted = {(name, each.value): layer.pass_flops(each, 8) for name, layer in nodes.items() for each in Pass}
+    first = next(iter(nodes))
+    assert {key: flop for key, flop in wanted.items() if flop and key != (first, "dgrad")} == flops
+    assert {"loss", "update", "meeting"} <= {row["pass"] for row in profile["layers"]}
+
+
+def test_several_sizes_stand_side_by_side(run):
+    """The table of the last, then what a sample takes at each; a size that stands twice is profiled once."""
+    code, out, _ = run("profile", "mlp", "--batch-size", "1,8,1", *QUICK)
+    assert code == 0
+    head, _, sizes = out.partition("Time for each sample")
+    assert "batch 8" in head
+    assert [line.split()[0] for line in sizes.splitlines() if line[:5].strip().isdigit()] == ["1", "8"]
+
+
+def test_the_trace_opens_in_a_viewer(run, tmp_path):
+    """Chrome's format: complete events in microseconds on named threads, each call inside of its operation."""
+    path = tmp_path / "trace.json"
+    code, _, err = run("profile", "mlp", "--batch-size", 64, *QUICK, "--trace", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert code == 0
+    assert "perfetto" in err
+    named = {event["tid"] for event in events if event["ph"] == "M"}
+    done = [event for event in events if event["ph"] == "X"]
+    spans = [event for event in done if event["cat"] == "operation"]
+    calls = [event for event in done if event["cat"] != "operation"]
+    assert calls
+    for event in calls:
+        assert event["tid"] in named
+        inside = [
+            span for span in spans
+            if span["tid"] == event["tid"] and span["name"] == event["args"]["layer"] and span["ts"] <= event["ts"]
+            and event["ts"] + event["dur"] <= span["ts"] + span["dur"] + 1e-6
+        ]  # fmt: skip
+        assert len(inside) == 1
+
+
+@pytest.mark.parametrize("sizes", ["4", "1,4"])
+def test_it_is_drawn(run, tmp_path, sizes):
+    """Of one size its layers, of several what a sample takes at each."""
+    path = tmp_path / "profile.svg"
+    assert run("profile", "mlp", "--batch-size", sizes, *QUICK, "--plot", path)[0] == 0
+    text = path.read_text()
+    assert text.lstrip().startswith("<?xml")
+    assert len(text) > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mlp", "--batch-size", "0"), "--batch-size must be a whole number of at least 1"),
+        (("mlp", "--batch-size", "two"), "--batch-size takes whole numbers"),
+        (("mlp", "--budget", "0"), "budget"),
+        (("mlp", "--device", "v100-sxm2-16gb"), "v100"),
+        (("mlp", "--plot", "x.bmp"), "plot file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(run, arguments, message):
+    """Before anything is measured, with the field and what it takes."""
+    code, out, err = run("profile", *arguments)
+    assert (code != 0, out) == (True, "")
+    assert message in err
