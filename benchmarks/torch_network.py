@@ -19,7 +19,7 @@ def module(network: Network) -> Any:
     Build a network of PyTorch's modules, freshly initialised.
 
     Args:
-        network: Of every kind of layer that the engine runs; layers that join others only as it names them.
+        network: Of the layers of convolutional networks; those that join others only as it names them.
 
     Raises:
         ValueError: If there is a layer of another kind.

@@ -31,6 +31,7 @@ _HOMES = {
     ),
     "network.graph": ("Network", "SuspiciousSpec"),
     "network.specfile": ("load_spec",),
+    "network.weights": ("from_state_dict", "load_weights", "save_weights", "to_state_dict"),
     "network.importers.onnx_file": ("load_onnx",),
     "network.importers.refusal": ("UnsupportedOperator",),
     "network.importers.torch_export": ("from_torch",),
@@ -41,6 +42,8 @@ _HOMES = {
     "memory.fit": ("max_batch_size",),
     "memory.rules": ("rules_of_thumb",),
     "measure.records": ("Candidate",),
+    "measure.profile_records": ("StepProfile",),
+    "measure.step_profile": ("profile",),
     "tuning.results": ("Measurement", "TuningResult"),
     "tuning.ladder": ("candidates",),
     "tuning.forecast_record": ("Forecast",),
@@ -61,7 +64,9 @@ if TYPE_CHECKING:
     from cubatch.hardware.waves import coulom_batch_size as coulom_batch_size
     from cubatch.hardware.waves import count_waves as count_waves
     from cubatch.hardware.waves import occupancy as occupancy
+    from cubatch.measure.profile_records import StepProfile as StepProfile
     from cubatch.measure.records import Candidate as Candidate
+    from cubatch.measure.step_profile import profile as profile
     from cubatch.memory.fit import max_batch_size as max_batch_size
     from cubatch.memory.parts import footprint as footprint
     from cubatch.memory.rules import rules_of_thumb as rules_of_thumb
@@ -73,6 +78,10 @@ if TYPE_CHECKING:
     from cubatch.network.importers.torch_export import from_torch as from_torch
     from cubatch.network.layers import *  # noqa: F403
     from cubatch.network.specfile import load_spec as load_spec
+    from cubatch.network.weights import from_state_dict as from_state_dict
+    from cubatch.network.weights import load_weights as load_weights
+    from cubatch.network.weights import save_weights as save_weights
+    from cubatch.network.weights import to_state_dict as to_state_dict
     from cubatch.tuning.comparison import Comparison as Comparison
     from cubatch.tuning.comparison import compare as compare
     from cubatch.tuning.forecast import predict as predict

@@ -35,27 +35,30 @@ CASES = {
     ),
     "power-of-two": (
         "cubatch tune --batch-sizes",
+        "cubatch study --max-batch-size",
         "a test",
-        "later: `cubatch study` of powers of two against their neighbours",
     ),
     "mobilenet-v100": (
         "cubatch predict --device --dtype --batch-sizes",
         "a test",
-        "later: `cubatch study` of the published sizes",
+        "cubatch study --dtype --input-shape",
+        "a test",
     ),
     "titan-or-tensor": (
         "cubatch predict --devices --dtype",
-        "later: attention in the engine, then `cubatch study` over dtypes and cards",
+        "later: one study over dtypes and cards",
     ),
     "numpy-mnist": (
         "cubatch train --data --batch-size",
         "a test",
         "benchmarks/bench_engine_cpu.py",
-        "later: `cubatch profile`, the time by layer and by cause",
+        "cubatch profile --mode --batch-size",
+        "cubatch study --budget --out",
     ),
     "small-batch-floor": (
         "cubatch tune",
         "a test",
+        "cubatch study --mode --max-batch-size",
     ),
     "oom-shape": ("a test",),
     "max-batch-formula": (
@@ -70,6 +73,7 @@ CASES = {
         "cubatch memory --optimizer --dtype",
         "a test",
         "later: context, library memory and allocator rounding as named parts of the footprint",
+        "cubatch study --optimizer --dtype",
     ),
     "watch": (
         "a test",
@@ -86,11 +90,12 @@ CASES = {
     "generalisation-gap": (
         "a test",
         "cubatch train --batch-size",
-        "later: `cubatch study` of accuracy beside speed at several batch sizes",
+        "later: a study of accuracy beside speed at several batch sizes",
     ),
     "hyperparameter": (
         "cubatch candidates --json",
         "a test",
+        "cubatch study --json --out",
     ),
 }
 

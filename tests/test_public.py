@@ -19,7 +19,7 @@ from cubatch import errors
 
 PACKAGE = Path(cubatch.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch", "onnx", "onnxruntime")
+HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch", "onnx", "onnxruntime", "safetensors")
 # The only modules that may import a GPU library, one for each.
 GPU_MODULES = {
     "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},

@@ -30,6 +30,12 @@ ELSEWHERE = {
     *(("batch_norm_merge", dtype) for dtype in ("float32", "float16", "bfloat16")),
     # Of whole networks, whose every norm it takes at once:
     *(("batch_norm_fold", dtype) for dtype in ("float32", "float16", "bfloat16")),
+    # Of transformers, whose attention is several launches in turn, and whose tokens are copies but for one sum:
+    *(
+        (operation, dtype)
+        for operation in ("attend", "heads_nt", "heads_nn", "heads_tn", "tokens", "class_token_backward")
+        for dtype in ("float32", "float16", "bfloat16")
+    ),
 }  # fmt: skip
 """Operations that no case here calls: tests/kernels checks them, on a GPU too."""
 
@@ -47,6 +53,10 @@ _MOVERS: Sequence[Layer] = (
     kinds.ReLU6(h=56, w=56, c=64),
     kinds.Sigmoid(h=28, w=28, c=256),
     kinds.SiLU(h=56, w=56, c=64),
+    kinds.GELU(h=197, w=1, c=768),
+    kinds.LayerNorm(h=197, w=1, c=192),
+    kinds.LayerNorm(h=56, w=56, c=96),
+    kinds.LayerScale(h=56, w=56, c=96),
     kinds.Scale(h=28, w=28, c=120),
 )
 """Layers that only move bytes; those of ResNet-50 first."""
@@ -233,8 +243,9 @@ def _drawn_layers(draw: random.Random) -> list[Layer]:
         kinds.Concat(h=h, w=w, c=c + k, channels=[c, k]),
         kinds.Dropout(**plain, p=0.3),
         *(kind(**plain) for kind in (
-            kinds.GlobalAvgPool, kinds.BatchNorm2d, kinds.Add, kinds.Scale, kinds.ReLU, kinds.ReLU6, kinds.Sigmoid,
-            kinds.SiLU, kinds.HardSigmoid, kinds.HardSwish, kinds.Softmax,
+            kinds.GlobalAvgPool, kinds.BatchNorm2d, kinds.LayerNorm, kinds.LayerScale, kinds.Add,
+            kinds.Scale, kinds.ReLU, kinds.ReLU6, kinds.Sigmoid,
+            kinds.SiLU, kinds.HardSigmoid, kinds.HardSwish, kinds.GELU, kinds.Softmax,
         )),
     ]  # fmt: skip
 

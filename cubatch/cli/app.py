@@ -27,8 +27,10 @@ from cubatch.cli import (
     models,
     occupancy,
     predict,
+    profile,
     refusals,
     store,
+    study,
     train,
     tune,
 )
@@ -38,7 +40,8 @@ from cubatch.errors import CubatchError
 # `--help` keeps the order, groups last.
 COMMANDS = (
     kernels.kernels, occupancy.occupancy, predict.predict, tune.tune, candidates.candidates, memory.memory,
-    models.models, layers.layers, devices.devices, train.train,
+    profile.profile, models.models, layers.layers, devices.devices, train.train,
+    study.study,
 )  # fmt: skip
 GROUPS = {"store": store.app, "bench": bench.app}
 

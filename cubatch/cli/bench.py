@@ -159,7 +159,7 @@ def model(
         title=f"{network.name}, batch {batch_size}",
     )  # fmt: skip
     if missing := cases.left_out(network):
-        console.say(f"Left out, since no kernel computes them: {', '.join(missing)}.")
+        console.say(f"Left out, since they are not timed by themselves: {', '.join(missing)}.")
 
 
 def _passes(name: str) -> list[Any]:

@@ -187,6 +187,36 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
 
 
 @contextlib.contextmanager
+def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """
+    Show how far a job of known length is: a bar on a terminal, elsewhere a line now and then, with the time left.
+
+    Args:
+        description: What is going on.
+        now: The clock.
+
+    Yields:
+        A function of (done, total, what is being done); what was done when it is first called took no time.
+    """
+    with progress_bar(description) as bar:
+        line, first = progress_lines(now=now), None
+
+        def show(done: float, total: float, text: str) -> None:
+            nonlocal first
+            if bar is not None:
+                bar(done, total, text)
+                return
+            moment = now()
+            if first is None:
+                first = done, moment
+            made = done - first[0]
+            left = f", about {(moment - first[1]) / made * (total - done):.0f} s left" if made > 0 else ""
+            line(f"{done:g} of {total:g}: {text}{left}")
+
+        yield show
+
+
+@contextlib.contextmanager
 def watching(model: str) -> Iterator[Callable[[Event], None]]:
     """Let tuning's events move a bar on a terminal, and elsewhere write a line now and then."""
     with progress_bar(f"tuning {model}") as bar:

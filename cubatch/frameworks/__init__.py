@@ -1,1 +1,1 @@
-"""What users have already: steps of their PyTorch modules, and the memory that those will take."""
+"""What users have already: PyTorch modules and ONNX files, their steps, and the memory that those take."""

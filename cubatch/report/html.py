@@ -54,28 +54,86 @@ class Parts:
     facts: Mapping[str, Mapping[str, object]]
 
 
+@attrs.frozen(kw_only=True)
+class Section:
+    """
+    A part of an article, under a heading of its own; whatever is empty is not there.
+
+    Attributes:
+        heading: What it is called.
+        texts: Paragraphs.
+        figure: SVG elements, of which the width shows one; the only text that is not escaped.
+        legend: What the marks in the figure mean.
+        table: Beneath it.
+        commands: Lines for a shell.
+    """
+
+    heading: str
+    texts: Sequence[str] = ()
+    figure: str = ""
+    legend: Sequence[str] = ()
+    table: Grid | None = None
+    commands: Sequence[str] = ()
+
+
 def document(parts: Parts) -> str:
     """Write a whole HTML document."""
+    body = f"""{_lead(parts.subtitle, parts.answer, parts.reasons, predicted=parts.predicted)}
+<h2>The curve</h2>
+{_curve(parts.figures, parts.legend)}
+<h2>{escape(parts.table.title)}</h2>
+{_sizes(parts)}
+{_all_facts(parts.facts, "h2")}"""
+    return _page(parts.title, body)
+
+
+def article(
+    *,
+    title: str,
+    subtitle: str,
+    answer: str,
+    points: Sequence[str],
+    sections: Iterable[Section],
+    facts: Mapping[str, Mapping[str, object]],
+) -> str:
+    """
+    Write a whole HTML document that leads a reader from a question to its answer and what it rests on.
+
+    Args:
+        title, subtitle: The heading, and the line beneath it.
+        answer, points: The answer in a sentence, and further ones.
+        sections: Top to bottom.
+        facts: Titled two-column tables of what was known and asked.
+    """
+    told = "\n".join(_section(section) for section in sections)
+    body = f"{_lead(subtitle, answer, points, predicted=False)}\n{told}\n{_all_facts(facts, 'h2')}"
+    return _page(title, body)
+
+
+def _page(title: str, body: str) -> str:
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(parts.title)}</title>
+<title>{escape(title)}</title>
 <style>{STYLE}</style>
 </head>
 <body class="cubatch">
-<h1>{escape(parts.title)}</h1>
-{_lead(parts)}
-<h2>The curve</h2>
-{_curve(parts)}
-<h2>{escape(parts.table.title)}</h2>
-{_sizes(parts)}
-{_all_facts(parts, "h2")}
+<h1>{escape(title)}</h1>
+{body}
 </body>
 </html>
 """
+
+
+def _section(section: Section) -> str:
+    parts = [f"<h2>{escape(section.heading)}</h2>", *(f"<p>{escape(text)}</p>" for text in section.texts)]
+    parts += [_curve(section.figure, section.legend)] if section.figure else []
+    parts += [f'<div class="wide">{_table(section.table)}</div>{_notes(section.table)}'] if section.table else []
+    parts += [f"<pre>{escape(command)}</pre>" for command in section.commands]
+    return "\n".join(parts)
 
 
 def output(parts: Parts) -> str:
@@ -85,13 +143,13 @@ def output(parts: Parts) -> str:
     No element has an id, so that a notebook may hold any number of them; headings would be in its table of contents.
     """
     return framed(f"""<p class="title">{escape(parts.title)}</p>
-{_lead(parts)}
-{_curve(parts)}
+{_lead(parts.subtitle, parts.answer, parts.reasons, predicted=parts.predicted)}
+{_curve(parts.figures, parts.legend)}
 <details open><summary>{escape(parts.table.title)}</summary>
 {_sizes(parts)}
 </details>
 <details><summary>{escape(", ".join(name for name, rows in parts.facts.items() if rows))}</summary>
-{_all_facts(parts, "p")}
+{_all_facts(parts.facts, "p")}
 </details>""")
 
 
@@ -115,25 +173,25 @@ def framed(content: str) -> str:
     return f'<div class="cubatch"><style>{STYLE}</style>\n{content}\n</div>'
 
 
-def _lead(parts: Parts) -> str:
-    warning = '<p class="predicted">Predicted, not measured.</p>' if parts.predicted else ""
-    listed = "".join(f"<li>{escape(reason)}</li>" for reason in parts.reasons)
-    return f"""<p class="soft">{escape(parts.subtitle)}</p>
+def _lead(subtitle: str, answer: str, reasons: Iterable[str], *, predicted: bool) -> str:
+    warning = '<p class="predicted">Predicted, not measured.</p>' if predicted else ""
+    listed = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    return f"""<p class="soft">{escape(subtitle)}</p>
 {warning}
-<div class="answer"><p>{escape(parts.answer)}</p>{f"<ul>{listed}</ul>" if listed else ""}</div>"""
+<div class="answer"><p>{escape(answer)}</p>{f"<ul>{listed}</ul>" if listed else ""}</div>"""
 
 
-def _curve(parts: Parts) -> str:
-    return f"""{parts.figures}
-<p class="legend">{"".join(f"<span>{escape(entry)}</span>" for entry in parts.legend)}</p>"""
+def _curve(figures: str, legend: Iterable[str]) -> str:
+    return f"""{figures}
+<p class="legend">{"".join(f"<span>{escape(entry)}</span>" for entry in legend)}</p>"""
 
 
 def _sizes(parts: Parts) -> str:
     return f'<div class="wide sticky">{_table(parts.table)}</div>\n{_notes(parts.table)}'
 
 
-def _all_facts(parts: Parts, heading: str) -> str:
-    tables = "".join(_facts(name, rows, heading) for name, rows in parts.facts.items() if rows)
+def _all_facts(facts: Mapping[str, Mapping[str, object]], heading: str) -> str:
+    tables = "".join(_facts(name, rows, heading) for name, rows in facts.items() if rows)
     return f'<div class="facts">{tables}</div>'
 
 
@@ -237,12 +295,12 @@ def _scales(shown: Curve, frame: _Frame) -> tuple[Callable[[float], float], Call
         ticked = [value for value in marks if low <= value <= high]
         return x_of, lambda value: frame.top + height * math.log(high / max(value, low)) / math.log(high / low), ticked
     high = 1.16 * max(values)
-    step = _nice_step(high / 6)
+    step = nice_step(high / 6)
     ticked = [step * k for k in range(int(high / step) + 1)]
     return x_of, lambda value: frame.top + height * (1 - value / high), ticked
 
 
-def _nice_step(step: float) -> float:
+def nice_step(step: float) -> float:
     """Round a step up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step)

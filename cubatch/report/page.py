@@ -58,7 +58,7 @@ def _parts(result: Mapping[str, Any]) -> Parts:
         figures=figures(shown, result.get("objective") or "throughput"),
         legend=legend_of(shown),
         table=table.shortened(_REASONS),
-        facts=_facts(result),
+        facts=facts_of(result),
     )
 
 
@@ -73,7 +73,7 @@ def _explained(result: Mapping[str, Any]) -> list[str]:
     return lines if rest <= 1 else [*lines[:_MAX_LINES], f"{rest} more reasons are in the JSON."]
 
 
-def _facts(result: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+def facts_of(result: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     """Gather the titled two-column tables of the page; what is unknown is left out."""
     limits, device = result.get("limits") or {}, dict(result.get("device") or {})
     for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):

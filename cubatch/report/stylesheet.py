@@ -22,7 +22,7 @@ h1, .title { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-siz
 .title { font-size: 1.15rem; font-weight: 600; }
 .soft { color: var(--soft); } p.soft { margin: .1rem 0 1.25rem; }
 .answer { background: var(--card); border-left: 4px solid var(--orange); padding: .8rem 1.1rem; border-radius: 4px; }
-.answer p { margin: 0; } .answer ul { margin: .5rem 0 0; padding-left: 1.2rem; }
+.answer { overflow-wrap: anywhere; } .answer p { margin: 0; } .answer ul { margin: .5rem 0 0; padding-left: 1.2rem; }
 .predicted { color: var(--red); font-weight: 600; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; width: 100%; margin: 0; }
 th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
@@ -47,6 +47,7 @@ svg .soft { fill: var(--soft); } .grid { stroke: var(--rule); } .axis { stroke: 
 .limit { stroke: var(--red); stroke-dasharray: 6 4; }
 svg text.limit-label, svg text.gone { fill: var(--red); stroke: none; }
 svg.narrow { font-size: 13px; }
+pre { background: var(--card); padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; font-size: .85rem; color: var(--soft); margin: 0; }
 """
 _NARROW = """
@@ -54,6 +55,9 @@ svg.wide-figure { display: none; } svg.narrow { display: block; } th, td { paddi
 .sticky th:nth-child(-n+2), .sticky td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
 .sticky th:nth-child(2), .sticky td:nth-child(2) { left: 1.6rem; } .sticky tr.mark td { background: var(--mark); }
 .sticky td:last-child { white-space: nowrap; } .sticky table { border-collapse: separate; border-spacing: 0; }
+"""
+_PRINTED = """
+.wide { overflow: visible; } h2 { break-after: avoid; } tr, svg, pre, .answer { break-inside: avoid; }
 """
 
 
@@ -85,5 +89,8 @@ div.cubatch {{ padding: .8rem 1rem; font-size: 14px; }}
 @media (max-width: 38rem) {{ body.cubatch {{ padding: 1.25rem .8rem 2rem; }} }}
 @container (max-width: 36rem) {{
 {_inside(_NARROW)}
+}}
+@media print {{
+{_inside(_PRINTED)}
 }}
 """

@@ -6,6 +6,8 @@ The search: sizes are visited as `search` says, until it says no more.
     confirm    sweeps over what may still be the answer, shuffled by the seed, so that slow drifts favour no size
     bisect     where memory or the latency limit ends, as long as the curve rises there
 
+Where sizes are to be compared and not searched, each is visited equally often, in shuffled sweeps.
+
 Here is what happens: visits, failures, what is kept, who is told.  A runner brings its own clock, so that hours
 pass in milliseconds on a fake.  Everything is handed to a `Keeper` as it happens; a rerun that is given what was
 kept goes on from there.
@@ -18,6 +20,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from random import Random
 
 import attrs
 from threadpoolctl import ThreadpoolController
@@ -62,6 +65,7 @@ def measure(
     progress: Callable[[Event], None] | None = None,
     extend: Callable[[int], Candidate] | None = None,
     multiple: int = 1,
+    sweeps: int | None = None,
 ) -> Measured:
     """
     Measure the candidates until the answer is known well enough or the budget is spent.
@@ -85,6 +89,7 @@ def measure(
         extend: Makes a candidate of a size that the search adds between those of the ladder; None: it adds none, and
             each candidate, which was then asked for by name, is visited once before any is visited again.
         multiple: Of which added sizes are multiples.
+        sweeps: How often each candidate is visited, whatever its readings say; None: as often as the answer needs it.
 
     Returns:
         Measured: everything, old and new; every candidate has an outcome.
@@ -116,7 +121,7 @@ def measure(
     """
     run = _Run(
         factory, ladder, goal, kept or Measured(), keep=keep, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple,
+        extend=extend, multiple=multiple, sweeps=sweeps,
     )  # fmt: skip
     return run.run()
 
@@ -137,9 +142,10 @@ class _Run:
         progress: Callable[[Event], None] | None,
         extend: Callable[[int], Candidate] | None,
         multiple: int,
+        sweeps: int | None,
     ) -> None:
         self.factory, self.goal, self.seed = factory, goal, seed
-        self.extend, self.multiple = extend, multiple
+        self.extend, self.multiple, self.sweeps = extend, multiple, sweeps
         self.book = Recorder(kept, keep)
         self.budget = Budget(budget, kept.seconds_spent)
         self.teller = Teller(progress, self.budget)
@@ -202,7 +208,9 @@ class _Run:
             self.outcomes = {n: outcome for n, outcome in self.outcomes.items() if outcome.status != "dropped"}
         with self.one_thread():
             ends = verdicts.verdicts(self.view)
-        for n, verdict in ends.items():
+        for n, found in ends.items():
+            is_compared = self.sweeps is not None and found.status == "dropped"
+            verdict = attrs.evolve(found, status="ok", reason="compared, not searched") if is_compared else found
             cut: dict[str, object] = {"cut_short": True} if verdict.status == "over_limit" else {"limit": "budget"}
             is_cut = verdict.status in {"ok", "over_limit"} and self.budget.left() < self.next_seconds(n)
             self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
@@ -222,8 +230,17 @@ class _Run:
             return []
         if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):
             raise EnergyNotAvailable("the device")
+        if self.sweeps is not None:
+            return self.next_sweep(self.sweeps)
         with self.one_thread():
             return rules.next_visits(self.view)
+
+    def next_sweep(self, sweeps: int) -> list[int]:
+        """Name the sizes that were visited least often, shuffled, until all were visited so many times."""
+        least = min(self.records[n].visits for n in self.open)
+        due = [n for n in self.open if self.records[n].visits == least] if least < sweeps else []
+        Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
+        return due
 
     @functools.cached_property
     def blas(self) -> ThreadpoolController:

@@ -38,6 +38,7 @@ def answer(
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,
     asked: bool = False,
+    compared: bool = False,
     flops_per_sample: float | None = None,
     roofline_seconds: Mapping[int, float] | None = None,
     layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
@@ -67,6 +68,7 @@ def answer(
             `created` (now, if missing).  Those left out are unknown.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         asked: Whether the user gave the list of batch sizes.
+        compared: Whether they were visited equally often, in sweeps: then every visit counts.
         flops_per_sample: FLOP of one sample; None where unknown.
         roofline_seconds: Roofline of a step by batch size, where known.
         layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
@@ -85,7 +87,7 @@ def answer(
         >>> result.batch_size, result.fastest_batch_size, result.decided_by
         (32, 64, 'plateau')
     """
-    used = {candidate.batch_size: counting(measured.of(candidate.batch_size)) for candidate in ladder}
+    used = {c.batch_size: counting(measured.of(c.batch_size), every_visit=compared) for c in ladder}
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(
@@ -95,6 +97,7 @@ def answer(
             flops_per_sample=flops_per_sample,
             roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
             layers=(layers or {}).get(candidate.batch_size, ()),
+            compared=compared,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
     ]
@@ -168,8 +171,9 @@ def _measurement(
     flops_per_sample: float | None,
     roofline_seconds: float | None,
     layers: Sequence[Mapping[str, Any]],
+    compared: bool,
 ) -> Measurement:
-    n, used = candidate.batch_size, counting(timings)
+    n, used = candidate.batch_size, counting(timings, every_visit=compared)
     seconds = [timing.seconds for timing in used]
     latency = _median(seconds)
     interval = stopping.median_interval(seconds, stopping.CHOSEN_CONFIDENCE)
@@ -183,6 +187,7 @@ def _measurement(
         samples_per_second=n / latency if latency else None,
         throughput_interval=(n / interval[1], n / interval[0]) if interval else None,
         timings_seconds=seconds,
+        timings_rounds=[timing.round for timing in used],
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
         disturbed=sum(not timing.throttled for timing in timings) - sum(not timing.throttled for timing in used),

@@ -21,12 +21,14 @@ class Limits:
         max_batch_size: No size is above it; None for no limit but memory.
         budget: Seconds of measuring, at most.
         seed: Draws parameters, data and the order of visits.
+        sweeps: How often each of `batch_sizes` is visited; None leaves that to the search.
     """
 
     batch_sizes: tuple[int, ...] | None = None
     max_batch_size: int | None = None
     budget: float = 60.0
     seed: int = 0
+    sweeps: int | None = None
 
     @classmethod
     def of(
@@ -36,6 +38,7 @@ class Limits:
         *,
         budget: float = 60.0,
         seed: int = 0,
+        sweeps: int | None = None,
     ) -> Self:
         """
         Check what a public function was given.
@@ -47,15 +50,20 @@ class Limits:
             raise InvalidArgument("budget", budget, "a positive number of seconds")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise InvalidArgument("seed", seed, "a whole number, at least 0")
+        if sweeps is not None:
+            checks.check_whole("sweeps", sweeps)
+            if batch_sizes is None:
+                raise InvalidArgument("sweeps", sweeps, "given beside batch_sizes", "Name the sizes to compare.")
         top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
         asked = None if batch_sizes is None else _ascending(batch_sizes, top)
-        return cls(batch_sizes=asked, max_batch_size=top, budget=budget, seed=seed)
+        return cls(batch_sizes=asked, max_batch_size=top, budget=budget, seed=seed, sweeps=sweeps)
 
     @property
     def identity(self) -> dict[str, Any]:
         """What shapes the ladder and the walk, as the store has it."""
         asked = None if self.batch_sizes is None else list(self.batch_sizes)
-        return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed}
+        swept = {} if self.sweeps is None else {"sweeps": self.sweeps}  # so that what was kept before still applies
+        return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed, **swept}
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ class Measurement:
         samples_per_second: batch_size / latency_seconds.
         throughput_interval: The same of the latency interval.
         timings_seconds: The timings that count, by round: see `counting`.
+        timings_rounds: Their rounds, each visit in PER_VISIT of its own; those of one sweep are alike for all sizes.
         stop_reason: Why measuring ended, as a sentence.
         throttled: Timings taken under a clearly lowered clock.
         disturbed: Timings of visits that took clearly longer than others to the same size, which do not count.
@@ -69,6 +70,9 @@ class Measurement:
     samples_per_second: float | None = field(default=None, converter=checks.number)
     throughput_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
     timings_seconds: tuple[float, ...] = field(default=(), converter=checks.numbers)
+    timings_rounds: tuple[int, ...] | None = field(
+        default=None, converter=attrs.converters.optional(checks.wholes), metadata=_ADDED
+    )
     stop_reason: str = field(default="", converter=checks.required_text)
     throttled: int = field(default=0, converter=checks.required_whole)
     disturbed: int | None = field(default=None, converter=checks.whole, metadata=_ADDED)

@@ -63,6 +63,7 @@ class Story:
             goal=self.goal,
             setting=setting,
             asked=self.limits.batch_sizes is not None,
+            compared=self.limits.sweeps is not None,
             notes=[*notes, *launch_notes(measured.launch)],
             partial=partial,
             **self.facts([rung.batch_size for rung in rungs]),

@@ -63,6 +63,7 @@ def autotune(
     library: Measurable = "auto",
     recompute: bool = False,
     budget: float = 60.0,
+    sweeps: int | None = None,
     isolate: bool | str = "auto",
     store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
     seed: int = 0,
@@ -72,17 +73,16 @@ def autotune(
     Find the batch size at which a layer or network really runs fastest on a device, and say why.
 
     The candidates come from the device and the layers (`candidates`) and are bounded by the computed memory plan
-    (`footprint`).  A few widely spaced ones are timed first, then whichever promises most for its seconds, also sizes
-    between them, until the answer is known.  It is the smallest size whose median is within `tolerance` of the best;
-    for latency the largest within it of the lowest.
+    (`footprint`).  A few far apart are timed first, then whichever promises most for its seconds, also sizes between,
+    until the answer is known: the smallest whose median is within `tolerance` of the best, by latency the largest.
 
     Args:
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a .toml or .json file.
         device: None: the first GPU, else the CPU. "cpu", "cuda", "cuda:1", or a Device that is present.
         mode: "inference", or "training": forward, backward and optimiser step.
         dtype: "float32", "tf32" (sm_80 on), "float16", "bfloat16"; the CPU takes float32 only. 16-bit types are
-            storage: sums are float32, training steps float32 master weights, and float16 scales its loss. Where
-            there are no Tensor Cores for them, products are float32 too, and the result says so.
+            storage: sums are float32, training steps float32 master weights, and float16 scales its loss. Without
+            Tensor Cores for them products are float32 too, and the result says so.
         objective: "throughput", "latency" or "energy" (samples per joule).
         tolerance: Share of the best that may be given up for a smaller batch.
         batch_sizes: Measure exactly these, each at least once if the budget holds it.
@@ -97,8 +97,8 @@ def autotune(
         recompute: Forget activations and compute them again in the backward pass.
         budget: Seconds of measuring, at most: it ends sooner where the answer is known. What the very first step
             takes, which may load and compile, does not count; the last step that is begun may exceed it.
-        isolate: Measure in a worker process that may die: True, False, or "auto": on a GPU, and on the CPU
-            if a candidate's plan exceeds a quarter of the limit.
+        sweeps: Compare instead of searching: visit each of `batch_sizes` so often, in shuffled sweeps, budget allowing.
+        isolate: Measure in a process that may die: True, False, "auto": on a GPU, or for plans above 1/4 of the limit.
         store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
             question, and which kernels won on this GPU, is forgotten.
         seed: Draws parameters, data and the order of the sweeps.
@@ -122,7 +122,7 @@ def autotune(
     """
     # The question: whatever makes no sense is refused here, before the store is opened.
     goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
+    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps)
     if library == "onnxruntime":
         from cubatch.tuning.tune_onnxruntime import tune_file
 
@@ -274,7 +274,7 @@ def measured_by(
         before = load.snapshot()
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
-            seed=limits.seed, progress=told,
+            seed=limits.seed, sweeps=limits.sweeps, progress=told,
         )  # fmt: skip
         met = load.between(before, load.snapshot())
     run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []

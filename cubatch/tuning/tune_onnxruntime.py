@@ -86,8 +86,7 @@ def tune_file(
         tune.store_path(store), identity=identity, conditions=conditions(found) | versions | _sums(path),
         budget=limits.budget, refresh=store == "refresh",
     ) as run:  # fmt: skip
-        result = tuned(path.name, LIBRARY, found, mode, None, runner, run, goal, limits, room, progress)
-    return attrs.evolve(result, environment={**result.environment, **versions})
+        return tuned(path.name, LIBRARY, found, mode, None, runner, run, goal, limits, room, progress, versions)
 
 
 def _path(spec: object) -> Path:

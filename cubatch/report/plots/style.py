@@ -73,9 +73,9 @@ def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13,
                   color=_SUBTITLE)  # fmt: skip
 
 
-def rule(axes: Axes) -> None:
-    """Draw faint lines at the values ticked upwards, beneath all else."""
-    axes.grid(axis="y", color=_RULE, linewidth=0.8)
+def rule(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
+    """Draw faint lines at the values ticked upwards, or to the right, beneath all else."""
+    axes.grid(axis=axis, color=_RULE, linewidth=0.8)
     axes.set_axisbelow(True)
 
 

@@ -141,6 +141,17 @@ def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch, stream):
     assert list(moments) == []
 
 
+def test_a_job_of_known_length_says_how_much_is_left(capfd):
+    """2 of 10 were done before; 3 more took 6 s, so that the 5 that are left take about 10."""
+    moments = iter([0.0, 0.0, 0.0, 6.0, 6.0])  # the lines begin; then each call looks, and its line as well
+    with console.steps("study", now=lambda: next(moments)) as show:
+        show(2, 10, "batch 7")
+        next_line = capfd.readouterr().err
+        show(5, 10, "batch 9")
+    assert next_line == ""
+    assert capfd.readouterr().err == "cubatch: 6 s, 5 of 10: batch 9, about 10 s left\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["--json", "-"]])
 def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
     """As under LC_ALL=C: no UnicodeEncodeError after the work is done, and the JSON says the same."""

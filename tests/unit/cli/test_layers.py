@@ -16,7 +16,7 @@ def test_layers_lists_every_type_with_keys_and_defaults(run):
     assert code == 0
     assert tuple(found) == tuple(LAYERS)
     assert "k, r, s, stride=1, pad=0, dilation=1" in out
-    assert (found["conv2d"]["runs"], found["attention"]["runs"]) == (True, False)
+    assert (found["attention"]["runs"], found["opaque"]["runs"]) == (True, False)
 
 
 def test_one_type_has_its_keys_explained_and_an_example(run):

@@ -23,13 +23,16 @@ from cubatch.report.tables import (
     kernels,
     layers,
     models,
+    profile,
     result,
     store,
+    study,
     training,
 )
 from cubatch.report.tables import occupancy as occupancy_table
 from tests.unit import golden
 from tests.unit.predictions import fastest_first, one_pass, predicted
+from tests.unit.studies import payloads
 from tests.unit.tuned import measurement, tuned
 
 V100 = Device(
@@ -168,10 +171,31 @@ def store_page():
     return grids(store.runs([kept], "store.db"), *store.run(kept, measured), store.runs([], "empty.db"))
 
 
+def profile_page():
+    causes = {"products": 6e-3, "copies": 2e-3, "elementwise": 1e-3, "overhead": 1e-3, "waiting": 0.0}
+    row = {
+        "layer": "conv1", "type": "conv2d", "then": ["conv1.relu"], "pass": "fprop", "seconds": 1e-2, "causes": causes,
+        "share": 0.5, "calls": 42, "flops": 2_000_000_000, "bytes": 30_000_000, "bound_by": "compute",
+    }  # fmt: skip
+    pool = {"layer": "pool1", "type": "max_pool2d", "then": [], "flops": 0, "bound_by": "memory"}
+    step = {"layer": "step", "type": "", "then": [], "pass": "meeting", "flops": 0, "bytes": 0, "calls": 0,
+            "bound_by": "waiting", "seconds": 1e-3, "share": 0.05}  # fmt: skip
+    update = {"layer": "", "type": "", "then": [], "pass": "update", "flops": 0, "bytes": 0, "calls": 1,
+              "bound_by": "memory", "seconds": 9e-3, "share": 0.45}  # fmt: skip
+    rows = [row, row | pool | {"seconds": 1e-7, "share": 5e-6}, row | update, row | step]
+    one = {"batch_size": 64, "step_seconds": 0.021, "samples_per_second": 64 / 0.021, "traced_seconds": 0.02,
+           "steps": 7, "threads": 2, "causes": causes, "layers": rows}  # fmt: skip
+    small = one | {"batch_size": 1, "step_seconds": 0.002, "samples_per_second": 500.0, "threads": 1,
+                   "causes": dict.fromkeys(causes, 4e-4) | {"overhead": 8e-4}}  # fmt: skip
+    payload = {"model": "mnist-cnn", "mode": "training", "dtype": "float32", "device": "a CPU"}
+    return grids(profile.layers(one, title=profile.title(payload, one)), profile.sizes([small, one]))
+
+
 def train_page():
     done = {"number": 1, "loss": 0.5, "test_accuracy": 0.98, "seconds": 2.0, "samples_per_second": 30_000.0}
     return grids(
-        training.epochs([done, done | {"number": 2, "loss": None}], title="mnist-cnn, batch 64", diverged=True)
+        training.epochs([done, done | {"number": 2, "loss": None}], title="mnist-cnn, batch 64", diverged=True),
+        training.epochs([done], title="mnist-cnn, batch 1024 of 64 at a time", stopped_early=True),
     )
 
 
@@ -187,7 +211,9 @@ PAGES = {
     "models.txt": models_page,
     "layers.txt": layers_page,
     "devices.txt": devices_page,
+    "profile.txt": profile_page,
     "store.txt": store_page,
+    "study.txt": lambda: grids(*(grid for payload in payloads.ALL.values() for grid in study.grids(payload))),
     "train.txt": train_page,
 }
 

@@ -65,6 +65,7 @@ MEASUREMENT_KEYS = [
     "samples_per_second",
     "throughput_interval",
     "timings_seconds",
+    "timings_rounds",
     "stop_reason",
     "throttled",
     "disturbed",
@@ -84,7 +85,14 @@ MEASUREMENT_KEYS = [
     "fill",
     "layers",
 ]
-ADDED_KEYS = ("disturbed", "visits", "prepare_seconds", "warmup_seconds", "query_seconds")  # files of before have none
+ADDED_KEYS = (
+    "timings_rounds",
+    "disturbed",
+    "visits",
+    "prepare_seconds",
+    "warmup_seconds",
+    "query_seconds",
+)  # files of before have none
 
 positive = st.floats(min_value=1e-12, max_value=1e12)
 maybe = st.none() | positive
@@ -103,6 +111,7 @@ measurements = st.builds(
     samples_per_second=maybe,
     throughput_interval=intervals,
     timings_seconds=st.lists(positive, max_size=3),
+    timings_rounds=st.none() | st.lists(st.integers(0, 99), max_size=3),
     stop_reason=st.text(max_size=8),
     throttled=st.integers(0, 9),
     joules_per_sample=maybe,

@@ -38,6 +38,8 @@ NAN = math.nan
         *[({"device": value}, errors.InvalidArgument, "device") for value in ("tpu", "titan x", 3)],
         ({"progress": "bar"}, errors.InvalidArgument, "progress"),
         ({"batch_sizes": [8, 64], "max_batch_size": 32}, errors.InvalidArgument, "batch_sizes"),
+        *[({"sweeps": value}, errors.InvalidArgument, "sweeps") for value in (0, -1, 2.5, True)],
+        ({"sweeps": 5, "batch_sizes": None}, errors.InvalidArgument, "sweeps"),
     ],
     ids=str,
 )  # fmt: skip
@@ -67,7 +69,7 @@ def test_our_kernels_on_a_cpu_are_refused():
         ({"layers": []}, errors.InvalidSpec),
         ({"input_shape": [4, 4, 3], "layers": [{"type": "conv2d", "k": 4, "r": 9, "s": 9}]}, errors.InvalidSpec),
         (None, errors.CubatchError),
-        ("deit-tiny", errors.UnsupportedLayer),
+        ({"input_shape": [4, 4, 3], "layers": [{"type": "opaque"}]}, errors.UnsupportedLayer),
     ],
 )
 def test_specs_that_cannot_be_run_are_refused(spec, error, no_runner):

@@ -204,3 +204,17 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
         assert set(m.timings_seconds) <= set(taken)
         assert len(m.timings_seconds) + m.disturbed + m.throttled == len(taken)
     assert not [reason for reason in result.reasons if "refused" in reason]
+
+
+def test_a_comparison_that_the_budget_cut_short_goes_on(tmp_path):
+    """With a larger budget each size gets the visits that it lacks, also one that is far behind."""
+    kept = tmp_path / "store.sqlite3"
+    short = tune(batch_sizes=[1, 64], sweeps=5, budget=0.05, store=kept)
+    before = rows(kept)
+    whole = tune(batch_sizes=[1, 64], sweeps=5, budget=60.0, store=kept)
+    after = rows(kept)
+    assert len({(size, number // 16) for size, number in before}) < 10
+    assert {key: after[key] for key in before} == before
+    assert sorted(size for size, _ in {(size, number // 16) for size, number in after}) == 5 * [1] + 5 * [64]
+    assert statuses(whole) == {1: "ok", 64: "ok"}
+    assert len(short.measurements) == 2

@@ -1,0 +1,89 @@
+"""`cubatch study`: a question about batch sizes, measured and answered on a page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cubatch.choices import Mode, StudyName
+from cubatch.cli import console
+from cubatch.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    MaxOption,
+    MemoryOption,
+    OptimizerOption,
+    SeedOption,
+    ShapeOption,
+    read_spec,
+)
+
+
+def study(
+    name: Annotated[
+        StudyName,
+        typer.Argument(metavar="NAME", help="Which question."),
+    ],
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As for `cubatch tune`. Default: the study's own.")
+    ] = None,
+    *,
+    device: DeviceOption = None,
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="Forward, backward and optimiser step, or inference.")
+    ] = "training",
+    dtype: DtypeOption = "float32",
+    optimizer: OptimizerOption = "sgd",
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="SECONDS", help="Measuring time, at most. Default: the study's.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A first answer in seconds.")] = False,
+    seed: SeedOption = 0,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where it writes. Default: cubatch-study-NAME.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Measure and answer a question about batch sizes.
+
+    A page, figures and JSON; killed, it goes on.
+
+    Example: cubatch study powers-of-two mlp --device cpu --quick
+    """
+    from cubatch.report.tables import study as table
+    from cubatch.studies import run as studies
+    from cubatch.studies.asked import Asked
+
+    console.check_writable(json=json)
+    called = model or studies.STUDIES[name].DEFAULT_MODEL
+    spec = read_spec(called, input_shape, classes)
+    folder = out or Path(f"cubatch-study-{name}")
+    command = shlex.join(["cubatch", *sys.argv[1:]])
+    try:
+        with console.steps(name) as show:
+            asked = Asked(
+                spec=spec, model=called, folder=folder, device=device, mode=mode, dtype=dtype, optimizer=optimizer,
+                max_batch_size=max_batch_size, memory_limit=memory_limit, budget=budget, quick=quick, seed=seed,
+                show=show,
+            )  # fmt: skip
+            payload = studies.run(name, asked, command=command)
+    except KeyboardInterrupt as stop:
+        console.say("cubatch: interrupted; what was measured is kept, the same command goes on with it")
+        raise typer.Exit(console.INTERRUPTED) from stop
+    written = studies.write(payload, folder)
+    console.emit(table.grids(payload), payload, json)
+    for path in written:
+        console.say(f"wrote {path}")
+    if not any(path.suffix == ".png" for path in written):
+        console.say("no picture files: pip install 'cubatch[plot]'; the page has its figure")

@@ -1,0 +1,47 @@
+"""Studies on a GPU: what only there is known, by real CuPy."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cudasim.simulation import NEEDS, cubatch
+
+pytestmark = NEEDS
+
+
+def test_memory_rules_hold_the_plan_against_what_the_gpu_gave(tmp_path):
+    """
+    Every size ran on our kernels, in float16, and took what the plan says; the driver's context is named beside it.
+
+    CuPy's pool rounds each allocation up to 512 bytes: parameters, gradients, two of the optimiser's, the loss and its
+    scale, the input, and the block of all else are 8.
+    """
+    done = cubatch(
+        "study", "memory-rules", "mlp", "--quick", "--device", "cuda", "--dtype", "float16", "--out", str(tmp_path),
+        "--json", "-", devices="a100",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["library"], found["device"]["kind"], found["dtype"]) == ("cubatch", "cuda", "float16")
+    assert [(t["mode"], t["batch_size"]) for t in found["taken"]] == [
+        (mode, n) for mode in ("inference", "training") for n in (1, 8)
+    ]
+    for taken in found["taken"]:
+        assert 0 <= taken["measured_bytes"] - taken["planned_bytes"] <= 8 * 512
+        assert taken["device_bytes"] > taken["measured_bytes"]
+    assert any("context, kernels and libraries" in line for line in found["points"])
+    assert "A100" in (tmp_path / "index.html").read_text()
+
+
+def test_powers_of_two_are_compared_in_a_worker(tmp_path):
+    """On a GPU steps run in another process; each size has its five visits there."""
+    done = cubatch(
+        "study", "powers-of-two", "mlp", "--quick", "--budget", "120", "--max-batch-size", "5", "--device", "cuda",
+        "--out", str(tmp_path), "--json", "-", devices="a100",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(c["batch_size"], c["power"], c["visits"]) for c in found["comparisons"]] == [
+        (3, 4, [5, 5]),
+        (5, 4, [5, 5]),
+    ]

@@ -1,0 +1,85 @@
+"""`cubatch study`: folders, pages and tables of short runs on this CPU, and what goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.unit.tuning.small_runs import CHECKOUT, rows
+
+SMALL = ("powers-of-two", "mlp", "--device", "cpu", "--quick", "--max-batch-size", 9)
+
+
+def test_a_study_writes_its_folder(run, tmp_path):
+    """JSON, one page that needs nothing else, and pictures; the table and the answer on stdout."""
+    folder = tmp_path / "out"
+    code, out, err = run("study", *SMALL, "--out", folder)
+    assert code == 0, err
+    assert "Is a power of two faster? mlp" in out
+    found = json.loads((folder / "study.json").read_text())
+    assert (found["schema"], found["study"], found["model"]) == (1, "powers-of-two", "mlp")
+    assert [(c["batch_size"], c["power"]) for c in found["comparisons"]] == [(3, 4), (5, 4), (7, 8), (9, 8)]
+    assert found["device"]["name"]
+    assert found["environment"]["numpy"]
+    assert found["created"]
+    assert {path.name for path in folder.iterdir()} >= {"index.html", "study.json", "figure.png", "figure.svg"}
+    assert str(folder / "index.html") in err
+
+
+def test_the_page_is_whole_by_itself(run, tmp_path):
+    """No script and nothing fetched; question, answer, numbers, method, the command, device, versions."""
+    assert run("study", *SMALL, "--out", tmp_path)[0] == 0
+    text = (tmp_path / "index.html").read_text()
+    found = json.loads((tmp_path / "study.json").read_text())
+    assert not re.findall(r"<script|<link|<img|src=|href=|@import|url\(", text)
+    headings = ("The question", "How it was measured", "How to repeat it", "Device")
+    for words in (*headings, "cubatch study powers-of-two mlp", "numpy", found["created"]):
+        assert words in text
+    assert text.count("<svg") == 2
+
+
+def test_a_killed_study_goes_on(tmp_path):
+    """After SIGKILL the same command keeps every timing as it was, and each size has its five visits in the end."""
+    folder = tmp_path / "out"
+    store = folder / "measured.sqlite3"
+    command = [sys.executable, "-m", "cubatch", "study", *map(str, SMALL), "--out", str(folder)]
+    running = subprocess.Popen(command, env=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while running.poll() is None and len(rows(store)) < 12:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    before = rows(store)
+    assert before
+    assert not (folder / "study.json").exists()
+    subprocess.run(command, env=CHECKOUT, check=True, capture_output=True)
+    after = rows(store)
+    assert {key: after[key] for key in before} == before
+    visits = {(size, number // 16) for size, number in after}
+    assert sorted(size for size, _ in visits) == [n for n in (3, 4, 5, 7, 8, 9) for _ in range(5)]
+    subprocess.run(command, env=CHECKOUT, check=True, capture_output=True)
+    assert rows(store) == after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("powers-of-three",), 2, "powers-of-three"),
+        (("powers-of-two", "mlp", "--max-batch-size", "4"), 2, "--max-batch-size"),
+        (("powers-of-two", "no-such-net"), 2, "no-such-net"),
+        (("powers-of-two", "mlp", "--out", "/no/such/folder"), 2, "--out"),
+        (("powers-of-two", "mlp", "--device", "v100-sxm2-16gb"), 1, "v100"),
+        (("powers-of-two", "mlp", "--budget", "0"), 2, "--budget"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(run, tmp_path, monkeypatch, arguments, code, message):
+    """Before anything is measured, with what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run("study", *arguments)
+    assert (found, out) == (code, "")
+    assert message in err

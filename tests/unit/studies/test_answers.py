@@ -1,0 +1,149 @@
+"""What studies conclude from numbers whose truth is known, and short runs of each on this CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.errors import InvalidArgument, NothingMeasured
+from cubatch.studies import memory_rules, numpy_mnist, run, small_batch_floor
+from cubatch.studies.asked import Asked
+
+
+def short(name, folder, **more):
+    """Run a study on the smallest network."""
+    asked = Asked(spec="mlp", model="mlp", folder=Path(folder), device="cpu", quick=True, **more)
+    return run.run(name, asked, command=f"cubatch study {name} mlp"), asked
+
+
+@pytest.mark.case("small-batch-floor")
+@given(st.floats(1e-5, 1.0), st.floats(1e-9, 1e-2))
+def test_the_floor_of_a_line_is_where_a_tenth_is_added(fixed, each):
+    """
+    Steps of a + b n seconds: no size up to the floor takes over 1.1 of a single one, the next one does.
+
+    n1/2 of such a line is a / b, of all sizes; of those measured it is where half of the best of them is reached.
+    """
+    seconds = {2**k: fixed + each * 2**k for k in range(14)}
+    found = small_batch_floor.floor_of(seconds)
+    assert seconds[found["floor"]] <= 1.1 * seconds[1]
+    assert found["floor"] == 2**13 or seconds[2 * found["floor"]] > 1.1 * seconds[1]
+    best = max(n / taken for n, taken in seconds.items())
+    assert found["half"] / seconds[found["half"]] >= best / 2
+    assert found["half"] == 1 or (found["half"] / 2) / seconds[found["half"] / 2] < best / 2
+
+
+def test_one_slow_size_ends_the_floor():
+    """What lies beyond a size that takes longer does not count, however short its steps."""
+    assert small_batch_floor.floor_of({1: 1.0, 2: 1.0, 4: 1.3, 8: 1.0})["floor"] == 2
+
+
+def test_no_single_sample_is_no_floor():
+    """There is nothing to compare with."""
+    with pytest.raises(NothingMeasured):
+        small_batch_floor.floor_of({2: 1.0})
+
+
+@pytest.mark.case("small-batch-floor")
+def test_a_short_run_finds_a_floor(tmp_path):
+    """Powers of two up to 8, each with its visits; the floor is one of them."""
+    found, _ = short("small-batch-floor", tmp_path, max_batch_size=8)
+    assert [m["batch_size"] for m in found["result"]["measurements"]] == [1, 2, 4, 8]
+    assert found["floor"] in {1, 2, 4, 8}
+
+
+@pytest.mark.case("hyperparameter")
+def test_a_short_run_lists_sizes_for_a_search(tmp_path):
+    """The list as JSON beside the page, ascending, and each size measured."""
+    found, asked = short("hyperparameter", tmp_path, max_batch_size=32, budget=3.0)
+    written = run.write(found, asked.folder)
+    sizes = json.loads((tmp_path / "batch_sizes.json").read_text())
+    assert sizes == sorted(sizes) == [choice["batch_size"] for choice in found["choices"]]
+    assert set(sizes) <= {m["batch_size"] for m in found["result"]["measurements"]}
+    assert tmp_path / "batch_sizes.json" in written
+
+
+@pytest.mark.case("memory-rules")
+def test_a_short_run_compares_rules_with_bytes(tmp_path):
+    """
+    The multilayer perceptron has 131 410 parameters: twice its file is 8 bytes each, whatever the batch.
+
+    1000 x 100 + 100, three times 100 x 100 + 100, 100 x 10 + 10.
+    """
+    parameters = 1000 * 100 + 100 + 3 * (100 * 100 + 100) + 100 * 10 + 10
+    found, _ = short("memory-rules", tmp_path)
+    assert found["file_bytes"] == 4 * parameters
+    twice = [rule for rule in found["rules"] if rule["name"] == "2x the file"]
+    assert [(rule["mode"], rule["batch_size"]) for rule in twice] == [
+        (mode, n) for mode in ("inference", "training") for n in (1, 8)
+    ]
+    assert {rule["bytes"] for rule in twice} == {8 * parameters}
+    measured = {(t["mode"], t["batch_size"]): t["measured_bytes"] for t in found["taken"]}
+    for rule in found["rules"]:
+        assert rule["ratio"] == pytest.approx(rule["bytes"] / measured[rule["mode"], rule["batch_size"]])
+    assert measured["training", 1] >= 2 * 4 * parameters  # weights and their gradients
+
+
+def test_rules_that_nothing_was_measured_beside_say_so():
+    """No answer is made up."""
+    assert memory_rules._answer([]) == "Not known: nothing was measured."
+
+
+@pytest.mark.case("numpy-mnist")
+def test_a_short_run_has_seconds_by_cause(tmp_path):
+    """5 epochs are as many steps as 60 000 samples need, the last one of each epoch smaller; shares make a whole."""
+    found, _ = short("numpy-mnist", tmp_path, budget=0.3)
+    for one, profile in zip(found["epochs"], found["profiles"], strict=True):
+        steps = 5 * -(-60_000 // one["batch_size"])
+        assert one["seconds"] == pytest.approx(steps * profile["step_seconds"])
+        assert sum(one["shares"].values()) == pytest.approx(1.0)
+
+
+def test_profiles_are_kept_one_by_one(tmp_path, monkeypatch):
+    """What was profiled before a stop is not profiled again; a damaged file is none."""
+    calls = []
+    real = numpy_mnist.step_profile.profile
+
+    def stopping(spec, size, **more):
+        calls.append(size)
+        if calls == [1, 8]:
+            raise KeyboardInterrupt
+        return real(spec, size, **more)
+
+    monkeypatch.setattr(numpy_mnist.step_profile, "profile", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        short("numpy-mnist", tmp_path, budget=0.3)
+    first = json.loads((tmp_path / numpy_mnist.KEPT).read_text())["profiles"]["1"]
+    found, _ = short("numpy-mnist", tmp_path, budget=0.3)
+    assert calls == [1, 8, 8, 64]
+    assert found["profiles"][0] == first
+    (tmp_path / numpy_mnist.KEPT).write_text("{")
+    short("numpy-mnist", tmp_path, budget=0.3)
+    assert calls == [1, 8, 8, 64, 1, 8, 64]
+
+
+def test_steps_that_something_disturbed_are_named():
+    """One size whose plain steps took ten times what its calls add up to; the other's agree."""
+    causes = {"products": 1e-3, "copies": 0.0, "elementwise": 0.0, "overhead": 0.0, "waiting": 0.0}
+    quiet = {"batch_size": 1, "step_seconds": 1.1e-3, "traced_seconds": 1e-3, "causes": causes}
+    lines = numpy_mnist.points([quiet, quiet | {"batch_size": 8, "step_seconds": 1e-2}])
+    assert [line for line in lines if "something else" in line] == lines[2:]
+    assert lines[2].startswith("At batch 8 steps")
+    assert not any("something else" in line for line in numpy_mnist.points([quiet, quiet | {"batch_size": 8}]))
+
+
+def test_epochs_of_inference_are_refused(tmp_path):
+    """The question is of training."""
+    with pytest.raises(InvalidArgument) as caught:
+        short("numpy-mnist", tmp_path, mode="inference")
+    assert caught.value.field == "mode"
+
+
+def test_no_such_study_is_refused(tmp_path):
+    """With those that there are."""
+    with pytest.raises(InvalidArgument, match="powers-of-two"):
+        short("waves-of-two", tmp_path)
