@@ -33,11 +33,14 @@ class BoundedRunner(abc.ABC):
         memory_limit: Bytes that a step may take.
         dtype: What it computes with, to be told.
         own_bytes: What is there before the meter is started, the same for all batch sizes.
+
+    Attributes:
+        clock, meter, dtype, own_bytes: As given.
     """
 
     def __init__(self, clock: Clock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
         self.clock = clock
-        self._meter, self._memory_limit, self._dtype, self._own_bytes = meter, memory_limit, dtype, own_bytes
+        self.meter, self._memory_limit, self.dtype, self.own_bytes = meter, memory_limit, dtype, own_bytes
         self._plan: MemoryPlan | None = None
         self._why_not: str | None = None
         self._step: Callable[[], None] | None = None
@@ -45,7 +48,7 @@ class BoundedRunner(abc.ABC):
         self._has_run = False
 
     @abc.abstractmethod
-    def _walk(self, num_bytes: int) -> Peaks:
+    def walk(self, num_bytes: int) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes."""
 
     @abc.abstractmethod
@@ -59,8 +62,8 @@ class BoundedRunner(abc.ABC):
     @property
     def peak_bytes(self) -> int | None:
         """High water of what the model, the batch and its steps took since `prepare`; None where it is not told."""
-        taken = None if self._step is None else self._meter.peak()
-        return None if taken is None else self._own_bytes + self._batch_bytes + taken
+        taken = None if self._step is None else self.meter.peak()
+        return None if taken is None else self.own_bytes + self._batch_bytes + taken
 
     @property
     def peak_device_bytes(self) -> int | None:
@@ -81,9 +84,9 @@ class BoundedRunner(abc.ABC):
         """
         plan = self._planned()
         if plan is None:
-            return {"largest": None, "why_not": self._why_not, "first": None, "dtype": self._dtype}
+            return {"largest": None, "why_not": self._why_not, "first": None, "dtype": self.dtype}
         if not plan.largest(self._memory_limit):
-            return {"largest": 0, "why_not": None, "first": plan.at(1), "dtype": self._dtype}
+            return {"largest": 0, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
         began, size = time.monotonic(), 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -98,7 +101,7 @@ class BoundedRunner(abc.ABC):
             if now - began + _LOOK_FACTOR * (now - before) > seconds:
                 break
         largest = plan.largest(self._memory_limit)
-        return {"largest": largest, "why_not": None, "first": plan.at(1), "dtype": self._dtype}
+        return {"largest": largest, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
 
     def predicted(self, batch_size: int) -> int | None:
         """Say what a step takes, as far as is known now."""
@@ -124,10 +127,10 @@ class BoundedRunner(abc.ABC):
         """
         self.release()
         self._confirm(batch_size)
-        self._draw(batch_size)
+        self.draw(batch_size)
         self.step()
         taken = self.peak_bytes
-        if self._plan is not None and taken is not None and taken > self._memory_limit + self._meter.grain:
+        if self._plan is not None and taken is not None and taken > self._memory_limit + self.meter.grain:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
 
     def step(self) -> None:
@@ -154,7 +157,7 @@ class BoundedRunner(abc.ABC):
         """Walk through a step without data, once; None where the module cannot be."""
         if self._plan is None and self._why_not is None:
             try:
-                self._plan = MemoryPlan(self._walk(self._memory_limit), self._meter.grain, self._meter.scatter)
+                self._plan = MemoryPlan(self.walk(self._memory_limit), self.meter.grain, self.meter.scatter)
             except CubatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
@@ -184,10 +187,10 @@ class BoundedRunner(abc.ABC):
                 self.release()
 
     def _learn_of(self, batch_size: int) -> None:
-        self._draw(batch_size)
+        self.draw(batch_size)
         self.clock.time(self.step, _STEPS_TO_LEARN)
 
-    def _draw(self, batch_size: int) -> None:
+    def draw(self, batch_size: int) -> None:
         """Replace what is prepared by a batch of this size, and begin to measure memory."""
         self.release()
         step, self._batch_bytes = self._make(batch_size)

@@ -31,13 +31,14 @@ class ModuleRunner(BoundedRunner):
         seed: Draws the inputs.
         channels_last: Lay four-dimensional inputs out as NHWC.
         dtype: What it computes with, to be told.
+        bare: What of the module works without other ranks; None is the module.
         meter: Reads what a step takes; None is that of the device.
     """
 
     def __init__(
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
         device: Any, walk: Callable[[int], Peaks], memory_limit: int, seed: int, *, channels_last: bool, dtype: str,
-        meter: Meter | None = None,
+        bare: Callable[..., Any] | None = None, meter: Meter | None = None,
     ) -> None:  # fmt: skip
         import torch
 
@@ -50,9 +51,18 @@ class ModuleRunner(BoundedRunner):
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs, kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
         self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
+        self._bare = module if bare is None else bare
+        self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
-    def _walk(self, num_bytes: int) -> Peaks:
+    def walk(self, num_bytes: int) -> Peaks:
+        """Say what steps take by a walk without data, up to the largest that fits into so many bytes."""
         return self._walk_of(num_bytes)
+
+    def rehearse(self) -> None:
+        """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""
+        if self._bind is not None:
+            self._bind(self._bare)()
+            self._drop_gradients()
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
         import torch
@@ -69,19 +79,21 @@ class ModuleRunner(BoundedRunner):
 
         arguments = self._inputs.batch(batch_size, make)
 
-        def bound() -> Callable[[], None]:
-            return self._kind.step(self._module, self._parameters, self._device.type, arguments)
+        def bound(module: Callable[..., Any]) -> Callable[[], None]:
+            return self._kind.step(module, self._parameters, self._device.type, arguments)
 
         if not self._is_loaded:  # libraries load their code, and take what they keep, in the first step of all
-            bound()()
+            bound(self._bare)()
             self._drop_gradients()
             self._is_loaded = True
-        self._meter.start()
-        return bound(), num_bytes(drawn)
+        self.meter.start()
+        self._bind = bound
+        return bound(self._module), num_bytes(drawn)
 
     def _drop(self) -> None:
         import torch
 
+        self._bind = None
         self._drop_gradients()
         if self._is_cuda:
             with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows

@@ -64,8 +64,9 @@ class Peaks:
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
-    """Add up the storages of tensors, each once."""
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    """Add up the storages of tensors, each once; of a sharded one, that of this rank's shard."""
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in local)}
     return sum(storages.values())
 
 

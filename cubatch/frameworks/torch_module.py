@@ -55,11 +55,13 @@ class TorchModule:
         self._inputs = Inputs.of(example_inputs, self._dtype)
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
+        is_wrapped = isinstance(module, torch.nn.parallel.DistributedDataParallel)
+        self._bare = module.module if is_wrapped else module
 
     @property
     def name(self) -> str:
-        """Its class."""
-        return type(self._module).__name__
+        """Its class, or that of what DistributedDataParallel has wrapped."""
+        return type(self._bare).__name__
 
     @property
     def dtype(self) -> str:
@@ -101,14 +103,23 @@ class TorchModule:
         return self
 
     def peaks(self, num_bytes: int) -> Peaks:
-        """Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`."""
-        return torch_memory.peaks(self._module, self._inputs, self._kind, num_bytes)
+        """
+        Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`.
+
+        Raises:
+            NotImplementedError: If parameters are sharded: a walk would wait for what other ranks send.
+            Exception: Whatever a step raises on fake tensors.
+        """
+        if any(hasattr(parameter, "to_local") for parameter in self._module.parameters()):
+            raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
+        return torch_memory.peaks(self._bare, self._inputs, self._kind, num_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
             self._place, self.peaks, memory_limit, seed, channels_last=self._channels_last, dtype=self.dtype,
+            bare=None if self._bare is self._module else self._bare,
         )  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks.ranks import Ranks
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.search import walk
 from cubatch.tuning import store as kept
@@ -56,6 +58,12 @@ def autotune_module(
     of its own, which may die, and its timings are kept: a rerun answers from the store, an interrupted one goes on, and
     what was kept is refused once the source has changed that makes it, or the version of a package that it imports.
 
+    Under torchrun, once `torch.distributed.init_process_group` was called, all ranks call it together, with equal
+    arguments and a module each, wrapped in DistributedDataParallel or not.  They step the same sizes in the same order;
+    the slowest rank's time and the fullest one's memory count, an out-of-memory on one is one for all, and every rank
+    is given the same answer.  Its sizes and rates are those of one rank.  What fails on one rank in a step that has run
+    before, or within collective operations of the module's own, as those of FSDP, is noticed when these time out.
+
     Args:
         module: A torch.nn.Module, on the device that it is to run on; or "package.module:build", the name of a function
             without arguments that gives one.
@@ -77,7 +85,8 @@ def autotune_module(
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free. On the CPU it bounds what the
             resident set of the process grows by, on a GPU what PyTorch's allocator holds, the module included.
-        latency_limit, objective, tolerance, seed, progress: As for `autotune`.
+        latency_limit, objective, tolerance, seed: As for `autotune`.
+        progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more.
         store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.
 
@@ -103,7 +112,10 @@ def autotune_module(
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,
         "compiled": compile,
     }  # fmt: skip
+    ranks = Ranks.present()
     if isinstance(module, str):
+        if ranks is not None:
+            raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
         named = NamedModule.of(module, example_inputs, kind, device)
         room = hardware_room.memory_limit(named.device, memory_limit)
         with named.open(store, goal, limits, memory_limit) as run:
@@ -117,7 +129,17 @@ def autotune_module(
     found = _present(subject, device)
     room = hardware_room.memory_limit(found, memory_limit)
     with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        return tuned(subject.name, "torch", found, mode, optimizer, subject.runner, run, goal, limits, room, progress)
+
+        def walked(make: Callable[[int, int], Any], room: MemoryLimit, **versions: int) -> TuningResult:
+            return tuned(
+                subject.name, "torch", found, mode, optimizer, make, run, goal, limits, room, progress, versions
+            )  # fmt: skip
+
+        if ranks is None:
+            return walked(subject.runner, room)
+        room = ranks.room(found, room)
+        run.notes.append(f"{ranks.size} ranks were measured together; sizes and rates are those of one of them.")
+        return ranks.answered(subject.runner(room.bytes, seed), lambda make: walked(make, room, ranks=ranks.size))
 
 
 def _present(subject: TorchModule, wanted: Device | str | None) -> Device:

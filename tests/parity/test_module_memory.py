@@ -106,7 +106,7 @@ def test_a_size_that_took_more_than_it_may_is_out_of_memory(on_device):
             return super().peak() + (1000 * MIB if self.module.sizes[-1] > 50 else 0)
 
     runner = runner_of(module, limit)
-    runner._meter = Jumps(module, 0, MIB)
+    runner.meter = Jumps(module, 0, MIB)
     runner.prepare(40)
     with pytest.raises(cb.OutOfMemory):
         runner.prepare(60)

@@ -1,0 +1,233 @@
+"""
+Ranks of torch.distributed that tune a module together.
+
+Rank 0 decides and the others do as they are told, so that all step the same sizes in the same order and their
+collective operations meet.  A size takes as long as on its slowest rank and as much memory as on its fullest, and what
+fails on one rank fails on all.
+
+A collective operation that one rank never reaches would keep the others waiting.  So every size is first stepped
+without DistributedDataParallel, and only what got through that on all ranks is stepped with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import logging
+import operator
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed, is_out_of_memory
+from cubatch.frameworks.bounded_runner import BoundedRunner
+from cubatch.frameworks.module_runner import ModuleRunner
+from cubatch.frameworks.torch_memory import Peaks
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit, memory_limit
+from cubatch.measure.clocks import HostClock
+from cubatch.measure.runner import Reading
+
+_PATIENCE = dt.timedelta(days=1)  # the others wait for as long as rank 0 thinks; its end is noticed at once
+
+_DEEDS: Mapping[str, Callable[..., Any]] = {
+    "draw": ModuleRunner.draw,
+    "rehearse": ModuleRunner.rehearse,
+    "step": ModuleRunner.step,
+    "time": lambda runner, repeats: runner.clock.time(runner.step, repeats),
+    "peak": operator.attrgetter("peak_bytes"),
+    "release": ModuleRunner.release,
+}
+"""What rank 0 has all ranks do to their runners, itself among them."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class _Outcome:
+    """What a deed gave on a rank, or the error that it ended with."""
+
+    value: Any = None
+    error: CubatchError | None = None
+
+
+class Ranks:
+    """
+    The ranks of this job; all of them make it together.
+
+    Attributes:
+        rank: The number of this one.
+        size: How many there are.
+    """
+
+    def __init__(self) -> None:
+        from torch import distributed
+
+        self._distributed = distributed
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        # A group of its own: what ranks say to each other must not meet what the module exchanges.
+        self._group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+
+    @classmethod
+    def present(cls) -> Ranks | None:
+        """Give the ranks of this job; None where torch.distributed was not initialised, or knows of one rank only."""
+        distributed: Any = sys.modules.get("torch.distributed")  # whoever initialised it has imported it
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        return cls() if distributed.get_world_size() > 1 else None
+
+    def room(self, device: Device, room: MemoryLimit) -> MemoryLimit:
+        """Give the least that any rank may take; those on one host share what is free of its main memory."""
+        mine = room.bytes
+        if device.kind == "cpu":
+            neighbours = self.gathered(socket.gethostname()).count(socket.gethostname())
+            mine = min(mine, memory_limit(device).bytes // neighbours)
+        least = min(self.gathered(mine))
+        if least == room.bytes:
+            return room
+        note = f"the least that any of {self.size} ranks may take, which share what their hosts have"
+        return attrs.evolve(room, bytes=least, note=note, is_lowered=True)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Give what each rank has said, by its number; all ranks call it together."""
+        values: list[Any] = [None] * self.size
+        self._distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def told(self, value: Any = None) -> Any:
+        """Give what rank 0 has said; all ranks call it together."""
+        values = [value]
+        self._distributed.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def do(self, runner: ModuleRunner, deed: str, *arguments: Any) -> list[Any]:
+        """
+        Have all ranks do something to their runners, and give what it gave on each; called by rank 0.
+
+        Raises:
+            Exception: What it raised on this rank.
+            CubatchError: What it raised on another, which it names.
+        """
+        self.told((deed, arguments))
+        value, own = None, None
+        try:
+            value = _DEEDS[deed](runner, *arguments)
+        except Exception as error:  # noqa: BLE001 - raised again when all have answered
+            own = error
+        outcomes = self.gathered(_Outcome(value, None if own is None else self._named(own)))
+        if own is not None:
+            raise own
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        return [outcome.value for outcome in outcomes]
+
+    def answered(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
+        """
+        Let rank 0 decide, and all ranks do for it what it asks of their runners.
+
+        Args:
+            runner: Of this rank.
+            decide: Is called on rank 0 with what gives a runner of all ranks for a limit of bytes and a seed.
+
+        Returns:
+            T: What rank 0 decided, on every rank.
+
+        Raises:
+            CubatchError: What rank 0 ended with, on every rank.
+        """
+        if self.rank:
+            followed: T = self._follow(runner)
+            return followed
+        try:
+            result = decide(lambda limit, _seed: RankedRunner(self, runner, limit))
+        except Exception as error:
+            with contextlib.suppress(Exception):  # ranks that are gone hear nothing
+                self.told(("end", _Outcome(error=error if isinstance(error, CubatchError) else self._named(error))))
+            raise
+        self.told(("end", _Outcome(result)))
+        return result
+
+    def _follow(self, runner: ModuleRunner) -> Any:
+        while True:
+            deed, said = self.told()
+            if deed == "end":
+                if said.error is not None:
+                    raise said.error
+                return said.value
+            try:
+                outcome = _Outcome(_DEEDS[deed](runner, *said))
+            except Exception as error:  # noqa: BLE001 - rank 0 raises it
+                _log.info("rank %d could not %s", self.rank, deed, exc_info=True)
+                outcome = _Outcome(error=self._named(error))
+            self.gathered(outcome)
+
+    def _named(self, error: Exception) -> CubatchError:
+        """Turn what this rank has met into what another can raise."""
+        text = f"rank {self.rank} raised {type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            return OutOfMemory(text)
+        return WorkerFailed(text, "Its log has more at the level INFO.")
+
+
+class RankedRunner(BoundedRunner):
+    """
+    The steps of all ranks as one runner, for rank 0, which bounds and times them.
+
+    Args:
+        ranks: Those of the job.
+        runner: Of this rank.
+        memory_limit: Bytes that a step may take on any of them.
+    """
+
+    def __init__(self, ranks: Ranks, runner: ModuleRunner, memory_limit: int) -> None:
+        super().__init__(_SlowestClock(self._do), runner.meter, memory_limit, runner.dtype, runner.own_bytes)
+        self._ranks, self._runner = ranks, runner
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """High water of memory since `prepare`, on the fullest rank; None where it is not told."""
+        peaks = [] if self._step is None else [peak for peak in self._do("peak") if peak is not None]
+        return max(peaks, default=None)
+
+    def _do(self, deed: str, *arguments: Any) -> list[Any]:
+        return self._ranks.do(self._runner, deed, *arguments)
+
+    def walk(self, num_bytes: int) -> Peaks:
+        """Say what steps take by a walk without data, alike on all ranks."""
+        return self._runner.walk(num_bytes)
+
+    def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
+        self._do("draw", batch_size)
+        self._do("rehearse")
+
+        def step() -> None:
+            self._do("step")
+
+        return step, 0
+
+    def _drop(self) -> None:
+        with contextlib.suppress(Exception):  # ranks that are gone hold nothing; whoever asked already knows
+            self._do("release")
+
+
+class _SlowestClock(HostClock):
+    """Each rank's own stopwatch, of which the slowest counts, and this process's clock for budgets."""
+
+    def __init__(self, do: Callable[..., list[Reading]]) -> None:
+        super().__init__()
+        self._do = do
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
+        """Run the step of every rank `repeats` times back to back, and say how long it took on the slowest."""
+        readings = self._do("time", repeats)
+        slowest = max(readings, key=operator.attrgetter("seconds"))
+        joules = [reading.joules for reading in readings if reading.joules is not None]
+        throttled = any(reading.throttled for reading in readings)
+        mean = sum(joules) / len(joules) if len(joules) == len(readings) else None
+        return attrs.evolve(slowest, throttled=throttled, joules=mean)

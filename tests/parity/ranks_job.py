@@ -1,0 +1,90 @@
+"""A job of several ranks that tune a module together, started by torchrun; each rank prints what it was given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+import cubatch as cb
+
+OPTIONS = {"mode": "training", "budget": 120.0, "device": "cpu"}
+
+
+class Small(nn.Module):
+    """Two convolutions, a batch norm and a linear layer; notes the sizes of its real calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+        )
+        self.sizes: list[int] = []
+
+    def forward(self, x):
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            self.sizes.append(len(x))
+        return self.layers(x)
+
+
+class Greedy(Small):
+    """Finds no memory for more than 8 samples on rank 1."""
+
+    def forward(self, x):
+        result = super().forward(x)
+        if distributed.get_rank() == 1 and len(x) > 8 and not isinstance(x, torch._subclasses.FakeTensor):
+            raise MemoryError("injected")
+        return result
+
+
+class Broken(Small):
+    """Raises in every real step of the last rank."""
+
+    def forward(self, x):
+        result = super().forward(x)
+        if distributed.get_rank() == distributed.get_world_size() - 1 and not isinstance(
+            x, torch._subclasses.FakeTensor
+        ):
+            raise ValueError("injected")
+        return result
+
+
+def digest(module: nn.Module) -> str:
+    held = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in module.state_dict().values()]
+    return hashlib.sha256(b"".join(v.numpy().tobytes() for v in held)).hexdigest()
+
+
+def wrapped(bare: Small, kind: str) -> nn.Module:
+    if kind != "sharded":
+        return nn.parallel.DistributedDataParallel(bare)
+    return fully_shard(bare)
+
+
+def main() -> None:
+    kind, options = sys.argv[2], json.loads(sys.argv[3])
+    distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    bare = {"greedy": Greedy, "broken": Broken}.get(kind, Small)()
+    module = wrapped(bare, kind)
+    before = digest(module)
+    try:
+        result = cb.autotune_module(module, (3, 12, 12), **(OPTIONS | options))
+    except cb.CubatchError as error:
+        said = {"error": f"{type(error).__name__}: {error}"}
+    else:
+        said = {"result": result.to_json()}
+    said |= {"sizes": bare.sizes, "restored": digest(module) == before, "training": module.training}
+    Path(sys.argv[1], f"rank{distributed.get_rank()}.json").write_text(json.dumps(said))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    assert "LOCAL_RANK" in os.environ
+    main()
