@@ -24,8 +24,8 @@ HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch", "onnx", "onnx
 GPU_MODULES = {
     "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},
     "measure/clocks.py": {"torch"}, "network/importers/torch_export.py": {"torch"},
-    "frameworks/module_runner.py": {"torch"}, "frameworks/module_worker.py": {"torch"}, "frameworks/ranks.py": {"torch"},
-    "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
+    "frameworks/module_runner.py": {"torch"}, "frameworks/module_worker.py": {"torch"},
+    "frameworks/ranks.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
     "frameworks/torch_module.py": {"torch"}, "frameworks/torch_state.py": {"torch"},
     "frameworks/torch_step.py": {"torch"},
     "integrations/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
