@@ -51,6 +51,8 @@ _HOMES = {
     "tuning.comparison": ("Comparison", "compare"),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
+    "fleet.fleet_result": ("FleetDevice", "FleetResult"),
+    "fleet.tune_fleet": ("autotune_fleet",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -58,6 +60,9 @@ __all__ = ["__version__", "models", *sorted(_HOME_OF)]  # noqa: PLE0604 - the na
 
 if TYPE_CHECKING:
     from cubatch.errors import *  # noqa: F403
+    from cubatch.fleet.fleet_result import FleetDevice as FleetDevice
+    from cubatch.fleet.fleet_result import FleetResult as FleetResult
+    from cubatch.fleet.tune_fleet import autotune_fleet as autotune_fleet
     from cubatch.hardware.facts import Device as Device
     from cubatch.hardware.probe import device as device
     from cubatch.hardware.probe import devices as devices

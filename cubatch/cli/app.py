@@ -21,6 +21,7 @@ from cubatch.cli import (
     candidates,
     console,
     devices,
+    fleet,
     kernels,
     layers,
     memory,
@@ -43,7 +44,7 @@ COMMANDS = (
     profile.profile, models.models, layers.layers, devices.devices, train.train,
     study.study,
 )  # fmt: skip
-GROUPS = {"store": store.app, "bench": bench.app}
+GROUPS = {"store": store.app, "bench": bench.app, "fleet": fleet.app}
 
 
 class _Group(TyperGroup):

@@ -102,3 +102,11 @@ def whole_numbers(option: str, text: str, count: int | None = None) -> list[int]
         wanted = f"{count} whole numbers" if count else "whole numbers"
         raise typer.BadParameter(f"{option} takes {wanted} with commas between, got {text!r}")
     return numbers
+
+
+def priced(text: str) -> dict[str, float]:
+    """Read "t4=0.35,a40=0.79"; what else is wrong with a price is for the library to say."""
+    try:
+        return {name.strip(): float(price) for name, _, price in (part.rpartition("=") for part in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(f"--prices takes NAME=PRICE with commas between, got {text!r}") from None

@@ -21,6 +21,7 @@ from cubatch.cli.options import (
     RecomputeOption,
     ShapeOption,
     ToleranceOption,
+    priced,
     read_spec,
     whole_numbers,
 )
@@ -92,7 +93,7 @@ def predict(
         raise typer.BadParameter("--explain is about one GPU: give it with --device")
     if prices is not None and devices is None:
         raise typer.BadParameter("--prices are of the GPUs of --devices")
-    paid = None if prices is None else _prices(prices)
+    paid = None if prices is None else priced(prices)
     sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
     console.check_writable(json=json, plot=plot)
     if plot is not None:
@@ -121,11 +122,3 @@ def predict(
     if plot is not None:
         forecast.curves(found, plot)
         console.say(f"wrote {plot}")
-
-
-def _prices(text: str) -> dict[str, float]:
-    """Read "t4=0.35,a40=0.79"; what else is wrong with a price is for the library to say."""
-    try:
-        return {name.strip(): float(price) for name, _, price in (part.partition("=") for part in text.split(","))}
-    except ValueError:
-        raise typer.BadParameter(f"--prices takes NAME=PRICE with commas between, got {text!r}") from None

@@ -1,0 +1,115 @@
+"""`cubatch fleet`: tune on every kind of device of a Dask cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cubatch.cli import console
+from cubatch.cli.options import (
+    ClassesOption,
+    DtypeOption,
+    JsonOption,
+    LatencyOption,
+    MaxOption,
+    MemoryOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    RecomputeOption,
+    SeedOption,
+    ShapeOption,
+    StoreOption,
+    ToleranceOption,
+    priced,
+    read_spec,
+    whole_numbers,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Tuning on a Dask cluster.\n\nExample: cubatch fleet tune resnet18 --scheduler tcp://10.0.0.1:8786",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `tune` a word of its own while it is the only one."""
+
+
+@app.command("tune")
+def tune(
+    model: Model,
+    *,
+    scheduler: Annotated[
+        str, typer.Option("--scheduler", metavar="ADDRESS", help="Of the cluster: tcp://10.0.0.1:8786.")
+    ],
+    mode: ModeOption = "inference",
+    dtype: DtypeOption = "float32",
+    objective: Annotated[
+        Literal["throughput", "latency", "energy"], typer.Option("--objective", help="energy: samples per joule.")
+    ] = "throughput",
+    tolerance: ToleranceOption = 0.01,
+    batch_sizes: Annotated[
+        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
+    ] = None,
+    max_batch_size: MaxOption = None,
+    memory_limit: MemoryOption = None,
+    latency_limit: LatencyOption = None,
+    optimizer: OptimizerOption = "sgd",
+    recompute: RecomputeOption = False,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="SECONDS", help="Measuring time of each kind of device, at most.")
+    ] = 60.0,
+    predict: Annotated[
+        str | None, typer.Option("--predict-missing", metavar="A,B,...", help="GPUs that are not there: predict them.")
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option("--prices", metavar="NAME=PRICE,...", help="An hour of a device, for what samples cost."),
+    ] = None,
+    share: Annotated[
+        int | None, typer.Option("--share", metavar="N", help="Share a batch of N out to all workers, by their rates.")
+    ] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Neither use nor keep results.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew.")] = False,
+    store: StoreOption = None,
+    seed: SeedOption = 0,
+    input_shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Measure a network once on each kind of device that a Dask cluster has.
+
+    Example: cubatch fleet tune resnet18 --scheduler tcp://10.0.0.1:8786 --mode training
+    """
+    from cubatch.fleet.tune_fleet import autotune_fleet
+    from cubatch.report.tables import fleet as fleet_table
+
+    if no_store + fresh + (store is not None) > 1:
+        raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
+    console.check_writable(json=json)
+    spec = read_spec(model, input_shape, classes)
+    lines = console.progress_lines()
+    options: dict[str, Any] = {
+        "mode": mode, "dtype": dtype, "objective": objective, "tolerance": tolerance, "max_batch_size": max_batch_size,
+        "memory_limit": memory_limit, "latency_limit": latency_limit, "optimizer": optimizer, "recompute": recompute,
+        "budget": budget, "seed": seed,
+    }  # fmt: skip
+    result = autotune_fleet(
+        spec, scheduler, **options,
+        batch_sizes=None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes),
+        predict=[] if predict is None else predict.split(","),
+        prices=None if prices is None else priced(prices),
+        store="refresh" if fresh else str(store) if store is not None else not no_store,
+        progress=lambda name, sentence: lines(f"{name}: {sentence}"),
+    )  # fmt: skip
+    payload = result.to_mapping()
+    tables = [fleet_table.compared(payload, width=console.line_width())]
+    if share is not None:
+        payload["shares"] = result.shares(share)
+        tables.append(fleet_table.shared(payload["shares"]))
+    console.emit(tables, payload, json)

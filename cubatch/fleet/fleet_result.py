@@ -1,0 +1,193 @@
+"""What a fleet tells: for each kind of device its answer, and how a batch is shared by all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
+from cubatch.report.grid import Grid
+from cubatch.tuning.forecast_record import Forecast
+from cubatch.tuning.results import Measurement, TuningResult
+
+_MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
+
+
+@attrs.frozen(kw_only=True)
+class FleetDevice:
+    """
+    One kind of device of a fleet.
+
+    Attributes:
+        name: What a person calls it; no two kinds have the same.
+        workers: Addresses of the workers that have one; none for a device that is not in the fleet.
+        result: What was measured on one of them; None where that failed, or it is not there.
+        forecast: What was predicted of a device that is not in the fleet.
+        error: Why there is neither; empty where there is.
+        price_per_hour: As it was given; None where none was.
+    """
+
+    name: str
+    workers: tuple[str, ...] = ()
+    result: TuningResult | None = None
+    forecast: Forecast | None = None
+    error: str = ""
+    price_per_hour: float | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """The answer; None where there is none."""
+        answer = self.result or self.forecast
+        return None if answer is None else answer.batch_size
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """The rate at the answer."""
+        if self.batch_size is None:
+            return None
+        if self.forecast is not None:
+            return self.forecast.samples_per_second[self.batch_size]
+        return None if (found := self._measurement) is None else found.samples_per_second
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """What a step of the answer took of memory, or will by the plan."""
+        found = self._measurement
+        return None if found is None else found.peak_bytes or found.predicted_peak_bytes
+
+    @property
+    def _measurement(self) -> Measurement | None:
+        """That of the answer."""
+        measurements = () if self.result is None else self.result.measurements
+        return next((m for m in measurements if m.batch_size == self.batch_size), None)
+
+    @property
+    def largest_measured(self) -> int:
+        """The largest batch that has run there; 0 where none has."""
+        return 0 if self.result is None else self.result.largest_measured or 0
+
+    @property
+    def cost_per_million_samples(self) -> float | None:
+        """In the currency of the price; None where there is none."""
+        if self.price_per_hour is None or not self.samples_per_second:
+            return None
+        return self.price_per_hour / _SECONDS_PER_HOUR * _MILLION / self.samples_per_second
+
+
+@attrs.frozen(kw_only=True)
+class FleetResult:
+    """
+    The answers of a fleet.
+
+    Attributes:
+        devices: One entry a kind of device: measured ones first, the fastest first; then predicted ones; then those
+            that failed.
+    """
+
+    devices: tuple[FleetDevice, ...]
+
+    def shares(self, batch_size: int) -> dict[str, int]:
+        """
+        Share a batch out to all workers, so that unequal devices finish together.
+
+        In proportion to the measured rates, and to no worker more than the largest batch that has run on its device.
+
+        Args:
+            batch_size: Samples of a step of all workers together.
+
+        Returns:
+            dict: Samples by the worker's address; they add up to batch_size.
+
+        Raises:
+            InvalidArgument: If no worker was measured, or all together cannot hold so many.
+
+        Example:
+            >>> fleet.shares(96)                                                        # doctest: +SKIP
+            {'tcp://10.0.0.1:40331': 64, 'tcp://10.0.0.2:40847': 32}
+        """
+        checks.check_batch_size(batch_size)
+        rates = {
+            address: (device.samples_per_second, device.largest_measured)
+            for device in self.devices
+            for address in device.workers
+            if device.result is not None and device.samples_per_second
+        }
+        room = sum(most for _, most in rates.values())
+        if batch_size > room:
+            raise InvalidArgument(
+                "batch_size", batch_size, f"at most {room}, which is what ran on all workers together"
+            )
+        return _shared(batch_size, {address: (rate or 0.0, most) for address, (rate, most) in rates.items()})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Give it as plain mappings and lists, for JSON."""
+        return {
+            "schema": 1,
+            "devices": [
+                {
+                    "name": device.name,
+                    "workers": list(device.workers),
+                    "predicted": device.forecast is not None,
+                    "batch_size": device.batch_size,
+                    "samples_per_second": device.samples_per_second,
+                    "peak_bytes": device.peak_bytes,
+                    "price_per_hour": device.price_per_hour,
+                    "cost_per_million_samples": device.cost_per_million_samples,
+                    "error": device.error,
+                    "result": None if device.result is None else device.result.to_mapping(),
+                    "forecast": None if device.forecast is None else device.forecast.to_mapping(),
+                }
+                for device in self.devices
+            ],
+        }
+
+    def table(self) -> str:
+        """Give a line a kind of device, and why some have no answer."""
+        return self._grid().text()
+
+    def __str__(self) -> str:
+        """Give the table, so that print shows what a person wants to know."""
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the same table."""
+        from cubatch.report import html
+
+        return html.tables([self._grid()])
+
+    def _grid(self) -> Grid:
+        from cubatch.report.tables import fleet
+
+        return fleet.compared(self.to_mapping())
+
+
+def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[str, int]:
+    """
+    Share samples out in proportion to rates, within what each holds; the largest remainders round up.
+
+    Example:
+        >>> _shared(96, {"a": (20.0, 64), "b": (10.0, 64)}), _shared(96, {"a": (90.0, 64), "b": (10.0, 64)})
+        ({'a': 64, 'b': 32}, {'a': 64, 'b': 32})
+    """
+    shares = dict.fromkeys(workers, 0)
+    open_, left = dict(workers), batch_size
+    while open_:
+        total = sum(rate for rate, _ in open_.values())
+        full = {name: most for name, (rate, most) in open_.items() if left * rate / total >= most}
+        if not full:
+            break
+        for name, most in full.items():  # what they cannot hold is shared by the others anew
+            shares[name] = min(most, left)
+            left -= shares[name]
+            del open_[name]
+    if open_:
+        total = sum(rate for rate, _ in open_.values())
+        exact = {name: left * rate / total for name, (rate, _) in open_.items()}
+        shares |= {name: int(part) for name, part in exact.items()}
+        spare = left - sum(int(part) for part in exact.values())
+        for name in sorted(exact, key=lambda name: int(exact[name]) - exact[name])[:spare]:
+            shares[name] += 1
+    return shares

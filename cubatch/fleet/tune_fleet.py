@@ -1,0 +1,327 @@
+"""autotune_fleet(): one measurement for each kind of device of a Dask cluster, kept where the fleet is asked from."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from cubatch import checks
+from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, WorkerFailed
+from cubatch.fleet import kept_rows, on_worker
+from cubatch.fleet.fleet_result import FleetDevice, FleetResult
+from cubatch.network import models
+from cubatch.network.models import SpecLike
+from cubatch.tuning import forecast as forecasts
+from cubatch.tuning import store, tune
+from cubatch.tuning.results import TuningResult
+from cubatch.units import format_bytes
+
+_TICK_SECONDS = 0.2  # between looks at who is still there
+_CONNECT_SECONDS = 30
+_PREDICTABLE = (
+    "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "latency_limit", "optimizer",
+    "recompute",
+)  # fmt: skip
+"""Options that mean the same to `predict`."""
+
+_DASK_SHARE = 0.6
+"""Of a worker's memory limit: Dask pauses it at 0.8 of that, ends it at 0.95, and takes some itself."""
+
+_ATTEMPTS = 3  # to measure a kind of device, each on another worker if there is one
+
+
+@attrs.frozen
+class _Kind:
+    """What is alike in all workers that count as having the same device."""
+
+    name: str
+    is_cpu: bool
+    memory_bytes: int | None
+    threads: int | None
+    mig: str | None
+    power_limit_watts: float | None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> _Kind:
+        """Read it from what a worker says of itself."""
+        device = facts["device"]
+        is_cpu = device["kind"] == "cpu"
+        return cls(
+            name=device["name"],
+            is_cpu=is_cpu,
+            memory_bytes=facts["memory_bytes"] if is_cpu else device["memory_bytes"],
+            threads=facts["blas_threads"] if is_cpu else None,
+            mig=device["mig"],
+            power_limit_watts=device["power_limit_watts"],
+        )
+
+    def described(self) -> str:
+        """Tell it from others of its name."""
+        watts = None if self.power_limit_watts is None else f"{self.power_limit_watts:g} W"
+        threads = None if self.threads is None else f"{self.threads} thread{'s' * (self.threads != 1)}"
+        memory = None if self.memory_bytes is None else format_bytes(self.memory_bytes)
+        return ", ".join(filter(None, (self.name, self.mig, threads, memory, watts)))
+
+
+@attrs.define
+class _Task:
+    """A kind that is being measured: by whom, and for the how manieth time."""
+
+    kind: _Kind
+    name: str
+    address: str = ""
+    attempts: int = 0
+    future: Any = None
+
+
+def autotune_fleet(
+    layer_spec: SpecLike,
+    client: Any,
+    *,
+    batch_sizes: Iterable[int] | None = None,
+    predict: Iterable[str] = (),
+    prices: Mapping[str, float] | None = None,
+    store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
+    progress: Callable[[str, str], None] | None = None,
+    **options: Any,
+) -> FleetResult:
+    """
+    Find the fastest batch size on every kind of device of a Dask cluster.
+
+    One worker of each kind measures, alone on its GPU, or on its host where it has none.  What it times reaches the
+    caller as it is taken and is kept in the caller's store, so that neither a worker's death nor the caller's loses it:
+    the same call again goes on from there.  A worker that dies or leaves is replaced by another of its kind.
+
+    Args:
+        layer_spec: A layer, a Network, a mapping, a model's name or a path to a spec file.
+        client: A `distributed.Client`, or a scheduler's address: "tcp://10.0.0.1:8786".
+        batch_sizes: Measure exactly these.
+        predict: GPUs that are not in the fleet, by their names in the catalogue, whose answers are predicted, anchored
+            by what was measured.
+        prices: What an hour of a device costs, by its name as the result has it, in any currency.
+        store: As for `autotune`, of the caller.
+        progress: Called with a device's name and a sentence after everything that happens there.
+        options: The other arguments of `autotune`, the same for all: mode, dtype, objective, tolerance, budget, ...
+            Without `memory_limit` a worker's CPU is given a share of what Dask lets it take.
+
+    Returns:
+        FleetResult: An entry a kind of device; one on which nothing could be measured says why.
+
+    Raises:
+        InvalidArgument: If an argument makes no sense, or the workers do not run the same versions as the caller.
+        MissingDependency: If Dask's `distributed` is not installed.
+        WorkerFailed: If the cluster has no worker with a device.
+
+    Example:
+        >>> from distributed import LocalCluster                                      # doctest: +SKIP
+        >>> with LocalCluster(n_workers=2, threads_per_worker=1) as cluster:          # doctest: +SKIP
+        ...     print(autotune_fleet("mnist-cnn", cluster.get_client(), budget=10))
+    """
+    if "device" in options:
+        raise InvalidArgument("device", options["device"], "left out: every worker measures on its own")
+    if batch_sizes is not None:
+        options["batch_sizes"] = list(batch_sizes)
+    inspect.signature(tune.autotune).bind(layer_spec, **options)  # a TypeError here, not on each worker
+    tune.check_store(store)
+    tune.check_progress(progress)
+    spec = json.loads(json.dumps(models.resolve(layer_spec).to_mapping()))  # as it is kept
+    with _connected(client) as connected, _Keep(tune.store_path(store), spec, refresh=store == "refresh") as keep:
+        measured = _Fleet(connected, spec, options, keep, progress).measured()
+    devices = [*measured, *_predicted(spec, predict, measured, options)]
+    return FleetResult(devices=_priced(devices, prices or {}))
+
+
+class _Keep:
+    """The caller's store, and what it has of the question."""
+
+    def __init__(self, path: Path | None, spec: Mapping[str, Any], *, refresh: bool) -> None:
+        self._path, self._spec, self._refresh = path, spec, refresh
+        self._runs: dict[str, store.Run] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def known(self) -> list[dict[str, Any]]:
+        """Give the runs that were kept before, and since."""
+        if self._path is None or (self._refresh and not self._runs):
+            return []
+        return list(kept_rows.about(self._path, {"spec": self._spec}))
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Keep what a worker says."""
+        key = json.dumps([message["identity"], message["conditions"]], sort_keys=True)
+        if key not in self._runs:
+            self._runs[key] = self._stack.enter_context(kept_rows.opened(self._path, message, refresh=self._refresh))
+        kept_rows.replay(self._runs[key], message)
+
+
+class _Fleet:
+    """Tasks of all kinds, followed until each has ended."""
+
+    def __init__(
+        self, client: Any, spec: Mapping[str, Any], options: Mapping[str, Any], keep: _Keep,
+        progress: Callable[[str, str], None] | None,
+    ) -> None:  # fmt: skip
+        self._client, self._spec, self._options, self._keep, self._progress = client, spec, options, keep, progress
+        self._topic = f"cubatch-{uuid.uuid4().hex}"
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def measured(self) -> list[FleetDevice]:
+        """Measure each kind, and give what came of it."""
+        kinds = _kinds(self._client)
+        tasks = [_Task(kind, name) for kind, name in _names(kinds).items()]
+        found: list[FleetDevice] = []
+        self._client.subscribe_topic(self._topic, lambda event: self._said.put(event[1]))
+        try:
+            for task in tasks:
+                self._begin(task, *next(iter(kinds[task.kind].items())))
+            while tasks:
+                time.sleep(_TICK_SECONDS)
+                self._drain()
+                if self._has_changed(kinds):
+                    kinds = _kinds(self._client)
+                for task in list(tasks):
+                    if (device := self._ended(task, kinds.get(task.kind, {}))) is not None:
+                        tasks.remove(task)
+                        found.append(device)
+        finally:
+            self._client.cancel([task.future for task in tasks if task.future is not None], force=True)
+            self._client.unsubscribe_topic(self._topic)
+            self._drain()
+        return found
+
+    def _has_changed(self, kinds: Mapping[_Kind, Mapping[str, Any]]) -> bool:
+        return set(self._client.nthreads()) != {address for workers in kinds.values() for address in workers}
+
+    def _begin(self, task: _Task, address: str, facts: Mapping[str, Any]) -> None:
+        """Have a worker go on from what is kept by now."""
+        options = {name: value for name, value in self._options.items() if value is not None}
+        if facts["memory_bytes"] and task.kind.is_cpu:
+            options.setdefault("memory_limit", int(_DASK_SHARE * facts["memory_bytes"]))
+        task.attempts, task.address = task.attempts + 1, address
+        self._tell(task, f"measuring on {address}")
+        task.future = self._client.submit(
+            on_worker.measure, self._spec, options, self._keep.known(), self._topic, facts["place"],
+            workers=[address], allow_other_workers=False, pure=False, retries=0, resources=facts["resources"],
+        )  # fmt: skip
+
+    def _ended(self, task: _Task, there: Mapping[str, Mapping[str, Any]]) -> FleetDevice | None:
+        """Give what came of a task that has ended; begin it on another worker where its own is gone."""
+        future = task.future
+        if future.status == "finished":
+            said = future.result()
+            if "error" in said:
+                self._tell(task, said["error"])
+                return FleetDevice(name=task.name, workers=tuple(there), error=said["error"])
+            result = TuningResult.from_json(said["result"])
+            self._tell(task, f"the answer is {result.batch_size}")
+            return FleetDevice(name=task.name, workers=tuple(there), result=result)
+        if future.status == "pending" and task.address in there:
+            return None
+        reason = f"{task.address} is gone" if task.address not in there else f"{task.address}: {future.exception()!r}"
+        future.cancel(force=True)
+        others = {address: facts for address, facts in there.items() if address != task.address}
+        if task.attempts >= _ATTEMPTS or not (others or task.address in there):
+            return FleetDevice(
+                name=task.name, workers=tuple(there), error=f"no worker that is left could measure: {reason}"
+            )
+        self._tell(task, reason)
+        self._begin(task, *next(iter((others or there).items())))
+        return None
+
+    def _drain(self) -> None:
+        """Keep what workers have said."""
+        while True:
+            try:
+                message = json.loads(self._said.get_nowait())
+            except queue.Empty:
+                return
+            self._keep.take(message)
+
+    def _tell(self, task: _Task, sentence: str) -> None:
+        if self._progress is not None:
+            self._progress(task.name, sentence)
+
+
+@contextlib.contextmanager
+def _connected(client: Any) -> Iterator[Any]:
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingDependency("Dask's distributed", "autotune_fleet", "fleet") from error
+    if isinstance(client, distributed.Client):
+        yield client
+        return
+    if not isinstance(client, str):
+        raise InvalidArgument("client", client, "a distributed.Client, or a scheduler's address: 'tcp://10.0.0.1:8786'")
+    try:
+        with distributed.Client(client, timeout=_CONNECT_SECONDS, set_as_default=False) as connected:
+            yield connected
+    except (OSError, ValueError) as error:
+        raise InvalidArgument("client", client, "the address of a scheduler that answers", str(error)) from error
+
+
+def _kinds(client: Any) -> dict[_Kind, dict[str, dict[str, Any]]]:
+    """Ask all workers what they have, and group them by it."""
+    kinds: dict[_Kind, dict[str, dict[str, Any]]] = {}
+    mine = on_worker.versions()
+    for address, facts in client.run(on_worker.describe, on_error="ignore").items():
+        if facts["versions"] != mine:
+            theirs = facts["versions"]
+            named = [f"{name} {theirs.get(name)}, here {mine[name]}" for name in mine if theirs.get(name) != mine[name]]
+            raise InvalidArgument("client", address, "a worker with the versions that are here", "; ".join(named))
+        kinds.setdefault(_Kind.of(facts), {})[address] = facts
+    if not kinds:
+        raise WorkerFailed("the cluster has no worker", "Start one: dask worker ADDRESS.")
+    return kinds
+
+
+def _names(kinds: Iterable[_Kind]) -> dict[_Kind, str]:
+    """Name each kind, by more than its device's name where others have the same."""
+    kinds = list(kinds)
+    names = [kind.name for kind in kinds]
+    return {kind: kind.name if names.count(kind.name) == 1 else kind.described() for kind in kinds}
+
+
+def _predicted(
+    spec: Mapping[str, Any], names: Iterable[str], measured: Iterable[FleetDevice], options: Mapping[str, Any]
+) -> list[FleetDevice]:
+    """Predict devices that are not in the fleet, anchored by what was measured on GPUs."""
+    anchors = [d.result for d in measured if d.result is not None and d.result.device["kind"] == "cuda"]
+    found = []
+    for name in names:
+        known = {key: value for key, value in options.items() if key in _PREDICTABLE}
+        try:
+            forecast = forecasts.predict(dict(spec), device=name, anchors=anchors, **known)
+        except CubatchError as error:  # no reason to keep silent about the others
+            found.append(FleetDevice(name=name, error=str(error)))
+        else:
+            found.append(FleetDevice(name=name, forecast=forecast))
+    return found
+
+
+def _priced(devices: Iterable[FleetDevice], prices: Mapping[str, float]) -> tuple[FleetDevice, ...]:
+    """Give each device its price, and order them: measured before predicted before failed, the fastest first."""
+    named = {device.name: device for device in devices}
+    for name, price in prices.items():
+        if name not in named:
+            raise InvalidArgument("prices", name, f"one of {', '.join(named)}")
+        if not checks.is_number(price) or price <= 0:
+            raise InvalidArgument("prices", f"{name}: {price!r}", "a positive number")
+        named[name] = attrs.evolve(named[name], price_per_hour=float(price))
+    return tuple(
+        sorted(named.values(), key=lambda d: (bool(d.error), d.forecast is not None, -(d.samples_per_second or 0)))
+    )
