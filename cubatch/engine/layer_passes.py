@@ -266,7 +266,7 @@ def dropout(at: Bound) -> None:
     place = at.place
     # The seed names layer and shard, so that a recomputation draws the mask that the first pass drew.
     seed = (place.seed, place.begin, *at.name.encode())
-    step = place.clock[0] if place.numbers is None else place.numbers.number
+    step = place.clock[0] if place.numbers is None else place.numbers.passes
     place.operations.dropout(
         at.reads["x0"],
         p=at.layer.p,

@@ -31,6 +31,8 @@ class Learned:
     # of several batches are added up.
     _clock: list[int]
     _updates: int
+    # Batches whose gradients were added up since the optimiser's last step.
+    _added: int
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
@@ -78,13 +80,21 @@ class Learned:
         Copy all that the next steps depend on to the host, by name.
 
         Random numbers need nothing more: the masks of dropout are drawn from the seed and the count of steps.
+
+        Raises:
+            InvalidArgument: If gradients were added up that the optimiser has not stepped by: it would lose them.
         """
+        if self._added:
+            batches = f"with the gradients of {self._added} batch{'es' * (self._added > 1)} added up"
+            raise InvalidArgument(
+                "snapshot", batches, "taken after a step of the optimiser", "Call update() before it."
+            )
         clock = np.array([self._clock[0], self._updates], np.int64)
         return {"clock": clock} | {name: np.array(backend.to_host(array)) for name, array in self._kept().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """
-        Put a snapshot's contents back, bit for bit.
+        Put a snapshot's contents back, bit for bit; gradients that were added up since it are forgotten.
 
         Raises:
             InvalidArgument: If it is one of another network, dtype or optimiser.
@@ -98,6 +108,9 @@ class Learned:
         for name, array in kept.items():
             array[...] = self._xp.asarray(arrays[name])
         self._clock[0], self._updates = (int(count) for count in arrays["clock"])
+        self._added = 0
+        if self._stepper is not None and self._stepper.sums is not None:
+            self._stepper.sums[...] = 0
 
     def _kept(self) -> dict[str, Any]:
         """Give views of what steps change, by name."""

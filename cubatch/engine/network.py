@@ -118,7 +118,7 @@ class Model(Learned):
             self._usual_device = int(self._xp.cuda.Device().id)
             self._xp.cuda.Device(device.index).use()
         self.learning_rate = learning_rate
-        self._clock, self._updates = [0], 0
+        self._clock, self._updates, self._added = [0], 0, 0
         if share is None:
             self._flat = self._xp.asarray(storage.encoded(weights.drawn(self.network, seed), self._kind))
             self._states = weights.statistics(self.network, dtype, self._xp)
@@ -283,7 +283,7 @@ class Model(Learned):
             self._team,
             rank,
             self._gradients,
-            number=self._updates + 1 if self._numbers is None else self._numbers.number,
+            number=self._updates + 1 if self._numbers is None else self._numbers.updates,
             learning_rate=self.learning_rate if self._numbers is None else self._numbers.rate,
             workspace=workspace,
         )
@@ -292,7 +292,7 @@ class Model(Learned):
         """Give the prepared batch's memory back to the device."""
         if self._team is not None:
             self._team.close()
-        self._team, self._program, self.plan, self._turn = None, None, None, 0
+        self._team, self._program, self.plan, self._turn, self._added = None, None, None, 0, 0
         self._places, self._gradients, self._graphs = [], [], None
         if self._stepper is not None:
             self._stepper.sums = None
@@ -349,7 +349,7 @@ class Model(Learned):
         _, program = self._prepared()
         turn, self._turn = self._turn, (self._turn + 1) % len(program)
         if self._numbers is not None:
-            self._numbers.write(self._clock[0] + 1, self.learning_rate)
+            self._numbers.write(self._clock[0] + 1, self._updates + 1, self.learning_rate)
         if trace is not None or self._graphs is None:
             program.run(turn, trace)
         else:
@@ -362,6 +362,7 @@ class Model(Learned):
         else:
             program.together(functools.partial(self._stepper.accumulate, self._team, self._gradients))
 
+            self._added += 1
     def update(self) -> None:
         """Let the optimiser step by the gradients that were added up; see `prepare`."""
         plan, program = self._prepared()
@@ -369,9 +370,9 @@ class Model(Learned):
         if self._target is None or scratch is None:
             raise InvalidArgument("target_batch_size", self._target, "given to prepare() before this")
         if self._numbers is not None:
-            self._numbers.write(self._updates + 1, self.learning_rate)
+            self._numbers.write(self._clock[0], self._updates + 1, self.learning_rate)
         program.together(lambda rank: self._update(rank, self._places[0][rank].arena.workspace(scratch)))
-        self._updates += 1
+        self._updates, self._added = self._updates + 1, 0
 
     @property
     def launch(self) -> dict[str, Any] | None:

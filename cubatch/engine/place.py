@@ -27,8 +27,8 @@ class Place:
         team, rank: The members, and which of them this is.
         batch_size: Samples of the whole batch.
         begin: First sample of the shard in the batch.
-        clock: Number of steps done, in a list of one; draws the dropout masks.
-        numbers: The step's number where kernels read it, in the place of `clock`; None where the host calls.
+        clock: Number of passes over a batch that are done, in a list of one; draws the dropout masks.
+        numbers: The number of this one where kernels read it, in the place of `clock`; None where the host calls.
         seed: Where those draws start.
     """
 

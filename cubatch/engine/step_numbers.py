@@ -13,35 +13,43 @@ import numpy as np
 
 class StepNumbers:
     """
-    The step's number and learning rate, where kernels read them.
+    The numbers of a pass and of a step, and the learning rate, where kernels read them.
+
+    Passes and steps differ once gradients of several batches were added up.
 
     Args:
         xp: The array module that owns the memory.
 
     Attributes:
-        number: int32 array of one: which step it is, from 1.
-        rate: float32 array of one: its learning rate.
+        passes: int32 array of one: which pass over a batch it is, from 1; draws the masks of dropout.
+        updates: int32 array of one: which step of the optimiser it is, from 1.
+        rate: float32 array of one: the learning rate of that.
 
     Example:
         >>> numbers = StepNumbers(np)
-        >>> numbers.write(3, 0.5)
-        >>> numbers.number.tolist(), numbers.rate.tolist()
-        ([3], [0.5])
+        >>> numbers.write(12, 3, 0.5)
+        >>> numbers.passes.tolist(), numbers.updates.tolist(), numbers.rate.tolist()
+        ([12], [3], [0.5])
     """
 
     def __init__(self, xp: Any) -> None:
-        words = xp.zeros(2, dtype=np.int32)
-        self.number, self.rate = words[:1], words[1:].view(np.float32)
+        words = xp.zeros(3, dtype=np.int32)
+        self.passes, self.updates, self.rate = words[:1], words[1:2], words[2:].view(np.float32)
+        self._both = words[:2]
         self._written = 0.0
 
-    def write(self, number: int, rate: float) -> None:
+    def write(self, passes: int, updates: int, rate: float) -> None:
         """
-        Set both, before the step is enqueued.
+        Set all of them, before the step is enqueued.
 
         CuPy fills by a launch that takes the value as an argument: steps that are still to run keep theirs, and the
         host waits for nothing.
         """
-        self.number.fill(number)
+        if passes == updates:  # as a rule: one launch
+            self._both.fill(passes)
+        else:
+            self.passes.fill(passes)
+            self.updates.fill(updates)
         if rate != self._written:
             self.rate.fill(rate)
             self._written = rate

@@ -95,6 +95,36 @@ def test_the_weights_of_a_model_are_those_that_another_begins_with():
         assert np.array_equal(again.output(), want)
 
 
+def test_between_a_batch_and_the_step_by_the_sum_no_snapshot_is_taken():
+    """The sum is no part of it: it is refused, with the remedy, until the optimiser has stepped."""
+    network = branched()
+    with Model(network, device=cpu(2), mode="training") as model:
+        model.prepare(SAMPLES, 2 * SAMPLES)
+        model.snapshot()
+        go_on(model, network, range(2))
+        with pytest.raises(InvalidArgument, match=r"gradients of 2 batches added up.*update\(\)"):
+            model.snapshot()
+        model.update()
+        assert model.snapshot()["clock"].tolist() == [2, 1]
+
+
+def test_putting_a_snapshot_back_forgets_the_sum():
+    """A batch that was added up before it has no part in the next step, which goes on to the bit."""
+    network = branched()
+    seen = []
+    for is_disturbed in (False, True):
+        with Model(network, device=cpu(2), mode="training", optimizer="momentum", learning_rate=0.1) as model:
+            model.prepare(SAMPLES, 2 * SAMPLES)
+            kept = model.snapshot()
+            if is_disturbed:
+                go_on(model, network, [7])
+                model.restore(kept)
+            go_on(model, network, range(2))
+            model.update()
+            seen.append(model.snapshot())
+    assert all(seen[0][name].tobytes() == seen[1][name].tobytes() for name in seen[0])
+
+
 def test_a_snapshot_of_another_optimiser_or_network_is_refused():
     """Before anything is changed."""
     network = branched()

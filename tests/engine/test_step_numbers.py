@@ -7,11 +7,11 @@ import numpy as np
 from cubatch.engine.step_numbers import StepNumbers
 
 
-def test_every_step_finds_its_number_and_rate():
-    """Rates as float32 rounds them, also where they come back to an earlier one."""
+def test_every_step_finds_its_numbers_and_rate():
+    """Passes and updates together, apart and together again; rates as float32 rounds them, also an earlier one."""
     numbers = StepNumbers(np)
-    number, rate = numbers.number, numbers.rate
-    for step, lr in enumerate([0.1, 0.1, 0.0, 0.3, 0.1], start=1):
-        numbers.write(step, lr)
-        assert (number.dtype, rate.dtype) == (np.int32, np.float32)
-        assert (number.tolist(), rate.tolist()) == ([step], [float(np.float32(lr))])
+    passes, updates, rate = numbers.passes, numbers.updates, numbers.rate
+    for first, second, lr in [(1, 1, 0.1), (2, 2, 0.1), (3, 2, 0.0), (4, 2, 0.3), (4, 3, 0.1), (4, 4, 0.1)]:
+        numbers.write(first, second, lr)
+        assert (passes.dtype, updates.dtype, rate.dtype) == (np.int32, np.int32, np.float32)
+        assert (passes.tolist(), updates.tolist(), rate.tolist()) == ([first], [second], [float(np.float32(lr))])

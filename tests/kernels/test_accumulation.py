@@ -57,6 +57,58 @@ def test_batches_that_are_added_up_take_the_step_of_the_large_one(launcher, opti
     np.testing.assert_allclose(losses, expected, rtol=error)
 
 
+def adam_by_hand(x, labels, w, b, rates):
+    """Kingma and Ba's algorithm 1 (2015, arXiv:1412.6980) on softmax regression in float64, written out once more."""
+    moments = [[np.zeros_like(array), np.zeros_like(array)] for array in (w, b)]
+    for number, rate in enumerate(rates, start=1):
+        powers = np.exp(x @ w.T + b)
+        errors = (powers / powers.sum(axis=1, keepdims=True) - np.eye(len(b))[labels]) / len(x)
+        for array, gradient, moment in zip((w, b), (errors.T @ x, errors.sum(axis=0)), moments, strict=True):
+            moment[0] = 0.9 * moment[0] + 0.1 * gradient
+            moment[1] = 0.999 * moment[1] + 0.001 * gradient**2
+            mean, square = moment[0] / (1 - 0.9**number), moment[1] / (1 - 0.999**number)
+            array[...] -= rate * mean / (np.sqrt(square) + 1e-8)
+    return w, b
+
+
+def test_adam_counts_its_own_steps_wherever_it_runs(launcher):
+    """
+    Two steps of three batches each, then two of the whole: numbers 1 to 4 on the host and on kernels, by hand too.
+
+    As many passes are nine: a step that took its number from them would correct its moments by the wrong powers, and
+    step half or twice as far. The tolerance is that of the test above.
+    """
+    random = np.random.default_rng(0)
+    x, labels = random.standard_normal((N, 1, 1, WIDTH)), random.integers(0, 5, N)
+    options = {"mode": "training", "optimizer": "adam", "seed": 2}
+
+    def four_steps(model):
+        before = {name: launcher_get(array) for name, array in model.parameters["fc"].items()}
+        for micro, rates in ((2, RATES[:2]), (N, RATES[1:])):
+            model.prepare(micro, None if micro == N else N)
+            for model.learning_rate in rates:
+                for start in range(0, N, micro):
+                    model.load(x[start : start + micro], labels[start : start + micro])
+                    model.step()
+                if micro != N:
+                    model.update()
+        return before, {name: launcher_get(array) for name, array in model.parameters["fc"].items()}
+
+    def launcher_get(array):
+        return np.array(array if isinstance(array, np.ndarray) else launcher.get(array), np.float64)
+
+    network = Network(input_shape=(1, 1, WIDTH), layers=[Linear(name="fc", k=5)])
+    with Model(network, device=launcher.device, context=launcher.context(), **options) as model:
+        begun, on_kernels = four_steps(model)
+    one = attrs.evolve(probe.device("cpu"), threads=1)
+    with Model(network, device=one, dtype="float64", **options) as model:
+        _, on_host = four_steps(model)
+    w, b = adam_by_hand(x.reshape(N, WIDTH), labels, begun["w"], begun["b"], (*RATES[:2], *RATES[1:]))
+    for name, want in (("w", w), ("b", b)):
+        np.testing.assert_allclose(on_host[name], want, rtol=1e-10, atol=1e-12)
+        assert_within(on_kernels[name], want, gamma(2**14, UNIT_ROUNDOFF["float32"]) * np.abs(want).max(), label=name)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bits_are_added_up_in_float32(launcher, dtype):
     """The sum of two batches' gradients, decoded, to the bit, from which the master weights then step."""

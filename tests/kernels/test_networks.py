@@ -304,7 +304,7 @@ def test_updates_in_16_bits_equal_the_numpy_engine(launcher, dtype, optimizer):
         expected._gradients[0][...] = gradient
         put(launcher, tested._gradients[0], gradient)
         before = expected._stepper.master.copy()
-        tested._numbers.write(number + 1, 0.25)
+        tested._numbers.write(number + 1, number + 1, 0.25)
         for model in (expected, tested):
             model._program.works[0][0][-1]()
             model._clock[0] += 1

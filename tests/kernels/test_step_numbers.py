@@ -65,7 +65,7 @@ def test_every_step_draws_the_mask_of_its_number(launcher):
         ones = launcher.put(np.ones(N * WIDTH, np.float32))
         drawn = []
         for number in (1, 2, 3):
-            model._numbers.write(number, 0.0)
+            model._numbers.write(number, number, 0.0)
             model._program.works[0][0][index]()
             drawn.append(launcher.get(mask).reshape(-1).astype(bool).copy())
             seed = (2, 0, *ops[index].node.name.encode())
