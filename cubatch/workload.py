@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import attrs
 
+from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import arithmetic, probe
 from cubatch.hardware.facts import Device
@@ -31,6 +33,7 @@ class Workload:
         library: "cubatch": our kernels; "im2col": gathered operands and a BLAS; "vendor": cuDNN and cuBLAS, which
             are predicted only.
         recompute: Forget activations and compute them again in the backward pass.
+        accumulate: Add up the gradients of several batches for a step of the optimiser; counts in training only.
 
     Example:
         >>> work = Workload.of("mlp", "v100-sxm2-16gb", mode="training", dtype="float16")
@@ -45,6 +48,7 @@ class Workload:
     optimizer: str
     library: str
     recompute: bool
+    accumulate: bool = False
 
     @classmethod
     def of(
@@ -91,7 +95,7 @@ class Workload:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that is said in words, as the store, the JSON of a result and a worker have it."""
+        """All that is said in words, as the store, the JSON of a result and a worker have it; they time one batch."""
         names = ("mode", "dtype", "optimizer", "library", "recompute")
         return {name: getattr(self, name) for name in names}
 
@@ -110,3 +114,50 @@ class Workload:
     def is_recomputed(self) -> bool:
         """Whether forward passes are done again in the backward pass."""
         return self.recompute and self.mode == "training"
+
+
+def accumulating(work: Workload, batch_size: int, target_batch_size: int | None) -> Workload:
+    """
+    Give the work of a step of so many samples in batches, whose gradients are added up where they are smaller.
+
+    Args:
+        work: What is trained.
+        batch_size: Samples that go through together.
+        target_batch_size: Samples of a step of the optimiser; None: one batch a step.
+
+    Raises:
+        InvalidArgument: If there is a target and no network that is trained, or it is no multiple of the batch size.
+    """
+    if target_batch_size is None:
+        return work
+    if work.mode != "training" or as_network(work.spec) is not work.spec:
+        raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
+    check_target(batch_size, target_batch_size)
+    return attrs.evolve(work, accumulate=batch_size != target_batch_size)
+
+
+def check_target(batch_size: int, target_batch_size: int) -> None:
+    """
+    Check that a step of the optimiser can be cut into batches.
+
+    Raises:
+        InvalidArgument: If it cannot; names a step and a batch size that would do.
+    """
+    target = check_batch_size(target_batch_size, "target_batch_size")
+    if target % batch_size:
+        below = target // batch_size * batch_size or batch_size
+        nearest = min(divisors(target), key=lambda n: abs(n - batch_size))
+        remedy = f"{below} is one, and batches of {nearest} make {target}."
+        raise InvalidArgument("target_batch_size", target, f"a multiple of batches of {batch_size}", remedy)
+
+
+def divisors(number: int) -> list[int]:
+    """
+    List what divides a number, in its order.
+
+    Example:
+        >>> divisors(12)
+        [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

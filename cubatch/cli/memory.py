@@ -19,6 +19,7 @@ from cubatch.cli.options import (
     OptimizerOption,
     RecomputeOption,
     ShapeOption,
+    TargetOption,
     read_spec,
 )
 
@@ -26,7 +27,8 @@ from cubatch.cli.options import (
 def memory(
     model: Model,
     *,
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples per step.")] = 1,
+    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples that go through together.")] = 1,
+    target_batch_size: TargetOption = None,
     device: DeviceOption = None,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Find the largest batch in this much: 12GiB.")
@@ -44,7 +46,7 @@ def memory(
     """
     Say what a step takes in memory, and what fits.
 
-    By part and by layer, and the largest batch.
+    By part and by layer, and the largest batch; with --target-batch-size that of training, beside the sum of gradients.
 
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """
@@ -63,6 +65,8 @@ def memory(
     found = probe.resolve(device, live=False)
     limit = fit.limit_bytes(memory, found) if memory else room.memory_limit(found).bytes
     asked: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
+    if target_batch_size is not None:
+        asked, options["target_batch_size"] = (mode or "training",), target_batch_size
     largest = {}
     for each in asked:
         try:
@@ -81,6 +85,7 @@ def memory(
             "rules_of_thumb": [common.plain(rule.to_mapping()) for rule in rules],
             "max_batch_size": largest[each],
         }
-    title = f"{model}, {dtype}, batch {batch_size}: memory of a step"
+    of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
+    title = f"{model}, {dtype}, batch {batch_size}{of_target}: memory of a step"
     payload = {"schema": 2, "modes": modes, "memory": limit}
     console.emit(footprint.modes(modes, title=title, limit=limit), payload, json)

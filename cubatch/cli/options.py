@@ -43,6 +43,12 @@ MeasurableOption = Annotated[
     ),
 ]
 OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]
+TargetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--target-batch-size", metavar="N", min=1, help="Of an optimiser's step: gradients of batches are added up."
+    ),
+]
 RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]
 ToleranceOption = Annotated[float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")]
 LatencyOption = Annotated[

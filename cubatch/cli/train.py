@@ -21,6 +21,7 @@ from cubatch.cli.options import (
     RecomputeOption,
     SeedOption,
     ShapeOption,
+    TargetOption,
     read_spec,
 )
 
@@ -40,12 +41,7 @@ def train(
     batch_size: Annotated[
         str, typer.Option("--batch-size", metavar="N|auto", help="auto: tune first, train with the answer.")
     ] = _AUTO,
-    target_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--target-batch-size", metavar="N", min=1, help="Of an optimiser's step: gradients of batches are added up."
-        ),
-    ] = None,
+    target_batch_size: TargetOption = None,
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training set.")] = 5,
     lr: Annotated[float, typer.Option("--lr", help="Learning rate at the start.")] = 0.05,
     schedule: Annotated[
@@ -196,6 +192,7 @@ def _tuned(
     from cubatch.memory import fit
     from cubatch.tuning import accumulation
     from cubatch.tuning import tune as tuner
+    from cubatch.workload import Workload
 
     console.say("tuning the batch size first, for up to a minute; --batch-size N does without")
     with console.watching(model) as watch:
@@ -207,10 +204,10 @@ def _tuned(
         console.say(f"training with batch size {size}, the answer for training {model} with {options['optimizer']}")
         reasons = result.reasons
     else:
-        left = room.memory_limit(device).bytes - 4 * network.parameters  # the sum of the gradients
         settings = {name: value for name, value in options.items() if name != "seed"}
-        fits = fit.max_batch_size(network, left, mode="training", device=device, **settings)
-        found = accumulation.cut(result, target, most=fits)
+        work = Workload.of(network, device, mode="training", **settings)
+        fitting = fit.cuts(work, target, room.memory_limit(device).bytes)
+        found = accumulation.cut(result, target, fitting=fitting)
         size, reasons = found.batch_size, (str(found),)
         added_up = f", whose gradients are added up until they are of {target} samples" if found.steps > 1 else ""
         console.say(f"training with batches of {size}{added_up}")

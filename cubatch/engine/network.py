@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
+import attrs
 import numpy as np
 
 from cubatch.engine import backend, batch, functional, layers, storage, weights
@@ -195,15 +196,15 @@ class Model(Learned):
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
             raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
         self.release()
-        plan = lay_out(self._work, batch_size)
-        self._target = target_batch_size
+        work = attrs.evolve(self._work, accumulate=target_batch_size is not None)
+        plan, self._target = lay_out(work, batch_size), target_batch_size
         try:
             self._lay_out(plan)
         except Exception as error:
             with contextlib.suppress(Exception):  # a GPU that faulted gives nothing back, and the first error says why
                 self.release()
             if is_out_of_memory(error):
-                raise out_of_memory(self._work, plan) from error
+                raise out_of_memory(work, plan) from error
             raise
         self.plan = plan
 
@@ -361,8 +362,8 @@ class Model(Learned):
             self._updates += 1
         else:
             program.together(functools.partial(self._stepper.accumulate, self._team, self._gradients))
-
             self._added += 1
+
     def update(self) -> None:
         """Let the optimiser step by the gradients that were added up; see `prepare`."""
         plan, program = self._prepared()

@@ -28,7 +28,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Network
 from cubatch.network.weights import save_weights
-from cubatch.workload import OPTIMIZERS
+from cubatch.workload import OPTIMIZERS, check_target
 
 SCHEDULES: tuple[str, ...] = get_args(choices.Schedule)
 CHECKPOINT_SECONDS = 60.0
@@ -350,9 +350,4 @@ def _check_sizes(images: int, batch_size: int, target_batch_size: int | None) ->
     for field, size in (("batch_size", batch_size), ("target_batch_size", whole)):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= images:
             raise InvalidArgument(field, size, f"from 1 to the {images} training images")
-    if target_batch_size is not None and target_batch_size % batch_size:
-        below = target_batch_size // batch_size * batch_size or batch_size
-        divisors = [n for n in range(1, target_batch_size + 1) if target_batch_size % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - batch_size))
-        remedy = f"{below} is one, and batches of {nearest} make {target_batch_size}."
-        raise InvalidArgument("target_batch_size", target_batch_size, f"a multiple of batches of {batch_size}", remedy)
+    check_target(batch_size, whole)

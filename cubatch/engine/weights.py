@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from cubatch.network.graph import Network
 _VECTOR_ELEMENTS = 8
 _TOKEN_DEVIATION = 0.02
 """Of class tokens and positions, as DeiT begins (Touvron et al., 2020, arXiv:2012.12877)."""
+_PIECE = 1 << 20
+"""Elements that are converted from or to 16 bits at a time: what that takes is in no plan."""
 
 
 def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
@@ -109,9 +111,9 @@ class Stepper:
 
     def accumulate(self, team: Team, gradients: Sequence[Any], rank: int) -> None:
         """Add all members' gradients to the sum, each member its part of the parameters, once they all are there."""
-        part = team.shard(len(self._flat), rank)
-        for gradient in gradients:
-            self.sums[part] += storage.decoded(gradient[part])
+        for piece in _pieces(team.shard(len(self._flat), rank)):
+            for gradient in gradients:
+                self.sums[piece] += storage.decoded(gradient[piece])
 
     def step(
         self, team: Team, rank: int, gradients: Sequence[Any], *, number: Any, learning_rate: Any, workspace: Any
@@ -151,6 +153,12 @@ class Stepper:
         """Give the sum as the optimiser reads a gradient: rounded to the parameters' type, as one batch's would be."""
         if self.sums.dtype == self._flat.dtype:
             return [self.sums]
-        gradients[0][part] = storage.encoded(self.sums[part], self._flat.dtype)
+        for piece in _pieces(part):
+            gradients[0][piece] = storage.encoded(self.sums[piece], self._flat.dtype)
         team.barrier(rank)
         return gradients[:1]
+
+
+def _pieces(part: slice) -> Iterator[slice]:
+    for begin in range(part.start, part.stop, _PIECE):
+        yield slice(begin, min(begin + _PIECE, part.stop))

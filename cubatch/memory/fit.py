@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.checks import MAX_BATCH_SIZE, check_batch_size
 from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.hardware import room
@@ -12,7 +12,7 @@ from cubatch.hardware.facts import Device
 from cubatch.memory.plan import buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
 from cubatch.network.models import SpecLike
 from cubatch.units import parse_bytes
-from cubatch.workload import Workload
+from cubatch.workload import Workload, accumulating, divisors
 
 _REACH = 16
 
@@ -27,6 +27,7 @@ def max_batch_size(
     recompute: bool = False,
     device: Device | str | None = None,
     library: Library = "auto",
+    target_batch_size: int | None = None,
 ) -> int:
     """
     Compute the largest batch whose plan fits into some memory.
@@ -35,6 +36,8 @@ def max_batch_size(
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         memory: Bytes that may be taken, "12GiB", or "80%" of what is free on the device.
         mode, dtype, optimizer, recompute, device, library: As for `footprint`.
+        target_batch_size: Samples of a step of the optimiser, for training: only sizes that divide it count, all but
+            itself beside the sum of their gradients. None: any size, one batch a step.
 
     Returns:
         int: The largest batch size, any integer, not only powers of two.
@@ -54,16 +57,46 @@ def max_batch_size(
     work = Workload.of(
         spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
     )  # fmt: skip
-    return largest(work, limit_bytes(memory, work.device))
+    return largest(work, limit_bytes(memory, work.device), target_batch_size)
 
 
-def largest(work: Workload, limit: int) -> int:
+def cuts(work: Workload, target: int, limit: int) -> list[int]:
     """
-    Compute the largest batch whose plan takes at most so many bytes.
+    List the batches that a step of the optimiser can be cut into and that fit, in their order.
+
+    Args:
+        work: What is trained.
+        target: Samples of the step; of smaller batches the gradients are added up.
+        limit: Bytes that may be taken.
+
+    Raises:
+        DoesNotFit: If none of them fits.
+        InvalidArgument: If no network is trained, or the target is no batch size.
+
+    Example:
+        >>> work = Workload.of("mlp", "cpu", mode="training", dtype="float32")
+        >>> whole = plan(work, 12).total
+        >>> cuts(work, 12, whole), cuts(work, 12, 2 * whole)  # the whole needs no sum
+        ([12], [1, 2, 3, 4, 6, 12])
+    """
+    sizes = divisors(check_batch_size(target, "target_batch_size"))
+    works = {size: accumulating(work, size, target) for size in sizes}
+    found = [size for size, each in works.items() if plan(each, size).total <= limit]
+    if not found:
+        raise DoesNotFit(str(work.spec), str(work.device), plan(works[1], 1).total, limit, work.mode)
+    return found
+
+
+def largest(work: Workload, limit: int, target: int | None = None) -> int:
+    """
+    Compute the largest batch whose plan takes at most so many bytes; with a target, of those it can be cut into.
 
     Raises:
         DoesNotFit: If not even one sample fits.
+        InvalidArgument: As `cuts`.
     """
+    if target is not None:
+        return cuts(work, target, limit)[-1]
     program = schedule_of(work.spec, work.mode, work.recompute, work.library)
     spans = program.lifetimes
 
@@ -71,7 +104,7 @@ def largest(work: Workload, limit: int) -> int:
         members, shard = shards(program, size, work.device)
         sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
         alive = max(bytes_alive(sizes, spans, len(program.ops)), default=0)
-        return sum(fixed_bytes(program, work.dtype, work.optimizer, members).values()) + members * alive
+        return sum(fixed_bytes(program, work, members).values()) + members * alive
 
     def fits(size: int) -> bool:
         return bound(size) <= limit and plan(work, size).total <= limit

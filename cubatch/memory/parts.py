@@ -16,7 +16,7 @@ from cubatch.network.models import SpecLike
 from cubatch.report import html
 from cubatch.report.grid import Grid
 from cubatch.report.tables import footprint as table
-from cubatch.workload import Workload
+from cubatch.workload import Workload, accumulating
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,8 @@ class Footprint:
 
     Attributes:
         weights: Parameters and running statistics.
-        gradients: Gradients of the parameters; 0 in inference.
+        gradients: Gradients of the parameters, and their sum where those of several batches are added up; 0 in
+            inference.
         optimizer: The optimiser's state; with 16-bit weights also the float32 master weights, and the loss's scale.
         activations: The batch and every layer's output and saved values, each buffer once.
         activation_gradients: Gradients of outputs, each buffer once.
@@ -85,6 +86,7 @@ def footprint(
     recompute: bool = False,
     device: Device | str | None = None,
     library: Library = "auto",
+    target_batch_size: int | None = None,
 ) -> Footprint:
     """
     Compute all memory that a step takes, by part and by layer.
@@ -94,13 +96,15 @@ def footprint(
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        batch_size: Samples per step.
+        batch_size: Samples that go through together.
         mode: "inference" or "training".
         dtype: Storage of activations and parameters.
         optimizer: "sgd", "momentum" or "adam"; counts in training only.
         recompute: Forget activations and compute them again in the backward pass.
         device: The GPU or CPU whose workspace rule holds; None is this machine's.
         library: Which kernels, see `autotune`.
+        target_batch_size: Samples of a step of the optimiser, a multiple of the batch size, for training a network:
+            with more than one batch the sum of their gradients counts too. None: one batch a step.
 
     Returns:
         Footprint: Bytes by part, the peak, and the textbook count.
@@ -116,7 +120,7 @@ def footprint(
     work = Workload.of(
         spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
     )  # fmt: skip
-    return footprint_of(work, size)
+    return footprint_of(accumulating(work, size, target_batch_size), size)
 
 
 def footprint_of(work: Workload, batch_size: int) -> Footprint:

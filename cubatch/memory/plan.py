@@ -50,7 +50,7 @@ class Plan:
         offsets: Place of every buffer in its shard's arena.
         arena_bytes: Size of one shard's arena: activations, their gradients and workspace, lifetimes shared.
         weight_bytes: Parameters and running statistics.
-        gradient_bytes: Gradients of the parameters.
+        gradient_bytes: Gradients of the parameters, and where those of several batches are added up their sum.
         optimizer_bytes: The optimiser's state; with 16-bit parameters the master weights too, and the loss's scale.
     """
 
@@ -107,7 +107,7 @@ def plan(work: Workload, batch_size: int) -> Plan:
         sizes=tuple(sizes),
         offsets=tuple(offsets),
         arena_bytes=arena,
-        **fixed_bytes(program, work.dtype, work.optimizer, members),
+        **fixed_bytes(program, work, members),
     )
 
 
@@ -140,19 +140,22 @@ def _copies(program: Schedule, working_set: int, device: Device) -> int:
     return max(1, min(MAX_COPIES, -(-2 * device.l2_bytes // working_set)))
 
 
-def fixed_bytes(program: Schedule, dtype: str, optimizer: str, members: int) -> dict[str, int]:
+def fixed_bytes(program: Schedule, work: Workload, members: int) -> dict[str, int]:
     """Bytes that do not depend on the batch."""
-    itemsize = BYTES_PER_ELEMENT[dtype]
+    itemsize = BYTES_PER_ELEMENT[work.dtype]
+    wide = max(FLOAT32_BYTES, itemsize)
     parameters = program.network.parameters
     states = sum(math.prod(shape) for node in program.network.nodes for shape in node.layer.state_shapes.values())
     training = program.mode == "training"
     # Parameters stored in half precision are stepped in float32: the master weights.
-    copies = STATE_COPIES[optimizer] + (itemsize < FLOAT32_BYTES)
+    copies = STATE_COPIES[work.optimizer] + (itemsize < FLOAT32_BYTES)
     return {
-        "weight_bytes": _align(parameters * itemsize) + _align(states * max(FLOAT32_BYTES, itemsize)),
-        "gradient_bytes": members * _align(parameters * itemsize) if training else 0,  # each member sums its own
-        "optimizer_bytes": _align(max(FLOAT32_BYTES, itemsize) * parameters * copies)
-        + _align(LOSS_SCALE_BYTES.get(dtype, 0))
+        "weight_bytes": _align(parameters * itemsize) + _align(states * wide),
+        "gradient_bytes": members * _align(parameters * itemsize)  # each member sums its own
+        + _align(parameters * wide * work.accumulate)
+        if training
+        else 0,
+        "optimizer_bytes": _align(wide * parameters * copies) + _align(LOSS_SCALE_BYTES.get(work.dtype, 0))
         if training
         else 0,
     }

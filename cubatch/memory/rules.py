@@ -12,7 +12,7 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.fit import largest, limit_bytes
 from cubatch.memory.parts import footprint_of, textbook_elements
 from cubatch.network.models import SpecLike
-from cubatch.workload import Workload
+from cubatch.workload import Workload, accumulating
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +55,7 @@ def rules_of_thumb(
     recompute: bool = False,
     device: Device | str | None = None,
     library: Library = "auto",
+    target_batch_size: int | None = None,
 ) -> list[Rule]:
     """
     Give the rules that people go by, beside what the plan computes.
@@ -63,7 +64,7 @@ def rules_of_thumb(
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         batch_size: For the rules about a given batch.
         memory: For the rule about the largest batch; left out without it.
-        mode, dtype, optimizer, recompute, device, library: As for `footprint`.
+        mode, dtype, optimizer, recompute, device, library, target_batch_size: As for `footprint`.
 
     Returns:
         list[Rule]: Name, formula, value, the plan's value, and the error.
@@ -80,7 +81,7 @@ def rules_of_thumb(
     work = Workload.of(
         spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
     )  # fmt: skip
-    whole, parameters = footprint_of(work, size), work.spec.parameters
+    whole, parameters = footprint_of(accumulating(work, size, target_batch_size), size), work.spec.parameters
     elements = textbook_elements(work.spec, mode)
     buffers = whole.activations + whole.activation_gradients
     disk = 4 * parameters
@@ -108,7 +109,7 @@ def rules_of_thumb(
                 name="max batch formula",
                 formula="memory bytes / 4 / (tensor sizes + trainable parameters)",
                 value=limit // 4 // (elements + parameters),
-                computed=largest(work, limit),
+                computed=largest(work, limit, target_batch_size),
                 unit="samples",
             )
         )

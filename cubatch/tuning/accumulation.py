@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import attrs
 import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_seconds
+from cubatch.workload import divisors
 
 
 @attrs.frozen
@@ -36,7 +39,7 @@ class Cut:
         )
 
 
-def cut(result: TuningResult, target: int, *, most: int | None = None) -> Cut:
+def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = None) -> Cut:
     """
     Cut a batch into as many steps as take the least time together.
 
@@ -46,19 +49,21 @@ def cut(result: TuningResult, target: int, *, most: int | None = None) -> Cut:
     Args:
         result: Of tuning a training step.
         target: The whole batch.
-        most: The largest size that fits beside the sum of the gradients; None: whatever was measured.
+        fitting: The sizes that fit, beside the sum of the gradients; None: whatever was measured.
 
     Raises:
-        InvalidArgument: If the result is of inference, or holds no size that ran.
+        InvalidArgument: If the result is of inference, or no size that divides the batch ran and fits.
     """
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
     seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.status == "ok" and m.latency_seconds}
     if not seconds:
         raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
-    largest = max(1, min(target, max(seconds), target if most is None else most))
-    divisors = [size for size in range(1, largest + 1) if target % size == 0]
     known = sorted(seconds)
-    expected = np.interp(divisors, known, [seconds[size] for size in known])
-    size, took = min(zip(divisors, expected, strict=True), key=lambda pair: (target // pair[0]) * pair[1])
+    sizes = [size for size in divisors(target) if size <= known[-1] and (fitting is None or size in fitting)]
+    if not sizes:
+        wanted = f"one that batches of at most {known[-1]} make, the largest that was measured, and that fit"
+        raise InvalidArgument("target_batch_size", target, wanted)
+    expected = np.interp(sizes, known, [seconds[size] for size in known])
+    size, took = min(zip(sizes, expected, strict=True), key=lambda pair: (target // pair[0]) * pair[1])
     return Cut(size, target // size, float(took), size in seconds)

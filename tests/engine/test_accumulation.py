@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from cubatch.engine import storage
 from cubatch.engine.network import Model
+from cubatch.engine.team import Team
+from cubatch.engine.weights import Stepper
 from cubatch.errors import InvalidArgument
+from cubatch.memory.parts import footprint
+from cubatch.memory.plan import ALIGNMENT
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
 from tests.checks import UNIT_ROUNDOFF, assert_within
@@ -119,15 +124,45 @@ def test_each_batch_of_a_sum_has_dropout_masks_of_its_own():
         assert not np.allclose(seen[1], 2 * seen[0])
 
 
-def test_what_the_sum_takes_is_held_and_given_back():
-    """As many bytes again as the gradient, in float32."""
-    with Model(NETWORK, device=cpu(1), mode="training") as model:
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_the_sum_takes_is_planned_held_and_given_back(dtype, threads):
+    """
+    As many bytes again as the parameters have in float32, once for all members; only rounding up is not held.
+
+    Seven pieces are rounded up beside the arenas: parameters, gradients of two members, the sum, what the optimiser
+    keeps, the scale, running statistics.
+    """
+    options = {"mode": "training", "dtype": dtype, "optimizer": "adam", "operations": rounded.operations()}
+    with Model(NETWORK, device=cpu(threads), **options) as model:
         model.prepare(4)
         alone = model.held_bytes
         model.prepare(4, WHOLE)
         assert model.held_bytes == alone + 4 * NETWORK.parameters
+        assert 0 <= model.plan.total - model.held_bytes < 7 * ALIGNMENT
+        if dtype == "float32":
+            asked = {"mode": "training", "optimizer": "adam", "device": cpu(threads)}
+            assert model.plan.total == footprint(NETWORK, batch_size=4, target_batch_size=WHOLE, **asked).total
         model.prepare(4)
         assert model.held_bytes == alone
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.uint16])
+def test_adding_up_16_bits_takes_little_beside_the_sum(kind):
+    """No plan has room for a gradient in float32: they are converted a piece at a time, and the sums are right."""
+    gradient = storage.encoded(np.linspace(-1, 1, 5 << 20, dtype=np.float32), kind)
+    stepper = Stepper(gradient, dtype="bfloat16", optimizer="sgd", operations=None, xp=np)
+    stepper.begin_sums()
+    with Team(1) as team:
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            stepper.accumulate(team, [gradient, gradient], 0)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak - before < len(gradient) * 4  # a gradient in float32; a fifth of its elements are two words
+    assert np.array_equal(stepper.sums, 2 * storage.decoded(gradient))
 
 
 def test_an_update_without_a_sum_is_refused():

@@ -49,6 +49,22 @@ def test_memory_json_agrees_with_the_library(run):
         assert facts["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", mode=mode, device="cpu")
 
 
+def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
+    """The footprint and the largest batch are the library's for the same target; inference has none to show."""
+    arguments = ["memory", "mlp", "--batch-size", "8", "--device", "cpu", "--memory", "1GiB"]
+    code, out, _ = run(*arguments, "--target-batch-size", "32", "--json", "-")
+    found = json.loads(out)["modes"]
+    options = {"mode": "training", "device": "cpu", "target_batch_size": 32}
+    assert code == 0
+    assert set(found) == {"training"}
+    assert found["training"]["footprint"]["total"] == cubatch.footprint("mlp", batch_size=8, **options).total
+    assert found["training"]["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", **options) == 32
+    assert "batch 8 of 32" in run(*arguments, "--target-batch-size", "32")[1]
+    code, _, err = run(*arguments, "--target-batch-size", "30")
+    assert code == 2
+    assert "--target-batch-size must be a multiple of batches of 8" in err
+
+
 def test_a_mode_that_is_asked_for_stands_alone(run):
     """Without it both stand side by side; with it the other is not worked out."""
     arguments = ["memory", "mlp", "--device", "cpu", "--memory", "1GiB"]

@@ -221,6 +221,56 @@ def test_the_largest_batch_of_a_large_memory_is_exact_too():
     assert footprint("mnist-cnn", batch_size=most + 1, **options).total > 12 * 2**30
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_the_sum_of_gradients_is_counted_where_batches_are_smaller_than_the_step(device):
+    """Four bytes a parameter, rounded up, once and not for each thread; a batch that is the whole step needs none."""
+    options = {"batch_size": 8, "mode": "training", "device": device}
+    alone, cut_up, whole = (footprint("mlp", target_batch_size=n, **options) for n in (None, 32, 8))
+    assert cut_up.gradients - alone.gradients == -(-4 * MLP_PARAMETERS // 256) * 256 == cut_up.total - alone.total
+    assert whole == alone
+
+
+@pytest.mark.parametrize("library", ["im2col", "cubatch"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_largest_batch_of_a_step_divides_it_and_fits_beside_the_sum(dtype, library):
+    """By trying each: of 60 samples' divisors the largest whose footprint is within the limit, for every limit."""
+    if (dtype, library) == ("float16", "im2col"):
+        pytest.skip("a BLAS takes float32 only")
+    options = {"mode": "training", "optimizer": "adam", "device": V100, "dtype": dtype, "library": library}
+    sizes = [n for n in range(1, 61) if 60 % n == 0]
+    totals = {n: footprint(BRANCHED, batch_size=n, target_batch_size=60, **options).total for n in sizes}
+    for limit in sorted(totals.values()):
+        want = max(n for n in sizes if totals[n] <= limit)
+        assert max_batch_size(BRANCHED, limit, target_batch_size=60, **options) == want
+    with pytest.raises(errors.DoesNotFit):
+        max_batch_size(BRANCHED, min(totals.values()) - 1, target_batch_size=60, **options)
+    rules = rules_of_thumb(BRANCHED, batch_size=6, memory=totals[6], target_batch_size=60, **options)
+    assert {rule.computed for rule in rules if rule.unit == "bytes"} == {totals[6]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("mlp", {"mode": "inference", "target_batch_size": 8}),
+        ("mlp", {"target_batch_size": 0}),
+        ("mlp", {"target_batch_size": 2.0}),
+        (Linear(c=3, k=4), {"target_batch_size": 8}),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(spec, options):
+    """It is the size of a step of a network that is trained."""
+    options = {"mode": "training", "device": "cpu"} | options
+    for ask in (functools.partial(footprint, spec, batch_size=1), functools.partial(max_batch_size, spec, "1GiB")):
+        with pytest.raises(errors.InvalidArgument, match="target_batch_size"):
+            ask(**options)
+
+
+def test_a_target_that_batches_do_not_make_says_what_would_do():
+    """A target that is a multiple, and a batch that divides this one."""
+    with pytest.raises(errors.InvalidArgument, match=r"multiple of batches of 48, got 100.*96 is one.*batches of 50"):
+        footprint("mlp", batch_size=48, target_batch_size=100, mode="training", device="cpu")
+
+
 def test_no_memory_is_too_large():
     """A memory that holds every batch gives the largest number a batch can have."""
     assert max_batch_size("lenet5", 2**62, device=V100, mode="inference") == MAX_BATCH_SIZE == 2**31 - 1

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cubatch.errors import InvalidArgument
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import measurement, tuned
@@ -22,28 +23,32 @@ def result(seconds):
 @given(
     seconds=st.dictionaries(st.integers(1, 60), st.floats(1e-4, 1.0), min_size=1, max_size=6),
     target=st.integers(1, 240),
-    most=st.none() | st.integers(1, 80),
+    fitting=st.none() | st.sets(st.integers(1, 80)),
 )
-def test_no_other_cut_takes_less_time(seconds, target, most):
+def test_no_other_cut_takes_less_time(seconds, target, fitting):
     """Of all sizes that divide the target, were measured or lie between such, and fit; by trying each."""
-    found = cut(result(seconds), target, most=most)
+    allowed = {n for n in range(1, target + 1) if target % n == 0 and n <= max(seconds)}
+    allowed &= allowed if fitting is None else fitting
+    if not allowed:
+        with pytest.raises(InvalidArgument, match="target_batch_size"):
+            cut(result(seconds), target, fitting=fitting)
+        return
+    found = cut(result(seconds), target, fitting=fitting)
     assert found.batch_size * found.steps == target
-    if found.batch_size > 1:
-        assert found.batch_size <= min(max(seconds), most or target)
+    assert found.batch_size in allowed
     assert found.is_measured == (found.batch_size in seconds)
-    for size, took in seconds.items():
-        if target % size == 0 and size <= min(target, most or target):
-            assert found.steps * found.seconds <= target // size * took * (1 + 1e-12)
+    for size in allowed.intersection(seconds):
+        assert found.steps * found.seconds <= target // size * seconds[size] * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
-    ("target", "most", "text"),
+    ("target", "fitting", "text"),
     [
         (256, None, "Of the sizes that divide 256, 64 takes the least time for all of it: 4 x 10.0 ms, measured."),
-        (256, 63, "32 takes the least time for all of it: 8 x 8.00 ms, measured."),
+        (256, {16, 32, 96}, "32 takes the least time for all of it: 8 x 8.00 ms, measured."),
         (96, None, "48 takes the least time for all of it: 2 x 9.00 ms, between sizes that were measured."),
     ],
 )
-def test_a_cut_says_why(target, most, text):
+def test_a_cut_says_why(target, fitting, text):
     """The size, the time of the whole, and whether it was measured."""
-    assert text in str(cut(result({16: 0.007, 32: 0.008, 64: 0.010}), target, most=most))
+    assert text in str(cut(result({16: 0.007, 32: 0.008, 64: 0.010}), target, fitting=fitting))
