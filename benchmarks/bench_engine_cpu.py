@@ -28,9 +28,9 @@ import attrs
 
 from benchmarks import torch_network
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
-from cubatch.measure.conditions import environment
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layer import Layer

@@ -48,8 +48,8 @@ def main() -> int:
     for row in rows:
         print(f"{row['what']:16} {row['seconds']:.3f} s, {row['above_python']:.3f} s above an empty Python")
     if arguments.json:
+        from cubatch.engine.conditions import environment
         from cubatch.hardware import probe
-        from cubatch.measure.conditions import environment
 
         device = probe.device("cpu")
         facts = {

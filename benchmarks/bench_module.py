@@ -27,11 +27,11 @@ import cubatch as cb
 from benchmarks.modules import zoo
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.errors import CubatchError
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
 from cubatch.hardware import probe
-from cubatch.measure.conditions import environment
 
 MIB = 2**20
 UNBOUNDED = 2**40

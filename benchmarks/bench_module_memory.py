@@ -22,11 +22,11 @@ from typing import Any
 
 from benchmarks.modules import zoo
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.errors import OverLimit
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.torch_module import MODES
 from cubatch.hardware import probe
-from cubatch.measure.conditions import environment
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.measure import clocks, kernel_choice
-from cubatch.measure.conditions import environment
 from cubatch.network import models
 
 ROUNDS, SPAN_SECONDS, MOST_REPEATS = 9, 0.05, 100

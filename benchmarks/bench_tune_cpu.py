@@ -23,8 +23,8 @@ from typing import Any
 
 import cubatch as cb
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.hardware import probe
-from cubatch.measure.conditions import environment
 from cubatch.measure.network_runner import network_runner
 
 LONGEST_STEP = 2.5

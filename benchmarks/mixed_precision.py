@@ -19,12 +19,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.engine.data import read_idx
 from cubatch.engine.train import train
 from cubatch.errors import InvalidData
 from cubatch.hardware import arithmetic, probe
 from cubatch.measure import kernel_choice
-from cubatch.measure.conditions import environment
 from cubatch.network import models
 
 DTYPES = ("float32", "float16", "bfloat16")

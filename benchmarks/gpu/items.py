@@ -30,6 +30,7 @@ from cubatch.bench.guard import Guarded, begun
 from cubatch.bench.records import Result
 from cubatch.bench.target import Target, fill, on_gpu, storage
 from cubatch.engine import backend
+from cubatch.engine.conditions import environment
 from cubatch.engine.native import layout
 from cubatch.engine.native.context import Context
 from cubatch.errors import CubatchError, DeviceFailed
@@ -41,7 +42,6 @@ from cubatch.kernels import variant as variants
 from cubatch.kernels.launch import set_shared_memory
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
-from cubatch.measure.conditions import environment
 from cubatch.network.layers import ReLU
 from cubatch.network.passes import Pass
 from cubatch.report.tables.common import plain

@@ -184,9 +184,9 @@ def _run(
     from cubatch.bench import figure, measure, rivals, tables
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu
+    from cubatch.engine import conditions
     from cubatch.errors import DeviceFailed
     from cubatch.hardware import gpu_library
-    from cubatch.measure import conditions
     from cubatch.report.plots import style
 
     console.check_writable(json=json, plot=plot)

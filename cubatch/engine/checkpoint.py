@@ -55,6 +55,20 @@ class Checkpoint:
     arrays: Mapping[str, np.ndarray[Any, Any]] = attrs.field(factory=dict)
 
 
+def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> None:
+    """
+    Refuse files that cannot be written, before anything is computed.
+
+    Raises:
+        InvalidArgument: If a path is none for such a file, or both are one.
+    """
+    given = {"save": save, "checkpoint": checkpoint}
+    paths = [array_file.check_path(name, path).resolve() for name, path in given.items() if path is not None]
+    if len(set(paths)) < len(paths):
+        remedy = "They are two files: one holds weights, the other the run."
+        raise InvalidArgument("save", str(save), "another file than the checkpoint", remedy)
+
+
 def write(path: str | Path, checkpoint: Checkpoint) -> None:
     """
     Write a checkpoint, and put it in the old one's place once it is on the disk.
@@ -116,7 +130,7 @@ def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[st
             continue
         raise InvalidArgument(name, value, f"{kept.settings.get(name)!r}, as {path} was begun with", _ANEW)
     differing = [
-        f"{name} was {kept.conditions.get(name)}, is {value}"
+        f"{name} was {kept.conditions.get(name) or 'unknown'}, is {value or 'unknown'}"
         for name, value in conditions.items()
         if kept.conditions.get(name) != value
     ]

@@ -16,10 +16,10 @@ from typing import Any, get_args
 import attrs
 import numpy as np
 
-import cubatch
-from cubatch import array_file, choices
-from cubatch.checks import check_whole
+from cubatch import choices
+from cubatch.checks import check_whole, is_number
 from cubatch.engine import checkpoint as checkpoints
+from cubatch.engine import conditions
 from cubatch.engine import data as data_module
 from cubatch.engine.data import Dataset
 from cubatch.engine.native.context import Context
@@ -171,13 +171,13 @@ def train(
         UnsupportedLayer: If the engine cannot run one of the layers.
     """
     seed = check_whole("seed", seed, least=0)
-    if save is not None:
-        array_file.check_path("save", save)
+    checkpoints.check_files(save=save, checkpoint=checkpoint)
     training_set, test_set = data_module.load_mnist(data)
     whole = batch_size if target_batch_size is None else target_batch_size
     check(
         network, training_set, batch_size=batch_size, target_batch_size=whole, epochs=epochs,
         learning_rate=learning_rate, schedule=schedule, optimizer=optimizer, patience=patience,
+        checkpoint_seconds=checkpoint_seconds,
     )  # fmt: skip
     recipe = {
         "batch_size": batch_size, "target_batch_size": whole, "dtype": dtype, "learning_rate": learning_rate,
@@ -187,7 +187,7 @@ def train(
     if checkpoint is not None:
         settings = {**recipe, "epochs": epochs, "recompute": recompute}
         settings |= _identity(network, training_set, test_set)
-        kept = checkpoints.resume(checkpoint, settings, _conditions(device))
+        kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device))
     keeper = checkpoints.Keeper(checkpoint, checkpoint_seconds, kept)
     records = [Epoch(**epoch) for epoch in kept.epochs]
     losses, spent = list(kept.losses), kept.seconds
@@ -288,13 +288,6 @@ def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dic
     }
 
 
-def _conditions(device: Device) -> dict[str, Any]:
-    """Say what decides how sums are rounded."""
-    return {
-        "device": str(device), "threads": device.threads, "NumPy": np.__version__, "cubatch": cubatch.__version__
-    }  # fmt: skip
-
-
 def accuracy(model: Model, test_set: Dataset) -> float:
     """Give the share of images whose largest logit is their label's; `model` is one for inference."""
     right = 0
@@ -319,6 +312,7 @@ def check(
     schedule: str = "cosine",
     optimizer: str = "sgd",
     patience: int | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
     """
     Check that a network can be trained on a data set in this way.
@@ -338,6 +332,8 @@ def check(
         raise InvalidArgument("epochs", epochs, "a whole number, at least 1")
     if not isinstance(learning_rate, int | float) or not 0 < learning_rate < math.inf:
         raise InvalidArgument("learning_rate", learning_rate, "a positive number")
+    if not is_number(checkpoint_seconds) or not 0 <= checkpoint_seconds < math.inf:
+        raise InvalidArgument("checkpoint_seconds", checkpoint_seconds, "a number of seconds; 0 is after every step")
     for field, name, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
         if name not in known:
             raise InvalidArgument(field, name, "one of " + ", ".join(known))

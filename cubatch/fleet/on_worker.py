@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import cubatch
+from cubatch.engine import conditions
 from cubatch.errors import CubatchError
 from cubatch.fleet import kept_rows
 from cubatch.hardware import probe
-from cubatch.measure import conditions
 from cubatch.search.walk import Event
 from cubatch.tuning import store, tune
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import attrs
 
 from cubatch import sqlite_file
+from cubatch.engine.conditions import kernels_sha256
 from cubatch.engine.native.context import Context, Prepare
 from cubatch.errors import DeviceFailed, StoreError
 from cubatch.hardware import arithmetic
@@ -34,7 +35,6 @@ from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import SplitKernel, other_slices, ranking
 from cubatch.kernels.variant import Kernel, arch_number, kernels
 from cubatch.measure.clocks import HostClock, cupy_kernel_clock
-from cubatch.measure.conditions import kernels_sha256
 from cubatch.measure.runner import Clock
 
 CONTENDERS = 4

@@ -21,6 +21,7 @@ import numpy as np
 
 from cubatch.checks import check_whole
 from cubatch.engine import backend, functional
+from cubatch.engine.conditions import environment
 from cubatch.engine.native.operations import operations as on_kernels
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
@@ -28,7 +29,6 @@ from cubatch.estimate import roofline
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.measure import clocks, kernel_choice, tracing
-from cubatch.measure.conditions import environment
 from cubatch.measure.profile_records import CAUSES, OVERHEAD, LayerTime, StepProfile
 from cubatch.measure.tracing import COPIES, ELEMENTWISE, PRODUCTS, WAITING, Call
 from cubatch.memory.operations import Op

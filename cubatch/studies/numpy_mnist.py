@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import InvalidArgument
 from cubatch.measure import step_profile
-from cubatch.measure.conditions import conditions, environment
 from cubatch.network.graph import as_network
 from cubatch.report.tables import profile as table
 from cubatch.report.tables.common import joined, plain

@@ -12,13 +12,13 @@ from typing import Any, Self
 
 import attrs
 
+from cubatch.engine.conditions import conditions
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.torch_module import check_kind
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
-from cubatch.measure.conditions import conditions
 from cubatch.measure.goal import Goal
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef

@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
+from cubatch.engine.conditions import environment
 from cubatch.estimate import on_sms, roofline
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import kernel_choice
-from cubatch.measure.conditions import environment
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
 from cubatch.memory.plan import plan

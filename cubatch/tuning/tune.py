@@ -16,6 +16,7 @@ import attrs
 from cubatch import checks, sqlite_file
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
+from cubatch.engine.conditions import conditions
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
 from cubatch.hardware import arithmetic, load, probe
 from cubatch.hardware import room as hardware_room
@@ -23,7 +24,6 @@ from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import clocks, kernel_choice
 from cubatch.measure.callable_runner import CallableRunner
-from cubatch.measure.conditions import conditions
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
 from cubatch.measure.remote import RemoteRunner

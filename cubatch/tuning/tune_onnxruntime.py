@@ -11,13 +11,13 @@ from typing import Any
 
 import attrs
 
+from cubatch.engine.conditions import conditions
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.measure.conditions import conditions
 from cubatch.measure.goal import Goal
 from cubatch.measure.runner import FactoryRef
 from cubatch.search import walk

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import attrs
@@ -19,7 +20,7 @@ import pytest
 
 import cubatch
 from cubatch import array_file
-from cubatch.engine import checkpoint
+from cubatch.engine import checkpoint, conditions
 from cubatch.engine.train import train
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.hardware import probe
@@ -162,6 +163,35 @@ def test_other_conditions_are_told_and_not_refused(run, tmp_path):
     checkpoint.write(path, attrs.evolve(kept, epochs=kept.epochs[:1]))
     with pytest.warns(checkpoint.OtherConditions, match="threads was 1, is 2"):
         assert len(run(checkpoint=path, epochs=2, device=attrs.evolve(here, threads=2)).epochs) == 2
+
+
+@pytest.mark.parametrize(
+    ("fact", "name"),
+    [("cubatch", "cubatch"), ("numpy", "NumPy"), ("blas", "BLAS"), ("cupy", "CuPy"), ("nvrtc", "NVRTC"),
+     ("cublas", "cuBLAS"), ("driver", "driver")],
+)  # fmt: skip
+def test_what_computes_is_kept_and_another_version_of_it_is_told(run, tmp_path, monkeypatch, fact, name):
+    """By name with both versions, also where one of them is not known; the run goes on."""
+    path, facts = tmp_path / "run.npz", conditions.environment(probe.device("cpu"))
+    for version in ("1.5", "1.6", None):
+        monkeypatch.setattr(conditions, "environment", lambda _, version=version: facts | {fact: version})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(run(checkpoint=path, epochs=1).epochs) == 1
+        told = [str(one.message) for one in caught if one.category is checkpoint.OtherConditions]
+        if version == "1.5":
+            assert told == []
+            kept = path.read_bytes()
+        else:
+            assert [text.partition("last bits: ")[2] for text in told] == [f"{name} was 1.5, is {version or 'unknown'}"]
+        path.write_bytes(kept)
+
+
+def test_on_a_gpu_the_kernels_are_kept_by_their_contents():
+    """A source that was edited adds up in another order under the same version; on a CPU they do not count."""
+    gpu = attrs.evolve(probe.resolve("v100-sxm2-16gb", live=False), uuid=None)
+    assert conditions.arithmetic(gpu)["kernels"] == conditions.kernels_sha256()[:16]
+    assert conditions.arithmetic(probe.device("cpu"))["kernels"] is None
 
 
 def test_what_is_no_checkpoint_is_refused(run, tmp_path):

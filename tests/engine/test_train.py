@@ -213,6 +213,12 @@ def test_accuracy_counts_every_image_once():
         ({"patience": 1.5}, "patience"),
         ({"optimizer": "adamw"}, "optimizer"),
         ({"optimizer": None}, "optimizer"),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds"),
+        ({"checkpoint_seconds": math.inf}, "checkpoint_seconds"),
+        ({"checkpoint_seconds": math.nan}, "checkpoint_seconds"),
+        ({"checkpoint_seconds": "60"}, "checkpoint_seconds"),
+        ({"checkpoint_seconds": True}, "checkpoint_seconds"),
+        ({"save": "run.npz", "checkpoint": "./run.npz"}, "save"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, field):

@@ -11,11 +11,11 @@ import attrs
 import pytest
 
 from cubatch import errors
+from cubatch.engine.conditions import kernels_sha256
 from cubatch.hardware import probe
 from cubatch.kernels import ranking
 from cubatch.kernels.problem import problem_of
 from cubatch.measure import kernel_choice
-from cubatch.measure.conditions import kernels_sha256
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.memory.parts import footprint
 from cubatch.network import models

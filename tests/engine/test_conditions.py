@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import cubatch
+from cubatch.engine import conditions as module
+from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import DeviceNotAvailable
 from cubatch.hardware import nvml, probe
 from cubatch.hardware.facts import Device
-from cubatch.measure import conditions as module
-from cubatch.measure.conditions import conditions, environment
 
 CPU = probe.device("cpu")
 GPU = Device(name="a GPU", kind="cuda", uuid="GPU-1", memory_bytes=2**34, power_limit_watts=250.0)
@@ -132,7 +132,7 @@ def test_every_named_source_is_there():
 def test_nothing_is_loaded_to_find_it_out():
     """Describing a GPU's environment imports neither CuPy nor PyTorch nor NVML's binding before it is asked."""
     code = (
-        "import sys, cubatch.measure.conditions as e; from cubatch.hardware.facts import Device; "
+        "import sys, cubatch.engine.conditions as e; from cubatch.hardware.facts import Device; "
         "e.conditions(Device(name='g', kind='cuda')); "
         "print([m for m in ('cupy', 'torch', 'pynvml', 'matplotlib') if m in sys.modules])"
     )

@@ -1,7 +1,8 @@
 """
-What a measurement depends on beside the device: versions, BLAS, threads, the engine's own source.
+What a run depends on beside the device: versions, BLAS, threads, the engine's own source.
 
-A kept timing applies only where all of this is the same.  No GPU library is imported to find it out.
+A kept timing applies only where all of this is the same, and sums are rounded alike only where what computes them is.
+No GPU library is imported to find it out.
 """
 
 from __future__ import annotations
@@ -72,6 +73,23 @@ def conditions(device: Device) -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "power_limit_watts": device.power_limit_watts,
     }
+
+
+def arithmetic(device: Device) -> dict[str, Any]:
+    """
+    Describe what decides how sums are rounded, in the words of a person; None for what is not there.
+
+    Example:
+        >>> facts = arithmetic(Device(name="a CPU", kind="cpu", threads=4))
+        >>> facts["device"], facts["threads"], facts["CuPy"]
+        ('a CPU', 4, None)
+    """
+    facts = environment(device)
+    return {
+        "device": str(device), "threads": device.threads, "cubatch": facts["cubatch"], "NumPy": facts["numpy"],
+        "BLAS": facts["blas"], "CuPy": facts["cupy"], "NVRTC": facts["nvrtc"], "cuBLAS": facts["cublas"],
+        "driver": facts["driver"], "kernels": facts["kernels_sha256"][:16] if device.kind == "cuda" else None,
+    }  # fmt: skip
 
 
 def _version(names: tuple[str, ...]) -> str | None:
