@@ -11,7 +11,7 @@ from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, busiest_sm_blocks, count_waves, fill
 from cubatch.kernels import cost_model
-from cubatch.kernels.problem import Problem, problem_of
+from cubatch.kernels.problem import Problem, problem_of, tiled
 from cubatch.kernels.ranking import Choose, first_ranked
 from cubatch.kernels.resources import Needs, Recorded, recorded_figures, recorded_needs
 from cubatch.kernels.variant import Kernel
@@ -50,7 +50,7 @@ def first_grid(
         ((256, 128), 4, 72)
     """
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
-    kernel = None if chosen is None else chosen[1]
+    kernel, layer = (None, layer) if chosen is None else (chosen[1], tiled(layer))
     tile, outputs = _tile_of(kernel), None if kernel is None else kernel.winograd
     if outputs is None:
         return tile, None, functools.partial(num_blocks, layer, pass_, tile=tile)

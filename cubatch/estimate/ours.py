@@ -3,7 +3,8 @@ Seconds of a pass by our own kernels, before any GPU has run them.
 
 A tiled product takes the clocks by which its variants are ranked (`variants`), at the boost clock, and never less
 than the data sheet allows: its arithmetic at the peak rate, where that is known, or its bytes at the bandwidth.
-Everything else moves bytes, at a stated share of that bandwidth.  Nothing of it was fitted to a clock.
+Attention is its launches: two such products, and between tokens others, in float32 on CUDA cores.  Everything else
+moves bytes, at a stated share of that bandwidth.  Nothing of it was fitted to a clock.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels import winograd
+from cubatch.kernels import attention, winograd
 from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import ranking
 from cubatch.kernels.variant import Kernel
 from cubatch.network.layer import Layer
+from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
 
 Array = NDArray[np.float64]
@@ -45,11 +47,12 @@ def pass_seconds(
     compute: float = 1.0,
     memory: float = 1.0,
     more: int = 0,
+    saves: bool = False,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
     Estimate the time of one pass by our kernels at each batch size, and name what runs.
 
-        tiled      max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
+        products   max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         the rest   memory * roofline / 0.75 + launches
 
     A filter's gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer flops than
@@ -63,10 +66,11 @@ def pass_seconds(
         dtype: Of storage and arithmetic.
         compute, memory: Factors on the time of arithmetic and of bytes: what is known of this one GPU.
         more: Elements of a sample that it moves for its neighbours.
+        saves: Whether it is of a training step, whose forward pass stores attention's weights.
 
     Returns:
         Seconds, the name of the kernel ("bytes" for what only moves them), and the blocks of its grid (0 for those),
-        one of each for each batch size.
+        one of each for each batch size; of attention those of the launch that takes longest.
 
     Raises:
         InvalidArgument: If a fact of the device is missing, or no kernel of ours runs there.
@@ -81,6 +85,9 @@ def pass_seconds(
     """
     if device.clock_hz is None or device.peak_bytes_per_second is None:
         raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")
+    if isinstance(layer, Attention):  # launches between its products that no other kind has
+        scales = {"compute": compute, "memory": memory}
+        return _attention_seconds(layer, pass_, batch_sizes, device, dtype, saves=saves, more=more, **scales)
     peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
     seconds, names, grids = [], [], []
     for n in batch_sizes:
@@ -102,6 +109,40 @@ def pass_seconds(
         seconds.append(product + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
         names.append(found.name)
         grids.append(blocks(problem, found) * parts)
+    return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+def _attention_seconds(
+    layer: Attention,
+    pass_: Pass,
+    batch_sizes: Sequence[int],
+    device: Device,
+    dtype: str,
+    *,
+    saves: bool,
+    more: int,
+    compute: float,
+    memory: float,
+) -> tuple[Array, tuple[str, ...], Array]:
+    """Add up the projections, what is moved for neighbours by one of them, and the launches between them."""
+    peak = device_arithmetic.peak_flops_per_second(device, "float32") or math.inf
+    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
+    clocks_per_second = device.clock_hz or math.inf
+    projected = [
+        pass_seconds(linear, pass_, batch_sizes, device, dtype, compute=compute, memory=memory, more=extra)
+        for linear, extra in zip(layer.projections, (more, 0), strict=True)
+    ]
+    seconds, names, grids = [], [], []
+    for place, n in enumerate(batch_sizes):
+        parts = [(float(times[place]), kernels[place], int(blocks[place])) for times, kernels, blocks in projected]
+        for launch in attention.launches(layer, pass_, n, dtype, device, saves=saves):
+            arithmetic = compute * max(launch.clocks / clocks_per_second, launch.flops / peak)
+            moving = launch.moved / per_second / (1.0 if launch.flops else MOVED_SHARE)
+            parts.append((max(arithmetic, moving) + LAUNCH_SECONDS, launch.name, launch.blocks))
+        _, name, blocks = max(parts)
+        seconds.append(sum(part[0] for part in parts))
+        names.append(name)
+        grids.append(blocks)
     return np.array(seconds), tuple(names), np.array(grids, dtype=float)
 
 

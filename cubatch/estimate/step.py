@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def predict_step(
     places = [distinct.setdefault((extents(at.node.layer), at.pass_, at.runs, at.more), len(distinct)) for at in passes]
     work, notes = list(distinct), list[str]()
     if library == "cubatch":
-        found, scale_sd = _ours(work, batch_sizes, device, dtype, scales, notes), OURS_SCALE_SD
+        found, scale_sd = _ours(work, batch_sizes, device, dtype, scales, notes, mode == "training"), OURS_SCALE_SD
     elif library == "vendor":
         found, scale_sd = vendor_parts(
             [(layer, pass_) for layer, pass_, *_ in work], sizes, device, dtype, scales, notes
@@ -118,12 +119,13 @@ def _ours(
     dtype: str,
     scales: Scales,
     notes: list[str],
+    saves: bool,  # noqa: FBT001 - see `ours.pass_seconds`
 ) -> Part:
     """Predict what our kernels take, of which nothing was measured yet."""
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
-    factors = {"compute": scales.compute, "memory": scales.memory}
+    facts: dict[str, Any] = {"compute": scales.compute, "memory": scales.memory, "saves": saves}
     rows = [
-        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, **factors, more=more) if runs else nothing
+        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more) if runs else nothing
         for layer, pass_, runs, more in work
     ]
     notes.append(UNTIMED)

@@ -29,6 +29,10 @@ _SCALAR_EFFICIENCY = 0.9
 # and epilogue, in clocks.
 _RING_GAIN = 1.03
 _BLOCK_CLOCKS = 2000.0
+# The share of multiply-adds in attention's own kernels, counted from sm_70 to sm_90: of a k-step 256 of 384 to 418
+# instructions; of a step over keys, with heads of 64 channels, 1024 of 2209 to 2480, inner loops and softmax together.
+HEADS_EFFICIENCY = 0.63
+ATTEND_EFFICIENCY = 0.44
 # Warps of an SM without which its schedulers wait for arithmetic.
 _ENOUGH_WARPS = 8
 # Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
@@ -79,6 +83,12 @@ def launch_clocks(problem: Problem, found: Kernel, device: Device, count: int) -
     steps = -(-problem.k // tile.k)
     loop = -(-steps // count) * step_clocks(problem, found, device) / min(1.0, resident / _ENOUGH_WARPS)
     return busiest * (loop + _BLOCK_CLOCKS)
+
+
+def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Device) -> float:
+    """Give the clocks of the SM with the most blocks, each of which has so many multiply-adds on CUDA cores."""
+    busiest = -(-num_blocks // (device.num_sms or 1))
+    return busiest * (products / _like(device).float32_lanes / efficiency + _BLOCK_CLOCKS)
 
 
 def step_clocks(problem: Problem, found: Kernel, device: Device) -> float:

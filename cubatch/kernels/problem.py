@@ -21,7 +21,8 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     """
     Describe a pass of a layer as the tiled kernels see it; None for one that they do not run.
 
-    A convolution over three channels reads the batch, which is stored with four (see `padding`).
+    A convolution over three channels reads the batch, which is stored with four (see `padding`).  Of attention it is
+    the projection to queries, keys and values, the largest of its tiled products.
 
     Args:
         layer: The layer.
@@ -34,6 +35,7 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
         >>> problem_of(Linear(c=512, k=10), Pass.FPROP, 32, "float32")
         Problem(operation='gemm_nt', dtype='float32', m=32, n=10, k=512, groups=1, phases=1, vector=4)
     """
+    layer = tiled(layer)
     if (shape := layer.convolution) is not None:
         if depthwise.supports(shape):
             return None
@@ -47,6 +49,11 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     # Gradients read rows of k too.
     vector = widest_vector(dtype, *channels.values() if pass_ is not Pass.FPROP else (channels["c"],))
     return Problem(f"gemm_{pass_.layout}", dtype, product.m, product.n, product.k, vector=vector)
+
+
+def tiled(layer: Layer) -> Layer:
+    """Give the layer whose products the tiled kernels run: attention's first projection, else itself."""
+    return layer.projections[0] if layer.projections else layer
 
 
 _NARROWEST = 4

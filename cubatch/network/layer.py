@@ -140,6 +140,11 @@ class Layer:
         return {}
 
     @property
+    def projections(self) -> tuple[Layer, ...]:
+        """Layers that it begins and ends with, whose products are some of its own; none of most kinds."""
+        return ()
+
+    @property
     def has_epilogue(self) -> bool:
         """Whether its products can end with more than a bias and a ReLU: a norm, another branch, a ReLU's slope."""
         return False

@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine.native import attention
+from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.errors import InvalidArgument
+from cubatch.kernels import attention as planned
 from cubatch.kernels.workspace.attention import attention_backward_workspace, attention_workspace
+from cubatch.network import layers
+from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
 from tests.kernels.attention_stages import Stages
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
@@ -123,6 +127,44 @@ def test_its_gradients_are_right_stage_by_stage(launcher, case, in_place):
     found = {name: launcher.get(array) for name, array in gradients.items()}
     between = stages.between(launcher.get(workspace), x.dtype)
     stages.backward(dy, x, p, list(map(launcher.get, saved)), found, between, launcher.get(dx))
+
+
+@pytest.mark.parametrize("width", [8, 65])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_predictions_are_of_the_launches_that_are_made(launcher, monkeypatch, dtype, width):
+    """Their names, order and blocks, in inference, forward and backward, with heads that are held and that are not."""
+    seen, launch = [], Context.launch
+
+    def noted(context, kernel, grid, arguments):
+        seen.append((kernel.name, math.prod(grid)))
+        launch(context, kernel, grid, arguments)
+
+    monkeypatch.setattr(Context, "launch", noted)
+    n, t, heads = 2, 70, 2
+    random, c = np.random.default_rng(0), heads * width
+    case = {"shape": (n, t, c), "dtype": dtype, "has_bias": True}
+    x, p = drawn(random, (n, t, c), dtype), parameters(case, random)
+    given_ = {name: place(launcher, array) for name, array in p.items()}
+    layer, context = layers.Attention(h=t, w=1, c=c, heads=heads), launcher.context()
+    saved = [launcher.unwritten((n, size), x.dtype) for size in (3 * t * c, heads * t * t, t * c)]
+
+    def found(run, pass_, *, saves):
+        seen.clear()
+        run()
+        expected = planned.launches(layer, pass_, n, dtype, launcher.device, saves=saves)
+        between = [one for one in seen if one[0].startswith(("attend", "heads", "softmax"))]
+        assert between == [(one.name, one.blocks) for one in expected]
+
+    on = place(launcher, x)
+    found(lambda: attention.attention(context, on, **given_, heads=heads), Pass.FPROP, saves=False)
+    found(lambda: attention.attention(context, on, **given_, heads=heads, keep=saved), Pass.FPROP, saves=True)
+    gradients = {f"d{name}": launcher.unwritten(array.shape, x.dtype) for name, array in p.items()}
+    given_ = {name: array for name, array in given_.items() if name.startswith("w")}
+    found(
+        lambda: attention.attention_backward(context, on, on, **given_, heads=heads, saved=saved, **gradients),
+        Pass.DGRAD,
+        saves=True,
+    )
 
 
 @pytest.mark.parametrize("rising", [1, -1])

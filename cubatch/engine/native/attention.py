@@ -22,14 +22,13 @@ from cubatch.engine.native.losses import softmax, softmax_backward
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.workspace.attention import (
+    QUERIES,
     WIDEST_HEAD,
     attention_backward_workspace,
     attention_workspace,
     kept_bytes,
     stores_weights,
 )
-
-_QUERIES = 64  # of a block of kernels/attention/attend.cu
 
 
 def attention(
@@ -113,7 +112,7 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
         raise InvalidArgument("heads", heads, f"so many that each has at most {WIDEST_HEAD} of {c} channels")
     check(out.dtype, (n, t, 3 * c), qkv=qkv)
     check(out.dtype, out.shape, out=out)
-    grid = (n * -(-t // _QUERIES), heads, 1)
+    grid = (n * -(-t // QUERIES), heads, 1)
     extents = np.int32(t), np.int32(c), np.int32(width), np.float32(1 / math.sqrt(width))
     context.launch(variant.find("attend", dtype_of(out)), grid, [qkv, out, *extents])
 

@@ -12,9 +12,7 @@ from cubatch.engine.native.arrays import check, dtype_of
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
-
-TILE = 64
-"""Rows and columns of results of a block: TILE of kernels/attention/heads.cu."""
+from cubatch.kernels.workspace.attention import HEADS_TILE
 
 _LIMIT = 1 << 31
 # Heads and HeadsProduct of kernels/attention/heads.cu.
@@ -89,7 +87,7 @@ def multiply_heads(
     for name, one in zip("abc", (a, b, out), strict=True):
         product[name] = (math.prod(one.array.shape[1:]), one.head_stride, one.stride)
     product["m"], product["n"], product["k"], product["factor"] = m, n, k, factor
-    tiles = -(-m // TILE) * -(-n // TILE)
+    tiles = -(-m // HEADS_TILE) * -(-n // HEADS_TILE)
     firsts = [one.array.reshape(-1)[one.begin :] for one in (a, b, out)]
     kernel = variant.find(f"heads_{layout}", dtype_of(a.array))
     context.launch(kernel, (samples * tiles, a.heads, 1), [*firsts, product[()]])

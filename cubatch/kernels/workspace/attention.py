@@ -1,4 +1,4 @@
-"""Scratch memory of attention on hand-written kernels, for the memory plan and the launches alike."""
+"""Blocks and scratch memory of attention on hand-written kernels, for memory plan, cost and launches alike."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from cubatch.kernels.workspace import products
 
 _ALIGNMENT = 64
 
+HEADS_TILE = 64
+"""Rows and columns of results of a block of kernels/attention/heads.cu."""
+
+QUERIES, KEYS = 64, 32
+"""Queries of a block of kernels/attention/attend.cu, and the keys that it steps over at a time."""
+
 WIDEST_HEAD = 64
-"""Channels of a head that kernels/attention/attend.cu holds: WIDTH there."""
+"""Channels of a head that it holds: WIDTH there."""
 
 
 def stores_weights(c: int, heads: int, *, saves: bool) -> bool:

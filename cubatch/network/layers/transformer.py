@@ -10,6 +10,7 @@ from attrs import field
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, at_least, check_flag, whole
 from cubatch.network.layer import Layer
+from cubatch.network.layers.products import Linear
 from cubatch.network.passes import Gemm, Pass
 
 
@@ -77,19 +78,24 @@ class Attention(Layer):
         shapes: dict[str, tuple[int, ...]] = {"w_in": (3 * c, c), "w_out": (c, c)}
         return shapes | {"b_in": (3 * c,), "b_out": (c,)} if self.bias else shapes
 
+    @property
+    def projections(self) -> tuple[Linear, ...]:
+        """The linear layers that it begins and ends with: to queries, keys and values, and of what was mixed."""
+        h, w, c = self.input_shape
+        return tuple(Linear(h=h, w=w, c=c, k=k, bias=self.bias) for k in (3 * c, c))
+
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """Give the two projections, and the two products between tokens (whose gradients are products of both)."""
         h, w, c = self.input_shape
-        tokens, head = h * w, c // self.heads
-        rows, count = batch_size * tokens, batch_size * self.heads
-        between = (Gemm(tokens, tokens, head, count), Gemm(tokens, head, tokens, count))
+        tokens, head, count = h * w, c // self.heads, batch_size * self.heads
+        projected = tuple(gemm for linear in self.projections for gemm in linear.gemms(pass_, batch_size))
+        scores, mixed = Gemm(tokens, tokens, head, count), Gemm(tokens, head, tokens, count)
         if pass_ is Pass.WGRAD:
-            return Gemm(3 * c, c, rows), Gemm(c, c, rows)
+            return projected
         if pass_ is Pass.FPROP:
-            return Gemm(rows, 3 * c, c), Gemm(rows, c, c), *between
+            return *projected, scores, mixed
         # Queries, keys and values each have a gradient of the mixing form, the weights one of the scoring form.
-        scores, mixed = between
-        return Gemm(rows, c, 3 * c), Gemm(rows, c, c), scores, mixed, mixed, mixed
+        return *projected, scores, mixed, mixed, mixed
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
         """Keep queries, keys and values, the attention weights and the mixed values."""

@@ -18,6 +18,7 @@ from cubatch.estimate.on_sms import on_sms
 from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
 from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES
+from cubatch.kernels import cost_model
 from cubatch.kernels.resources import Recorded
 from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
 from cubatch.network.passes import Pass
@@ -169,13 +170,71 @@ def test_time_is_a_staircase_of_the_busiest_sms_blocks():
     assert (seconds[1:] >= seconds[:-1]).all()
 
 
-def test_attention_runs_on_the_roofline_until_there_is_a_kernel():
-    """No kernel of ours runs it, so its time is the roofline at the stated share."""
-    attention = Attention(h=14, w=14, c=192, heads=3)
-    seconds, kernels, _ = pass_seconds(attention, Pass.FPROP, [64], V100, "float32")
-    floor = roofline.layer_seconds(attention, Pass.FPROP, 64, V100, "float32")
-    assert seconds[0] == pytest.approx(floor / MOVED_SHARE + LAUNCH_SECONDS)
-    assert kernels == ("bytes",)
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    device=st.sampled_from(GPUS),
+    dtype=st.sampled_from(["float32", "float16"]),
+    pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]),
+    saves=st.booleans(),
+    batch_size=st.integers(1, 64),
+    tokens=st.integers(1, 300),
+    heads=st.integers(1, 4),
+    width=st.sampled_from([16, 32, 64, 80]),
+)
+def test_products_between_tokens_are_float32_on_cuda_cores(
+    device, dtype, pass_, saves, batch_size, tokens, heads, width
+):
+    """
+    Whatever the elements are stored as, and whatever Tensor Cores a GPU has for its projections.
+
+    The pass takes at least both projections, each alone as a linear layer, and the FLOP between tokens at the float32
+    peak of the data sheet.
+    """
+    layer = Attention(h=tokens, w=1, c=heads * width, heads=heads)
+    ((seconds,), (kernel,), (blocks,)) = pass_seconds(layer, pass_, [batch_size], device, dtype, saves=saves)
+    linear = [
+        pass_seconds(Linear(h=tokens, w=1, c=layer.c, k=k), pass_, [batch_size], device, dtype)[0][0]
+        for k in (3 * layer.c, layer.c)
+    ]
+    products = 2 if pass_ is Pass.FPROP else 4
+    flops = products * 2 * batch_size * heads * tokens**2 * width
+    assert seconds >= (sum(linear) + flops / device.peak_flops_per_second["float32"]) * (1 - 1e-12)
+    assert kernel.startswith(("gemm_", "attend_", "heads_", "softmax_"))
+    assert blocks >= 1
+
+
+def test_attention_is_the_sum_of_its_launches():
+    """
+    80 samples of 256 tokens in one head of 64 channels on 80 SMs of 64 lanes, counted out by hand.
+
+    At once: 4 blocks an SM, each of 64 x 256 x (64 + 64) multiply-adds. With stored weights 16 and 4 blocks of 64 x 64
+    results over 64 and 256, and between them a softmax that reads and writes 80 x 256 x 256 elements.
+    """
+    layer, sizes = Attention(h=256, w=1, c=64, heads=1), [80]
+    linear = sum(
+        pass_seconds(Linear(h=256, w=1, c=64, k=k), Pass.FPROP, sizes, V100, "float16")[0][0] for k in (192, 64)
+    )
+
+    def between(busiest, products, efficiency):
+        return busiest * (products / 64 / efficiency + cost_model._BLOCK_CLOCKS) / V100.clock_hz + LAUNCH_SECONDS
+
+    at_once = between(4, 64 * 256 * 128, cost_model.ATTEND_EFFICIENCY)
+    seconds, kernels, blocks = pass_seconds(layer, Pass.FPROP, sizes, V100, "float16")
+    assert seconds[0] == pytest.approx(linear + at_once)
+    assert (kernels, blocks.tolist()) == (("attend_f16_attention",), [320])
+    each = [between(busiest, 64 * 64 * k, cost_model.HEADS_EFFICIENCY) for busiest, k in ((16, 64), (4, 256))]
+    softmax = 2 * 2 * 80 * 256**2 / (MOVED_SHARE * V100.peak_bytes_per_second) + LAUNCH_SECONDS
+    stored, kernels, _ = pass_seconds(layer, Pass.FPROP, sizes, V100, "float16", saves=True)
+    assert stored[0] == pytest.approx(linear + sum(each) + softmax)
+    assert kernels == ("heads_nt_f16_attention",)
+
+
+def test_gradients_of_attentions_weights_are_those_of_its_projections():
+    """Nothing is between them, and what is moved for a neighbour is moved once."""
+    layer = Attention(h=14, w=14, c=192, heads=3)
+    parts = [Linear(h=14, w=14, c=192, k=k) for k in (576, 192)]
+    alone = sum(pass_seconds(part, Pass.WGRAD, [64], V100, "float32")[0][0] for part in parts)
+    assert pass_seconds(layer, Pass.WGRAD, [64], V100, "float32", saves=True)[0][0] == pytest.approx(alone)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +253,8 @@ def test_a_missing_fact_is_named(missing, named):
 
 
 def test_a_missing_rate_is_an_error_where_it_counts():
-    """Attention in a dtype without a published rate."""
+    """A depthwise convolution in a dtype without a published rate."""
     bare = attrs.evolve(V100, peak_flops_per_second={})
     with pytest.raises(InvalidArgument, match="rate in float32"):
-        pass_seconds(Attention(h=14, w=14, c=192, heads=3), Pass.FPROP, [1], bare, "float32")
+        pass_seconds(Conv2d(h=14, w=14, c=192, k=192, r=3, s=3, groups=192), Pass.FPROP, [1], bare, "float32")
     assert math.isfinite(pass_seconds(GO, Pass.FPROP, [1], bare, "float32")[0][0])

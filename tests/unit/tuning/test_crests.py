@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.estimate.on_sms import on_sms
+from cubatch.estimate.on_sms import first_grid, on_sms
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import occupancy
@@ -139,14 +139,23 @@ def test_waves_of_the_vendors_kernels_are_blocks_of_the_busiest_sm() -> None:
 
 
 def test_waves_are_not_known_where_nothing_is_recorded() -> None:
-    """sm_53 is none of the recorded architectures, and of attention no kernel of ours is known: blocks, no waves."""
+    """sm_53 is none of the recorded architectures: blocks, no waves."""
     how = {"dtype": "float32", "library": "cubatch", "budget": resources.recorded_figures()}
     found = on_sms(GO, Pass.FPROP, 28, device=Device(name="x", compute_capability=(5, 3), num_sms=1), **how)
     assert (found["waves"], found["last_wave"], found["blocks_per_sm"], found["occupancy"]) == (None,) * 4
     assert found["kernel"] is not None
-    found = on_sms(Attention(h=197, w=1, c=192, heads=3), Pass.FPROP, 4, device=catalogue.find("t4"), **how)
-    assert (found["kernel"], found["waves"]) == (None, None)
-    assert found["blocks"] > 0
+
+
+@pytest.mark.parametrize("pass_", list(Pass))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_attention_falls_on_the_sms_as_its_projection_to_queries_keys_and_values(dtype, pass_) -> None:
+    """The largest of its products that tiled kernels run: kernel, tile, blocks and so crests are of that."""
+    attention, linear = Attention(h=197, w=1, c=192, heads=3), Linear(h=197, w=1, c=192, k=576)
+    how = {"device": catalogue.find("h100-sxm"), "dtype": dtype, "library": "cubatch"}
+    recorded = resources.recorded_figures()
+    assert on_sms(attention, pass_, 64, budget=recorded, **how) == on_sms(linear, pass_, 64, budget=recorded, **how)
+    (tile, _, blocks), (want, _, expected) = (first_grid(layer, pass_, 64, **how) for layer in (attention, linear))
+    assert (tile, [blocks(n) for n in (1, 7, 64, 500)]) == (want, [expected(n) for n in (1, 7, 64, 500)])
 
 
 # --- crests --------------------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""
+What attention launches between its projections, on hand-written kernels, and what that should take.
+
+Products between tokens are arithmetic in float32 on CUDA cores, whatever the elements are stored as: see
+kernels/attention/ and `engine.native.attention`, which makes these launches.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
+from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, lanes_clocks
+from cubatch.kernels.workspace.attention import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
+from cubatch.kernels.workspace.misc import row_blocks
+from cubatch.network.layers import Attention
+from cubatch.network.passes import Pass
+
+
+@attrs.frozen
+class Launch:
+    """
+    One launch.
+
+    Attributes:
+        name: The kernel's.
+        blocks: Of its grid.
+        clocks: Of the busiest SM's arithmetic; 0 of one that only moves.
+        flops: Of its products, in float32.
+        moved: Elements that it reads and writes.
+    """
+
+    name: str
+    blocks: int
+    clocks: float
+    flops: int
+    moved: int
+
+
+def launches(
+    layer: Attention, pass_: Pass, batch_size: int, dtype: str, device: Device, *, saves: bool
+) -> list[Launch]:
+    """
+    List the launches of a pass between the projections, in their order.
+
+    Args:
+        layer: With its extents known.
+        pass_: Which of its passes; the gradients of the projections' weights have nothing between them.
+        batch_size: Samples.
+        dtype: Storage of the elements.
+        device: Its SMs and lanes count.
+        saves: Whether the forward pass keeps the weights, as in training.
+
+    Example:
+        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
+        >>> layer = Attention(h=197, w=1, c=192, heads=3)
+        >>> for saves in (False, True):
+        ...     print([one.name for one in launches(layer, Pass.FPROP, 8, "float16", v100, saves=saves)])
+        ['attend_f16_attention']
+        ['heads_nt_f16_attention', 'softmax_f16_misc', 'heads_nn_f16_attention']
+    """
+    h, w, c = layer.input_shape
+    tokens, width, count = h * w, c // layer.heads, batch_size * layer.heads
+    stored, matrix, rows = "float32" if dtype == "tf32" else dtype, count * tokens * tokens, count * tokens
+
+    def product(layout: str, n: int, k: int) -> Launch:
+        blocks = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE)
+        clocks = lanes_clocks(blocks, HEADS_TILE * HEADS_TILE * k, HEADS_EFFICIENCY, device)
+        moved = count * (tokens * k + k * n + tokens * n)
+        return Launch(variant.find(f"heads_{layout}", stored).name, blocks, clocks, 2 * count * tokens * n * k, moved)
+
+    def softmax(operation: str, matrices: int) -> Launch:
+        name, blocks = variant.find(operation, stored).name, row_blocks(rows, tokens, device)
+        return Launch(name, blocks, 0.0, 0, matrices * matrix)
+
+    if pass_ is Pass.WGRAD:
+        return []
+    scores, mixed = product("nt", tokens, width), product("nn", width, tokens)
+    if pass_ is Pass.DGRAD:
+        turned = product("tn", width, tokens)
+        return [turned, scores, softmax("softmax_backward", 3), mixed, turned]
+    if stores_weights(c, layer.heads, saves=saves):
+        return [scores, softmax("softmax", 2), mixed]
+    blocks, keys = count * -(-tokens // QUERIES), -(-tokens // KEYS) * KEYS
+    # What is mixed is as wide as the widest head, whatever this one's width.
+    clocks = lanes_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), ATTEND_EFFICIENCY, device)
+    name = variant.find("attend", stored).name
+    return [Launch(name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width)]
