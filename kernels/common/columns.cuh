@@ -36,6 +36,13 @@ CB_DEVICE Rows rows_of_tile(u32 tile, int rows_per_tile, i64 rows) {
   return {begin, begin + rows_per_tile < rows ? begin + rows_per_tile : rows};
 }
 
+// Vectors of a gradient and of what it belongs to, both on their way.
+template <int V>
+struct Pair {
+  Vec<CB_ELEMENT, V> dy;
+  Vec<CB_ELEMENT, V> x;
+};
+
 // V floats of a channel vector such as mean or gamma, converted from how they are stored.
 template <int V, class T>
 CB_DEVICE void load_channels(const T* pointer, float (&values)[V]) {
@@ -74,6 +81,18 @@ CB_DEVICE float block_sum(const float* shared, int q, int i, int width) {
   CB_UNROLL
   for (int warp = 0; warp < WARPS; ++warp) sum += shared[(warp * Q + q) * width + i];
   return sum;
+}
+
+// Write the block's sums to its tile of partials[tile][Q][channels], from channel `first` on.  All threads call it.
+template <int Q, int V>
+CB_DEVICE void store_tile(float (&sums)[Q][V], float* partials, int first, int channels, int lanes, float* shared) {
+  share_sums(sums, lanes, shared);
+  float* tile = partials + (i64)cb_block_x() * Q * channels;
+  CB_NO_UNROLL
+  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
+    CB_UNROLL
+    for (int q = 0; q < Q; ++q) tile[q * channels + first + i] = block_sum<Q>(shared, q, i, lanes * V);
+  }
 }
 
 // --- second stage: partial results of many tiles, 8 columns by 32 groups of tiles in a block ---

@@ -235,12 +235,6 @@ batch_norm_fold(const Folds folds) {
 }
 
 template <int V>
-struct Pair {
-  Vec<CB_ELEMENT, V> dy;
-  Vec<CB_ELEMENT, V> x;
-};
-
-template <int V>
 CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
                               float* partials, Rows rows, int channels, int lanes, float* shared) {
   const Column at = column_of_thread(lanes);
@@ -266,13 +260,7 @@ CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const f
           }
         });
   }
-  share_sums(sums, lanes, shared);
-  float* tile = partials + (i64)cb_block_x() * 2 * channels;
-  CB_NO_UNROLL
-  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
-    tile[first + i] = block_sum<2>(shared, 0, i, lanes * V);
-    tile[channels + first + i] = block_sum<2>(shared, 1, i, lanes * V);
-  }
+  store_tile(sums, partials, first, channels, lanes, shared);
 }
 
 CB_KERNEL(THREADS, 3)

@@ -85,12 +85,6 @@ layer_norm(const CB_ELEMENT* x, const CB_ELEMENT* gamma, const CB_ELEMENT* beta,
 }
 
 template <int V>
-struct Pair {
-  Vec<CB_ELEMENT, V> dy;
-  Vec<CB_ELEMENT, V> x;
-};
-
-template <int V>
 CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
                              const float* statistics, CB_ELEMENT* dx, i64 num_rows, int channels, int lanes,
                              float* shared) {
@@ -175,13 +169,7 @@ CB_DEVICE void tile_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float*
           }
         });
   }
-  share_sums(sums, lanes, shared);
-  float* tile = partials + (i64)cb_block_x() * 2 * channels;
-  CB_NO_UNROLL
-  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
-    tile[first + i] = block_sum<2>(shared, 0, i, lanes * V);
-    tile[channels + first + i] = block_sum<2>(shared, 1, i, lanes * V);
-  }
+  store_tile(sums, partials, first, channels, lanes, shared);
 }
 
 // statistics may be null.

@@ -35,12 +35,6 @@ activation(const CB_ELEMENT* x, CB_ELEMENT* y, i64 count, int kind) {
   for_elements<2>(count, is_aligned(x) && is_aligned(y), ActivationWork{x, y, kind});
 }
 
-template <int V>
-struct Pair {
-  Vec<CB_ELEMENT, V> dy;
-  Vec<CB_ELEMENT, V> saved;
-};
-
 struct ActivationBackwardWork {
   const CB_ELEMENT* dy;
   const CB_ELEMENT* saved;
@@ -56,7 +50,7 @@ struct ActivationBackwardWork {
     Vec<CB_ELEMENT, V> result;
     CB_UNROLL
     for (int v = 0; v < V; ++v) {
-      const float gradient = activate_backward(kind, to_float(loaded.dy.v[v]), to_float(loaded.saved.v[v]));
+      const float gradient = activate_backward(kind, to_float(loaded.dy.v[v]), to_float(loaded.x.v[v]));
       result.v[v] = from_float<CB_ELEMENT>(gradient);
     }
     cb_write<CB_ELEMENT, V>(dx + i, result);

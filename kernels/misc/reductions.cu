@@ -24,10 +24,7 @@ CB_DEVICE void sum_tile(const CB_ELEMENT* x, float* partials, Rows rows, int cha
           for (int v = 0; v < V; ++v) sums[0][v] += to_float(loaded.v[v]);
         });
   }
-  share_sums(sums, lanes, shared);
-  for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
-    partials[(i64)cb_block_x() * channels + first + i] = block_sum<1>(shared, 0, i, lanes * V);
-  }
+  store_tile(sums, partials, first, channels, lanes, shared);
 }
 
 CB_KERNEL(THREADS, 4)

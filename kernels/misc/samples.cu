@@ -128,12 +128,6 @@ scale(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* y, int num_rows, int
 }
 
 template <int V>
-struct Pair {
-  Vec<CB_ELEMENT, V> dy;
-  Vec<CB_ELEMENT, V> x;
-};
-
-template <int V>
 CB_DEVICE void scale_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* dx,
                                CB_ELEMENT* ds, int num_rows, int channels, int lanes, float* shared) {
   const Column at = column_of_thread(lanes);
