@@ -30,10 +30,10 @@ ELSEWHERE = {
     *(("batch_norm_merge", dtype) for dtype in ("float32", "float16", "bfloat16")),
     # Of whole networks, whose every norm it takes at once:
     *(("batch_norm_fold", dtype) for dtype in ("float32", "float16", "bfloat16")),
-    # Of transformers, whose attention is several launches in turn, and whose tokens are copies but for one sum:
+    # Of transformers, whose tokens are copies but for one sum:
     *(
         (operation, dtype)
-        for operation in ("attend", "heads_nt", "heads_nn", "heads_tn", "tokens", "class_token_backward")
+        for operation in ("tokens", "class_token_backward")
         for dtype in ("float32", "float16", "bfloat16")
     ),
 }  # fmt: skip
@@ -113,6 +113,18 @@ def memory_bound() -> list[Case]:
     ]
 
 
+def attentions() -> list[Case]:
+    """Attention of the vision transformers: at once in inference, and both passes of training; then longer rows."""
+    layers = [kinds.Attention(h=197, w=1, c=64 * heads, heads=heads) for heads in (12, 3, 6)]
+    layers.append(kinds.Attention(h=1024, w=1, c=512, heads=8))
+    return [
+        case
+        for dtype in ("float16", "float32", "bfloat16")
+        for layer in layers
+        for case in training_calls.attention_passes(layer, 32, dtype)
+    ]
+
+
 def _moved(layers: Iterable[Layer], dtype: str) -> list[Case]:
     return [
         cases.of_layer(layer, pass_, LARGEST_SWEPT, dtype)
@@ -186,6 +198,16 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
                 (kinds.Linear(c=37, k=29), Pass.WGRAD, 5003),
                 (kinds.Conv2d(h=29, w=31, c=12, k=8, r=3, s=3, pad=1), Pass.WGRAD, 7),
                 (kinds.BatchNorm2d(h=63, w=65, c=4), Pass.FPROP, 17),
+            )
+        ]
+        found += [
+            case
+            for width, heads in ((12, 3), (64, 2), (72, 1))  # the last too wide to go without stored weights
+            for case in training_calls.attention_passes(
+                kinds.Attention(h=draw.randint(3, 99), w=1, c=width * heads, heads=heads),
+                2,
+                dtype,
+                with_bias=draw.random() < 0.5,
             )
         ]
         found += [training_calls.cross_entropy(37, 11, dtype), training_calls.cross_entropy(5, 1000, dtype)]

@@ -205,18 +205,22 @@ STAGES = (
     Stage("facts", "the device's copy bandwidth, cuBLAS's rates", 12, _facts),
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
-    Stage("gemm", "matrix products beside cuBLAS", 60, _products),
-    Stage("layers", "convolutions beside cuDNN", 110, _convolutions),
+    Stage("gemm", "matrix products beside cuBLAS", 55, _products),
+    Stage("layers", "convolutions beside cuDNN", 100, _convolutions),
     Stage(
         "fused", "convolutions with bias, residual and ReLU beside cuDNN and PyTorch's kernels", 20,
         lambda device: _of_cases(tensor_cases.fused_convolutions(), device),
+    ),
+    Stage(
+        "attention", "attention beside PyTorch's scaled_dot_product_attention", 20,
+        lambda device: _of_cases(cases.attentions(), device),
     ),
     Stage("training", "a training step beside PyTorch's", 35, _trainings),
     Stage("misc", "depthwise and misc against a copy", 22, lambda device: _of_cases(cases.memory_bound(), device)),
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
     Stage("tune", "autotune against a dense sweep around its answer", 35, _tunings),
-    Stage("sweep", "every batch size from 1 to 256", 40, _sweeps),
+    Stage("sweep", "every batch size from 1 to 256", 35, _sweeps),
 )  # fmt: skip
 
 

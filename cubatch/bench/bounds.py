@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cubatch.bench import attention_bounds
 from cubatch.bench.cases import Case
 from cubatch.bench.fused import WITH_RESIDUAL
 from cubatch.kernels import winograd
@@ -222,6 +223,18 @@ def _softmax_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> dic
     return {"out": _rounding(case.terms + 4) * y * (dy + (dy * y).sum(axis=-1, keepdims=True))}
 
 
+def _attention_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> dict[str, Any]:
+    """Of stages in turn, each on what the one before has stored: see `attention_bounds`."""
+    units = attention_bounds.Units(
+        summed=1.5 * _CUT_OFF if case.dtype in _TENSOR_DTYPES else _ROUNDED,
+        read=_TF32 if case.dtype == "tf32" else 0.0,
+        stored=_STORED.get(case.dtype, (0.0, 0.0))[0],
+    )
+    carry = attention_bounds.forward if case.operation == "attention" else attention_bounds.backward
+    found = carry(operands, case.options["heads"], units)
+    return {name: _SPREAD * np.sqrt(found[name].variance) for name in want}
+
+
 def _cross_entropy_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> dict[str, Any]:
     """Exponentials, their sum over the classes and a quotient; the loss sums over rows besides."""
     logits, count = operands["logits"], case.options["count"]
@@ -260,6 +273,7 @@ RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
     "concat": _exact,
     "softmax": _softmax_bounds,
     "softmax_backward": _softmax_bounds,
+    **dict.fromkeys(("attention", "attention_backward"), _attention_bounds),
     "softmax_cross_entropy": _cross_entropy_bounds,
     "sgd": _optimizer_bounds,
     "momentum": _optimizer_bounds,

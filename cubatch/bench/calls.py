@@ -28,11 +28,12 @@ class Operand:
 
     Attributes:
         shape: Its extents.
-        kind: How it is filled: uniform "signed" in [-1, 1), "positive" in [0.5, 1.5), "wide" in [-8, 8), where every
-            activation function has its bends; "counts", whole numbers from 0; "scaling", the state of a loss scale.
+        kind: How it is filled: uniform "signed" in [-reach, reach), "positive" in [0.5, 1.5); "counts", whole numbers
+            from 0; "scaling", the state of a loss scale.
         dtype: Of its elements; empty for the case's.
         below: Whole numbers stay below this.
         is_batched: Whether axis 0 is the batch.
+        reach: See `kind`.
     """
 
     shape: Shape
@@ -40,6 +41,7 @@ class Operand:
     dtype: str = ""
     below: int = 0
     is_batched: bool = True
+    reach: float = 1.0
 
 
 _Facts = dict[str, Any]
@@ -124,11 +126,11 @@ def _linear(layer: layers.Linear, n: int, *, pass_: Pass) -> _Facts:
 def _pointwise(layer: Layer, n: int, *, operation: str, backward: bool = False, kind: str = "") -> _Facts:
     shape = (n, *layer.input_shape)
     names = ("dy", "saved") if backward else ("x",)
-    # What a sigmoid saves is its output, which lies in [0, 1].
+    # Every activation function has its bends within 8; what a sigmoid saves is its output, which lies in [0, 1].
     wide = () if not kind or (backward and "sigmoid" in kind) else ("x", "saved")
     return {
         "operation": operation,
-        "operands": {name: Operand(shape, "wide" if name in wide else "signed") for name in (*names, "out")},
+        "operands": {name: Operand(shape, reach=8.0 if name in wide else 1.0) for name in (*names, "out")},
         "arguments": names,
         "options": {"kind": kind} if kind else {},
         "cuts": {"n": dict.fromkeys((*names, "out"), 0)},
@@ -322,6 +324,41 @@ def _scale(layer: layers.Scale, n: int, *, backward: bool = False) -> _Facts:
     }
 
 
+def _attention(layer: layers.Attention, n: int) -> _Facts:
+    x, parameters = _tokens_and_weights(layer, n)
+    return {
+        "operation": "attention", "operands": {"x": x, **parameters, "out": x}, "arguments": ("x", *parameters),
+        "options": {"heads": layer.heads}, "terms": x.shape[2], "cuts": {"n": {"x": 0, "out": 0}},
+        "repeated": 2 * sum(layer.saved_elements()[name][0] for name in ("qkv", "mixed")) * n,
+    }  # fmt: skip
+
+
+def _attention_backward(layer: layers.Attention, n: int) -> _Facts:
+    x, parameters = _tokens_and_weights(layer, n)
+    saved = {name: Operand((n, elements)) for name, (elements, _) in layer.saved_elements().items()}
+    gradients = {f"d{name}": Operand(operand.shape, is_batched=False) for name, operand in parameters.items()}
+    used = {name: operand for name, operand in parameters.items() if name.startswith("w")}
+    qkv, weights, mixed = (n * elements for elements, _ in layer.saved_elements().values())
+    operands = {"dy": x, "x": x, **used, **saved, "out": x, **gradients}
+    return {
+        "operation": "attention_backward", "operands": operands, "arguments": ("dy", "x", *used),
+        "results": ("out", *gradients), "lists": {"saved": tuple(saved)}, "options": {"heads": layer.heads},
+        "terms": max(3 * x.shape[2], n * x.shape[1]),
+        "cuts": {"n": dict.fromkeys(("dy", "x", *saved, "out"), 0)}, "prepare": "attention",
+        "flops": sum(layer.pass_flops(pass_, n) for pass_ in (Pass.DGRAD, Pass.WGRAD)),
+        "traffic": sum(math.prod(operand.shape) for operand in operands.values()),
+        # Gradients of all that is saved, written and read by what follows; the weights again.
+        "repeated": 3 * qkv + 6 * weights + 4 * mixed,
+    }  # fmt: skip
+
+
+def _tokens_and_weights(layer: layers.Attention, n: int) -> tuple[Operand, dict[str, Operand]]:
+    """Give the input, and projections that make queries and keys, and so scores, of order one."""
+    h, w, c = layer.input_shape
+    shapes, reach = layer.parameter_shapes, 3 / math.sqrt(c)
+    return Operand((n, h * w, c)), {name: Operand(shapes[name], is_batched=False, reach=reach) for name in shapes}
+
+
 _CURVES: Sequence[type[Layer]] = (
     layers.ReLU6, layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish, layers.GELU,
 )  # fmt: skip
@@ -356,4 +393,6 @@ BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
     (layers.Softmax, Pass.DGRAD): functools.partial(_softmax, backward=True),
     (layers.Scale, Pass.FPROP): _scale,
     (layers.Scale, Pass.DGRAD): functools.partial(_scale, backward=True),
+    (layers.Attention, Pass.FPROP): _attention,
+    (layers.Attention, Pass.DGRAD): _attention_backward,
 }

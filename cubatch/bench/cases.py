@@ -43,7 +43,10 @@ class Case:
         operands: Arrays by name.
         arguments: Names of what goes by position; a tuple of names goes as a list.
         results: Names of what is written: those not among `arguments` go by keyword.
+        lists: Keywords that take several arrays: their names.
         options: Further keywords.
+        prepare: The forward pass that fills in what a backward pass finds saved; empty where nothing follows from
+            other arrays.
         flops: A multiply-add is two.
         traffic_bytes: Every array moved once: what the roofline counts.
         moved_bytes: What passes over data that is needed whole before it is needed again really move.
@@ -63,7 +66,9 @@ class Case:
     operands: Mapping[str, Operand]
     arguments: tuple[str | tuple[str, ...], ...]
     results: tuple[str, ...] = ("out",)
+    lists: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     options: Mapping[str, Any] = attrs.field(factory=dict)
+    prepare: str = ""
     flops: int = 0
     traffic_bytes: int
     moved_bytes: int
@@ -104,7 +109,9 @@ class Case:
             changes: Options that differ from the case's.
         """
         given = [arrays[name] if isinstance(name, str) else [arrays[part] for part in name] for name in self.arguments]
-        by_keyword = {name: arrays[name] for name in self.operands if name not in self._by_position}
+        listed = {part for names in self.lists.values() for part in names}
+        by_keyword = {name: arrays[name] for name in self.operands if name not in self._by_position | listed}
+        by_keyword |= {keyword: [arrays[name] for name in names] for keyword, names in self.lists.items()}
         getattr(operations, self.operation)(*given, **by_keyword, **{**self.options, **changes})
 
     def roofline_seconds(self, device: Device) -> float | None:
@@ -179,7 +186,8 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
     Give one pass of a layer at a batch size, with nothing fused.
 
     Args:
-        layer: With its extents known. Batch norm's fprop is that of training; its dgrad gives all gradients.
+        layer: With its extents known. Batch norm's fprop is that of training, attention's that of inference; their
+            dgrad gives all gradients.
         pass_: Which product.
         batch_size: Samples.
         dtype: Storage of the elements.
@@ -206,7 +214,8 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
     plain = extents(layer) if with_bias else without_bias(extents(layer))
     facts = build(plain, batch_size)
     itemsize = BYTES_PER_ELEMENT[dtype]
-    traffic = plain.traffic(pass_, batch_size) * itemsize
+    flops = facts.pop("flops", plain.pass_flops(pass_, batch_size))
+    traffic = facts.pop("traffic", plain.traffic(pass_, batch_size)) * itemsize
     more = facts.pop("repeated", 0) * itemsize + facts.pop("extra_bytes", 0)
     return Case(
         name=f"{_of_layer(plain)}, n={batch_size}, {pass_.value}{of_dtype(dtype)}",
@@ -214,7 +223,7 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         layer=plain,
         batch_size=batch_size,
         dtype=dtype,
-        flops=plain.pass_flops(pass_, batch_size),
+        flops=flops,
         traffic_bytes=traffic,
         moved_bytes=traffic + more,
         **facts,
@@ -227,8 +236,8 @@ def left_out(network: Network) -> list[str]:
 
     Example:
         >>> from cubatch.network import models
-        >>> left_out(models.build("resnet18")), "attention" in left_out(models.build("deit-tiny"))
-        ([], True)
+        >>> left_out(models.build("resnet18")), left_out(models.build("deit-tiny"))
+        ([], ['class_token', 'tokens'])
     """
     layers = [node.layer for node in network.nodes if not node.layer.aliases_input]
     return sorted({layer.type for layer in layers if not any(has_case(layer, pass_) for pass_ in Pass)})

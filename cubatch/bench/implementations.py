@@ -31,10 +31,11 @@ TENSOR_FAMILIES = ("mma", "hopper")
 
 @attrs.frozen
 class Launch:
-    """One launch of a call: which kernel, how many blocks."""
+    """One launch of a call: which kernel, how many blocks, and the last problem for which a variant was chosen."""
 
     kernel: Kernel
     grid: Grid
+    problem: Problem | None = None
 
     @property
     def blocks(self) -> int:
@@ -64,7 +65,7 @@ class Tracer:
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
         """Note a launch and hand it on."""
-        self.launches.append(Launch(kernel, grid))
+        self.launches.append(Launch(kernel, grid, self.problems[-1] if self.problems else None))
         return self.launcher.bind(kernel, grid, arguments) if self.launcher else _nothing
 
 
@@ -134,12 +135,13 @@ class Way:
 
     def shared_tiles(self, launch: Launch) -> int | None:
         """Count the tiles that the blocks of a launch share; None where each block has one: in all but one family."""
-        if launch.kernel.family != "hopper":
+        problem = launch.problem
+        if launch.kernel.family != "hopper" or problem is None:
             return None
-        (problem,) = self.problems
         tiles = blocks(problem, launch.kernel) * slices(problem, launch.kernel, self.device)
         # The phases of a strided gradient are launches of up to four, of nearly the same size.
-        return -(-tiles // sum(other.kernel is launch.kernel for other in self.launches))
+        same = [other for other in self.launches if other.kernel is launch.kernel and other.problem is problem]
+        return -(-tiles // len(same))
 
     @property
     def label(self) -> str:

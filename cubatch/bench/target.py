@@ -15,7 +15,8 @@ import attrs
 import numpy as np
 
 from cubatch.bench.cases import Case
-from cubatch.engine import backend
+from cubatch.engine import backend, functional
+from cubatch.engine import storage as elements
 from cubatch.engine.native.context import Launcher
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
@@ -123,16 +124,26 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
         elif operand.kind == "positive":
             drawn += 0.5
         else:
-            reach = 8 if operand.kind == "wide" else 1
-            drawn *= 2 * reach
-            drawn -= reach
+            drawn *= 2 * operand.reach
+            drawn -= operand.reach
         if case.dtype_of(name) == "bfloat16":
             module.right_shift(drawn.view(np.uint32), 16, out=drawn.view(np.uint32))
         arrays[name] = drawn
         if dtype != np.float32:
             arrays[name] = module.empty(operand.shape, dtype=dtype)
             module.copyto(arrays[name], drawn.view(np.uint32) if dtype == np.uint16 else drawn, casting="unsafe")
+    if case.prepare:
+        _prepare(case, arrays)
     return arrays
+
+
+def _prepare(case: Case, arrays: Arrays) -> None:
+    """Have the forward pass save what a backward pass then finds, by the array library's own calls in float32."""
+    saved = {name: elements.decoded(arrays[name]) for name in case.lists["saved"]}
+    given = [elements.decoded(arrays[name]) for name in case.arguments if isinstance(name, str) and name != "dy"]
+    getattr(functional, case.prepare)(*given, keep=list(saved.values()), **case.options)
+    for name, values in saved.items():
+        arrays[name][...] = elements.encoded(values, arrays[name].dtype)
 
 
 def count_sets(case: Case, l2_bytes: int | None) -> int:

@@ -1,14 +1,59 @@
-"""What a training step calls beside the passes of layers: the loss, and the step of an optimiser."""
+"""What a training step calls beside the passes of layers: what attention keeps, the loss, the step of an optimiser."""
 
 from __future__ import annotations
 
+import attrs
+
 from cubatch.bench.calls import Operand
-from cubatch.bench.cases import Case, of_dtype
+from cubatch.bench.cases import Case, of_dtype, of_layer
 from cubatch.errors import UnknownName
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
+from cubatch.network.layers import Attention
+from cubatch.network.passes import Pass
 
 _STATES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 _SCALING = Operand((4,), "scaling", "float32", is_batched=False)
+
+
+def attention(layer: Attention, batch_size: int, dtype: str = "float32", *, with_bias: bool = False) -> Case:
+    """
+    Give attention's forward pass in training, which keeps what its backward pass reads, the weights among it.
+
+    Args:
+        layer: With its extents known.
+        batch_size: Samples.
+        dtype: Storage of the elements.
+        with_bias: Whether the projections' biases take part.
+
+    Example:
+        >>> attention(Attention(h=197, w=1, c=192, heads=3), 32).name
+        'attention 197x1x192, heads 3, n=32, fprop, keeping'
+    """
+    plain = of_layer(layer, Pass.FPROP, batch_size, dtype, with_bias=with_bias)
+    sizes = {name: elements for name, (elements, _) in layer.saved_elements().items()}
+    kept = {name: Operand((batch_size, elements)) for name, elements in sizes.items()}
+    written = batch_size * sum(sizes.values()) * BYTES_PER_ELEMENT[dtype]
+    scores = 3 * batch_size * sizes["weights"] * BYTES_PER_ELEMENT[dtype]  # read, written over by a softmax, and read
+    return attrs.evolve(
+        plain,
+        name=f"{plain.name}, keeping",
+        operands={**plain.operands, **kept},
+        results=("out", *kept),
+        lists={"keep": tuple(kept)},
+        traffic_bytes=plain.traffic_bytes + written,
+        moved_bytes=plain.moved_bytes + batch_size * sizes["weights"] * BYTES_PER_ELEMENT[dtype] + scores,
+        cuts={"n": {**plain.cuts["n"], **dict.fromkeys(kept, 0)}},
+    )
+
+
+def attention_passes(
+    layer: Attention, batch_size: int, dtype: str = "float32", *, with_bias: bool = False
+) -> list[Case]:
+    """Give attention in inference, and both passes of training; else as `attention`."""
+    inference, backward = (
+        of_layer(layer, pass_, batch_size, dtype, with_bias=with_bias) for pass_ in (Pass.FPROP, Pass.DGRAD)
+    )
+    return [inference, attention(layer, batch_size, dtype, with_bias=with_bias), backward]
 
 
 def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:

@@ -127,6 +127,36 @@ def conv(
 
 
 @app.command()
+def attention(
+    *,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Positions of a sample.")],
+    c: Annotated[int, typer.Option("--c", min=1, help="Channels of all heads.")],
+    heads: Annotated[int, typer.Option("--heads", min=1, help="Heads, which divide the channels.")],
+    batch_size: BatchOption = 32,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = None,
+    variants: VariantsOption = "chosen",
+    rival: RivalOption = True,
+    seconds: SecondsOption = 2.0,
+    dry_run: DryOption = False,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    json: JsonOption = None,
+) -> None:
+    """
+    Time self-attention with its projections: in inference, and both passes of training.
+
+    Example: cubatch bench attention --tokens 197 --c 768 --heads 12 --dtype float16
+    """
+    from cubatch.bench import training_calls
+    from cubatch.network.layers import Attention
+
+    layer = Attention(h=tokens, w=1, c=c, heads=heads)
+    found = training_calls.attention_passes(layer, batch_size, dtype)
+    _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+
+
+@app.command()
 def model(
     model: Model,
     *,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, fused, rivals, target
-from cubatch.network.layers import Conv2d, Linear
+from cubatch.bench import cases, check, fused, rivals, target, training_calls
+from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
 
 torch = pytest.importorskip("torch")
@@ -114,3 +114,31 @@ def test_one_sided_pads_have_no_rival():
 def test_versions_are_those_of_pytorch():
     """The CPU build has no cuDNN."""
     assert rivals.versions()["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("pass_", "with_bias"), [(Pass.FPROP, False), (Pass.FPROP, True), (Pass.DGRAD, False)])
+def test_pytorchs_attention_is_given_the_same_attention(pass_, with_bias, dtype):
+    """Its output, or all its gradients, by name; within our bounds, but where it reads what it rounded itself."""
+    case = cases.of_layer(Attention(h=35, w=2, c=64, heads=4), pass_, 3, dtype, with_bias=with_bias)
+    arrays = target.fill(np, case, 1)
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    found = rivals.rivals(case, np)[0]
+    step = found.bind(arrays)
+    check.poison(case, arrays)
+    for _ in range(2):  # the graph is kept from step to step
+        results = found.results(step())
+        assert set(results) == set(case.results)
+        assert all(results[name].dtype == arrays[name].dtype for name in results)
+        assert expected.check({**arrays, **results}).worst <= found.slack
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_attention_without_a_rival_says_why(monkeypatch, has_torch):
+    """What is kept is PyTorch's affair, biases' gradients are kernels of its own, and without PyTorch there is none."""
+    layer = Attention(h=7, w=1, c=8, heads=2)
+    if not has_torch:
+        monkeypatch.setattr(rivals, "_torch", lambda: None)
+    keeping, biased = training_calls.attention(layer, 3), cases.of_layer(layer, Pass.DGRAD, 3, with_bias=True)
+    for case in (keeping, biased):
+        assert ("keeps what it likes" if has_torch else "not installed") in rivals.rivals(case, np)[0].reason

@@ -27,12 +27,15 @@ LAYERS = [
             layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish, layers.GELU,
         )
     ),
+    layers.Attention(h=5, w=3, c=12, heads=2),
 ]  # fmt: skip
 
 
 EVERY = [
     *(cases.of_layer(layer, pass_, 4) for layer in LAYERS for pass_ in Pass if cases.has_case(layer, pass_)),
     *(cases.of_layer(layer, pass_, 4, with_bias=True) for layer in LAYERS[:4] for pass_ in (Pass.FPROP, Pass.WGRAD)),
+    *(cases.of_layer(LAYERS[-1], pass_, 4, with_bias=True) for pass_ in (Pass.FPROP, Pass.DGRAD)),
+    *(training_calls.attention(LAYERS[-1], 4, with_bias=with_bias) for with_bias in (False, True)),
     *(training_calls.optimizer_step(name, 1000) for name in ("sgd", "momentum", "adam")),
     training_calls.cross_entropy(37, 11),
 ]

@@ -105,13 +105,31 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "ratio" not in out
 
 
+def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
+    """On Hopper too, where the blocks of each projection share the tiles of that one; nothing left out or twice."""
+    options = ("--tokens", 197, "--c", 192, "--heads", 3, "--dtype", "float16", "--device", "h200-sxm", "--dry-run")
+    code, out, err = run("attention", *options, "--json", "-")
+    assert (code, err) == (0, "")
+    found = json.loads(out)["results"]
+    names = [[launch["kernel"] for launch in result["entries"][0]["launches"]] for result in found]
+    between = [[name for name in each if "attention" in name or "softmax" in name] for each in names]
+    assert between == [
+        ["attend_f16_attention"],
+        ["heads_nt_f16_attention", "softmax_f16_misc", "heads_nn_f16_attention"],
+        ["heads_tn_f16_attention", "heads_nt_f16_attention", "softmax_backward_f16_misc", "heads_nn_f16_attention",
+         "heads_tn_f16_attention"],
+    ]  # fmt: skip
+    assert all(sum(name.startswith("gemm_") for name in each) >= 2 for each in names)
+    assert run("attention", *options, "--heads", 5)[0] == 2
+
+
 def test_layers_that_are_not_timed_by_themselves_are_named(run):
-    """A transformer's attention is several kernels in turn: the table is of the rest, and says so."""
+    """A transformer's tokens are copies but for one sum: the table is of the rest, and says so."""
     code, _, err = run("model", "deit-tiny", "--dry-run", "--device", "h200-sxm", "--pass", "fprop")
 
     assert code == 0
     assert "Left out" in err
-    assert "attention" in err
+    assert "class_token, tokens" in err
 
 
 def test_a_plot_of_nothing_that_was_timed_is_refused_at_once(run, tmp_path):
