@@ -49,6 +49,7 @@ _HOMES = {
     "tuning.forecast_record": ("Forecast",),
     "tuning.forecast": ("predict",),
     "tuning.comparison": ("Comparison", "compare"),
+    "tuning.training": ("train",),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
     "fleet.fleet_result": ("FleetDevice", "FleetResult"),
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from cubatch.tuning.ladder import candidates as candidates
     from cubatch.tuning.results import Measurement as Measurement
     from cubatch.tuning.results import TuningResult as TuningResult
+    from cubatch.tuning.training import train as train
     from cubatch.tuning.tune import autotune as autotune
     from cubatch.tuning.tune import autotune_callable as autotune_callable
     from cubatch.tuning.tune_module import autotune_module as autotune_module

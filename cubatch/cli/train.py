@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,9 +27,9 @@ from cubatch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from cubatch.engine.train import Step
-    from cubatch.hardware.facts import Device
+    from cubatch.engine.train import Epoch, Step
     from cubatch.network.graph import Network
+    from cubatch.tuning.results import TuningResult
 
 _AUTO = "auto"
 
@@ -80,51 +81,42 @@ def train(
 
     Example: cubatch train mnist-cnn --data mnist --download --batch-size 64 --save trained.safetensors
     """
-    from cubatch.engine import data as files
-    from cubatch.engine import train as engine
-    from cubatch.hardware import arithmetic, probe
-    from cubatch.measure import kernel_choice
-    from cubatch.network.graph import as_network
     from cubatch.report.tables import common, training
+    from cubatch.tuning import training as trainer
 
     if batch_size != _AUTO and not batch_size.isdecimal():
         raise typer.BadParameter(f"--batch-size takes a whole number or auto, got {batch_size!r}")
     console.check_writable(json=json)
-    _check_paths(save=save, checkpoint=checkpoint)
-    network = _given_weights(as_network(read_spec(model, input_shape, classes)), weights)
-    found = probe.resolve(device)
-    arithmetic.check_dtype(found, dtype)
-    if download:
-        files.download_mnist(data)
-    options: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "recompute": recompute, "seed": seed}
-    course: dict[str, Any] = {"epochs": epochs, "learning_rate": lr, "schedule": schedule, "patience": patience}
-    size = None if checkpoint is None else _kept_size(checkpoint)
-    if batch_size != _AUTO:
-        size = int(batch_size)
-    elif size is None:
-        training_set, _ = files.load_mnist(data)  # what makes no sense is refused before a minute is spent
-        engine.check(network, training_set, target_batch_size=target_batch_size, optimizer=optimizer, **course)
-        size = _tuned(model, network, found, target_batch_size, most=len(training_set), options=options)
+    arranged = trainer.arrange(
+        read_spec(model, input_shape, classes),
+        data=data,
+        download=download,
+        batch_size="auto" if batch_size == _AUTO else int(batch_size),
+        target_batch_size=target_batch_size,
+        weights=weights,
+        save=save,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        device=device,
+        tune=functools.partial(_tune, model),
+        epochs=epochs,
+        learning_rate=lr,
+        schedule=schedule,
+        patience=patience,
+        optimizer=optimizer,
+        dtype=dtype,
+        recompute=recompute,
+        seed=seed,
+    )
+    for number, reason in enumerate(arranged.reasons):
+        console.say(f"  {reason}" if number else reason)
+    size = arranged.batch_size
     whole = f"{size}" if target_batch_size in {None, size} else f"{target_batch_size} of {size} at a time"
-    title = f"{model}, {dtype}, batch {whole}, {optimizer}, learning rate {lr:g}, on {found}"
-    done: list[engine.Epoch] = []
+    title = f"{model}, {dtype}, batch {whole}, {optimizer}, learning rate {lr:g}, on {arranged.device}"
+    done: list[Epoch] = []
     try:
         with _watching(model, epochs) as tell:
-            trained = engine.train(
-                network,
-                data=data,
-                batch_size=size,
-                target_batch_size=target_batch_size,
-                device=found,
-                save=save,
-                checkpoint=checkpoint,
-                checkpoint_seconds=checkpoint_seconds,
-                context=kernel_choice.usual_context(found, dtype),
-                progress=done.append,
-                stepped=tell,
-                **course,
-                **options,
-            )
+            trained = arranged.run(done.append, tell)
     except KeyboardInterrupt:
         if done:
             partial = [common.plain(epoch) for epoch in done]
@@ -133,24 +125,6 @@ def train(
     facts = common.plain(trained)
     ends = {"diverged": trained.diverged, "stopped_early": trained.stopped_early}
     console.emit([training.epochs(facts["epochs"], title=title, **ends)], {"schema": 1, **facts}, json)
-
-
-def _check_paths(**paths: Path | None) -> None:
-    """Refuse files that cannot be written, before anything is computed."""
-    from cubatch import array_file
-
-    for option, path in paths.items():
-        if path is not None:
-            array_file.check_path(option, path)
-    given = [path.resolve() for path in paths.values() if path is not None]
-    if len(set(given)) < len(given):
-        raise typer.BadParameter("--save and --checkpoint are two files: one holds weights, the other the run")
-
-
-def _given_weights(network: Network, path: Path | None) -> Network:
-    from cubatch.network.weights import load_weights
-
-    return network if path is None else load_weights(network, path)
 
 
 @contextlib.contextmanager
@@ -171,46 +145,10 @@ def _watching(model: str, epochs: int) -> Iterator[Callable[[Step], None]]:
         yield tell
 
 
-def _kept_size(checkpoint: Path) -> int | None:
-    """Say how far a run that is kept has come, and give its batch size; None where nothing is kept."""
-    from cubatch.engine import checkpoint as checkpoints
-
-    kept = checkpoints.read(checkpoint)
-    if kept is None:
-        return None
-    size = int(kept.settings["batch_size"])
-    steps = f" and {len(kept.losses)} steps" if kept.losses else ""
-    console.say(f"{checkpoint} ends after epoch {len(kept.epochs)}{steps}, in batches of {size}")
-    return size
-
-
-def _tuned(
-    model: str, network: Network, device: Device, target: int | None, *, most: int, options: dict[str, Any]
-) -> int:
-    """Tune, and say what was chosen and why."""
-    from cubatch.hardware import room
-    from cubatch.memory import fit
-    from cubatch.tuning import accumulation
+def _tune(model: str, network: Network, **options: Any) -> TuningResult:
+    """Tune, and show how it goes on."""
     from cubatch.tuning import tune as tuner
-    from cubatch.workload import Workload
 
     console.say("tuning the batch size first, for up to a minute; --batch-size N does without")
     with console.watching(model) as watch:
-        result = tuner.autotune(
-            network, device=device, progress=watch, mode="training", max_batch_size=target or most, **options
-        )
-    size = result.batch_size or 1
-    if target is None:
-        console.say(f"training with batch size {size}, the answer for training {model} with {options['optimizer']}")
-        reasons = result.reasons
-    else:
-        settings = {name: value for name, value in options.items() if name != "seed"}
-        work = Workload.of(network, device, mode="training", **settings)
-        fitting = fit.cuts(work, target, room.memory_limit(device).bytes)
-        found = accumulation.cut(result, target, fitting=fitting)
-        size, reasons = found.batch_size, (str(found),)
-        added_up = f", whose gradients are added up until they are of {target} samples" if found.steps > 1 else ""
-        console.say(f"training with batches of {size}{added_up}")
-    for reason in reasons:
-        console.say(f"  {reason}")
-    return size
+        return tuner.autotune(network, progress=watch, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import types
 from pathlib import Path
 
@@ -57,10 +56,7 @@ def train(monkeypatch):
         return Trained(tuple(Epoch(number) for number in range(1, epochs + 1)))
 
     fake.stop = False
-    module = types.ModuleType("cubatch.engine.train")
-    module.train, module.Epoch, module.check = fake, Epoch, lambda *_, **__: None
-    monkeypatch.setitem(sys.modules, "cubatch.engine.train", module)
-    monkeypatch.setattr(cubatch.engine, "train", module, raising=False)
+    monkeypatch.setattr("cubatch.engine.train.train", fake)
     return fake
 
 

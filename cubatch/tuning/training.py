@@ -1,0 +1,206 @@
+"""
+train(): train a network on images in MNIST's format, with a batch size that is tuned first where none is given.
+
+What makes no sense is refused before a minute is spent; then a run that is kept gives its batch size, or tuning does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from cubatch.checks import check_batch_size, check_whole
+from cubatch.choices import Dtype, Optimizer, Schedule
+from cubatch.engine import checkpoint as checkpoints
+from cubatch.engine import data as files
+from cubatch.engine import train as engine
+from cubatch.hardware import room
+from cubatch.hardware.facts import Device
+from cubatch.measure import kernel_choice
+from cubatch.memory import fit
+from cubatch.network import models
+from cubatch.network.graph import Network, as_network
+from cubatch.network.models import SpecLike
+from cubatch.network.weights import load_weights
+from cubatch.tuning import accumulation
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune import autotune
+from cubatch.workload import Workload
+
+
+def train(
+    spec: SpecLike,
+    *,
+    data: str | Path,
+    download: bool = False,
+    batch_size: int | Literal["auto"] = "auto",
+    target_batch_size: int | None = None,
+    epochs: int = 5,
+    learning_rate: float = 0.05,
+    schedule: Schedule = "cosine",
+    patience: int | None = None,
+    optimizer: Optimizer = "momentum",
+    weights: str | Path | None = None,
+    save: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = engine.CHECKPOINT_SECONDS,
+    device: Device | str | None = None,
+    dtype: Dtype = "float32",
+    recompute: bool = False,
+    seed: int = 0,
+    progress: Callable[[engine.Epoch], None] | None = None,
+    stepped: Callable[[engine.Step], None] | None = None,
+) -> engine.Training:
+    """
+    Train a network on a folder of IDX files, and test it after every epoch.
+
+    Args:
+        spec: A network, a mapping, a model's name or a path to a spec file, that ends in logits.
+        data: Folder with MNIST's four files, or others of their names and format.
+        download: First fetch what of MNIST is not there.
+        batch_size: Samples that go through together; "auto" is that of a run that is kept, else of `autotune`.
+        target_batch_size: Samples of a step of the optimiser: gradients of batches that divide it are added up, and
+            "auto" takes that of them whose steps take the least time together. None: one batch a step.
+        epochs: Passes over the training set.
+        learning_rate: Where the learning rate starts.
+        schedule: "cosine": to zero along half a cosine; "constant".
+        patience: End after so many epochs without a better test accuracy; None: train all epochs.
+        optimizer: "sgd", "momentum" or "adam".
+        weights: Where training begins, as `load_weights` reads them; None: those of the network, or drawn.
+        save: Where the weights of the last epoch go, as `save_weights` has it.
+        checkpoint: Keeps the run after every epoch, and goes on with it if the file is there.
+        checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step.
+        device: A device in this machine, or its name; None is the first GPU, else the CPU.
+        dtype: Storage of parameters and activations.
+        recompute: Forget activations and compute them again in the backward pass.
+        seed: Draws parameters, order and dropout masks.
+        progress: Called after every epoch of this call.
+        stepped: Called after every step of the optimiser.
+
+    Returns:
+        Training: Loss, accuracy and speed of every epoch, those before a resumption included.
+
+    Raises:
+        InvalidArgument: If an argument is out of range, the network does not fit the data, or the checkpoint was begun
+            with another argument.
+        InvalidData: If a file is missing or damaged, or cannot be fetched.
+        DoesNotFit: If not even one sample fits (also a MemoryError).
+        UnsupportedLayer: If the engine cannot run one of the layers.
+
+    Example:
+        >>> run = train("mnist-cnn", data="tests/data/mnist-sample", batch_size=100, epochs=1, device="cpu")
+        >>> run.batch_size, len(run.epochs), run.epochs[0].test_accuracy > 0.1
+        (100, 1, True)
+    """
+    arranged = arrange(
+        spec, data=data, download=download, batch_size=batch_size, target_batch_size=target_batch_size, epochs=epochs,
+        learning_rate=learning_rate, schedule=schedule, patience=patience, optimizer=optimizer, weights=weights,
+        save=save, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
+        recompute=recompute, seed=seed,
+    )  # fmt: skip
+    return arranged.run(progress, stepped)
+
+
+@attrs.frozen(kw_only=True)
+class Arranged:
+    """
+    A training run before its first step.
+
+    Attributes:
+        network: With the weights it begins with.
+        device: Where it runs.
+        batch_size: As given, kept or tuned.
+        reasons: How far a run that is kept has come, or which batch size tuning chose and why; empty without both.
+        options: Further arguments of the engine's `train`.
+    """
+
+    network: Network
+    device: Device
+    batch_size: int
+    reasons: tuple[str, ...]
+    options: dict[str, Any]
+
+    def run(
+        self, progress: Callable[[engine.Epoch], None] | None, stepped: Callable[[engine.Step], None] | None
+    ) -> engine.Training:
+        """Train; the arguments are those of `train`."""
+        context = kernel_choice.usual_context(self.device, self.options["dtype"])
+        return engine.train(
+            self.network, device=self.device, batch_size=self.batch_size, context=context, progress=progress,
+            stepped=stepped, **self.options,
+        )  # fmt: skip
+
+
+def arrange(
+    spec: SpecLike,
+    *,
+    data: str | Path,
+    download: bool,
+    batch_size: int | Literal["auto"],
+    target_batch_size: int | None,
+    weights: str | Path | None,
+    save: str | Path | None,
+    checkpoint: str | Path | None,
+    checkpoint_seconds: float,
+    device: Device | str | None,
+    tune: Callable[..., TuningResult] | None = None,
+    **options: Any,
+) -> Arranged:
+    """
+    Check what `train` was given, and find the batch size where none was.
+
+    Args:
+        spec, data, download, batch_size, target_batch_size, weights, save, checkpoint, checkpoint_seconds, device: As
+            for `train`.
+        tune: Takes the place of `autotune`, for who wants to show how it goes on; None: nobody does.
+        options: All else, as for `train`.
+
+    Raises:
+        CubatchError: As `train`.
+    """
+    checkpoints.check_files(save=save, checkpoint=checkpoint)
+    check_whole("seed", options["seed"], least=0)
+    network = as_network(models.resolve(spec))
+    network = network if weights is None else load_weights(network, weights)
+    facts = {name: options[name] for name in ("dtype", "optimizer", "recompute")}
+    work = Workload.of(network, device, mode="training", present=True, **facts)
+    if download:
+        files.download_mnist(data)
+    kept, reasons = None if checkpoint is None else checkpoints.read(checkpoint), tuple[str, ...]()
+    if kept is not None:
+        steps = f" and {len(kept.losses)} steps" if kept.losses else ""
+        size = kept.settings["batch_size"]
+        reasons = (f"{checkpoint} ends after epoch {len(kept.epochs)}{steps}, in batches of {size}",)
+    if batch_size != "auto":
+        size = check_batch_size(batch_size)
+    elif kept is None:
+        training_set, _ = files.load_mnist(data)
+        course = {name: options[name] for name in ("epochs", "learning_rate", "schedule", "patience", "optimizer")}
+        engine.check(
+            network, training_set, target_batch_size=target_batch_size, checkpoint_seconds=checkpoint_seconds, **course
+        )
+        size, reasons = _tuned(work, target_batch_size, len(training_set), tune or autotune, options["seed"])
+    options |= {
+        "data": data, "target_batch_size": target_batch_size, "save": save, "checkpoint": checkpoint,
+        "checkpoint_seconds": checkpoint_seconds,
+    }  # fmt: skip
+    return Arranged(network=network, device=work.device, batch_size=size, reasons=reasons, options=options)
+
+
+def _tuned(
+    work: Workload, target: int | None, most: int, tune: Callable[..., TuningResult], seed: int
+) -> tuple[int, tuple[str, ...]]:
+    """Tune, and say what was chosen and why."""
+    facts = {"dtype": work.dtype, "optimizer": work.optimizer, "recompute": work.recompute, "seed": seed}
+    result = tune(work.spec, device=work.device, mode="training", max_batch_size=target or most, **facts)
+    if target is None:
+        size = result.batch_size or 1
+        chosen = f"training with batch size {size}, the answer for training {work.name} with {work.optimizer}"
+        return size, (chosen, *result.reasons)
+    fitting = fit.cuts(work, target, room.memory_limit(work.device).bytes)
+    found = accumulation.cut(result, target, fitting=fitting)
+    added_up = f", whose gradients are added up until they are of {target} samples" if found.steps > 1 else ""
+    return found.batch_size, (f"training with batches of {found.batch_size}{added_up}", str(found))
