@@ -17,7 +17,7 @@ import attrs
 
 from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidData
-from cubatch.estimate.expected import missing_facts
+from cubatch.estimate.expected import missing_facts, takes_time
 from cubatch.estimate.parts import Z90
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
@@ -96,9 +96,8 @@ def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[
 
 
 def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anchor:
-    if not isinstance(given, TuningResult | str | Path):
-        raise InvalidArgument(place, given, "a tuning result or a path to its JSON")
-    origin, result = (place, given) if isinstance(given, TuningResult) else (str(given), _load(given))
+    result = given if isinstance(given, TuningResult) else _load(given, place)
+    origin = place if result is given else str(given)
 
     def refused(wanted: str, remedy: str = "") -> InvalidArgument:
         return InvalidArgument("anchors", origin, wanted, remedy)
@@ -122,6 +121,8 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(work.device, work.dtype, work.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
+    if not takes_time(work):
+        raise refused("results of a layer or network that does something")
     seconds, sds = dict[int, float](), dict[int, float]()
     for row, one in enumerate(result.measurements):
         if one.status == "ok" and one.latency_seconds is not None:
@@ -166,7 +167,9 @@ def _sd(measurement: Measurement) -> float:
     return max(FEW_SD, math.log(max(timings) / min(timings)) / 2 if timings else 0.0)
 
 
-def _load(path: str | Path) -> TuningResult:
+def _load(path: str | Path, place: str) -> TuningResult:
+    if not isinstance(path, str | Path):
+        raise InvalidArgument(place, path, "a tuning result or a path to its JSON")
     try:
         text = files.read_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:
