@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidData
 
 ENDINGS = (".safetensors", ".npz")
@@ -52,10 +53,12 @@ def check_path(field: str, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
         raise InvalidArgument(field, str(path), "a file that ends in " + " or ".join(ENDINGS))
-    if not path.parent.is_dir():
+    if not files.is_folder(path.parent):
         raise InvalidArgument(field, str(path), "a file in a folder that exists", "Make the folder first.")
-    if path.is_dir():
+    if files.is_folder(path):
         raise InvalidArgument(field, str(path), "a file, not a folder")
+    if trouble := files.trouble(path):
+        raise InvalidArgument(field, str(path), "a file that can be written", f"{trouble}.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InvalidArgument(field, str(path), "a file in a folder that can be written to")
     return path
@@ -130,12 +133,12 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, s
     try:
         return _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
     except OSError as error:
-        raise InvalidData(str(path), f"cannot be read: {error.strerror or error}") from error
+        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
 
 
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+        with files.open_regular(path) as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}  # of a lone array there are none to ask for
         notes = json.loads(str(arrays.pop(_NOTES, "{}")))
     except _DAMAGED as error:
@@ -147,10 +150,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict
     from safetensors import SafetensorError, deserialize, safe_open
 
     try:
-        with safe_open(path, framework="np") as file:
+        with files.open_regular(path) as whole, safe_open(path, framework="np") as file:
             notes = file.metadata() or {}
-        tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-    except SafetensorError as error:
+            tensors = deserialize(whole.read())  # type: ignore[no-untyped-call]
+    except (SafetensorError, ValueError) as error:  # ValueError: no regular file, or a zero byte in the path
         raise InvalidData(str(path), f"is no safetensors file, or damaged: {error}") from error
     arrays = {}
     for name, tensor in tensors:

@@ -15,15 +15,26 @@ from types import UnionType
 from typing import Any
 
 from cubatch.errors import InvalidArgument
+from cubatch.units import shown
+
+MOST = 1e30
+"""Of any figure: more than all FLOP ever done, and its square and its inverse are numbers."""
+MOST_DEPTH = 32
+"""Of mappings and lists in each other."""
+MAX_BATCH_SIZE = 2**31 - 1
 
 
 def required_number(value: float) -> float:
     """Take a finite number; NumPy's become Python's."""
     if not _is(value, Real):
-        raise TypeError(f"must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"must be finite, got {value!r}")
-    return float(value)
+        raise TypeError(f"must be a number, got {shown(value)}")
+    try:
+        found = float(value)
+    except OverflowError:  # of an integer
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"must be finite, got {shown(value)}")
+    return found
 
 
 def number(value: float | None) -> float | None:
@@ -31,10 +42,30 @@ def number(value: float | None) -> float | None:
     return None if value is None else required_number(value)
 
 
+def required_positive(value: float) -> float:
+    """Take a number above 0 that can be drawn and divided by."""
+    found = required_number(value)
+    if not 1 / MOST <= found <= MOST:
+        raise ValueError(f"must be from {1 / MOST:g} to {MOST:g}, got {shown(value)}")
+    return found
+
+
+def positive(value: float | None) -> float | None:
+    """Take such a number or None."""
+    return None if value is None else required_positive(value)
+
+
+def amount(value: float | None) -> float | None:
+    """Take such a number, 0 or None."""
+    return number(value) if value == 0 else positive(value)
+
+
 def required_whole(value: int) -> int:
-    """Take an integer; NumPy's become Python's."""
+    """Take an integer of at most 64 bits; NumPy's become Python's."""
     if not _is(value, Integral):
-        raise TypeError(f"must be an integer, got {value!r}")
+        raise TypeError(f"must be an integer, got {shown(value)}")
+    if int(value).bit_length() > 64:  # noqa: PLR2004 - what JSON's other readers and SQLite take, or nearly
+        raise ValueError(f"must be of at most 64 bits, got {shown(value)}")
     return int(value)
 
 
@@ -43,10 +74,36 @@ def whole(value: int | None) -> int | None:
     return None if value is None else required_whole(value)
 
 
+def required_count(value: int) -> int:
+    """Take an integer from 0 on."""
+    found = required_whole(value)
+    if found < 0:
+        raise ValueError(f"must be at least 0, got {found}")
+    return found
+
+
+def count(value: int | None) -> int | None:
+    """Take an integer from 0 on, or None."""
+    return None if value is None else required_count(value)
+
+
+def required_size(value: int) -> int:
+    """Take a batch size."""
+    found = required_whole(value)
+    if not 1 <= found <= MAX_BATCH_SIZE:
+        raise ValueError(f"must be from 1 to {MAX_BATCH_SIZE}, got {found}")
+    return found
+
+
+def size(value: int | None) -> int | None:
+    """Take a batch size or None."""
+    return None if value is None else required_size(value)
+
+
 def required_text(value: str) -> str:
     """Take text."""
     if not _is(value, str):
-        raise TypeError(f"must be text, got {value!r}")
+        raise TypeError(f"must be text, got {shown(value)}")
     return value
 
 
@@ -58,7 +115,7 @@ def text(value: str | None) -> str | None:
 def items(value: Iterable[Any]) -> tuple[Any, ...]:
     """Take a list of anything."""
     if _is(value, str | Mapping) or not _is(value, Iterable):
-        raise TypeError(f"must be a list, got {value!r}")
+        raise TypeError(f"must be a list, got {shown(value)}")
     return tuple(value)
 
 
@@ -72,26 +129,26 @@ def wholes(value: Iterable[int]) -> tuple[int, ...]:
     return tuple(required_whole(item) for item in items(value))
 
 
-def numbers(value: Iterable[float]) -> tuple[float, ...]:
-    """Take a list of finite numbers."""
-    return tuple(required_number(item) for item in items(value))
+def positives(value: Iterable[float]) -> tuple[float, ...]:
+    """Take a list of numbers above 0, as `positive`."""
+    return tuple(required_positive(item) for item in items(value))
 
 
 def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
-    """Take [low, high] or None."""
+    """Take [low, high], both above 0, or None."""
     if value is None:
         return None
-    ends = numbers(value)
+    ends = positives(value)
     if len(ends) != 2 or ends[0] > ends[1]:  # noqa: PLR2004 - two ends
-        raise ValueError(f"must be [low, high], got {value!r}")
+        raise ValueError(f"must be [low, high], got {shown(value)}")
     return ends[0], ends[1]
 
 
 def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
     """Take a mapping, as JSON would give it back, so that results compare equal after a round trip."""
     if not _is(value, Mapping):
-        raise TypeError(f"must be a mapping, got {value!r}")
-    return {str(key): _plain(item) for key, item in value.items()}
+        raise TypeError(f"must be a mapping, got {shown(value)}")
+    return _mapping(value, 0)
 
 
 def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -104,23 +161,28 @@ def _is(value: object, kind: type | UnionType) -> bool:
     return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
 
 
-def _plain(value: object) -> object:
+def _mapping(value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    if depth > MOST_DEPTH:
+        raise ValueError(f"is nested more than {MOST_DEPTH} deep")
+    return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+
+
+def _plain(value: object, depth: int) -> object:
     if value is None or isinstance(value, str | bool):
         return value
     if type(value) is float:  # what most are: an ABC is asked slowly
         return required_number(value)
     if isinstance(value, Mapping):
-        return mapping(value)
+        return _mapping(value, depth)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        if depth > MOST_DEPTH:
+            raise ValueError(f"is nested more than {MOST_DEPTH} deep")
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, Integral):
-        return int(value)
+        return required_whole(value)  # type: ignore[arg-type]
     if not isinstance(value, Real):
-        raise TypeError(f"holds {value!r}, which JSON cannot hold")
-    return required_number(float(value))
-
-
-MAX_BATCH_SIZE = 2**31 - 1
+        raise TypeError(f"holds {shown(value)}, which JSON cannot hold")
+    return required_number(value)  # type: ignore[arg-type]
 
 
 def check_batch_size(value: int, name: str = "batch_size") -> int:

@@ -33,15 +33,20 @@ import difflib
 import sys
 from collections.abc import Iterable, Sequence
 
-from cubatch.units import format_bytes, format_seconds
+from cubatch.units import format_bytes, format_seconds, shown
 
 _LISTED_NAMES = 32
+_LONGEST_NAME = 100  # that is compared with others: the time grows with its square
 # Statuses after which a context answers nothing else: kernels that faulted, hung or broke an assertion, and unknown.
 _FATAL = frozenset({700, 702, 709, 710, *range(714, 720), 999})
 
 
 class CubatchError(Exception):
     """Base of everything that cubatch raises on purpose."""
+
+
+def _with(remedy: str, text: str) -> str:
+    return f"{text}. {remedy}" if remedy else text
 
 
 class InvalidArgument(CubatchError, ValueError):
@@ -60,8 +65,7 @@ class InvalidArgument(CubatchError, ValueError):
         self.field, self.value, self.allowed, self.remedy = field, value, allowed, remedy
 
     def __str__(self) -> str:
-        text = f"{self.field} must be {self.allowed}, got {self.value!r}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        return _with(self.remedy, f"{self.field} must be {self.allowed}, got {shown(self.value)}")
 
 
 class InvalidSpec(InvalidArgument):
@@ -78,21 +82,21 @@ class UnknownName(InvalidArgument):
         known: Every name that would have been accepted.
     """
 
-    def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
+    def __init__(self, field: str, value: object, known: Iterable[str]) -> None:
         self.known = tuple(known)
-        self.near = tuple(near_names(value, self.known))
+        self.near = tuple(near_names(value, self.known) if isinstance(value, str) else ())
         CubatchError.__init__(self, field, value, self.known)
         self.field, self.value = field, value
         self.allowed, self.remedy = "one of the known names", ""
 
     def __str__(self) -> str:
         if self.near:
-            hint = "did you mean " + " or ".join(repr(name) for name in self.near) + "?"
+            hint = "did you mean " + " or ".join(map(shown, self.near)) + "?"
         elif len(self.known) <= _LISTED_NAMES:
             hint = "known: " + ", ".join(self.known)
         else:
             hint = f"{len(self.known)} names are known, none is near"
-        return f"unknown {self.field} {self.value!r}; {hint}"
+        return f"unknown {self.field} {shown(self.value)}; {hint}"
 
 
 class UnsupportedDtype(InvalidArgument):
@@ -105,8 +109,8 @@ class UnsupportedDtype(InvalidArgument):
         self.allowed = "one of " + ", ".join(self.supported)
 
     def __str__(self) -> str:
-        text = f"dtype {self.dtype!r} is not available on {self.device}, which takes {', '.join(self.supported)}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        takes = ", ".join(self.supported)
+        return _with(self.remedy, f"dtype {shown(self.dtype)} is not available on {self.device}, which takes {takes}")
 
 
 class UnsupportedLayer(CubatchError):
@@ -131,8 +135,7 @@ class DeviceNotAvailable(CubatchError):
         self.device, self.reason, self.remedy = device, reason, remedy
 
     def __str__(self) -> str:
-        text = f"device {self.device!r} cannot be used: {self.reason}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        return _with(self.remedy, f"device {shown(self.device)} cannot be used: {self.reason}")
 
 
 class DeviceFailed(CubatchError):
@@ -161,8 +164,7 @@ class DeviceFailed(CubatchError):
         return self.cuda_status in _FATAL
 
     def __str__(self) -> str:
-        text = f"{self.operation} failed with {self.status}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        return _with(self.remedy, f"{self.operation} failed with {self.status}")
 
 
 class CompileError(CubatchError):
@@ -192,20 +194,17 @@ class OutOfMemory(CubatchError, MemoryError):
         what: What was being done: "training mnist-cnn at batch size 4096".
         needed_bytes: Bytes asked for, or None where unknown.
         available_bytes: Bytes that were free, or None where unknown.
-        tensor: The tensor that did not fit, in words: "conv2.y (1024, 14, 14, 64), axis 0 is the batch".
+        tensor: The largest of what was asked for: "conv2.y (1024, 14, 14, 64) of layer conv2, axis 0 is the batch".
         largest_batch_size: Largest batch that would fit, or None where unknown.
+        remedy: The next step, where there is one.
     """
 
     def __init__(
-        self,
-        what: str,
-        needed_bytes: int | None = None,
-        available_bytes: int | None = None,
-        tensor: str = "",
-        largest_batch_size: int | None = None,
-    ) -> None:
-        super().__init__(what, needed_bytes, available_bytes, tensor, largest_batch_size)
-        self.what, self.tensor = what, tensor
+        self, what: str, needed_bytes: int | None = None, available_bytes: int | None = None, tensor: str = "",
+        largest_batch_size: int | None = None, remedy: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(what, needed_bytes, available_bytes, tensor, largest_batch_size, remedy)
+        self.what, self.tensor, self.remedy = what, tensor, remedy
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
         self.largest_batch_size = largest_batch_size
 
@@ -215,32 +214,34 @@ class OutOfMemory(CubatchError, MemoryError):
             text += f" needs {format_bytes(self.needed_bytes)}"
         if self.available_bytes is not None:
             text += f", {format_bytes(self.available_bytes)} are free"
-        if self.needed_bytes is not None and self.available_bytes is not None:
-            text += f" (short by {format_bytes(max(0, self.needed_bytes - self.available_bytes))})"
+            if self.needed_bytes is not None:
+                text += f" (short by {format_bytes(max(0, self.needed_bytes - self.available_bytes))})"
         if self.tensor:
-            text += f"; the request was for {self.tensor}"
+            text += f"; the largest tensor is {self.tensor}"
         if self.largest_batch_size is not None:
             text += f"; the largest batch that fits is {self.largest_batch_size}"
-        return text
+        return _with(self.remedy, text)
 
 
 class DoesNotFit(OutOfMemory):
     """Not even one sample fits in the memory the device has to give."""
 
-    def __init__(self, spec: str, device: str, needed_bytes: int, available_bytes: int, mode: str) -> None:
-        CubatchError.__init__(self, spec, device, needed_bytes, available_bytes, mode)
+    def __init__(
+        self, spec: str, device: str, needed_bytes: int, available_bytes: int, mode: str, tensor: str = ""
+    ) -> None:
+        CubatchError.__init__(self, spec, device, needed_bytes, available_bytes, mode, tensor)
         self.spec, self.device, self.mode = spec, device, mode
-        self.what, self.tensor, self.largest_batch_size = spec, "", 0
+        self.what, self.tensor, self.largest_batch_size, self.remedy = spec, tensor, 0, ""
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
     def __str__(self) -> str:
+        needed, available = self.needed_bytes or 0, self.available_bytes or 0
         training = 'pass mode="inference" if you do not train, ' if self.mode == "training" else ""
+        largest = f"; the largest tensor is {self.tensor}" if self.tensor else ""
         return (
-            f"{self.spec} does not fit on {self.device} even at batch size 1: "
-            f"it needs {format_bytes(self.needed_bytes or 0)}, {format_bytes(self.available_bytes or 0)} may be used "
-            f"(short by {format_bytes((self.needed_bytes or 0) - (self.available_bytes or 0))}). "
-            f"Raise the memory limit if you set one, {training}use a smaller dtype, or free memory held by other "
-            "processes."
+            f"{self.spec} does not fit on {self.device} even at batch size 1: it needs {format_bytes(needed)}, "
+            f"{format_bytes(available)} may be used (short by {format_bytes(needed - available)}){largest}. Raise the "
+            f"memory limit if you set one, {training}use a smaller dtype, or free memory held by other processes."
         )
 
 
@@ -322,8 +323,7 @@ class InvalidData(CubatchError, ValueError):
         self.path, self.reason, self.remedy = path, reason, remedy
 
     def __str__(self) -> str:
-        text = f"{self.path}: {self.reason}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        return _with(self.remedy, f"{self.path}: {self.reason}")
 
 
 class MissingDependency(CubatchError, ImportError):
@@ -356,8 +356,9 @@ class UnsupportedVersion(MissingDependency):
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """List the known names nearest to a mistyped one, best first."""
-    return difflib.get_close_matches(name.lower(), list(known), n=count, cutoff=0.6)
+    """List the known names nearest to a mistyped one, best first; none of what is too long to be one."""
+    of = [] if len(name) > _LONGEST_NAME else list(known)
+    return difflib.get_close_matches(name.lower(), of, n=count, cutoff=0.6)
 
 
 # (module, class, attribute with the status, statuses that mean memory).  cudaErrorMemoryAllocation and

@@ -1,5 +1,5 @@
 """
-Numbers to text and back; the only module that formats.
+Numbers to text and back, and text as it may be shown; the only module that formats.
 
 Stored numbers are bytes, seconds, FLOP and per-second rates.  People read GiB (2**30),
 GB/s (10**9), TFLOP/s, microseconds and samples per second.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 
 _BYTE_UNITS = {
     "": 1, "b": 1,
@@ -17,6 +18,8 @@ _BYTE_UNITS = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
+_LONGEST_SIZE = 100  # characters
+_TOO_LARGE = 2**63  # bytes
 _FRACTIONS_BELOW = 1000
 _WHOLE_PERCENT = 0.9995
 _ROUNDING = 1e-9
@@ -38,7 +41,7 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
         Whole bytes.
 
     Raises:
-        ValueError: If the text is no size, is not positive, or is a percentage with nothing to refer to.
+        ValueError: If the text is no size, it is not positive or beyond all memory, or a percentage refers to nothing.
 
     Example:
         >>> parse_bytes("8GiB")
@@ -48,25 +51,27 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(  # noqa: TRY004 - callers translate one type
-            f"a size is an int of bytes or text such as '8GiB' or '80%', got {value!r}"
+            f"a size is an int of bytes or text such as '8GiB' or '80%', got {shown(value)}"
         )
     if isinstance(value, int):
         size = value
     else:
-        match = _SIZE.fullmatch(value)
+        match = _SIZE.fullmatch(value) if len(value) <= _LONGEST_SIZE else None
         if not match:
-            raise ValueError(f"{value!r} is no size; write bytes, '8GiB', '500MB' or '80%'")
+            raise ValueError(f"{shown(value)} is no size; write bytes, '8GiB', '500MB' or '80%'")
         number, unit = float(match[1]), match[2].lower()
         if unit == "%":
             if free_bytes is None:
-                raise ValueError(f"{value!r} is a share of free memory, which is not known here; write bytes or '8GiB'")
+                raise ValueError(
+                    f"{shown(value)} is a share of free memory, which is not known here; write bytes or '8GiB'"
+                )
             size = int(free_bytes * number / 100)
         elif unit in _BYTE_UNITS:
             size = int(number * _BYTE_UNITS[unit])
         else:
-            raise ValueError(f"{value!r} has the unknown unit {match[2]!r}; use KiB, MiB, GiB, TiB or %")
-    if size <= 0:
-        raise ValueError(f"a size must be positive, got {value!r}")
+            raise ValueError(f"{shown(value)} has the unknown unit {shown(match[2])}; use KiB, MiB, GiB, TiB or %")
+    if not 0 < size < _TOO_LARGE:
+        raise ValueError(f"a size must be positive and below 8 EiB, got {shown(value)}")
     return size
 
 
@@ -181,3 +186,83 @@ def format_objective(value: float, objective: str) -> str:
 
 
 OBJECTIVE_UNITS = {"throughput": "samples/s", "latency": "time of one batch", "energy": "samples/J"}
+
+_MOST_SHOWN = 300  # characters of a value in an error
+_MOST_BITS = 256  # of an integer that is written in digits: Python refuses those of very many
+# Control characters, those that turn the direction of what follows, other line ends, and halves of UTF-16 pairs.
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def is_visible(text: str) -> bool:
+    r"""
+    Say whether a text has nothing in it that a terminal would obey rather than show.
+
+    Example:
+        >>> is_visible("größe 1"), is_visible("\x1b[2J"), is_visible("a\nb"), is_visible("\u202e")
+        (True, False, False, False)
+    """
+    return not _HIDDEN.search(text)
+
+
+def visible(text: str, keep: str = "\n\t") -> str:
+    r"""
+    Write what a terminal would obey as an escape, as `repr` does: for texts that others wrote.
+
+    Args:
+        text: Anything.
+        keep: What of it is left as it is.
+
+    Example:
+        >>> print(visible("ok \x1b[31m\nnext"), visible("a\nb", keep=""))
+        ok \x1b[31m
+        next a\nb
+    """
+    return _HIDDEN.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+
+
+class _Short(reprlib.Repr):
+    """`repr` with bounds: of items, characters and depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 4, 200, 200
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 12
+
+    def repr_int(self, value: int, _: int) -> str:
+        """Write the digits, of which a very long one has too many to be written at all."""
+        bits = value.bit_length()
+        return repr(value) if bits <= _MOST_BITS else f"<integer of {bits} bits>"
+
+    repr_bytes = repr_bytearray = reprlib.Repr.repr_str
+
+
+_SHORT = _Short()
+
+
+def shown(value: object) -> str:
+    r"""
+    Write a value for an error's text: as `repr` does, but cut, and whatever the value is, without an error.
+
+    Example:
+        >>> shown("8 GB"), shown(16**1000), len(shown([1] * 10**6)), shown("\x1b[2J")
+        ("'8 GB'", '<integer of 4001 bits>', 41, "'\\x1b[2J'")
+    """
+    try:
+        text = visible(_SHORT.repr(value), keep="")
+    except Exception:  # noqa: BLE001 - whatever somebody's repr does
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def said(error: BaseException) -> str:
+    r"""
+    Give what an exception says, whoever wrote it: its type where it cannot even say that.
+
+    Example:
+        >>> said(ValueError("no \x1b[31mred")), said(OSError(2, "No such file"))
+        ('no \\x1b[31mred', '[Errno 2] No such file')
+    """
+    try:
+        return visible(str(error))
+    except Exception:  # noqa: BLE001 - as of an exception of somebody's own
+        return f"<{type(error).__name__} that does not say what it is>"

@@ -41,8 +41,10 @@ from cubatch import errors
 from cubatch.errors import CubatchError, WorkerFailed, is_out_of_memory
 from cubatch.measure.remote import identify
 from cubatch.measure.runner import FactoryRef, Runner
+from cubatch.units import said, shown
 
 _WATCH_SECONDS = 1.0
+_REQUESTS = frozenset({"start", "prepare", "call", "time", "facts", "release", "close"})
 
 
 class _Worker:
@@ -114,15 +116,24 @@ def main() -> NoReturn:
     worker = _Worker()
     doing = ""
     while doing != "close":
-        request = json.loads(inbox.get())
-        doing = request.pop("do")
-        try:
-            reply = {"ok": getattr(worker, doing)(**request)}
-        except Exception as error:  # noqa: BLE001 - the other side raises it
-            reply = {"error": _describe(error)}
-        replies.write(json.dumps(reply).encode() + b"\n")
+        doing, reply = _answer(worker, inbox.get())
+        replies.write(reply)
         replies.flush()
     os._exit(0)
+
+
+def _answer(worker: _Worker, line: bytes) -> tuple[str, bytes]:
+    """Do what a line asks for; give what that was, and the line that answers."""
+    doing = ""
+    try:
+        request = json.loads(line)
+        doing = request.pop("do")
+        if doing not in _REQUESTS:
+            raise WorkerFailed(f"it was asked for {shown(doing)}, which it cannot do")  # noqa: TRY301 - as any other
+        reply = json.dumps({"ok": getattr(worker, doing)(**request)})
+    except Exception as error:  # noqa: BLE001 - the other side raises it
+        reply = json.dumps({"error": _describe(error)})
+    return doing, reply.encode() + b"\n"
 
 
 def _listen(requests: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> NoReturn:
@@ -148,7 +159,7 @@ def _describe(error: Exception) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "args": args,
-        "text": " ".join([str(error), *getattr(error, "__notes__", ())]),
+        "text": " ".join([said(error), *getattr(error, "__notes__", ())]),
         "out_of_memory": is_out_of_memory(error),
         "traceback": "".join(traceback.format_exception(error)),
     }

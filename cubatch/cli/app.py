@@ -8,6 +8,7 @@ that `cubatch --help` comes at once.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from typing import Annotated, Any
@@ -103,13 +104,22 @@ def _options(
 
 def main() -> None:
     """
-    Run the command line; the entry point of `cubatch` and `python -m cubatch`.
+    Run the command line.
 
     SIGTERM is treated as Ctrl-C, so that a batch system's end of time keeps what was measured.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
     console.plain_warnings()
-    app(prog_name="cubatch")
+    command = typer.main.get_command(app)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job that a shell began in the background
+            signal.signal(number, _interrupt)
+    try:
+        command(prog_name="cubatch")
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        console.say(f"cubatch: {console.lost(error)}")  # of --help, which the library of the command line writes
+        sys.exit(refusals.FAILED)
 
 
 def _interrupt(*_: object) -> None:

@@ -8,17 +8,21 @@ nothing else; colour and bars appear only where a person is looking, a line now 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from cubatch.errors import InvalidArgument
+from cubatch import files
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.report import letters
 from cubatch.report.grid import NARROWEST, WIDTH, Grid
+from cubatch.units import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,10 +39,13 @@ LINE_SECONDS = 5.0
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal something that is no result, on stderr."""
+    """Tell the person at the terminal something that is no result, on stderr; where it cannot be, nobody is told."""
     if sys.stderr is not None:  # as where it was closed before we began
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(visible(text) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            _let_go(sys.stderr)
 
 
 def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | None) -> None:
@@ -52,38 +59,71 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
 
     Raises:
         InvalidArgument: If the file cannot be written.
+        InvalidData: If stdout cannot be.
     """
     if json_path is not None:
         text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+        encoding = _encoding() if json_path == STDOUT else "utf-8"
+        if not letters.can_write(text, encoding) or visible(text) != text:
+            text = json.dumps(payload, allow_nan=False, indent=1) + "\n"
         if json_path == STDOUT:
-            plain = letters.can_write(text, sys.stdout.encoding)
-            _write(text if plain else json.dumps(payload, allow_nan=False, indent=1) + "\n")
+            _write(text)
             return
         with writing("--json", json_path) as path:
             path.write_text(text, encoding="utf-8")
     width = line_width()
-    spelled = not letters.can_write("\n".join(content.text(width) for content in grids), sys.stdout.encoding)
+    spelled = not letters.can_write("\n".join(content.text(width) for content in grids), _encoding())
     grids = [letters.ascii_grid(content) for content in grids] if spelled else grids
     if spelled:
         _write(letters.spelled("\n\n".join(content.text(width) for content in grids)) + "\n")
-    elif sys.stdout.isatty():
+    elif _is_terminal():
         from rich.console import Console
 
-        for index, content in enumerate(grids):
-            Console(width=width).print(*([""] if index else []), content.rich(width), sep="\n")
+        console = Console(width=width)
+        with console.capture() as captured:
+            for index, content in enumerate(grids):
+                console.print(*([""] if index else []), content.rich(width), sep="\n")
+        _write(captured.get())
     else:
         _write("\n\n".join(content.text(width) for content in grids) + "\n")
 
 
 def _write(text: str) -> None:
     """Write at once, so that a reader who has gone away is noticed here and not when the interpreter ends."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    if sys.stdout is None:  # as where it was closed before we began
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # whose reader has seen enough
+            raise
+        raise lost(error) from error
+
+
+def lost(error: OSError) -> InvalidData:
+    """Let go of a stdout that cannot be written, and say what it met."""
+    _let_go(sys.stdout)
+    return InvalidData("stdout", f"cannot be written: {files.reason(error)}")
+
+
+def _let_go(stream: TextIO) -> None:
+    """Lead a stream nowhere: what could not be written would be tried again when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _encoding() -> str | None:
+    return "utf-8" if sys.stdout is None else sys.stdout.encoding
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def line_width() -> int:
     """Give the characters per line: the terminal's, or the report's own in a pipe."""
-    if not sys.stdout.isatty():
+    if not _is_terminal():
         return WIDTH
     import shutil
 
@@ -95,34 +135,36 @@ def writing(option: str, path: str) -> Iterator[Path]:
     """Name the option and the reason where a file cannot be written."""
     try:
         yield Path(path)
-    except OSError as error:
-        raise InvalidArgument(option, path, "a file that can be written", f"{error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise InvalidArgument(option, path, "a file that can be written", f"{files.reason(error)}.") from error
 
 
-def check_writable(**files: str | None) -> None:
+def check_writable(**paths: str | None) -> None:
     """
     Refuse output files that cannot be written, before minutes of measuring are spent on them.
 
     Args:
-        files: Path by option name, without dashes; None and "-" pass.
+        paths: Path by option name, without dashes; None and "-" pass.
 
     Raises:
         InvalidArgument: Naming the option and the folder that is not there.
     """
-    for option, path in files.items():
+    for option, path in paths.items():
         if path is None or path == STDOUT:
             continue
-        if not Path(path).parent.is_dir():
+        if not files.is_folder(Path(path).parent):
             raise InvalidArgument(f"--{option}", path, "a file in a folder that exists", "Make the folder first.")
-        if Path(path).is_dir():
+        if files.is_folder(path):
             raise InvalidArgument(f"--{option}", path, "a file, not a folder")
+        if trouble := files.trouble(path):
+            raise InvalidArgument(f"--{option}", path, "a file that can be written", f"{trouble}.")
 
 
 def plain_warnings() -> None:
     """Show warnings as one line without the place in our code that raised them."""
 
     def formatted(message: object, *_: object, **__: object) -> str:
-        return f"warning: {message}\n"
+        return visible(f"warning: {message}\n")
 
     warnings.formatwarning = formatted
 
@@ -153,10 +195,10 @@ def progress_bar(description: str) -> Iterator[Show | None]:
         transient=True,
     )
     with bar:
-        task = bar.add_task(description, total=None, now="")
+        task = bar.add_task(visible(description, keep=""), total=None, now="")
 
         def show(done: float, total: float, now: str) -> None:
-            bar.update(task, completed=done, total=total, now=now)
+            bar.update(task, completed=done, total=total, now=visible(now, keep=""))
 
         yield show
 
@@ -180,8 +222,7 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
         if moment - last < LINE_SECONDS:
             return
         last = moment
-        with contextlib.suppress(OSError, ValueError):
-            say(f"cubatch: {moment - began:.0f} s, {text}")
+        say(f"cubatch: {moment - began:.0f} s, {text}")
 
     return show
 

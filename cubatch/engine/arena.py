@@ -9,7 +9,7 @@ import numpy as np
 
 from cubatch.engine import backend
 from cubatch.engine.storage import element_type, sum_type
-from cubatch.errors import CubatchError, OutOfMemory
+from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory
 from cubatch.hardware import room
 from cubatch.memory import fit
 from cubatch.memory.plan import Plan
@@ -59,12 +59,28 @@ class Arena:
         return self._block[offset : offset + self._plan.sizes[number]]
 
 
+def check_host_room(work: Workload, plan: Plan, held_bytes: int) -> None:
+    """
+    Refuse a batch that is more than what is free on this machine, before any of it is taken.
+
+    The system gives addresses that it has no memory for, and ends processes once they are written to.
+
+    Args:
+        work, plan: What is prepared.
+        held_bytes: What is held already of what is planned.
+
+    Raises:
+        OutOfMemory: If it is.
+    """
+    if work.device.kind != "cpu":
+        return
+    with contextlib.suppress(InvalidArgument):  # what is free cannot be read
+        if plan.total - held_bytes > room.memory_limit(work.device).free_bytes:
+            raise out_of_memory(work, plan)
+
+
 def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
-    """Say what a batch size asked for, by which tensor, what is free, and which size fits."""
-    largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
-    buffer = plan.schedule.buffers[largest]
-    shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
-    axis = ", axis 0 is the batch" if buffer.batched else ""
+    """Say what a batch size asked for, by which tensor of which layer, what is free, which size fits and what helps."""
     free = fits = None
     with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
         limit = room.memory_limit(work.device)
@@ -74,6 +90,20 @@ def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
         f"{work.mode} of {as_network(work.spec).name} at batch size {plan.batch_size}",
         plan.total,
         free,
-        f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
+        plan.largest_tensor,
         fits,
+        _remedy(work, fits),
     )
+
+
+def _remedy(work: Workload, fits: int | None) -> str:
+    """Name what makes a step smaller, and nothing that is so already."""
+    ways = [
+        f"take batches of {fits}" if fits else "",
+        "add up the gradients of smaller batches (target_batch_size)" if fits and work.mode == "training" else "",
+        "compute activations again (recompute=True)" if work.mode == "training" and not work.recompute else "",
+        "store them in 16 bits (dtype)" if work.device.kind == "cuda" and work.dtype in {"float32", "tf32"} else "",
+        "free memory that other processes hold",
+    ]
+    text = ", ".join(filter(None, ways[:-1]))
+    return f"{text[:1].upper()}{text[1:]}, or {ways[-1]}." if text else f"{ways[-1].capitalize()}."

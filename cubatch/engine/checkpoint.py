@@ -20,9 +20,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import array_file
+from cubatch import array_file, files
 from cubatch.array_file import CHECKPOINT
 from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.units import shown
 
 VERSION = 1
 _LOSSES = "losses"
@@ -96,16 +97,22 @@ def read(path: str | Path) -> Checkpoint | None:
         InvalidArgument: If the path is none for such a file.
         InvalidData: If the file is damaged, or no checkpoint, or one of another version.
     """
-    if not array_file.check_path("checkpoint", path).exists():
+    if not files.is_file(array_file.check_path("checkpoint", path)):
         return None
     arrays, notes = array_file.read(path)
     if CHECKPOINT not in notes:
         raise InvalidData(str(path), "is no checkpoint", _ANEW)
-    told = json.loads(notes[CHECKPOINT])
-    version = told.pop("version")
+    try:
+        told = json.loads(notes[CHECKPOINT])
+        version = told.pop("version")
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise InvalidData(str(path), "is damaged: it does not say of what it is a checkpoint", _ANEW) from error
     if version != VERSION:
-        raise InvalidData(str(path), f"is a checkpoint of version {version}, this cubatch reads {VERSION}", _ANEW)
-    return Checkpoint(**told, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
+        raise InvalidData(str(path), f"is a checkpoint of version {shown(version)}, this one reads {VERSION}", _ANEW)
+    try:
+        return Checkpoint(**told, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidData(str(path), f"is damaged: {error}", _ANEW) from error
 
 
 def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[str, Any]) -> Checkpoint:
@@ -128,7 +135,7 @@ def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[st
     for name, value in settings.items():
         if name in kept.settings and kept.settings[name] == value:
             continue
-        raise InvalidArgument(name, value, f"{kept.settings.get(name)!r}, as {path} was begun with", _ANEW)
+        raise InvalidArgument(name, value, f"{shown(kept.settings.get(name))}, as {path} was begun with", _ANEW)
     differing = [
         f"{name} was {kept.conditions.get(name) or 'unknown'}, is {value or 'unknown'}"
         for name, value in conditions.items()

@@ -7,6 +7,7 @@ An IDX file is two zero bytes, a type, the number of dimensions, each extent as 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.client
@@ -17,11 +18,12 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import attrs
 import numpy as np
 
+from cubatch import files
 from cubatch.errors import InvalidData
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -35,6 +37,11 @@ _MNIST_SHA256 = {
     "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 _TIMEOUT_SECONDS = 30
+_MOST_DIMENSIONS = 8
+_CHUNK = 2**20
+_MOST_PACKED = 16 * 2**20  # bytes of a file of MNIST as it is fetched
+MOST_BYTES = 4 * 2**30
+"""Of a data set's file, unpacked."""
 
 
 @attrs.frozen(eq=False)
@@ -82,24 +89,39 @@ def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
     Read one IDX file of unsigned bytes, plain or gzip.
 
     Raises:
-        InvalidData: If the file is missing, damaged, or no IDX file of unsigned bytes.
+        InvalidData: If the file is missing, damaged, no IDX file of unsigned bytes, or holds more than 4 GiB.
     """
     path = Path(path)
-    content = _content(path)
-    if len(content) < 4 or content[:2] != b"\0\0":  # noqa: PLR2004
-        raise InvalidData(str(path), "is no IDX file: it does not start with two zero bytes")
-    kind, dimensions = content[2], content[3]
-    if kind != _UNSIGNED_BYTE:
-        raise InvalidData(str(path), f"holds elements of type 0x{kind:02x}, only unsigned bytes (0x08) are read")
-    header = 4 + 4 * dimensions
-    if len(content) < header:
-        raise InvalidData(str(path), f"ends inside its header ({len(content)} of {header} bytes)")
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != math.prod(shape):
-        raise InvalidData(
-            str(path), f"should hold {math.prod(shape)} elements of shape {shape}, holds {len(content) - header}"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+    with _opened(path) as file:
+        begun = file.read(4)
+        if len(begun) < 4 or begun[:2] != b"\0\0":  # noqa: PLR2004
+            raise InvalidData(str(path), "is no IDX file: it does not start with two zero bytes")
+        kind, dimensions = begun[2], begun[3]
+        if kind != _UNSIGNED_BYTE:
+            raise InvalidData(str(path), f"holds elements of type 0x{kind:02x}, only unsigned bytes (0x08) are read")
+        if dimensions > _MOST_DIMENSIONS:
+            raise InvalidData(str(path), f"says it has {dimensions} dimensions, at most {_MOST_DIMENSIONS} are read")
+        extents = file.read(4 * dimensions)
+        if len(extents) < 4 * dimensions:
+            raise InvalidData(str(path), f"ends inside its header ({4 + len(extents)} of {4 + 4 * dimensions} bytes)")
+        shape = struct.unpack(f">{dimensions}I", extents)
+        count = math.prod(shape)
+        if count > MOST_BYTES:
+            raise InvalidData(str(path), f"should hold {count} elements, at most {MOST_BYTES} are read")
+        content = _read(file, count)  # and no more, whatever it unpacks to
+        if len(content) < count or file.read(1):
+            found = str(len(content)) if len(content) < count else "more"
+            raise InvalidData(str(path), f"should hold {count} elements of shape {shape}, holds {found}")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    """Read so many bytes, or what there is of them; memory is taken as they come."""
+    parts = []
+    while count and (part := file.read(min(count, _CHUNK))):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
 
 
 def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
@@ -117,7 +139,7 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
     for part in ("train", "t10k"):
         images = read_idx(_find(Path(folder), f"{part}-images-idx3-ubyte"))
         labels = read_idx(_find(Path(folder), f"{part}-labels-idx1-ubyte"))
-        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):  # noqa: PLR2004
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:  # noqa: PLR2004
             raise InvalidData(
                 str(folder), f"{part} images of shape {images.shape} and labels of shape {labels.shape} do not match"
             )
@@ -152,7 +174,7 @@ def _fetch(name: str, expected: str, folder: Path) -> None:
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
-            content = answer.read()
+            content = answer.read(_MOST_PACKED + 1)
     except (OSError, http.client.HTTPException) as error:
         raise InvalidData(url, f"cannot be fetched: {error}", remedy) from error
     with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -165,25 +187,37 @@ def _fetch(name: str, expected: str, folder: Path) -> None:
 
 def _is_right(path: Path, expected: str) -> bool:
     """Whether a file is there, can be unpacked, and has the expected SHA-256."""
+    digest = hashlib.sha256()
     try:
-        return hashlib.sha256(_content(path)).hexdigest() == expected
+        with _opened(path) as file:
+            for _ in range(MOST_BYTES // _CHUNK):  # what unpacks to more is none of them
+                if not (chunk := file.read(_CHUNK)):
+                    return digest.hexdigest() == expected
+                digest.update(chunk)
     except InvalidData:
-        return False
+        pass
+    return False
 
 
-def _content(path: Path) -> bytes:
-    """Read a file, through gzip if it begins like gzip."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, through gzip if it begins like gzip; what goes wrong with reading it is InvalidData."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidData(str(path), f"cannot be read: {error}") from error
+        with files.open_regular(path) as raw:
+            is_packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            raw.seek(0)
+            with gzip.GzipFile(fileobj=raw) if is_packed else contextlib.nullcontext(raw) as file:
+                yield cast("BinaryIO", file)
+    except InvalidData:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
 
 
 def _find(folder: Path, name: str) -> Path:
     """Find a file by its name, with or without .gz."""
     for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.exists():
+        if files.is_file(candidate):
             return candidate
     remedy = "Put MNIST's four IDX files there, plain or gzip, or fetch them with --download."
     raise InvalidData(str(folder), f"has neither {name} nor {name}.gz", remedy)

@@ -26,7 +26,7 @@ import attrs
 import numpy as np
 
 from cubatch.engine import backend, batch, functional, layers, storage, weights
-from cubatch.engine.arena import Arena, out_of_memory
+from cubatch.engine.arena import Arena, check_host_room, out_of_memory
 from cubatch.engine.learned import Learned
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
@@ -127,11 +127,9 @@ class Model(Learned):
             if (share.network, share.dtype) != (self.network, dtype):
                 raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
             self._clock, self._flat, self._states = share._shared()  # noqa: SLF001 - of the same class
-        self._numbers = StepNumbers(self._xp) if context and mode == "training" else None
-        self._stepper = None
-        if mode == "training":
-            options = {"operations": self._operations, "xp": self._xp}
-            self._stepper = Stepper(self._flat, dtype=dtype, optimizer=optimizer, **options)
+        trains, how = mode == "training", {"operations": self._operations, "xp": self._xp}
+        self._numbers = StepNumbers(self._xp) if context and trains else None
+        self._stepper = Stepper(self._flat, dtype=dtype, optimizer=optimizer, **how) if trains else None
         self.plan: Plan | None = None
         self._team: Team | None = None
         self._places: list[list[Place]] = []
@@ -198,6 +196,7 @@ class Model(Learned):
         self.release()
         work = attrs.evolve(self._work, accumulate=target_batch_size is not None)
         plan, self._target = lay_out(work, batch_size), target_batch_size
+        check_host_room(work, plan, self.held_bytes)
         try:
             self._lay_out(plan)
         except Exception as error:

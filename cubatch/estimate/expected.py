@@ -18,7 +18,7 @@ from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.memory.plan import schedule_of
-from cubatch.network.graph import Spec
+from cubatch.network.graph import Spec, layer_passes
 from cubatch.network.passes import Pass
 from cubatch.workload import Workload
 
@@ -79,6 +79,12 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = 
     return recomputed(step, work.spec) if work.is_recomputed else step
 
 
+def takes_time(work: Workload) -> bool:
+    """Whether a step does anything at all: a lone flatten is another name for the same memory."""
+    passes = layer_passes(work.spec, work.mode)
+    return any(node.layer.traffic(one, 1) or node.layer.pass_flops(one, 1) for node, one in passes)
+
+
 def _model(library: str) -> str:
     return "cubatch" if library == "cubatch" else "vendor"
 
@@ -98,7 +104,7 @@ def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
         for item in step.passes
     )
     more = np.sum([new.seconds - old.seconds for new, old in zip(passes, step.passes, strict=True)], axis=0)
-    factor = 1 + more / step.seconds
+    factor = 1 + more / np.where(step.seconds > 0, step.seconds, 1.0)
     return attrs.evolve(
         step, seconds=step.seconds * factor, low=step.low * factor, high=step.high * factor, passes=passes
     )

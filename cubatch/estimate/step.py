@@ -129,7 +129,8 @@ def _ours(
         for layer, pass_, runs, more in work
     ]
     notes.append(UNTIMED)
-    seconds, blocks = (np.array([row[i] for row in rows]) for i in (0, 2))
+    shape = len(rows), len(batch_sizes)  # of no rows too
+    seconds, blocks = (np.array([row[i] for row in rows]).reshape(shape) for i in (0, 2))
     if any("bytes" in names and times.any() for times, names, _ in rows):
         notes.append(MOVED)
     sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or _OURS_SD for layer, pass_, *_ in work]

@@ -7,19 +7,23 @@ predictions are made for it, nothing is measured on it.
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from cubatch import files
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue
 from cubatch.hardware.facts import DTYPES, Device
+from cubatch.units import is_visible, visible
 
 SUFFIX = ".toml"
+_LONGEST_TEXT = 1000
+_LEAST, _MOST = 1e-6, 2**53
+"""Of any figure, in the unit of its key: beyond them it is none of a device."""
+_MOST_BYTES = 2**20
 
 
 @attrs.frozen
@@ -31,26 +35,30 @@ class _Kind:
 
 
 def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST
 
 
 def _is_pair(value: object) -> bool:
     return isinstance(value, list) and [_is_whole(part, 0) for part in value] == [True, True]
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value.strip()) <= _LONGEST_TEXT and is_visible(value)
+
+
 def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_rates(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_positive, value.values()))
 
 
-_TEXT = _Kind("text that is not empty", lambda value: isinstance(value, str) and bool(value.strip()))
+_TEXT = _Kind(f"a line of text that is not empty, of at most {_LONGEST_TEXT} characters", _is_text)
 _TEXTS = _Kind("a list of texts", _is_texts)
 _COUNT = _Kind("a whole number of at least 1", lambda value: _is_whole(value, 1))
 _COUNT_OR_NONE = _Kind("a whole number, 0 for none", lambda value: _is_whole(value, 0))
@@ -112,9 +120,11 @@ def read(name: str) -> Device:
     """
     path = Path(name)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no TOML, no UTF-8, a zero byte in the path
-        raise InvalidArgument("device", name, f"a TOML file that can be read ({error})", _REMEDY) from None
+        table = files.parsed_toml(files.read_text(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            "device", name, f"a TOML file that can be read ({files.reason(error)})", _REMEDY
+        ) from None
     facts = _row(name, table)
     for key, value in facts.items():
         if key not in _KINDS:
@@ -128,7 +138,10 @@ def read(name: str) -> Device:
         remedy = "It says what an SM is: [7, 0] is a V100, [8, 6] an RTX 3090."
         raise InvalidArgument(f"compute_capability in {name}", None, "given as [major, minor]", remedy)
     major, minor = facts["compute_capability"]
-    defaults = {"name": path.stem, "architecture": architectures.like((major, minor)).name}
+    defaults = {
+        "name": visible(path.stem[:_LONGEST_TEXT], keep=""),
+        "architecture": architectures.like((major, minor)).name,
+    }
     return catalogue.device_of(defaults | facts | {"source": name})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Self
 
@@ -66,7 +66,7 @@ class Goal:
             raise InvalidArgument("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
         if not 0 <= self.tolerance < 1:
             raise InvalidArgument("tolerance", self.tolerance, "at least 0 and below 1", "0.01 is 1 %.")
-        if self.latency_limit is not None and not 0 < self.latency_limit < math.inf:
+        if self.latency_limit is not None and not 0 < self.latency_limit <= sys.float_info.max:
             raise InvalidArgument("latency_limit", self.latency_limit, "a positive number of seconds, or None")
 
     @classmethod

@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import cubatch
-from cubatch import errors
+from cubatch import checks
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, TimedOut, WorkerDied, WorkerFailed
+from cubatch.measure import replies
 from cubatch.measure.runner import FactoryRef, Reading
+from cubatch.units import shown
 
 PREPARE_SECONDS = 600.0  # start, compile and prepare; a hang, not a slow compiler, takes longer
 CLOSE_SECONDS = 10.0
 _STDERR_TAIL_BYTES = 4000
+_OPENBLAS_FULL = "OpenBLAS error: Memory allocation still failed"  # its only sign: it ends the process by exit(1)
 
 
 def identify() -> dict[str, str]:
@@ -119,9 +122,11 @@ class RemoteRunner:
     def _memory(self, name: str) -> int | None:
         if self._process is None:
             return None
-        facts: dict[str, Any] = self._ask({"do": "facts"}, self._prepare_seconds)
-        self.launch = facts["launch"]
-        figure: int | None = facts[name]
+        facts = self._ask({"do": "facts"}, self._prepare_seconds)
+        try:
+            self.launch, figure = facts["launch"], checks.count(facts[name])
+        except (LookupError, TypeError, ValueError) as error:
+            raise WorkerFailed(f"it answered with no figures of memory: {shown(facts)}") from error
         return figure
 
     def _start(self) -> None:
@@ -170,10 +175,10 @@ class RemoteRunner:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             answer = self._read_line(seconds)
-            reply = None if answer is None else json.loads(answer)
+            reply = None if answer is None else replies.parsed(answer)
         except ValueError as error:
             self._end()
-            raise WorkerFailed("it answered with something that is no JSON line") from error
+            raise WorkerFailed(f"it answered with something that is no answer: {error}") from error
         except TimeoutError:
             self._end()
             raise TimedOut(f"{request['do']} of {self._doing}", seconds or 0.0) from None
@@ -183,7 +188,7 @@ class RemoteRunner:
         if reply is None:
             raise self._death(kills)
         if "error" in reply:
-            raise _rebuild(reply["error"], self._doing)
+            raise replies.rebuilt(reply["error"], self._doing)
         return reply["ok"]
 
     def _read_line(self, seconds: float | None) -> bytes | None:
@@ -215,6 +220,8 @@ class RemoteRunner:
             if kills is None or kills_before is None or kills > kills_before:
                 return OutOfMemory(f"the kernel killed the measuring process at {self._doing}")
             reason = f"SIGKILL ended it at {self._doing}, and the kernel counted no out-of-memory kill"
+        elif code is not None and code > 0 and _OPENBLAS_FULL in tail:
+            return OutOfMemory(f"OpenBLAS found no memory at {self._doing}, and ended the measuring process")
         elif code is None:
             reason = f"it closed its pipe at {self._doing} and did not end"
         elif code < 0:
@@ -324,17 +331,3 @@ def _split_path(entries: Sequence[str]) -> tuple[list[str], list[str]]:
         is_behind = place != home and (place in by_chance or os.pathsep in entry)
         (behind if is_behind else ahead).append(str(Path(entry).absolute()))
     return [*ahead, str(home)], behind
-
-
-def _rebuild(facts: dict[str, Any], doing: str) -> CubatchError:
-    """Make the worker's error again: one of ours as itself, a foreign one as what it means here."""
-    error: CubatchError
-    if facts["args"] is not None:
-        error = getattr(errors, facts["type"])(*facts["args"])
-    elif facts["out_of_memory"]:
-        error = OutOfMemory(f"{doing}: {facts['type']}: {facts['text']}")
-    else:
-        remedy = "Pass isolate=False to have it raised in this process."
-        error = WorkerFailed(f"{doing} raised {facts['type']}: {facts['text']}", remedy)
-    error.add_note(f"In the measuring process:\n{facts['traceback']}")
-    return error

@@ -110,7 +110,8 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
         return bound(size) <= limit and plan(work, size).total <= limit
 
     if not fits(1):
-        raise DoesNotFit(str(work.spec), str(work.device), plan(work, 1).total, limit, work.mode)
+        one = plan(work, 1)
+        raise DoesNotFit(str(work.spec), str(work.device), one.total, limit, work.mode, one.largest_tensor)
     # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
     size = _bisect(bound, limit, 1)
     low = 1

@@ -8,18 +8,20 @@ for good and lie beside it.
 
 from __future__ import annotations
 
-import bisect
 import math
 from functools import lru_cache
+from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory import workspace
 from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
 from cubatch.memory.schedule import schedule
 from cubatch.memory.workspace import im2col_workspace_bytes
-from cubatch.network.graph import Spec
+from cubatch.network.graph import INPUT, Spec
+from cubatch.units import format_bytes
 from cubatch.workload import Workload
 
 ALIGNMENT = 256
@@ -29,6 +31,7 @@ STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 # A tile of the im2col matrix: small enough to stay in the L2 of a CPU core beside the filter, and
 # on a GPU large enough to fill it.
 MAX_COPIES = 64
+_INT64, _FLOOR = 2**63, np.zeros(1, dtype=np.int64)
 _CORE_FLOPS, _CORE_BYTES = 60e9, 8e9  # a second, of a core with AVX-512: measured ones differ by a factor of two
 _WORTH_A_TEAM = 2.1e-4  # seconds of a mean operation: where a team began to win, for five networks in both modes
 
@@ -77,6 +80,28 @@ class Plan:
     def total(self) -> int:
         """The peak of the step."""
         return self.fixed_bytes + self.members * self.copies * self.arena_bytes
+
+    @property
+    def largest_tensor(self) -> str:
+        """
+        The largest activation or gradient of one, in words: its layer, shape, and which axis of it is the batch.
+
+        Where parameters and what is kept with them take more, it says so.
+
+        Example:
+            >>> from cubatch.workload import Workload
+            >>> work = Workload.of("mnist-cnn", "v100-sxm2-16gb", mode="training", dtype="float32")
+            >>> plan(work, 256).largest_tensor
+            'conv1.y (256, 28, 28, 32) of layer conv1, axis 0 is the batch, 24.50 MiB'
+        """
+        tensors = [n for n, buffer in enumerate(self.schedule.buffers) if buffer.part != "workspace"]
+        number = max(tensors, key=self.sizes.__getitem__)
+        buffer, size = self.schedule.buffers[number], self.members * self.sizes[number]
+        beside = f" beside {format_bytes(self.fixed_bytes)} of parameters, their gradients and state"
+        of = f" of layer {buffer.node}" if buffer.node != INPUT else ""
+        shape = (self.batch_size, *buffer.shape) if buffer.batched else buffer.shape
+        axis = ", axis 0 is the batch" if buffer.batched else ""
+        return f"{buffer.name} {shape}{of}{axis}, {format_bytes(size)}{beside if self.fixed_bytes > size else ''}"
 
 
 @lru_cache(maxsize=64)
@@ -186,22 +211,25 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
 
 def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], int]:
     """Place the largest buffers first, each in the lowest gap between buffers that are alive when it is."""
-    offsets = [0] * len(sizes)
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last; sorted
+    offsets, count = [0] * len(sizes), 0
+    kind: Any = np.int64 if sum(sizes) < _INT64 else object  # Python's integers, which have no end
+    # Of what is placed, by offset: where it begins and ends, its first and last operation.
+    placed = np.empty((4, len(sizes)), dtype=kind)
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         size, (first, last) = sizes[number], spans[number]
         if not size:
             continue
-        offset = 0
-        for start, end, begins, ends in placed:  # the innermost loop of every plan
-            if ends >= first and begins <= last:
-                if start - offset >= size:
-                    break
-                if end > offset:  # noqa: PLR1730 - max() takes twice as long
-                    offset = end
-        offsets[number] = offset
-        bisect.insort(placed, (offset, offset + size, first, last))
-    return offsets, max((end for _, end, _, _ in placed), default=0)
+        starts, ends, begins, finishes = placed[:, :count]
+        met = np.flatnonzero((finishes >= first) & (begins <= last))
+        # Below each that is met: where those before it end.
+        below = np.maximum.accumulate(np.append(_FLOOR.astype(kind), ends[met]))
+        gaps = np.flatnonzero(starts[met] - below[:-1] >= size)
+        offset = below[gaps[0]] if len(gaps) else below[-1]
+        at = int(np.searchsorted(starts, offset, side="right"))
+        placed[:, at + 1 : count + 1] = placed[:, at:count]
+        placed[:, at], count = (offset, offset + size, first, last), count + 1
+        offsets[number] = int(offset)
+    return offsets, int(placed[1, :count].max(initial=0))
 
 
 def bytes_alive(sizes: list[int], spans: list[tuple[int, int]], ops: int) -> list[int]:

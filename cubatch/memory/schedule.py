@@ -16,6 +16,7 @@ the gradient of its output, which also adds what other readers contributed befor
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -185,13 +186,20 @@ class _Writer:
     def cuts(self) -> list[int]:
         """Choose where segments end: after nodes whose output alone is read later on, about evenly by size."""
         nodes = self.network.nodes
-        last_read = {origin: max(nodes.index(n) for n in readers) for origin, readers in self.flow.readers.items()}
-        possible = []
-        for i in range(1, len(nodes)):
-            begun = {node.name for node in nodes[:i]}
-            live = {origin for origin, last in last_read.items() if last >= i and origin in begun}
-            if live == {self.flow.origin[nodes[i - 1].name]} and self.overwritten(nodes[i]) is None:
-                possible.append(i)
+        place = {node.name: i for i, node in enumerate(nodes)}
+        # How many layers' outputs live at each place: made before it, and read there or later.
+        change, last_read = [0] * (len(nodes) + 1), {}
+        for origin, readers in self.flow.readers.items():
+            last_read[origin] = max(place[node.name] for node in readers)
+            if origin in place:
+                change[place[origin] + 1] += 1
+                change[last_read[origin] + 1] -= 1
+        possible = set()
+        for i, alive in enumerate(itertools.accumulate(change[: len(nodes)])):
+            output = self.flow.origin[nodes[i - 1].name]
+            is_alone = i and alive == 1 and output != INPUT and last_read.get(output, 0) >= i
+            if is_alone and self.overwritten(nodes[i]) is None:
+                possible.add(i)
         sizes = [math.prod(node.layer.output_shape) for node in nodes]
         share = sum(sizes) / max(1, math.isqrt(len(possible)))
         cuts, held = [], 0

@@ -9,17 +9,20 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidSpec
+from cubatch.units import is_visible, visible
 
 Extents = tuple[int, int, int]
 MAX_EXTENT = 2**31 - 1
+MOST_NAME = 1000  # characters
+A_NAME = f"text without control characters, not empty, of at most {MOST_NAME} characters"
 
 
-def check_integer(value: object, name: str, minimum: int) -> int:
-    """Return a whole number from `minimum` to MAX_EXTENT, or raise InvalidSpec naming the field."""
+def check_integer(value: object, name: str, minimum: int, most: int = MAX_EXTENT) -> int:
+    """Return a whole number from `minimum` to `most`, or raise InvalidSpec naming the field."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidSpec(name, value, f"a whole number, at least {minimum}")
-    if not minimum <= value <= MAX_EXTENT:
-        raise InvalidSpec(name, value, f"from {minimum} to {MAX_EXTENT}")
+    if not minimum <= value <= most:
+        raise InvalidSpec(name, value, f"from {minimum} to {most}")
     return value
 
 
@@ -71,11 +74,11 @@ def _tuple(value: object) -> tuple[int, ...]:
 Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
-def at_least(minimum: int) -> Validator:
-    """Give the validator of whole numbers from `minimum` on."""
+def at_least(minimum: int, most: int = MAX_EXTENT) -> Validator:
+    """Give the validator of whole numbers from `minimum` to `most`."""
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        check_integer(value, attribute.name, minimum)
+        check_integer(value, attribute.name, minimum, most)
 
     return validate
 
@@ -106,15 +109,31 @@ def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> Non
         raise InvalidSpec(attribute.name, value, "true or false")
 
 
+def is_name(value: object) -> bool:
+    """Whether it can name a layer or network: names are printed, drawn and kept."""
+    return isinstance(value, str) and 0 < len(value) <= MOST_NAME and is_visible(value)
+
+
+def printable(name: str) -> str:
+    r"""
+    Make a name of what somebody else calls a layer or network: cut, its control characters written out.
+
+    Example:
+        >>> print(printable("conv\x1b[2J"))
+        conv\x1b[2J
+    """
+    return visible(name, keep="")[: MOST_NAME // 2] or "unnamed"
+
+
 def check_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but None and text."""
-    if value is not None and (not isinstance(value, str) or not value):
-        raise InvalidSpec(attribute.name, value, "text, not empty")
+    """Refuse all but None and names."""
+    if value is not None and not is_name(value):
+        raise InvalidSpec(attribute.name, value, A_NAME)
 
 
 def check_inputs(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse all but None and names of layers."""
-    if value is not None and not (isinstance(value, tuple) and all(isinstance(name, str) for name in value)):
+    if value is not None and not (isinstance(value, tuple) and all(map(is_name, value))):
         raise InvalidSpec(attribute.name, value, "a list of layer names")
 
 

@@ -17,12 +17,14 @@ import attrs
 from attrs import field
 
 from cubatch.errors import InvalidSpec, UnknownName
-from cubatch.network.extents import MAX_EXTENT, Extents, check_integer, whole
+from cubatch.network.extents import A_NAME, MAX_EXTENT, Extents, check_integer, is_name, whole
 from cubatch.network.layer import Layer, check_mode
 from cubatch.network.layers import LAYERS, Linear
 from cubatch.network.passes import Pass
 
 INPUT = "input"
+MOST_LAYERS = 10_000
+"""Of a network: ten times those of the deepest that people run, and planned within seconds."""
 
 
 class SuspiciousSpec(UserWarning):
@@ -56,12 +58,14 @@ def check_input_shape(value: object) -> Extents:
 def _layers(value: object) -> tuple[Layer, ...]:
     if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
         raise InvalidSpec("layers", value, "a list of layers")
+    if len(value) > MOST_LAYERS:
+        raise InvalidSpec("number of layers", len(value), f"at most {MOST_LAYERS}")
     return tuple(item if isinstance(item, Layer) else layer_of(item, f"layers[{i}]") for i, item in enumerate(value))
 
 
 def _check_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidSpec(attribute.name, value, "text, not empty")
+    if not is_name(value):
+        raise InvalidSpec(attribute.name, value, A_NAME)
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -234,13 +238,13 @@ def layer_of(mapping: object, path: str) -> Layer:
         raise InvalidSpec(f"{path}.type", None, f"given: one of {', '.join(LAYERS)}")
     kind = mapping["type"]
     if not isinstance(kind, str) or kind not in LAYERS:
-        raise UnknownName(f"layer type in {path}", str(kind), LAYERS)
+        raise UnknownName(f"layer type in {path}", kind, LAYERS)
     place = f"{path} ({kind})"
     fields = attrs.fields_dict(LAYERS[kind])
     values = {key: value for key, value in mapping.items() if key != "type"}
     for key in values:
         if key not in fields:
-            raise UnknownName(f"key in {place}", str(key), fields)
+            raise UnknownName(f"key in {place}", key, fields)
     for key, attribute in fields.items():
         if attribute.default is attrs.NOTHING and key not in values:
             raise InvalidSpec(f"{place}.{key}", None, "given")

@@ -102,8 +102,8 @@ class Layer:
         """
         low, high = self.arity
         if not low <= len(shapes) <= high:
-            wanted = str(low) if low == high else f"at least {low}"
-            raise InvalidSpec("inputs", list(self.inputs or ()), f"{wanted} layer{'s' * (low != 1)}")
+            wanted = str(low) if low == high else f"at least {low}, at most {high}"
+            raise InvalidSpec("inputs", list(self.inputs or ()), f"{wanted} layer{'s' * (high != 1)}")
         return self._merge(dict(zip("hwc", shapes[0], strict=True)))
 
     def _merge(self, found: Mapping[str, Any]) -> Self:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, UnknownName
 from cubatch.network.extents import Extents, check_integer
 from cubatch.network.graph import Network, Spec, check_input_shape
@@ -144,7 +145,7 @@ def _form(spec: object) -> str:
             return "onnx"
         if suffix in _WEIGHTS:
             raise InvalidArgument("model", str(spec), "a name, a spec or ONNX file, or package.module:name", _NO_LAYERS)
-        if isinstance(spec, Path) or suffix in {".toml", ".json"} or Path(spec).is_file():
+        if isinstance(spec, Path) or suffix in {".toml", ".json"} or files.is_file(spec):
             return "file"
         return "factory" if ":" in spec else "name"
     if not isinstance(spec, Layer | Network | Mapping):

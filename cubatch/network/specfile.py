@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cubatch import files
 from cubatch.errors import InvalidSpec, UnknownName
+from cubatch.network.extents import printable
 from cubatch.network.graph import Network, Spec, layer_of
+from cubatch.units import shown
 
 
 def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec:
@@ -30,13 +33,14 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
         return layer_of(mapping, "spec")
     for key in mapping:
         if key not in {"name", "input_shape", "layers"}:
-            raise UnknownName("key in spec", str(key), ("name", "input_shape", "layers"))
+            raise UnknownName("key in spec", key, ("name", "input_shape", "layers"))
     for key in ("input_shape", "layers"):
         if key not in mapping:
             raise InvalidSpec(key, None, "given")
-    title = mapping.get("name") or name or "network"
-    if not isinstance(title, str):
+    title = mapping.get("name")
+    if not isinstance(title, str | None):
         raise InvalidSpec("name", title, "text")
+    title = title or name or "network"
     return Network(input_shape=mapping["input_shape"], layers=mapping["layers"], name=title)
 
 
@@ -45,7 +49,7 @@ def load_spec(path: str | Path) -> Spec:
     Read a layer or network from a .toml or .json file.
 
     Args:
-        path: The file; its form is shown in cubatch/README.md under "Spec files".
+        path: The file, of at most 16 MiB; its form is shown in cubatch/README.md under "Spec files".
 
     Returns:
         Layer or Network: What the file describes; a network without a name has the file's.
@@ -65,19 +69,21 @@ def load_spec(path: str | Path) -> Spec:
     if not isinstance(path, str | os.PathLike):
         raise InvalidSpec("spec file", path, "the path of a .toml or .json file")
     path = Path(path)
-    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
+    readers: dict[str, Callable[[str], Any]] = {".toml": files.parsed_toml, ".json": _parsed_json}
     if path.suffix.lower() not in readers:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path, or no UTF-8
-        raise InvalidSpec("spec file", str(path), f"a text file that can be read ({error})") from None
+        text = files.read_text(path)
+    except (OSError, ValueError) as error:
+        allowed = f"a text file that can be read ({files.reason(error)})"
+        raise InvalidSpec("spec file", str(path), allowed) from None
     try:
         mapping = readers[path.suffix.lower()](text)
     except (ValueError, RecursionError) as error:  # both decoders raise children of ValueError
-        raise InvalidSpec("spec file", str(path), f"valid {path.suffix[1:].upper()} ({error})") from None
+        allowed = f"valid {path.suffix[1:].upper()} ({error})"
+        raise InvalidSpec("spec file", str(path), allowed) from None
     # The name is to be printed and kept: bytes of a file's name that are no UTF-8 become U+FFFD.
-    return from_mapping(mapping, name=os.fsencode(path.stem).decode(errors="replace"))
+    return from_mapping(mapping, name=printable(os.fsencode(path.stem).decode(errors="replace")))
 
 
 def _parsed_json(text: str) -> Any:
@@ -88,6 +94,6 @@ def _parsed_json(text: str) -> Any:
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {shown(twice)} stands twice in one object")
     return found

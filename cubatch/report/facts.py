@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cubatch.units import visible
+
 NOISY_SHARE = 0.05  # half an interval beyond this share of its median is wide
 TIED_SHARE = 0.9  # a tie below this share of the best says more of its noise than of its speed
 TIMED = ("ok", "dropped")  # the statuses of sizes that were looked at and are within every limit
@@ -51,7 +53,7 @@ def subject(result: Mapping[str, Any]) -> str:
         ('resnet18', 'conv2d', 'a callable')
     """
     spec = result.get("spec") or {}
-    return str(spec.get("name") or spec.get("type") or "a callable")
+    return visible(str(spec.get("name") or spec.get("type") or "a callable"), keep="")
 
 
 def setting(result: Mapping[str, Any]) -> str:
@@ -66,7 +68,7 @@ def setting(result: Mapping[str, Any]) -> str:
         "activations computed again" if result.get("recompute") else None,
         str(result.get("created") or "")[:10] or None,
     ]
-    return ", ".join(str(part) for part in parts if part)
+    return visible(", ".join(str(part) for part in parts if part), keep="")
 
 
 def value_of(measurement: Mapping[str, Any], objective: str) -> tuple[float, float, float] | None:

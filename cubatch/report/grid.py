@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from cubatch.units import visible
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -30,8 +32,12 @@ _MIN_LAST = 16  # characters of a last column that is wrapped or shortened
 _STYLES = {"title": "bold", "head": "dim", "row": "", "marked": "bold green", "answer": "bold", "note": ""}
 
 
+def _as_line(text: str) -> str:
+    return visible(text.replace("\n", " "), keep="")
+
+
 def _as_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(texts)
+    return tuple(map(_as_line, texts))
 
 
 def _as_numbers(numbers: Iterable[int]) -> frozenset[int]:
@@ -72,17 +78,17 @@ Row = tuple[Cell, ...]
 
 
 def _as_rows(rows: Iterable[Iterable[Cell]]) -> tuple[Row, ...]:
-    return tuple(tuple(row) for row in rows)
+    return tuple(tuple(_as_line(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
 
 
 def _as_notes(notes: Iterable[str | Iterable[str]]) -> tuple[str | tuple[str, ...], ...]:
-    return tuple(note if isinstance(note, str) else tuple(note) for note in notes)
+    return tuple(_as_line(note) if isinstance(note, str) else _as_texts(note) for note in notes)
 
 
 @attrs.frozen(kw_only=True)
 class Grid:
     """
-    A table, with what stands above and beneath it.
+    A table, with what stands above and beneath it; control characters in it are written out.
 
     Attributes:
         title: Above the table.
@@ -104,7 +110,7 @@ class Grid:
         ('batch', 'unknown')
     """  # noqa: RUF002 - the dash of an empty cell
 
-    title: str = ""
+    title: str = attrs.field(default="", converter=_as_line)
     columns: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
     rows: tuple[Row, ...] = attrs.field(default=(), converter=_as_rows)
     beneath: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)

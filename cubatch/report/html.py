@@ -9,16 +9,16 @@ colours follow the reader's light or dark setting.  Every text from outside is e
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 
 import attrs
 
 from cubatch.report.curve import RULED_OUT, Curve, Point
 from cubatch.report.grid import Grid
 from cubatch.report.stylesheet import STYLE
-from cubatch.units import format_value
+from cubatch.units import format_value, visible
 
 _NARROW = 600  # a figure under this width is one for a phone
 _LETTER = 7.5  # width of a digit in a figure
@@ -74,6 +74,11 @@ class Section:
     legend: Sequence[str] = ()
     table: Grid | None = None
     commands: Sequence[str] = ()
+
+
+def escape(text: str) -> str:
+    """Write a text from outside for a page: no markup, no control characters."""
+    return html.escape(visible(text))
 
 
 def document(parts: Parts) -> str:

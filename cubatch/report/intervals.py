@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
 import attrs
 
-from cubatch.report.html import nice_step
+from cubatch.report.html import escape, nice_step
 
 _ROW, _LETTER = 26, 7.0  # heights of a row, width of a letter
 _NEAR = 2.0  # axes that span less than this factor are ticked in percent

@@ -116,8 +116,8 @@ def _draw_answer(axes: Axes, shown: Curve) -> None:
             zorder=6,
         )
     for point, reason in shown.labels:
-        axes.annotate(reason, (point.batch_size, point.low), xytext=(0, -24), textcoords="offset points", ha="center",
-                      va="top", fontsize=8, color="#333333",
+        axes.annotate(style.plain(reason), (point.batch_size, point.low), xytext=(0, -24), textcoords="offset points",
+                      ha="center", va="top", fontsize=8, color="#333333",
                       arrowprops={"arrowstyle": "-", "color": "#999999", "linewidth": 0.8})  # fmt: skip
 
 

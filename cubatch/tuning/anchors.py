@@ -6,6 +6,7 @@ What says nothing about a prediction is refused here; `sharpen` lets the rest pu
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,20 +15,26 @@ from typing import Any
 
 import attrs
 
+from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidData
-from cubatch.estimate.expected import missing_facts
+from cubatch.estimate.expected import missing_facts, takes_time
 from cubatch.estimate.parts import Z90
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import as_network
 from cubatch.network.models import resolve
 from cubatch.tuning.results import Measurement, TuningResult
+from cubatch.units import shown
 from cubatch.workload import Workload
 
 MEASURED_SD = 0.02
 """Of any median, however alike its timings: another board, another day."""
 FEW_SD = 0.1
 """Of a median of under five timings at least, which have no interval: judgement."""
+MOST_BYTES = 64 * 2**20
+"""Of an anchor's file."""
+MOST_ANCHORS = 100
+"""Results to learn from: the time grows with the cube of their sizes."""
 SHORTEST, LONGEST = 1e-9, 86400.0
 """Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
 _OF_OTHERS = ("torch", "onnxruntime")  # libraries that are measured, and of which the model knows nothing
@@ -82,11 +89,15 @@ def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
-    return [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(anchors)]
+    listed = list(itertools.islice(anchors, MOST_ANCHORS + 1))
+    if len(listed) > MOST_ANCHORS:
+        raise InvalidArgument("anchors", f"{len(listed)} or more", f"at most {MOST_ANCHORS}")
+    return [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(listed)]
 
 
 def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anchor:
-    origin, result = (place, given) if isinstance(given, TuningResult) else (str(given), _load(given, place))
+    result = given if isinstance(given, TuningResult) else _load(given, place)
+    origin = place if result is given else str(given)
 
     def refused(wanted: str, remedy: str = "") -> InvalidArgument:
         return InvalidArgument("anchors", origin, wanted, remedy)
@@ -110,6 +121,8 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(work.device, work.dtype, work.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
+    if not takes_time(work):
+        raise refused("results of a layer or network that does something")
     seconds, sds = dict[int, float](), dict[int, float]()
     for row, one in enumerate(result.measurements):
         if one.status == "ok" and one.latency_seconds is not None:
@@ -130,9 +143,7 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
 
 
 def _check(measurement: Measurement, median: float, origin: str, path: str) -> None:
-    """Refuse a batch size that is none, times that no step takes, and an interval beside its median."""
-    if measurement.batch_size < 1:
-        raise InvalidData(origin, f"{path}batch_size must be at least 1, got {measurement.batch_size}")
+    """Refuse times that no step takes, and an interval beside its median."""
     interval = measurement.latency_interval or (median, median)
     for name, times in (
         ("latency_seconds", (median,)),
@@ -142,9 +153,9 @@ def _check(measurement: Measurement, median: float, origin: str, path: str) -> N
         for seconds in times:
             if not SHORTEST <= seconds <= LONGEST:
                 wanted = f"between {SHORTEST:g} and {LONGEST:g} seconds"
-                raise InvalidData(origin, f"{path}{name} must be {wanted}, got {seconds!r}")
+                raise InvalidData(origin, f"{path}{name} must be {wanted}, got {shown(seconds)}")
     if not interval[0] <= median <= interval[1]:
-        raise InvalidData(origin, f"{path}latency_interval must hold latency_seconds {median!r}, got {interval!r}")
+        raise InvalidData(origin, f"{path}latency_interval must hold latency_seconds {median!r}, got {shown(interval)}")
 
 
 def _sd(measurement: Measurement) -> float:
@@ -160,9 +171,9 @@ def _load(path: str | Path, place: str) -> TuningResult:
     if not isinstance(path, str | Path):
         raise InvalidArgument(place, path, "a tuning result or a path to its JSON")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidData(str(path), f"cannot be read: {error}") from error
+        text = files.read_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
     if other := _other(text):
         raise InvalidData(str(path), other, "Anchors are what `tune` wrote.")
     return TuningResult.from_json(text, source=str(path))

@@ -17,7 +17,7 @@ import numpy as np
 from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
-from cubatch.estimate.expected import missing_facts
+from cubatch.estimate.expected import missing_facts, takes_time
 from cubatch.estimate.parts import Z90, StepPrediction
 from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
@@ -43,6 +43,7 @@ from cubatch.units import format_seconds
 from cubatch.workload import Workload
 
 LIBRARIES = ("vendor", "cubatch")
+_IDLE = "All of it is the same memory under other names, which takes no time."
 
 
 def predict(
@@ -89,7 +90,8 @@ def predict(
 
     Raises:
         InvalidArgument: If an argument makes no sense, the device is a CPU or a GPU without the facts that the model
-            needs (they are named), no batch size is within the limits, or an anchor says nothing about it.
+            needs (they are named), no batch size is within the limits, the network does nothing, or an anchor says
+            nothing about it.
         InvalidData: If an anchor's file is no tuning result of this schema, or holds times that no step takes.
         DoesNotFit: If not even one sample fits (also a MemoryError).
 
@@ -116,6 +118,8 @@ def predict(
         raise InvalidArgument("batch_sizes", ladder.candidates[0].batch_size, wanted)
 
     # The seconds: those of the model, pulled towards what was measured.
+    if not takes_time(work):
+        raise InvalidArgument("spec", work.name, "a layer or network that does something", _IDLE)
     sharpened = sharpen(work, sizes, known)
     if met := _at_latency_limit(work, goal, limits, sharpened, known):
         rungs = [*ladder.candidates, *(added(planned, ladder, n) for n in met)]

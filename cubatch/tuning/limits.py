@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -9,6 +11,10 @@ import attrs
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
+
+MOST_SIZES = 1000
+"""Batch sizes that can be asked for: more than anybody can wait for, and few enough to be shown."""
+_TOO_LARGE = 2**64  # for a seed: kept and printed as it is
 
 
 @attrs.frozen(kw_only=True)
@@ -46,17 +52,17 @@ class Limits:
         Raises:
             InvalidArgument: If one of them makes no sense.
         """
-        if not checks.is_number(budget) or not 0 < budget < float("inf"):
+        if not checks.is_number(budget) or not 0 < budget <= sys.float_info.max:
             raise InvalidArgument("budget", budget, "a positive number of seconds")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InvalidArgument("seed", seed, "a whole number, at least 0")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _TOO_LARGE:
+            raise InvalidArgument("seed", seed, "a whole number, at least 0 and below 2**64")
         if sweeps is not None:
             checks.check_whole("sweeps", sweeps)
             if batch_sizes is None:
                 raise InvalidArgument("sweeps", sweeps, "given beside batch_sizes", "Name the sizes to compare.")
         top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
         asked = None if batch_sizes is None else _ascending(batch_sizes, top)
-        return cls(batch_sizes=asked, max_batch_size=top, budget=budget, seed=seed, sweeps=sweeps)
+        return cls(batch_sizes=asked, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -70,9 +76,10 @@ def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:
     """Read a list of sizes, each once and ascending; none may be above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
-    sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in batch_sizes}))
-    if not sizes:
-        raise InvalidArgument("batch_sizes", [], "a list of at least one batch size, or None")
+    asked = list(itertools.islice(batch_sizes, MOST_SIZES + 1))  # which may have no end
+    if not 0 < len(asked) <= MOST_SIZES:
+        raise InvalidArgument("batch_sizes", asked, f"a list of 1 to {MOST_SIZES} batch sizes, or None")
+    sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in asked}))
     if top is not None and sizes[-1] > top:
         raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
     return sizes

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import attrs
 from attrs import field, validators
 
-from cubatch import checks
+from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES
+from cubatch.units import shown
 
 SCHEMA = 1
+MOST_MEASUREMENTS = 2000
+"""Of a result: more sizes than a run looks at, and few enough to be drawn."""
+_MOST_TOLD = 300  # characters of what a validator says
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
 
 
@@ -62,39 +66,95 @@ class Measurement:
             callable and the vendor's products.
     """
 
-    batch_size: int = field(converter=checks.required_whole)
+    batch_size: int = field(converter=checks.required_size)
     status: str = field(validator=validators.in_(STATUSES))
     reasons: tuple[str, ...] = field(default=(), converter=checks.texts)
-    latency_seconds: float | None = field(default=None, converter=checks.number)
+    latency_seconds: float | None = field(default=None, converter=checks.positive)
     latency_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
-    samples_per_second: float | None = field(default=None, converter=checks.number)
+    samples_per_second: float | None = field(default=None, converter=checks.positive)
     throughput_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
-    timings_seconds: tuple[float, ...] = field(default=(), converter=checks.numbers)
+    timings_seconds: tuple[float, ...] = field(default=(), converter=checks.positives)
     timings_rounds: tuple[int, ...] | None = field(
         default=None, converter=attrs.converters.optional(checks.wholes), metadata=_ADDED
     )
     stop_reason: str = field(default="", converter=checks.required_text)
-    throttled: int = field(default=0, converter=checks.required_whole)
-    disturbed: int | None = field(default=None, converter=checks.whole, metadata=_ADDED)
-    flops_per_second: float | None = field(default=None, converter=checks.number)
-    roofline_fraction: float | None = field(default=None, converter=checks.number)
-    sm_clock_mhz: float | None = field(default=None, converter=checks.number)
-    joules_per_sample: float | None = field(default=None, converter=checks.number)
-    peak_bytes: int | None = field(default=None, converter=checks.whole)
-    peak_device_bytes: int | None = field(default=None, converter=checks.whole)
-    predicted_peak_bytes: int | None = field(default=None, converter=checks.whole)
-    predicted_seconds: float | None = field(default=None, converter=checks.number)
-    visits: int | None = field(default=None, converter=checks.whole, metadata=_ADDED)
-    prepare_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
-    warmup_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
-    query_seconds: float | None = field(default=None, converter=checks.number, metadata=_ADDED)
-    occupancy: float | None = field(default=None, converter=checks.number)
-    fill: float | None = field(default=None, converter=checks.number)
+    throttled: int = field(default=0, converter=checks.required_count)
+    disturbed: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
+    flops_per_second: float | None = field(default=None, converter=checks.amount)
+    roofline_fraction: float | None = field(default=None, converter=checks.amount)
+    sm_clock_mhz: float | None = field(default=None, converter=checks.amount)
+    joules_per_sample: float | None = field(default=None, converter=checks.amount)
+    peak_bytes: int | None = field(default=None, converter=checks.count)
+    peak_device_bytes: int | None = field(default=None, converter=checks.count)
+    predicted_peak_bytes: int | None = field(default=None, converter=checks.count)
+    predicted_seconds: float | None = field(default=None, converter=checks.amount)
+    visits: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
+    prepare_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    warmup_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    query_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    occupancy: float | None = field(default=None, converter=checks.amount)
+    fill: float | None = field(default=None, converter=checks.amount)
     layers: tuple[dict[str, Any], ...] = field(default=(), hash=False, converter=checks.mappings)
 
 
 def _measurements(value: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    return checks.items(value)
+    found = checks.items(value)
+    if len(found) > MOST_MEASUREMENTS:
+        raise ValueError(f"must be at most {MOST_MEASUREMENTS}, got {len(found)}")
+    if len({each.batch_size for each in found if isinstance(each, Measurement)}) < len(found):
+        raise ValueError("must be of one batch size each")
+    return found
+
+
+def _sizes(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(checks.required_size(item) for item in checks.items(value))
+
+
+def _share(value: float | None) -> float | None:
+    found = checks.number(value)
+    if found is not None and not 0 <= found < 1:
+        raise ValueError(f"must be at least 0 and below 1, got {found}")
+    return found
+
+
+def _converted(value: Mapping[str, Any], converters: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Take a mapping, some keys of which are read by the tables and the figure."""
+    found = checks.mapping(value)
+    for key in found.keys() & converters.keys():
+        try:
+            found[key] = converters[key](found[key])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key} {error}") from error
+    return found
+
+
+def _limits(value: Mapping[str, Any]) -> dict[str, Any]:
+    return _converted(
+        value, {"max_batch_size": checks.size, "memory_bytes": checks.count, "latency_seconds": checks.positive}
+    )
+
+
+def _device(value: Mapping[str, Any]) -> dict[str, Any]:
+    return _converted(
+        value,
+        {
+            "name": checks.text,
+            "memory_bytes": checks.count,
+            "free_bytes": checks.count,
+            "compute_capability": lambda parts: None if parts is None else list(checks.wholes(parts)),
+        },
+    )
+
+
+def _environment(value: Mapping[str, Any]) -> dict[str, Any]:
+    return _converted(value, {"launch": _launch})
+
+
+def _launch(value: Any) -> dict[str, Any] | None:
+    found = None if value is None else checks.mapping(value)
+    if found is not None and (missing := {"graph", "launches", "refusal"} - found.keys()):
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -126,22 +186,22 @@ class TuningResult:
     mode: str | None = field(default=None, converter=checks.text)
     dtype: str | None = field(default=None, converter=checks.text)
     objective: str = field(validator=validators.in_(OBJECTIVES))
-    tolerance: float | None = field(converter=checks.number)
+    tolerance: float | None = field(converter=_share)
     optimizer: str | None = field(default=None, converter=checks.text)
     library: str | None = field(default=None, converter=checks.text)
     recompute: bool | None = field(default=None, validator=validators.optional(validators.instance_of(bool)))
-    limits: dict[str, Any] = field(hash=False, converter=checks.mapping)
-    budget_seconds: float | None = field(default=None, converter=checks.number)
-    seconds_spent: float | None = field(default=None, converter=checks.number)
+    limits: dict[str, Any] = field(hash=False, converter=_limits)
+    budget_seconds: float | None = field(default=None, converter=checks.amount)
+    seconds_spent: float | None = field(default=None, converter=checks.amount)
     seed: int | None = field(default=None, converter=checks.whole)
     l2: str | None = field(default=None, validator=validators.in_(("cold", "warm", None)))
-    device: dict[str, Any] = field(hash=False, converter=checks.mapping)
-    environment: dict[str, Any] = field(hash=False, converter=checks.mapping)
-    batch_size: int | None = field(converter=checks.whole)
-    fastest_batch_size: int | None = field(converter=checks.whole)
-    largest_batch_size: int | None = field(converter=checks.whole)
-    largest_measured: int | None = field(converter=checks.whole)
-    tied_with: tuple[int, ...] = field(converter=checks.wholes)
+    device: dict[str, Any] = field(hash=False, converter=_device)
+    environment: dict[str, Any] = field(hash=False, converter=_environment)
+    batch_size: int | None = field(converter=checks.size)
+    fastest_batch_size: int | None = field(converter=checks.size)
+    largest_batch_size: int | None = field(converter=checks.size)
+    largest_measured: int | None = field(converter=checks.size)
+    tied_with: tuple[int, ...] = field(converter=_sizes)
     decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=_measurements)
@@ -166,17 +226,18 @@ class TuningResult:
             source: What an error calls it: the path of the file.
 
         Raises:
-            InvalidData: If it is no JSON, of another schema, or a field is missing or not what it should be.
+            InvalidData: If it is no JSON, of another schema, or a field is missing or not what it should be: sizes and
+                times are above 0, there are at most 2000 measurements, and nothing is nested more than 32 deep.
         """
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:  # TypeError: no text
             raise InvalidData(source, f"not JSON: {error}") from error
         if not isinstance(data, dict):
             raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
         if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
             found, remedy = data.get("schema"), "Read it with the cubatch that wrote it, or tune again."
-            raise InvalidData(source, f"schema must be {SCHEMA}, got {found!r}", remedy)
+            raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(found)}", remedy)
         listed = data.get("measurements")
         if isinstance(listed, list):
             measurements = [
@@ -258,8 +319,8 @@ class TuningResult:
 
         try:
             Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
-        except OSError as error:
-            remedy = f"{error.strerror or error}."
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            remedy = f"{files.reason(error)}."
             raise InvalidArgument("path", str(path), "a file that can be written", remedy) from error
 
 
@@ -269,7 +330,7 @@ _Record = TypeVar("_Record")
 def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     """Make a record of a mapping, naming the field that is missing or wrong."""
     if not isinstance(data, Mapping):
-        raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {data!r}")
+        raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {shown(data)}")
     values = {}
     for attribute in attrs.fields(cls):  # type: ignore[arg-type]
         name = attribute.name
@@ -279,12 +340,12 @@ def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
             raise InvalidData(source, f"{path}{name} is missing")
         try:
             values[name] = attribute.converter(data[name]) if attribute.converter else data[name]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidData(source, f"{path}{name} {error}") from error
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
-        raise InvalidData(source, f"{path}{error.args[0]}") from error
+        raise InvalidData(source, f"{path}{str(error.args[0])[:_MOST_TOLD]}") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from cubatch import checks, sqlite_file
+from cubatch import checks, files, sqlite_file
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.engine.conditions import conditions
@@ -383,7 +383,7 @@ def check_store(store: object) -> None:
     if isinstance(store, bool) or store == "refresh":
         return
     with contextlib.suppress(RuntimeError):  # a user without a home: whoever opens the file says so
-        if not Path(store).expanduser().parent.is_dir():
+        if not files.is_folder(Path(store).expanduser().parent):
             raise InvalidArgument("store", str(store), "a file in a folder that is there")
 
 

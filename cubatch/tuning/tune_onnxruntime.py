@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from cubatch.engine.conditions import conditions
+from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
@@ -93,7 +94,7 @@ def _path(spec: object) -> Path:
     if not isinstance(spec, str | Path) or Path(spec).suffix.lower() != ".onnx":
         remedy = "torch.onnx.export writes one."
         raise InvalidArgument("layer_spec", spec, f'the path of an .onnx file for library="{LIBRARY}"', remedy)
-    if not Path(spec).is_file():
+    if not files.is_file(spec):
         raise InvalidArgument("layer_spec", str(spec), "a file that is there")
     return Path(spec)
 

@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import http.client
 import io
+import os
 import shutil
 import struct
+import tracemalloc
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -59,7 +61,7 @@ def test_a_file_is_read_by_its_content_not_its_name(tmp_path, array, pack):
         (idx(IMAGES)[:10], "inside its header"),
         (gzip.compress(idx(IMAGES))[:-9], "cannot be read"),
         (b"\x1f\x8b" + b"no gzip at all", "cannot be read"),
-        (gzip.compress(idx(IMAGES))[:20] + b"\xff" * 40, "cannot be read"),
+        (gzip.compress(idx(IMAGES))[:-8] + b"\xff" * 8, "cannot be read"),
         (bytes([0, 0, 8, 4]) + b"\xff" * 16, "should hold"),
     ],
     ids=[
@@ -234,3 +236,52 @@ def test_a_place_that_cannot_be_written_is_refused(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidData, match="cannot be written"):
         data.download_mnist(tmp_path / "file" / "mnist")
+
+
+def test_a_packed_file_is_unpacked_no_further_than_it_should_hold(tmp_path):
+    """256 KiB that unpack to 256 MiB, or 3000 such parts, take neither memory nor time: the header says how much."""
+    path = tmp_path / "images"
+    part = gzip.compress(bytes(2**20))
+    path.write_bytes(gzip.compress(idx(IMAGES)) + part * 64)
+    tracemalloc.start()
+    with pytest.raises(InvalidData, match=r"should hold 60 elements of shape .*, holds more"):
+        data.read_idx(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**20  # one part alone has as much
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_memory_is_taken_as_elements_come_and_not_as_they_are_promised(tmp_path, pack):
+    """A header of 16 bytes that promises 4 GiB is not believed."""
+    path = tmp_path / "images"
+    path.write_bytes(pack(bytes([0, 0, 8, 1]) + struct.pack(">I", 2**32 - 1) + bytes(100)))
+    tracemalloc.start()
+    with pytest.raises(InvalidData, match=r"should hold 4294967295 elements .*, holds 100"):
+        data.read_idx(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * 2**20
+
+
+def test_what_has_no_end_or_no_such_name_is_refused(tmp_path):
+    """A pipe, a link to a device, 255 dimensions, and names that no file can have."""
+    pipe, zeros, many = tmp_path / "pipe", tmp_path / "zeros", tmp_path / "many"
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    many.write_bytes(bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"x")
+    for path, says in (
+        (pipe, "no regular file"), (zeros, "no regular file"), (many, "says it has 255 dimensions"),
+        ("x" * 5000, "File name too long"), ("a\0b", "null"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidData, match=says):
+            data.read_idx(path)
+    with pytest.raises(InvalidData, match="has neither"):
+        data.load_mnist("x" * 5000)
+
+
+def test_images_of_no_pixels_are_refused_before_a_mean_is_taken_of_them(tmp_path):
+    """NumPy would warn of an empty slice first."""
+    write_set(tmp_path, np.zeros((3, 0, 0)), np.zeros(3))
+    with pytest.raises(InvalidData, match="do not match"):
+        data.load_mnist(tmp_path)

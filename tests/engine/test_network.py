@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine.network import Model
-from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, UnsupportedLayer
+from cubatch.engine.train import train
+from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, OutOfMemory, UnsupportedLayer
+from cubatch.hardware import room
 from cubatch.hardware.facts import Device
+from cubatch.memory import fit
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Opaque, ReLU
 from tests.engine.networks import HERE, branched, cpu, deal, flat, mobile, trained, transformer
+
+SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 
 # --- memory --------------------------------------------------------------------------------------------------
 
@@ -91,11 +98,54 @@ def test_out_of_memory_names_all_that_matters():
         assert error.needed_bytes > 2**47
         assert 0 < error.available_bytes < error.needed_bytes
         assert 0 < error.largest_batch_size < n
-        for fact in (error.tensor, "training of mnist-cnn", str(n), str(error.largest_batch_size)):
+        for fact in (error.tensor, "layer conv1", "training of mnist-cnn", str(n), str(error.largest_batch_size)):
             assert fact in str(error)
+        ways = f"Take batches of {error.largest_batch_size}, add up the gradients of smaller batches"
+        assert ways in str(error)
+        assert "recompute=True" in str(error)
+        assert "16 bits" not in str(error)  # which a CPU does not take
         model.prepare(2)  # nothing is left of the failure
         model.load_random()
         model.step()
+
+
+@pytest.mark.case("oom-shape")
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_batch_that_the_system_would_promise_is_refused_before_it_is_taken(monkeypatch, mode):
+    """case: oom-shape. Addresses are given for what is not there, and whoever writes to them is killed."""
+    free = 50 * 2**20
+    monkeypatch.setattr(room, "memory_limit", lambda device: room.MemoryLimit(free, free, "by the test"))
+    with Model(models.build("mnist-cnn"), device=HERE, mode=mode) as model:
+        with pytest.raises(OutOfMemory) as caught:
+            model.prepare(100_000)
+        assert model.plan is None
+        most = caught.value.largest_batch_size
+        model.prepare(most)
+        with pytest.raises(OutOfMemory, match=f"largest batch that fits is {most}"):
+            model.prepare(2 * most)
+
+
+@pytest.mark.case("oom-shape")
+def test_training_with_a_batch_that_does_not_fit_says_what_does(monkeypatch):
+    """case: oom-shape. The same words from `cubatch train`, before the first step."""
+    free = 20 * 2**20
+    monkeypatch.setattr(room, "memory_limit", lambda device: room.MemoryLimit(free, free, "by the test"))
+    with pytest.raises(OutOfMemory, match=r"axis 0 is the batch.*the largest batch that fits is \d+\. Take batches of"):
+        train(models.build("mnist-cnn"), data=SAMPLE, batch_size=800, device=HERE)
+
+
+@pytest.mark.case("oom-shape")
+def test_a_refusal_by_the_plan_names_the_largest_tensor_too():
+    """case: oom-shape. Where not even one sample fits: layer, tensor, shape and which axis is the batch."""
+    with pytest.raises(DoesNotFit) as caught:
+        fit.max_batch_size("vgg16", "100MiB", mode="training", device="t4")
+    error = caught.value
+    assert "the largest tensor is conv1_1.y (1, 224, 224, 64) of layer conv1_1, axis 0 is the batch, 12.25 MiB" in str(
+        error
+    )
+    assert "beside 1.03 GiB of parameters, their gradients and state" in str(error)  # 2 x 138 million in float32
+    assert "short by" in str(error)
+    assert pickle.loads(pickle.dumps(error)).tensor == error.tensor
 
 
 # --- gradients -----------------------------------------------------------------------------------------------

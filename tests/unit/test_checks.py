@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 from cubatch import checks
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**64, 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -31,7 +35,7 @@ PLAIN = st.recursive(
         (checks.text, None, None),
         (checks.texts, ["a", "b"], ("a", "b")),
         (checks.wholes, [1, 2], (1, 2)),
-        (checks.numbers, [1, 2.5], (1.0, 2.5)),
+        (checks.positives, [1, 2.5], (1.0, 2.5)),
         (checks.interval, [1, 2], (1.0, 2.0)),
         (checks.interval, None, None),
         (checks.mapping, {"a": (1, {2: np.float64(0.5)})}, {"a": [1, {"2": 0.5}]}),
@@ -59,8 +63,8 @@ def test_good_values_become_what_the_record_keeps(convert: Callable[[Any], Any],
         (checks.texts, "ab"),
         (checks.texts, [None]),
         (checks.wholes, 5),
-        (checks.numbers, [None]),
-        (checks.numbers, [math.nan]),
+        (checks.positives, [None]),
+        (checks.positives, [math.nan]),
         (checks.interval, [1.0]),
         (checks.interval, [2.0, 1.0]),
         (checks.mapping, [1]),

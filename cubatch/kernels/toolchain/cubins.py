@@ -8,10 +8,12 @@ written counts as not there.  The folder may be deleted at any time.
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -80,11 +82,13 @@ def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
         code: Whether the machine code is wanted, or only what is known of it.
 
     Returns:
-        None where there is none, or it is not whole.
+        None where there is none, it is not whole, or others than the user could have put it there.
     """
     for place in (folder, *([_private_folder()] if _private_folder.cache_info().currsize else [])):
         path = place / f"{key}.cubin"
         try:
+            if not _is_own(place):
+                continue
             facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             if code and facts["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
                 continue
@@ -99,7 +103,7 @@ def save(
     folder: Path, key: str, cubin: bytes, *, nvrtc: str, resources: Mapping[str, Resources], log: str, code: bool = True
 ) -> Cubin:
     """
-    Keep a cubin; where the folder cannot be written, for this process only, with a warning.
+    Keep a cubin; where the folder cannot be written, or others may write there, for this process only, with a warning.
 
     Args:
         folder: Where; made if it is not there.
@@ -125,13 +129,21 @@ def save(
 
 
 def _write(folder: Path, key: str, cubin: bytes | None, facts: Mapping[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_own(folder):
+        raise PermissionError(errno.EACCES, "it belongs to another user, or anybody may write there", str(folder))
     path = folder / f"{key}.cubin"
     # The facts come last: whoever finds them finds the code they were written for, or one that is refused.
     if cubin is not None:
         _replace(path, cubin)
     _replace(path.with_suffix(".json"), json.dumps(facts).encode())
     return path
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether only this user and root can have put code there, which is loaded unseen."""
+    status = folder.stat()
+    return status.st_uid in {os.getuid(), 0} and not status.st_mode & stat.S_IWOTH
 
 
 def _replace(path: Path, content: bytes) -> None:

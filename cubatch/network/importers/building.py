@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from cubatch.errors import InvalidSpec
-from cubatch.network.extents import Extents
+from cubatch.network.extents import Extents, printable
 from cubatch.network.graph import INPUT, Network
 from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places
 from cubatch.network.importers.refusal import UnsupportedOperator
@@ -252,7 +252,8 @@ class Builder:
         self.arrays[name] = {**self.arrays.get(name, {}), **{key: _float32(array) for key, array in arrays.items()}}
 
     def _free(self, wanted: str) -> str:
-        """Give a name that no layer has yet."""
+        """Give a name that no layer has yet, of one that somebody else chose."""
+        wanted = printable(wanted)
         name, again = wanted, 2
         while name in self.shapes:
             name, again = f"{wanted}.{again}", again + 1
@@ -273,7 +274,7 @@ class Builder:
         layers = kept[: last + 1]
         weights = {str(layer.name): self.arrays[str(layer.name)] for layer in layers if str(layer.name) in self.arrays}
         plain = [_unplaced(layer) for layer in layers]
-        return Network(input_shape=self.input_shape, layers=plain, name=self.name, weights=weights)
+        return Network(input_shape=self.input_shape, layers=plain, name=printable(self.name), weights=weights)
 
 
 def _size(dims: Dims) -> int:

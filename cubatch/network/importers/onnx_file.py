@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
@@ -58,6 +59,7 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
     except ImportError as error:
         raise MissingDependency("onnx", "load_onnx", "onnx") from error
     try:
+        files.open_regular(path).close()
         model = onnx.load(str(path))
     except Exception as error:  # its decoders raise what they like
         raise InvalidSpec("ONNX file", str(path), f"a file that onnx can read ({error})") from error

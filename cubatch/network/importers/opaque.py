@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cubatch.network.extents import Extents
+from cubatch.network.extents import Extents, printable
 from cubatch.network.importers.axes import Atom, Dims, joined
 from cubatch.network.importers.building import Builder, Value
 from cubatch.network.importers.source import Step
@@ -31,7 +31,9 @@ def keep(build: Builder, step: Step) -> Value:
         dims = build.axes(layout, output)
     else:
         output, dims = _rows(step.shape, build.batch_size)
-    layer = Opaque(operator=step.operator, output=output, flop=step.flop // build.batch_size, weights=step.weights)
+    layer = Opaque(
+        operator=printable(step.operator), output=output, flop=step.flop // build.batch_size, weights=step.weights
+    )
     return build.add(step, layer, *values, dims=dims)
 
 

@@ -46,7 +46,7 @@ class Add(Layer):
     can_clamp: ClassVar[bool] = True
     passes_gradient: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (2, 1024)
-    count: int = field(default=2, converter=whole, validator=at_least(2))
+    count: int = field(default=2, converter=whole, validator=at_least(*arity))
 
     @property
     def input_shapes(self) -> tuple[Extents, ...]:
@@ -78,8 +78,9 @@ class Concat(Layer):
     def _check_channels(self, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None:
             return
-        if not isinstance(value, tuple) or len(value) < 2:  # noqa: PLR2004
-            raise InvalidSpec(attribute.name, value, "a list of at least two whole numbers")
+        low, high = self.arity
+        if not isinstance(value, tuple) or not low <= len(value) <= high:
+            raise InvalidSpec(attribute.name, value, f"a list of {low} to {high} whole numbers")
         for item in value:
             check_integer(item, attribute.name, 1)
 
@@ -100,7 +101,7 @@ class Concat(Layer):
             if other[:2] != shapes[0][:2]:
                 names = list(self.inputs or ())
                 raise InvalidSpec("inputs", names, f"of one height and width, not {shapes[0][:2]} and {other[:2]}")
-        if len(shapes) < self.arity[0]:
+        if not self.arity[0] <= len(shapes) <= self.arity[1]:
             return super().with_inputs(shapes)
         h, w, _ = shapes[0]
         channels = tuple(shape[2] for shape in shapes)

@@ -10,7 +10,7 @@ import attrs
 from attrs import field
 
 from cubatch.errors import InvalidSpec
-from cubatch.network.extents import Extents, at_least, check_integer, integers, whole
+from cubatch.network.extents import A_NAME, Extents, at_least, check_integer, integers, is_name, whole
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass
 
@@ -62,8 +62,8 @@ class Opaque(Layer):
 
     @operator.validator
     def _check_operator(self, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, str):
-            raise InvalidSpec(attribute.name, value, "text")
+        if not is_name(value):
+            raise InvalidSpec(attribute.name, value, A_NAME)
 
     @output.validator
     def _check_output(self, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -72,8 +72,8 @@ class Opaque(Layer):
 
     @others.validator
     def _check_others(self, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, tuple):
-            raise InvalidSpec(attribute.name, value, "a list of (h, w, c)")
+        if not isinstance(value, tuple) or len(value) >= self.arity[1]:
+            raise InvalidSpec(attribute.name, value, f"a list of (h, w, c), fewer than {self.arity[1]}")
         for item in value:
             _check_extents(attribute, item)
 

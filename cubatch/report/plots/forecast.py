@@ -85,7 +85,7 @@ def _legend(forecast: Mapping[str, Any], curve: Curve) -> str:
     """Say the GPU, its answer and the largest batch that fits."""
     parts = [f"predicted answer {curve.answer.label}"] if curve.answer else []
     room, largest = forecast["limits"]["memory_bytes"], forecast["largest_batch_size"]
-    return "; ".join([forecast["device"]["name"], *parts, f"up to {largest} fit in {format_bytes(room)}"])
+    return "; ".join([style.plain(forecast["device"]["name"]), *parts, f"up to {largest} fit in {format_bytes(room)}"])
 
 
 def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:

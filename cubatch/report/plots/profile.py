@@ -55,7 +55,7 @@ def _bars(
         if any(widths):
             axes.barh(places, widths, left=ends, color=colour, label=cause, height=0.72)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    axes.set_yticks(places, names, fontsize=8)
+    axes.set_yticks(places, [style.plain(name) for name in names], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     style.rule(axes, "x")

@@ -38,7 +38,7 @@ def draw(payload: Mapping[str, Any], path: str | Path) -> None:
         colour = style.ORANGE if row.stands_out else style.BLUE
         axes.plot([row.low, row.high], [place, place], color=colour, linewidth=1.6)
         axes.plot([row.value], [place], "o", color=colour, markersize=6)
-    axes.set_yticks(range(len(shown.rows)), [row.label for row in shown.rows], fontsize=8.5)
+    axes.set_yticks(range(len(shown.rows)), [style.plain(row.label) for row in shown.rows], fontsize=8.5)
     axes.invert_yaxis()
     axes.set_xlim(*shown.ends)
     axes.set_xticks([value for value, _ in shown.ticks], [text for _, text in shown.ticks])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.units import format_value
+from cubatch.units import format_value, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#b22222", "#7
 COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#000000", "#e69f00")
 DASHES = ("-", "--", "-.")
 _SUBTITLE, _RULE = "#444444", "#e4e4e4"
+_LONGEST_LINE = 160  # letters of a title: no figure has room for more
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -68,9 +69,15 @@ def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13,
         size: Of the title's letters.
         gap: Points between subtitle and axes.
     """
-    axes.set_title(title, loc="left", fontsize=size, fontweight="bold", pad=pad)
-    axes.annotate(subtitle, (0, 1), xycoords="axes fraction", xytext=(0, gap), textcoords="offset points", fontsize=9,
-                  color=_SUBTITLE)  # fmt: skip
+    axes.set_title(plain(title), loc="left", fontsize=size, fontweight="bold", pad=pad)
+    axes.annotate(plain(subtitle), (0, 1), xycoords="axes fraction", xytext=(0, gap), textcoords="offset points",
+                  fontsize=9, color=_SUBTITLE)  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Write a text from outside as Matplotlib draws it letter by letter: no formulas, and no line that has no end."""
+    lines = (line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in text.split("\n"))
+    return "\n".join(visible(line, keep="").replace("$", r"\$") for line in lines)
 
 
 def rule(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
@@ -128,5 +135,5 @@ def save(figure: Figure, path: str | Path) -> None:
     """
     try:
         figure.savefig(path, facecolor="white")
-    except OSError as error:
-        raise InvalidArgument("plot file", str(path), "a file that can be written", str(error)) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise InvalidArgument("plot file", str(path), "a file that can be written", f"{error}.") from error

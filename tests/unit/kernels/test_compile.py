@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import stat
 import struct
 import subprocess
 import sys
@@ -211,6 +213,30 @@ def test_a_folder_that_cannot_be_made_costs_a_warning_and_no_more(build, tmp_pat
     assert cubin == again
     assert cubin.path.read_bytes().startswith(b"\x7fELF")
     assert len(compiled) == 1
+
+
+def test_code_is_loaded_from_no_folder_that_others_may_write_to(build, tmp_path, compiled):
+    """L9: its checksum lies beside it, so that who may write there decides what runs on the GPU."""
+    cubins._private_folder.cache_clear()  # where another test put the same code
+    folder = tmp_path / "cache"
+    first = build(kernel_tree.kernel(), folder=folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    with pytest.warns(UserWarning, match="anybody may write there"):
+        again = build(kernel_tree.kernel(), folder=folder)
+    assert again.path.parent != folder
+    assert len(compiled) == 2
+    folder.chmod(0o755)
+    assert cubins.load(folder, first.path.stem) is not None
+
+
+@pytest.mark.parametrize(("owner", "is_own"), [("user", True), ("root", True), ("another", False)])
+def test_a_folder_is_its_users_or_roots(monkeypatch, tmp_path, owner, is_own):
+    """L9: in a cache that is shared, another user's code is not loaded."""
+    uid = {"user": 1000, "root": 0, "another": 1001}[owner]
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(Path, "stat", lambda self: os.stat_result((0o40755, 0, 0, 0, uid, 0, 0, 0, 0, 0)))
+    assert cubins._is_own(tmp_path) == is_own
 
 
 def test_the_folder_is_in_the_users_cache(monkeypatch, tmp_path):

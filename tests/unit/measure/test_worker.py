@@ -150,7 +150,7 @@ def test_our_errors_arrive_as_themselves(start):
     runner = start(fake({"2": "out of memory"}))
     with pytest.raises(OutOfMemory) as caught:
         runner.prepare(2)
-    assert caught.value.args == ("conv1", 300, 200, "conv1.y (8, 4, 4, 2)", 7)
+    assert caught.value.args == ("conv1", 300, 200, "conv1.y (8, 4, 4, 2)", 7, "")
     assert caught.value.needed_bytes == 300
     assert "worker_fakes.py" in caught.value.__notes__[0]
 

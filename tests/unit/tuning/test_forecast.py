@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.errors import InvalidData
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.estimate import expected
 from cubatch.estimate.parts import StepPrediction
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.network import models
 from cubatch.tuning.answer import answer
+from cubatch.tuning.explain import explain
 from cubatch.tuning.forecast import predict
+from cubatch.tuning.ladder import candidates
 from cubatch.tuning.results import TuningResult
 from tests.thorough import examples
 from tests.unit.tuned import measurement, tuned
@@ -338,3 +340,17 @@ def test_an_anchor_of_another_schema_is_an_error(tmp_path):
     path.write_text(json.dumps(tuned(schema=0)))
     with pytest.raises(InvalidData, match=r"old\.json"):
         ask(anchors=[path])
+
+
+@pytest.mark.parametrize("kind", ["flatten", "dropout"])
+@pytest.mark.parametrize("options", [{}, {"library": "cubatch"}, {"mode": "training", "recompute": True}], ids=str)
+def test_what_does_nothing_has_no_best_batch_size(kind, options):
+    """M8: a flatten, or dropout in inference, takes no time, by which nothing can be divided: refused, and listed."""
+    spec = {"input_shape": [1, 1, 16], "layers": [{"type": kind}]}
+    if kind == "dropout" and options.get("mode") == "training":
+        assert predict(spec, device="t4", **options).batch_size > 0  # there it draws and multiplies
+        return
+    with pytest.raises(InvalidArgument, match="does something"):
+        predict(spec, device="t4", **options)
+    assert candidates(spec, device="t4")
+    assert explain(spec, device="t4") == []

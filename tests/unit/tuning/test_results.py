@@ -96,14 +96,14 @@ ADDED_KEYS = (
 
 positive = st.floats(min_value=1e-12, max_value=1e12)
 maybe = st.none() | positive
-whole = st.integers(1, 2**50)
+whole, sizes = st.integers(1, 2**50), st.integers(1, 2**31 - 1)
 mappings = st.dictionaries(
     st.text(max_size=5), st.none() | positive | whole | st.text(max_size=5) | st.lists(whole, max_size=2), max_size=3
 )
 intervals = st.none() | st.tuples(positive, positive).map(sorted).map(tuple)
 measurements = st.builds(
     Measurement,
-    batch_size=whole,
+    batch_size=sizes,
     status=st.sampled_from(STATUSES),
     reasons=st.lists(st.text(max_size=8), max_size=2),
     latency_seconds=maybe,
@@ -127,18 +127,18 @@ results = st.builds(
     tolerance=st.floats(0, 0.99),
     recompute=st.none() | st.booleans(),
     limits=mappings,
-    seed=st.none() | st.integers(),
+    seed=st.none() | st.integers(0, 2**64 - 1),
     l2=st.sampled_from(("cold", "warm", None)),
     device=mappings,
     environment=mappings,
-    batch_size=st.none() | whole,
-    fastest_batch_size=st.none() | whole,
-    largest_batch_size=st.none() | whole,
-    largest_measured=st.none() | whole,
-    tied_with=st.lists(whole, max_size=3),
+    batch_size=st.none() | sizes,
+    fastest_batch_size=st.none() | sizes,
+    largest_batch_size=st.none() | sizes,
+    largest_measured=st.none() | sizes,
+    tied_with=st.lists(sizes, max_size=3),
     decided_by=st.sampled_from((*DECIDED_BY, None)),
     reasons=st.lists(st.text(max_size=8), max_size=2),
-    measurements=st.lists(measurements, max_size=2),
+    measurements=st.lists(measurements, max_size=2, unique_by=lambda one: one.batch_size),
 )
 
 

@@ -1,0 +1,187 @@
+"""Terminals that are full, closed or know few letters, and what must not reach any: one line at most, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cubatch
+from cubatch.cli import console
+from cubatch.network.layers import ReLU
+from cubatch.report import letters
+from cubatch.report.grid import Grid, Listed
+from tests.unit.commands import on_a_terminal
+from tests.unit.tuned import tuned
+
+ROOT = Path(cubatch.__file__).parent.parent
+SIGNS = "\x1b]0;mine\x07\x1b[2J\x9b\u202e\r"
+
+
+def cubatch_says(line, **environment):
+    """Run `cubatch LINE` in a shell, where stdout may be anything, and give (exit code, stdout, stderr)."""
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        ["bash", "-c", f'exec "{sys.executable}" -m cubatch {line}'],
+        cwd=ROOT, env=plain | environment, capture_output=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "line", ["models", "models --json -", "memory mlp --device t4", "--help", "memory --help"]
+)  # fmt: skip
+def test_a_full_disk_behind_stdout_is_one_line(line):
+    """M8: `cubatch devices > /dev/full` ended in 30 lines of traceback."""
+    code, out, err = cubatch_says(f"{line} > /dev/full")
+    assert (code, out) == (1, b"")
+    assert err == "cubatch: stdout: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("line", ["models >&-", "models --json - >&-", "models >&- 2>&-", "--version >&-"])
+def test_a_stdout_that_was_closed_is_written_to_by_nobody(line):
+    """M8: it was an AttributeError, after minutes of measuring."""
+    code, out, err = cubatch_says(line)
+    assert (code, out, err) == (0, b"", "")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"},
+     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["ascii", "latin-1", "C"],
+)  # fmt: skip
+@pytest.mark.parametrize("line", ["memory mlp --device t4", "--help", "tune mlp --device t4", "models --json -"])
+def test_a_terminal_of_few_letters_gets_what_it_can_show(environment, line):
+    """M8: no UnicodeEncodeError from any command, of what it gives, says or refuses."""
+    code, _, err = cubatch_says(line, **environment)
+    assert code in {0, 1}
+    assert "Traceback" not in err
+    assert (code == 1) == line.startswith("tune")  # that GPU is not here
+
+
+def test_a_log_that_is_full_or_closed_changes_nothing():
+    """What is said on stderr is lost, and the result is there."""
+    for end in ("2> /dev/full", "2>&-"):
+        code, out, _ = cubatch_says(f"models {end}")
+        assert (code, b"resnet50" in out) == (0, True)
+        assert cubatch_says(f"memory nonsense {end}")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["memory mlp --json {0}", "train mlp --data {0}", "memory {0}", "memory {0}.toml",
+             "memory mlp --device {0}", "memory mlp --device {0}.toml",
+             "train mlp --data . --save {0}.npz", "train mlp --data . --weights {0}.npz",
+             "tune mlp --plot {0}.png", "tune mlp --report {0}.html",
+             "predict mlp --device t4 --anchors {0}", "tune {0}.onnx --library onnxruntime", "store list --store {0}"],
+)  # fmt: skip
+def test_a_path_that_no_file_can_have_is_refused_in_a_line(line):
+    """M8: names over 255 bytes were OSError, with a traceback."""
+    code, out, err = cubatch_says(line.format("x" * 4500))
+    assert code in {1, 2}
+    assert out == b""
+    assert "Traceback" not in err
+
+
+def test_what_others_wrote_is_written_out(capsys, monkeypatch):
+    """M10: in tables, notes, warnings and errors a control character is shown and not obeyed."""
+    grid = Grid(
+        title=SIGNS, columns=[SIGNS, "b"], rows=[[SIGNS, Listed([SIGNS])], [1, "two\nlines"]], beneath=[SIGNS],
+        notes=[SIGNS, [SIGNS]], marked=[0],
+    )  # fmt: skip
+    for shown in (grid, letters.ascii_grid(grid)):
+        console.emit([shown], {}, None)
+    console.say(SIGNS)
+    for text in (*capsys.readouterr(), grid.rich().plain):
+        assert r"\x1b]0;mine\x07\x1b[2J\x9b\u202e\r" in text
+        assert [sign for sign in text if not sign.isprintable()] == ["\n"] * text.count("\n")
+
+    def work():
+        with console.progress_bar(SIGNS) as show:
+            show(1, 2, SIGNS)
+
+    assert "\x1b]0;mine" not in on_a_terminal(monkeypatch, work)
+
+
+def test_json_of_anything_can_be_written_and_read(capsys, tmp_path):
+    """Also what no encoding has, as half a pair of UTF-16, and what a terminal would obey."""
+    for text in ("größe", SIGNS, "\ud800"):
+        console.emit([], {"name": text}, "-")
+        console.emit([], {"name": text}, str(tmp_path / "a.json"))
+        said = capsys.readouterr().out
+        assert json.loads(said)["name"] == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["name"] == text
+        assert said.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "line", ["memory {0}", "candidates {0} --device t4 --explain", "predict {0} --device t4", "memory {0} --json -"]
+)
+def test_a_spec_of_somebody_else_says_nothing_to_the_terminal(tmp_path, line):
+    """M10: a name that is none is refused, wherever it stands, and a file's own name is written out."""
+    for place, spec in {
+        "network": {"name": SIGNS, "input_shape": [1, 1, 4], "layers": [ReLU().to_mapping()]},
+        "layer": {"input_shape": [1, 1, 4], "layers": [{"type": "linear", "k": 4, "name": SIGNS}]},
+        f"file{SIGNS}": {"input_shape": [1, 1, 4], "layers": [{"type": "linear", "k": 4}]},
+    }.items():
+        path = tmp_path / f"{place}.json"
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        code, out, err = cubatch_says(line.format(f"'{path}'"))
+        assert code == (0 if place.startswith("file") else 2)
+        for text in (out.decode(), err):
+            assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
+
+
+def test_a_row_that_was_kept_says_nothing_to_the_terminal(tmp_path):
+    """M10: `store show` of a result whose names are of another program."""
+    from cubatch.report.tables import result
+
+    text = result.table(tuned(spec={"name": SIGNS}, device={"name": SIGNS}, reasons=[SIGNS]))
+    assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
+
+
+EARLY = """
+import os, signal, sys
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cubatch.cli.app":
+            os.kill(os.getpid(), signal.{0})
+sys.meta_path.insert(0, Slow())
+from cubatch.__main__ import main
+main()
+"""
+LATE = """
+import atexit, os, signal, sys
+for number in (signal.SIGTERM, signal.SIGINT):
+    atexit.register(os.kill, os.getpid(), number)
+sys.argv = ["cubatch", "--version"]
+from cubatch.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_while_it_starts_is_a_line(name):
+    """L10: in the first 0.4 s, while modules are imported, it was a traceback and death by the signal."""
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY.format(name)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cubatch: interrupted\n")
+
+
+def test_a_signal_while_it_ends_changes_nothing():
+    """L10: a second SIGTERM while the interpreter shut down was a traceback."""
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{cubatch.__version__}\n", "")
+
+
+def test_a_signal_that_a_shell_ignores_stays_ignored():
+    """As of a job in the background of a script: Ctrl-C is not meant for it."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + EARLY.format("SIGINT").replace(
+        "main()\n", "sys.argv = ['cubatch', '--version']\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{cubatch.__version__}\n")

@@ -1,0 +1,85 @@
+"""Answers of the measuring process: those of the protocol, and whatever else may stand on a line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cubatch import worker
+from cubatch.errors import InvalidArgument, OutOfMemory, WorkerFailed
+from cubatch.measure import remote, replies
+
+
+class Mute(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def described(error):
+    """Send an error from one side to the other."""
+    reply = replies.parsed(json.dumps({"error": worker._describe(error)}).encode())
+    return replies.rebuilt(reply["error"], "batch size 8")
+
+
+def test_errors_of_ours_arrive_as_themselves_and_others_as_what_they_mean():
+    """Class and facts of ours; a foreign one is out of memory or a failure of the worker, with its words."""
+    ours = InvalidArgument("k", 0, "at least 1", "Raise it.")
+    assert described(ours).args == ours.args
+    assert isinstance(described(MemoryError("host")), OutOfMemory)
+    assert str(described(ValueError("\x1b[31mred"))).startswith(r"the measuring process failed: batch size 8 raised "
+                                                                 r"ValueError: \x1b[31mred")  # fmt: skip
+
+
+def test_an_exception_that_cannot_be_printed_is_still_told():
+    """The worker goes on, and the user reads its type."""
+    assert "raised Mute: <Mute that does not say what it is>" in str(described(Mute()))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"no", b"[]", b"7", b"null", b"{}", b'{"okay": 1}', b'{"error": null}', b'{"error": {"type": "X"}}', b"\xff",
+     b'{"error": {"type": 7, "text": "", "traceback": "", "out_of_memory": false, "args": null}}', b"[" * 100_000],
+    ids=lambda line: line[:20],
+)  # fmt: skip
+def test_what_is_no_answer_is_told_apart(line):
+    """Whatever it is, it is one exception, by which the worker is ended."""
+    with pytest.raises(ValueError, match=r"."):
+        replies.parsed(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("UnknownName", ["a", 5, 7]), ("OutOfMemory", ["x", "many"]), ("OutOfMemory", []), ("difflib", ["a"]),
+     ("sys", None), ("CubatchError", None), ("near_names", ["a", ["b"]]), ("no such", [])],
+)  # fmt: skip
+def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, args):
+    """Arguments that no such error has, and names that are of something else."""
+    facts = {"type": name, "args": args, "text": "said", "traceback": "T", "out_of_memory": False}
+    error = replies.rebuilt(facts, "batch size 8")
+    assert type(error) is WorkerFailed
+    assert f"raised {name}: said" in str(error)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"7", b"{}", b'{"do": "__init__"}', b'{"do": [1]}', b'{"do": "prepare", "n": 1}', b'{"do": "facts"}']
+)
+def test_a_request_that_makes_no_sense_is_answered(line):
+    """Nothing on a line ends the worker, and only the protocol's words are obeyed."""
+    _, answer = worker._answer(worker._Worker(), line)
+    assert replies.parsed(answer)["error"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "is_memory"),
+    [(1, "OpenBLAS error: Memory allocation still failed after 10 attempts, giving up.", True),
+     (1, "OpenBLAS warning: precompiled NUM_THREADS exceeded", False),
+     (None, "OpenBLAS error: Memory allocation still failed after 10 attempts, giving up.", False)],
+)  # fmt: skip
+def test_openblas_without_memory_is_out_of_memory(code, words, is_memory):
+    """L11: it ends the process by exit(1), and its last words are the only sign of why."""
+    runner = object.__new__(remote.RemoteRunner)
+    runner._doing, runner._end = "batch size 8", lambda **_: (code, words)
+    assert isinstance(runner._death(0), OutOfMemory) == is_memory

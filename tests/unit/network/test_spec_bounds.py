@@ -1,0 +1,138 @@
+"""Specs that nobody means well with: each is refused by an error of ours, soon, and in a message that can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from cubatch import models
+from cubatch.errors import CubatchError, InvalidSpec, UnknownName
+from cubatch.network import graph
+from cubatch.network.extents import MOST_NAME, printable
+from cubatch.network.graph import Network
+from cubatch.network.layers import Add, Concat, Flatten, Linear, Opaque, ReLU
+from cubatch.network.specfile import from_mapping, load_spec
+
+GIANT = 16**5000
+LINEAR = {"type": "linear", "k": 4}
+
+
+def network(*layers, **given):
+    return {"input_shape": [1, 1, 16], "layers": list(layers) or [LINEAR], **given}
+
+
+SPECS = {
+    "giant extent": network({"type": "linear", "k": GIANT}),
+    "giant shape": network(input_shape=[1, 1, GIANT]),
+    "giant name": network(name=GIANT),
+    "giant type": network({"type": GIANT}),
+    "giant key": network({"type": "linear", "k": 1, GIANT: 1}),
+    "giant key of the spec": {**network(), GIANT: 1},
+    "long list for a number": network({"type": "linear", "k": [1] * 10**6}),
+    "long type": network({"type": "x" * 10**7}),
+    "long name": network(name="x" * 10**7),
+    "long name of a layer": network({**LINEAR, "name": "x" * (MOST_NAME + 1)}),
+    "long input": network(LINEAR, {**LINEAR, "inputs": ["x" * 10**7]}),
+    "name with an escape": network(name="\x1b]0;mine\x07"),
+    "name with half a pair": network(name="\ud800"),
+    "name that turns": network({**LINEAR, "name": "a\u202eb"}),
+    "name of two lines": network({**LINEAR, "name": "a\nb"}),
+    "input with an escape": network(LINEAR, {**LINEAR, "inputs": ["\x1b[2J"]}),
+    "operator with an escape": network({"type": "opaque", "operator": "\x1b[2J"}),
+    "operator of none": network({"type": "opaque", "operator": ""}),
+    "many sums": {"type": "add", "h": 1, "w": 1, "c": 28, "count": 2**31 - 1},
+    "many parts": {"type": "concat", "h": 1, "w": 1, "c": 2000, "channels": [1] * 2000},
+    "many inputs": {"type": "opaque", "h": 1, "w": 1, "c": 1, "others": [[1, 1, 1]] * 2000},
+    "layers of nothing": network({}),
+    "no mapping": [network()],
+    "many layers": network(*[LINEAR] * (graph.MOST_LAYERS + 1)),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_spec_that_makes_no_sense_is_refused_in_a_line(spec):
+    """M7, M8, M9, M10: only errors of ours, whose text is short and safe to print."""
+    with pytest.raises(CubatchError) as caught:
+        models.resolve(spec)
+    text = str(caught.value)
+    assert len(text) < 1500
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize("make", [lambda n: Add(h=1, w=1, c=2, count=n), lambda n: ["x"] * n])
+def test_as_many_inputs_as_are_allowed_are_allowed(make):
+    """1024 summands on their own, and 1024 readers of one layer joined by a sum or a concatenation."""
+    alone = make(1024)
+    if isinstance(alone, Add):
+        assert len(alone.input_shapes) == 1024
+        return
+    for join in (Add, Concat, Opaque):
+        Network(input_shape=(1, 1, 2), layers=[ReLU(name="x"), join(inputs=alone)])
+        with pytest.raises(InvalidSpec, match="1024 layers"):
+            Network(input_shape=(1, 1, 2), layers=[ReLU(name="x"), join(inputs=[*alone, "x"])])
+
+
+def test_a_network_of_ten_thousand_layers_is_one():
+    """As many as are allowed are taken; a name of a thousand characters too, and any letters."""
+    net = Network(input_shape=(1, 1, 4), layers=[ReLU() for _ in range(graph.MOST_LAYERS)], name="名" * MOST_NAME)
+    assert len(net.nodes) == graph.MOST_LAYERS
+
+
+def test_a_spec_file_is_a_regular_file_of_bounded_size(tmp_path):
+    """Pipes, devices, folders, 16 MiB and a byte, and names that no file can have: refused, unread."""
+    pipe, folder, large, link = (tmp_path / f"{name}.json" for name in ("pipe", "folder", "large", "link"))
+    os.mkfifo(pipe)
+    folder.mkdir()
+    large.write_bytes(b" " * (16 * 2**20 + 1))
+    link.symlink_to("/dev/zero")
+    for path in (pipe, folder, large, link, f"{'x' * 5000}.json", "a\0.json", tmp_path / "none.json"):
+        with pytest.raises(InvalidSpec, match="a text file that can be read") as caught:
+            load_spec(path)
+        assert len(str(caught.value)) < 600
+    with pytest.raises(UnknownName):
+        models.resolve("y" * 5000)
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+@pytest.mark.parametrize(
+    "text",
+    ["input_shape = [1, 1, 0x" + "f" * 5000 + "]\nlayers = []", "a" + ".a" * 20_000 + " = 1",
+     "[" * 100_000, "x = " + "[" * 100_000, '{"a":' * 100_000,
+     "k = " + "9" * 5000, "9" * 5000, '{"layers": 1, "layers": 2}', "\ufeff{}", "", "name = '\x1b'"],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_a_spec_file_of_nonsense_is_refused(tmp_path, suffix, text):
+    """Giant numbers, keys of 20 000 parts and 100 000 levels, in either form."""
+    path = tmp_path / f"net{suffix}"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidSpec) as caught:
+        load_spec(path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_file_whose_name_is_no_text_still_names_its_network(tmp_path):
+    """Control characters and bytes that are no UTF-8 are legal in file names, and are written out."""
+    for name, title in ((b"a\x1b[2J.json", r"a\x1b[2J"), (b"\xff.json", "\ufffd")):
+        path = os.fsencode(tmp_path) + b"/" + name
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of bytes
+            json.dump(network(), file)
+        assert load_spec(os.fsdecode(path)).name == title
+
+
+def test_a_key_that_stands_twice_is_named_at_once(tmp_path):
+    """Of 20 000 keys, in a time that grows with their number and not with its square."""
+    path = tmp_path / "a.json"
+    path.write_text("{" + ", ".join(f'"k{n}": 0' for n in range(20_000)) + ', "k7": 0, "k3": 0}', encoding="utf-8")
+    with pytest.raises(InvalidSpec, match="'k3' stands twice"):
+        load_spec(path)
+
+
+def test_what_imports_call_layers_is_made_printable():
+    """A foreign file's names are not refused, but written out."""
+    assert printable("a\x1b\n\ud800") == r"a\x1b\n\ud800"
+    assert printable("") == "unnamed"
+    spec = from_mapping(network(name="ok"), name="other")
+    assert spec.name == "ok"
+    assert Flatten(name="größe 1").name == Linear(name="größe 1", k=1).name
