@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from cubatch.errors import DeviceFailed, TimedOut
-from cubatch.measure.budget import Budget, OutOfBudget
+from cubatch.measure.budget import MOST_READINGS, Budget, OutOfBudget
 from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.measure.runner import Reading
 from cubatch.measure.stopwatch import (
@@ -368,7 +368,18 @@ def test_a_step_that_takes_twenty_times_what_it_should_hangs() -> None:
         visit(scripted(0.001, 4.0, seconds=1e4))  # ten of them
     assert visit(scripted(29.0, 0.1, seconds=1e4), likely=0.1)
     with pytest.raises(TimedOut):
-        visit(scripted(31.0, 0.1, seconds=1e4), likely=0.1)
+        visit(scripted(31.0, 31.0, 0.1, seconds=1e4), likely=0.1)
+
+
+@pytest.mark.parametrize("before", [0, 1, 4], ids=["the first step", "the second", "a reading"])
+def test_a_reading_that_came_back_late_is_taken_again_and_its_seconds_are_nobodys(before: int) -> None:
+    """Suspended for 340 s in any step, by Ctrl-Z or with the machine: no hang, no timing of it, no budget lost."""
+    stopwatch = scripted(*[0.1] * before, 340.0, 0.1, seconds=60.0)
+    kept = visit(stopwatch, likely=0.1)
+    assert {timing.seconds for timing in kept} == {0.1}
+    alone = scripted(0.1, seconds=60.0)
+    visit(alone, likely=0.1)
+    assert stopwatch.budget.spent() < alone.budget.spent() + MOST_READINGS * 0.1
 
 
 def test_without_an_expectation_only_the_budget_bounds_a_step() -> None:

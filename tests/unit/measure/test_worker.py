@@ -278,7 +278,7 @@ def test_ctrl_c_in_the_middle_of_a_request_ends_the_worker_at_once(start, monkey
     runner = start(fake())
     pid = runner.worker_pid
 
-    def interrupt(self, seconds):
+    def interrupt(self, seconds, what):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RemoteRunner, "_read_line", interrupt)
