@@ -346,6 +346,16 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path, ending):
         wait_until(lambda: not is_running(pid))
 
 
+def test_a_suspended_worker_does_not_outlive_its_parent_either(tmp_path):
+    """It can do nothing at all, so the kernel ends it with whoever started it."""
+    with run_script(HANGING, tmp_path) as parent:
+        pid = int(parent.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+        parent.communicate(timeout=30)
+        wait_until(lambda: not is_running(pid))
+
+
 @pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":'])
 @pytest.mark.parametrize("flags", [(), ("-P",)], ids=["", "-P"])
 def test_it_starts_from_any_script_and_any_folder(tmp_path, guard, flags):
