@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import attrs
 
-from cubatch.errors import DeviceFailed, TimedOut
+from cubatch.errors import DeviceFailed, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
 from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing
 from cubatch.measure.runner import Reading, Runner
@@ -93,6 +93,7 @@ class Stopwatch:
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
         self._is_warm = False
+        self._forgiven: set[type[Exception]] = set()
         self._rests, self._rested = 0, 0.0
         self._clocks = HighestClocks(clocks_mhz)
 
@@ -233,7 +234,7 @@ class Stopwatch:
         if self._is_warm:  # whatever the first size takes to prepare, it is to have its step
             self.budget.check()
         before = self.runner.clock.now()
-        with self._watched(f"preparing batch size {batch_size}", HANG_SECONDS):
+        with self._waiting(f"preparing batch size {batch_size}", HANG_SECONDS):
             self.runner.prepare(batch_size)
         self.prepare_seconds[batch_size] = self.runner.clock.now() - before
         self._prepared = batch_size
@@ -280,15 +281,29 @@ class Stopwatch:
     def _read_once(self, repeats: int, limit: float) -> Reading:
         if isinstance(self.runner, HasStepLimit):
             self.runner.step_seconds = limit
-        with self._watched(f"a step of batch size {self._prepared}", limit):
+        with self._waiting(f"a step of batch size {self._prepared}", limit):
             reading = self.runner.clock.time(self.runner.step, repeats)
         if not 0 < reading.seconds < math.inf:
             raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")
         return reading
 
-    def _watched(self, what: str, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Have it said where this takes longer."""
-        return contextlib.nullcontext() if self._watch is None else self._watch.over(what, seconds)
+    @contextlib.contextmanager
+    def _waiting(self, what: str, seconds: float) -> Iterator[None]:
+        """
+        Wait for a runner, and have it said where that takes longer.
+
+        The first time that it hangs, and that it dies, is not counted: it may be longer than the whole budget, and
+        other sizes are to have theirs.
+        """
+        before = self.budget.spent()
+        try:
+            with contextlib.nullcontext() if self._watch is None else self._watch.over(what, seconds):
+                yield
+        except (TimedOut, WorkerDied) as error:
+            if type(error) not in self._forgiven:
+                self.budget.forgive(self.budget.spent() - before)
+            self._forgiven.add(type(error))
+            raise
 
 
 def _agree(steps: Sequence[Reading]) -> bool:

@@ -96,7 +96,8 @@ def autotune(
             `autotune_module`, and the batch of a file that has it fixed is made open.
         recompute: Forget activations and compute them again in the backward pass.
         budget: Seconds of measuring, at most: it ends sooner where the answer is known. What the very first step
-            takes, which may load and compile, does not count; the last step that is begun may exceed it.
+            takes, which may load and compile, does not count, nor the first hang; the last step that is begun may
+            exceed it.
         sweeps: Compare instead of searching: visit each of `batch_sizes` so often, in shuffled sweeps, budget allowing.
         isolate: Measure in a process that may die: True, False, "auto": on a GPU, or for plans above 1/4 of the limit.
         store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this

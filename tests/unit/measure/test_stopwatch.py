@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cubatch.errors import DeviceFailed, TimedOut
+from cubatch.errors import DeviceFailed, TimedOut, WorkerDied
 from cubatch.measure.budget import MOST_READINGS, Budget, OutOfBudget
 from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.measure.runner import Reading
@@ -405,11 +405,53 @@ def test_a_block_of_steps_may_take_as_many_times_as_long() -> None:
 
 
 def test_a_runner_that_gives_up_is_told_how_long_a_step_may_take() -> None:
-    """A hang costs the limit and not the budget; while clocks are warmed too, but for the very first step."""
+    """A hang costs the limit and not the budget, the first one of a run not even that."""
     device = FakeDevice(STEADY, behaviours=(Hangs({16}),), gives_up=True)
     stopwatch = open_stopwatch(device, seconds=600.0)
     visit(stopwatch)
-    before = stopwatch.budget.spent()
+    for cost in (0.0, HANG_SECONDS):
+        before = stopwatch.budget.spent()
+        with pytest.raises(TimedOut):
+            visit(stopwatch, 16, likely=0.02)
+        assert stopwatch.budget.spent() - before == pytest.approx(cost, abs=0.1)
+
+
+def test_a_hang_that_is_longer_than_the_budget_leaves_it_to_other_sizes() -> None:
+    """It is waited for at least half a minute: once that is nobody's, a second time it is the budget's."""
+    device = FakeDevice(STEADY, behaviours=(Hangs({1, 2}),), gives_up=True)
+    stopwatch = open_stopwatch(device, seconds=10.0)
     with pytest.raises(TimedOut):
-        visit(stopwatch, 16, likely=0.02)
-    assert stopwatch.budget.spent() - before == pytest.approx(HANG_SECONDS, abs=0.1)
+        visit(stopwatch, 1)
+    assert stopwatch.budget.spent() < 1
+    assert visit(stopwatch, 8)
+    again = open_stopwatch(device, seconds=10.0)
+    for size in (1, 2):
+        with pytest.raises(TimedOut):
+            visit(again, size)
+    assert again.budget.left() == 0
+
+
+def test_a_worker_that_is_waited_for_and_dies_leaves_the_budget_too() -> None:
+    """As one that was suspended does at its deadline, in a step or while it prepares; once, like a hang."""
+
+    @attrs.define
+    class Suspended(Behaviour):
+        when: str
+
+        def prepare(self, batch_size: int) -> None:
+            if self.when == "prepare":
+                raise WorkerDied("suspended")
+
+        def step(self, batch_size: int) -> None:
+            if self.when == "step":
+                raise WorkerDied("suspended")
+
+    for when in ("prepare", "step"):
+        stopwatch = open_stopwatch(
+            FakeDevice(STEADY, prepare_seconds=30.0, behaviours=(Suspended(when),)), seconds=50.0
+        )
+        for spent in (0.0 if when == "prepare" else 30.0, 30.0 if when == "prepare" else 60.0):
+            with pytest.raises(WorkerDied):
+                visit(stopwatch)
+            stopwatch.forget()
+            assert stopwatch.budget.spent() == spent

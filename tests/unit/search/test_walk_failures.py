@@ -182,15 +182,14 @@ class HangsLater(Hangs):
 
 
 def test_what_is_predicted_bounds_a_hang_while_clocks_are_warmed() -> None:
-    """The smallest size hangs: without a prediction that takes the whole budget, with one a hang's limit."""
-    device = FakeDevice(affine(1e-3, 1e-4), behaviours=(HangsLater({1}),), gives_up=True)
-    blind = go(device, given(1, 2, 4))
-    assert statuses(blind)[1] == "timeout"
-    assert blind.seconds_spent >= 60
-    foreseen = go(device, [Candidate(n, predicted_seconds=1e-3) for n in (1, 2, 4)])
-    assert statuses(foreseen)[1] == "timeout"
-    assert statuses(foreseen)[4] == "ok"
-    assert foreseen.seconds_spent < HANG_SECONDS + 25
+    """The smallest size hangs: without a prediction for as long as the budget is, with one for a hang's limit."""
+    sessions = Sessions(FakeDevice(affine(1e-3, 1e-4), behaviours=(HangsLater({1}),), gives_up=True))
+    for candidates in (given(1, 2, 4), [Candidate(n, predicted_seconds=1e-3) for n in (1, 2, 4)]):
+        measured = go(sessions, candidates)
+        assert (statuses(measured)[1], statuses(measured)[4]) == ("timeout", "ok")
+    blind, foreseen = (session.clock.now() for session in sessions.opened)
+    assert blind >= 60
+    assert foreseen < HANG_SECONDS + 25
 
 
 def test_a_step_of_ten_times_its_prediction_is_no_hang() -> None:
