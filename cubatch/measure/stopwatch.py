@@ -36,6 +36,7 @@ SETTLED = 0.01  # a quarter of a second changes the readings by less than this s
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
 # A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
+HANG_SHARE = 0.25  # of what is left of the budget, in the place of the floor, once one has hung
 
 
 @runtime_checkable
@@ -265,7 +266,11 @@ class Stopwatch:
         What came back late in this process may have been suspended, by Ctrl-Z or with the machine: it is read once
         more, and if it is as it should be, the seconds before were nobody's.
         """
-        limit = max(HANG_SECONDS, self.budget.left() if expected is None else HANG_FACTOR * expected * repeats)
+        floor, left = HANG_SECONDS, self.budget.left()
+        if TimedOut in self._forgiven:  # here steps hang: none of the next is to take all that there is
+            left *= HANG_SHARE
+            floor = min(floor, left)
+        limit = max(floor, left if expected is None else HANG_FACTOR * expected * repeats)
         before = self.budget.spent()
         reading = self._read_once(repeats, limit)
         late = self.budget.spent() - before
