@@ -34,6 +34,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -71,7 +72,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="; ".join(KINDS), help="separated by ';'")
     parser.add_argument("--jobs", type=int, default=1, help="trials at once; most of those in processes only sleep")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary and every trial that was not good")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write what was found; kinds that it has of this commit and seed are not tried again",
+    )
     options = parser.parse_args(arguments)
     options.kinds = [name.strip() for name in options.kinds.split(";")]
     if unknown := [name for name in options.kinds if name not in KINDS]:
@@ -79,10 +85,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _before(path: Path | None, seed: int) -> dict[str, Any]:
+    """Read what an earlier call wrote, if it was of this commit and seed."""
+    if path is not None and path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        if (found["commit"], found["seed"]) == (provenance()["commit"], seed):
+            return found
+    return {"summary": [], "bad": []}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign; exit status 1 where something did not hold."""
     options, began = _options(arguments), time.monotonic()
-    asked = requests(options.kinds, options.devices, options.processes)
+    before = _before(options.json, options.seed)
+    known = {row["kind"] for row in before["summary"]}
+    asked = [one for one in requests(options.kinds, options.devices, options.processes) if one[0] not in known]
     ask = functools.partial(try_one, options.seed)
     if options.jobs < 2:
         trials = [ask(one) for one in asked]
@@ -104,9 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **provenance(),
             "python": platform.python_version(),
             "seed": options.seed,
-            "virtual": [name for name in options.kinds if name in devices.KINDS],
-            "summary": rows,
-            "bad": bad,
+            "virtual": list(devices.KINDS),
+            "summary": sorted([*before["summary"], *rows], key=lambda row: KINDS.index(row["kind"])),
+            "bad": [*before["bad"], *bad],
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 1 if bad else 0

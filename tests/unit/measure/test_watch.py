@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 
@@ -49,6 +50,7 @@ def test_what_takes_too_long_is_told_once(told):
             pass
         with watching.over("a step of batch size 8", 0.0):
             assert listener.event.wait(60)
+            time.sleep(0.05)  # many looks more
         with watching.over("another", 1e6):
             pass
     assert threading.active_count() == before
