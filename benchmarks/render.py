@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import fusion, gpu, modules, predictor, rooms, search, trust
+from benchmarks.pages import faults, fusion, gpu, modules, predictor, rooms, search, trust
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -161,6 +161,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "answers": answers,
     "engine_cpu": engine_cpu,
     "search": search.search,
+    "faults": faults.faults,
     "training": training,
     "imports": imports,
     "mixed_precision": mixed_precision,

@@ -9,6 +9,7 @@ what is unknown is None.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
@@ -207,3 +208,34 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
 def is_number(value: object) -> bool:
     """Whether it is a number, not True or False."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_number(field: str, value: float, *, least: float = 0.0, above: float | None = None) -> float:
+    """
+    Return a finite number as it is.
+
+    Args:
+        field: What an error calls it.
+        value: The number.
+        least: It may not be below this.
+        above: It must be above this; then `least` says nothing.
+
+    Raises:
+        InvalidArgument: If it is none, or out of its range.
+    """
+    in_range = is_number(value) and value <= sys.float_info.max and (value >= least if above is None else value > above)
+    if not in_range:
+        bound = f"of at least {least:g}" if above is None else f"above {above:g}"
+        raise InvalidArgument(field, value, f"a finite number {bound}")
+    return value
+
+
+def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
+    """
+    Refuse what is of another type.
+
+    Raises:
+        InvalidArgument: If it is.
+    """
+    if not isinstance(value, kind):
+        raise InvalidArgument(field, value, allowed)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -29,19 +28,23 @@ from typing import BinaryIO
 import platformdirs
 
 from cubatch.errors import StoreError
+from cubatch.mounts import filesystem_type, is_network
 
 BUSY_SECONDS = 30.0  # for one write of another process
-
-# A database on one of these may be open on two machines, whose WAL index would not be the same memory.
-NETWORK_FILESYSTEMS = frozenset({
-    "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
-    "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "vboxsf", "virtiofs",
-})  # fmt: skip
 
 _MAGIC = b"SQLite format 3\0"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _REPORTED = ("SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_NOMEM")
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_PASSING = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_NO_SHARED_MEMORY = frozenset({
+    sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_SHMLOCK, sqlite3.SQLITE_IOERR_SHMMAP,
+})  # fmt: skip
 _JOURNALS = ("-wal", "-shm", "-journal")
+_WAL_PAGES = 50  # of 4 KiB, after which they go into the file: a run of 30 KB needs no journal of megabytes
+Upgrades = Mapping[int, str]
+"""By version, the statement that makes it of the version before."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -91,16 +94,30 @@ def place(path: Path | str) -> Path:
     """
     if "\0" in str(path):
         raise StoreError(repr(str(path)), "a path cannot hold a zero byte", "Name a file.")
+    if not str(path):
+        raise StoreError("''", "it has no name", "Name a file.")
     try:
-        found = Path(path).expanduser().resolve()
+        named = Path(path).expanduser()
+        found = named.resolve()
     except RuntimeError as error:  # a user without a home, links in a circle
         raise OSError(str(error)) from error
     if found.is_dir():
         raise StoreError(str(path), "it is a directory", "Name a file in it.")
+    if found.exists() and not found.is_file():  # a device, a pipe
+        raise StoreError(str(path), "it is no regular file", "Name a file.")
+    if named.is_symlink() and not found.parent.is_dir():
+        raise StoreError(str(path), f"it is a link to {found}, and that folder is not there", "Make the folder first.")
     return found
 
 
-def connect(path: Path, schema: str, version: int, *, on_damage: Callable[[Path], None] | None = None) -> Database:
+def connect(
+    path: Path,
+    schema: str,
+    version: int,
+    *,
+    upgrades: Upgrades | None = None,
+    on_damage: Callable[[Path], None] | None = None,
+) -> Database:
     """
     Open the file, check it, and make its tables if it has none.
 
@@ -108,6 +125,7 @@ def connect(path: Path, schema: str, version: int, *, on_damage: Callable[[Path]
         path: The file.
         schema: CREATE statements of the newest version.
         version: Its number, kept as `user_version`.
+        upgrades: For files of older versions.
         on_damage: A damaged file is moved aside, a new one begun, and this called with where the old one
             is.  Without it, damage is an error.  A file that another user has open is never moved.
 
@@ -124,18 +142,48 @@ def connect(path: Path, schema: str, version: int, *, on_damage: Callable[[Path]
         mark = undo.enter_context(_lock_file(path, "used"))
         fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
         try:
-            database = _open(path, schema, version)
+            database = _open(path, schema, version, upgrades)
         except sqlite3.DatabaseError as error:
             if on_damage is None or _code(error) not in _DAMAGED:
                 raise
-            database = _look_again(path, schema, version, mark, on_damage)
+            database = _look_again(path, schema, version, upgrades, mark, on_damage)
         undo.callback(database.close)
         database.mark(path, mark)
         undo.pop_all()
     return database
 
 
-def _look_again(path: Path, schema: str, version: int, mark: BinaryIO, on_damage: Callable[[Path], None]) -> Database:
+def copied(path: Path, schema: str, version: int, *, upgrades: Upgrades | None = None) -> Database:
+    """
+    Read a file into memory where nothing may be written, not even a lock; what is written to the copy is kept nowhere.
+
+    Raises:
+        StoreError: As `connect`.
+        sqlite3.DatabaseError: Whatever SQLite reports.
+        OSError: If its latest rows are still in its journal, which is not read where nothing may be written.
+    """
+    journal = path.with_name(path.name + "-wal")
+    if journal.exists() and journal.stat().st_size:
+        raise OSError(errno.EROFS, f"its latest rows are in {journal.name}, which cannot be read there", str(path))
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Database)
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as source:
+            source.backup(database)
+        _set_up(database, path, schema, version, upgrades)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def is_read_only(error: OSError) -> bool:
+    """Say whether a place may only be read, or not even that."""
+    return error.errno in _READ_ONLY
+
+
+def _look_again(
+    path: Path, schema: str, version: int, upgrades: Upgrades | None, mark: BinaryIO, on_damage: Callable[[Path], None]
+) -> Database:
     """
     Open a file that looked damaged: in place if it was a passing fault, else anew with the old one moved aside.
 
@@ -150,14 +198,14 @@ def _look_again(path: Path, schema: str, version: int, mark: BinaryIO, on_damage
     # Closing the file drops every lock that SQLite holds on it in this process; nobody here has it open now.
     begins = _read_whole(path)
     try:
-        database = _open(path, schema, version)
+        database = _open(path, schema, version, upgrades)
     except sqlite3.DatabaseError as error:
         if _code(error) not in _DAMAGED:
             raise
         if path.suffix != ".sqlite3" and begins != _MAGIC:  # somebody's script or spec must stay where it is
             raise StoreError(str(path), "it is no database", "Name a new file, or one that cubatch made.") from error
         on_damage(_move_aside(path))
-        database = _open(path, schema, version)
+        database = _open(path, schema, version, upgrades)
     fcntl.flock(mark, fcntl.LOCK_SH)
     return database
 
@@ -175,25 +223,38 @@ def _read_whole(path: Path) -> bytes:
     return begins
 
 
-def _open(path: Path, schema: str, version: int) -> Database:
+def _open(path: Path, schema: str, version: int, upgrades: Upgrades | None) -> Database:
     database = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=Database
     )
     try:
-        database.row_factory = sqlite3.Row
-        found = database.execute("PRAGMA user_version").fetchone()[0]
-        _check(database, path, found, version, schema)
-        database.execute("PRAGMA foreign_keys = ON")
-        _choose_journal(database, path)
-        if found == 0:
-            with transaction(database):
-                for statement in schema.split(";"):
-                    database.execute(statement)
-                database.execute(f"PRAGMA user_version = {version}")
+        _set_up(database, path, schema, version, upgrades)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _set_up(database: Database, path: Path, schema: str, version: int, upgrades: Upgrades | None) -> None:
+    """Check what is in an open file, choose how it is written, and make the tables that it lacks."""
+    database.row_factory = sqlite3.Row
+    database.text_factory = _decoded
+    found = database.execute("PRAGMA user_version").fetchone()[0]
+    _check(database, path, found, version, schema)
+    database.execute("PRAGMA foreign_keys = ON")
+    _choose_journal(database, path)
+    if found == version:
+        return
+    newer = [statement for number, statement in sorted((upgrades or {}).items()) if number > found]
+    with transaction(database):
+        for statement in newer if found else schema.split(";"):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {version}")
+
+
+def _decoded(text: bytes) -> str:
+    """Read text; bytes that are no UTF-8 become surrogates, which whoever checks a field refuses."""
+    return text.decode(errors="surrogateescape")
 
 
 def _check(database: sqlite3.Connection, path: Path, found: int, version: int, schema: str) -> None:
@@ -229,11 +290,20 @@ def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
     def journal(mode: str) -> str:
         return str(database.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0])
 
-    if is_network(filesystem_type(path)) or journal("wal") != "wal":
+    def has_wal() -> bool:
+        try:
+            return journal("wal") == "wal"
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", None) not in _NO_SHARED_MEMORY:
+                raise
+            return False
+
+    if is_network(filesystem_type(path)) or not has_wal():
         journal("delete")
         database.execute("PRAGMA synchronous = FULL")
     else:
         database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
 
 
 @contextlib.contextmanager
@@ -272,7 +342,7 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
 
 def _lock_file(path: Path, name: str) -> BinaryIO:
     place = path.with_name(path.name + ".locks")
-    place.mkdir(exist_ok=True)
+    place.mkdir(mode=0o700, exist_ok=True)  # as the file, which SQLite lets nobody else write either
     return (place / name).open("ab")
 
 
@@ -286,39 +356,6 @@ def _move_aside(path: Path) -> Path:
     return path.with_name(aside)
 
 
-def filesystem_type(path: Path) -> str:
-    """
-    Name the kind of file system that holds a path, as /proc/self/mountinfo does; empty where that is unknown.
-
-    Example:
-        >>> filesystem_type(Path("/proc/self"))
-        'proc'
-    """
-    path = path.resolve()
-    best, kind = -1, ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-            left, _, right = os.fsdecode(line).partition(" - ")  # names of folders are bytes, of any encoding
-            written = left.split(" ")[4]  # with a space as \040
-            mount = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), written))
-            if path.is_relative_to(mount) and len(mount.parts) >= best:  # of two at one place, the later is on top
-                best, kind = len(mount.parts), right.split(" ")[0]
-    return kind
-
-
-def is_network(kind: str) -> bool:
-    """
-    Say whether a file system of this kind may be mounted on several machines at once.
-
-    What a FUSE program does behind its mount is not known, so it counts as one.
-
-    Example:
-        >>> is_network("nfs4"), is_network("fuse.sshfs"), is_network("ext4")
-        (True, True, False)
-    """
-    return kind in NETWORK_FILESYSTEMS or kind.startswith("fuse.")
-
-
 def reason(error: sqlite3.Error | OSError) -> str:
     """Say in words why the file cannot be used."""
     if isinstance(error, OSError):
@@ -328,7 +365,7 @@ def reason(error: sqlite3.Error | OSError) -> str:
         sqlite3.SQLITE_READONLY: "the place is read-only",
         sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
         sqlite3.SQLITE_IOERR: "reading or writing it failed",
-        sqlite3.SQLITE_BUSY: f"another process held it for more than {BUSY_SECONDS:g} s",
+        sqlite3.SQLITE_BUSY: f"it was locked for {BUSY_SECONDS:g} s, or its file system has no locks",
         sqlite3.SQLITE_CORRUPT: "the file is damaged; the next run moves it aside",
         sqlite3.SQLITE_NOTADB: "the file is damaged; the next run moves it aside",
         sqlite3.SQLITE_READONLY_DBMOVED: "the file was moved or removed while it was in use",
@@ -337,6 +374,11 @@ def reason(error: sqlite3.Error | OSError) -> str:
     if code is None:
         raise error  # SQLite reported nothing: a mistake in our own call
     return f"{words.get(error.sqlite_errorcode, words.get(code, 'SQLite failed'))} ({error.sqlite_errorname})"
+
+
+def is_passing(error: sqlite3.Error | OSError) -> bool:
+    """Say whether the next write may succeed: the disk is full, or failed once."""
+    return isinstance(error, sqlite3.Error) and _code(error) in _PASSING
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -16,18 +16,20 @@ process, which makes no CUDA context of its own.
                                                            <-  {"ok": {"seconds": ...}} or {"error": ...}
 
 One JSON line asks, one answers.  The worker ends at the end of its standard input or after its
-parent, whatever it is doing, so a killed user's process leaves none behind; it has a session of
-its own, so Ctrl-C reaches only the user's process and one kill takes the worker with all that it
-started.
+parent, whatever it is doing, also suspended, so a killed user's process leaves none behind; it has a
+session of its own, so Ctrl-C reaches only the user's process and one kill takes the worker with all
+that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -45,6 +47,7 @@ from cubatch.units import said, shown
 
 _WATCH_SECONDS = 1.0
 _REQUESTS = frozenset({"start", "prepare", "call", "time", "facts", "release", "close"})
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class _Worker:
@@ -108,6 +111,8 @@ def main() -> NoReturn:
     os.close(nothing)
     os.dup2(2, 1)
     faulthandler.enable()
+    with contextlib.suppress(AttributeError, OSError):  # suspended, it could not end itself after its parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     with contextlib.suppress(OSError):  # when memory runs out, the kernel is to take this process
         Path("/proc/self/oom_score_adj").write_text("1000")
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()

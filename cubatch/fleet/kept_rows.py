@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from cubatch.errors import StoreError
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.tuning import store
 from cubatch.tuning.store_tables import StoredRun
@@ -37,10 +39,11 @@ def of_run(path: Path | str, run: StoredRun, *, past: int = 0) -> dict[str, Any]
 
 
 def about(path: Path | str, identity: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the runs of a store whose identities have these entries."""
+    """Give the runs of a store whose identities have these entries; of one that is damaged tells whoever opens it."""
     for run in store.list_runs(path):
         if all(run.identity.get(name) == value for name, value in identity.items()):
-            yield of_run(path, run)
+            with contextlib.suppress(StoreError):
+                yield of_run(path, run)
 
 
 def replay(run: store.Run, message: Mapping[str, Any]) -> None:

@@ -21,7 +21,8 @@ from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.network import models
 from cubatch.network.models import SpecLike
 from cubatch.tuning import forecast as forecasts
-from cubatch.tuning import store, tune
+from cubatch.tuning import store as kept
+from cubatch.tuning import tune
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_bytes
 
@@ -131,10 +132,10 @@ def autotune_fleet(
     if batch_sizes is not None:
         options["batch_sizes"] = list(batch_sizes)
     inspect.signature(tune.autotune).bind(layer_spec, **options)  # a TypeError here, not on each worker
-    tune.check_store(store)
+    kept.check_place(store)
     tune.check_progress(progress)
     spec = json.loads(json.dumps(models.resolve(layer_spec).to_mapping()))  # as it is kept
-    with _connected(client) as connected, _Keep(tune.store_path(store), spec, refresh=store == "refresh") as keep:
+    with _connected(client) as connected, _Keep(kept.path_of(store), spec, refresh=store == "refresh") as keep:
         measured = _Fleet(connected, spec, options, keep, progress).measured()
     devices = [*measured, *_predicted(spec, predict, measured, options)]
     return FleetResult(devices=_priced(devices, prices or {}))
@@ -145,7 +146,7 @@ class _Keep:
 
     def __init__(self, path: Path | None, spec: Mapping[str, Any], *, refresh: bool) -> None:
         self._path, self._spec, self._refresh = path, spec, refresh
-        self._runs: dict[str, store.Run] = {}
+        self._runs: dict[str, kept.Run] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:

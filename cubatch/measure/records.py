@@ -1,16 +1,70 @@
-"""What is kept of a run: candidates, timings, outcomes."""
+"""
+What is kept of a run: candidates, timings, outcomes.
+
+Each of them checks itself, wherever it comes from: the search, a worker process, a store.  What no measuring gives is
+refused with an InvalidArgument that names the field.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
-from attrs import field, validators
+from attrs import field
+from attrs.validators import optional
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
 
 STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
+
+_Check = Callable[[str, Any], object]
+
+_size: _Check = functools.partial(checks.check_whole, least=1, most=checks.MAX_BATCH_SIZE)
+_count: _Check = functools.partial(checks.check_whole, least=0, most=2**63 - 1)  # the most that SQLite holds
+_positive: _Check = functools.partial(checks.check_number, above=0.0)
+_flag: _Check = functools.partial(checks.check_kind, kind=bool, allowed="True or False")
+_text: _Check = functools.partial(checks.check_kind, kind=str, allowed="text")
+_KNOWN_FACTS: Mapping[str, _Check] = {
+    **dict.fromkeys(("visits", "needed_bytes", "available_bytes", "memory_bytes"), _count),
+    **dict.fromkeys(
+        ("prepare_seconds", "warmup_seconds", "query_seconds", "needed_seconds", "left_seconds"), checks.check_number
+    ),
+    **dict.fromkeys(("type", "message", "limit"), _text),
+    "could_gain": functools.partial(checks.check_number, least=-1.0),
+    "cut_short": _flag,
+}
+
+
+def _is(check: _Check) -> Callable[[object, Any, Any], None]:
+    """Make a field's validator of a check, which raises InvalidArgument."""
+
+    def validate(_: object, attribute: Any, value: object) -> None:
+        check(attribute.name, value)
+
+    return validate
+
+
+def _check_reasons(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(reason, str) for reason in value):
+        raise InvalidArgument(name, value, "a tuple of text")
+
+
+def _check_status(name: str, value: object) -> None:
+    if value not in STATUSES:
+        raise InvalidArgument(name, value, f"one of {', '.join(STATUSES)}")
+
+
+def _check_facts(name: str, value: Mapping[str, Any]) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(name, value, "a mapping")
+    for fact, check in _KNOWN_FACTS.items():
+        if value.get(fact) is not None:
+            check(f"{name}[{fact!r}]", value[fact])
 
 
 # --- before and while measuring ------------------------------------------------------------------------------
@@ -29,11 +83,11 @@ class Candidate:
         over_limit: Planned above the memory limit: listed, never tried.
     """
 
-    batch_size: int
-    reasons: tuple[str, ...] = ()
-    predicted_peak_bytes: int | None = None
-    predicted_seconds: float | None = None
-    over_limit: bool = False
+    batch_size: int = field(validator=_is(_size))
+    reasons: tuple[str, ...] = field(default=(), validator=_is(_check_reasons))
+    predicted_peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    predicted_seconds: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    over_limit: bool = field(default=False, validator=_is(_flag))
 
 
 @attrs.frozen(kw_only=True)
@@ -56,16 +110,16 @@ class Timing:
             and of what was kept in a store.
     """
 
-    batch_size: int
-    round: int
-    seconds: float
-    repeats: int = 1
-    throttled: bool = False
-    sm_clock_mhz: float | None = None
-    joules: float | None = None
-    peak_bytes: int | None = None
-    peak_device_bytes: int | None = None
-    event_reasons: int | None = None
+    batch_size: int = field(validator=_is(_size))
+    round: int = field(validator=_is(_count))
+    seconds: float = field(validator=_is(_positive))
+    repeats: int = field(default=1, validator=_is(_size))
+    throttled: bool = field(default=False, validator=_is(_flag))
+    sm_clock_mhz: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    joules: float | None = field(default=None, validator=optional(_is(_positive)))
+    peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    peak_device_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    event_reasons: int | None = field(default=None, validator=optional(_is(_count)))
 
 
 @attrs.frozen
@@ -81,10 +135,10 @@ class Outcome:
             {"limit": "memory" | "latency"} of over_limit, with "cut_short" where the budget allowed no more timings.
     """
 
-    batch_size: int
-    status: str = field(validator=validators.in_(STATUSES))
-    stop_reason: str = ""
-    facts: Mapping[str, Any] = field(factory=dict)
+    batch_size: int = field(validator=_is(_size))
+    status: str = field(validator=_is(_check_status))
+    stop_reason: str = field(default="", validator=_is(_text))
+    facts: Mapping[str, Any] = field(factory=dict, validator=_is(_check_facts))
 
 
 @attrs.frozen(kw_only=True)

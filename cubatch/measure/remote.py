@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -28,9 +29,26 @@ from cubatch.measure.runner import FactoryRef, Reading
 from cubatch.units import shown
 
 PREPARE_SECONDS = 600.0  # start, compile and prepare; a hang, not a slow compiler, takes longer
+LEAST_PREPARE_SECONDS, PREPARE_SHARE = 120.0, 10.0  # whatever the budget is, and of the budget
+ASK_SECONDS = 30.0  # for what is known or given back
 CLOSE_SECONDS = 10.0
+SAY_SECONDS = 10.0  # of waiting for one answer, after which it is said what for
+_POLL_SECONDS = 0.5
 _STDERR_TAIL_BYTES = 4000
 _OPENBLAS_FULL = "OpenBLAS error: Memory allocation still failed"  # its only sign: it ends the process by exit(1)
+
+_log = logging.getLogger(__name__)
+
+
+def prepare_limit(budget: float) -> float:
+    """
+    Say how long the start of a worker or one `prepare` may take under a budget: a hang must not hold it for ever.
+
+    Example:
+        >>> prepare_limit(6.0), prepare_limit(30.0), prepare_limit(3600.0)
+        (120.0, 300.0, 600.0)
+    """
+    return min(PREPARE_SECONDS, max(LEAST_PREPARE_SECONDS, PREPARE_SHARE * budget))
 
 
 def identify() -> dict[str, str]:
@@ -46,7 +64,7 @@ class RemoteRunner:
 
     Args:
         factory: Builds the real runner, in the worker.
-        prepare_seconds: How long the start, one `prepare` or whatever is no clock reading may take; None for ever.
+        prepare_seconds: How long the start, one `prepare` or one `call` may take; None for ever.
 
     Attributes:
         step_seconds: How long one clock reading may take; None for ever.
@@ -55,8 +73,8 @@ class RemoteRunner:
     Raises:
         OutOfMemory: From any call: the worker ran out of memory, or the kernel killed it for memory.
         TimedOut: From any call: it took too long; the worker is gone.
-        WorkerFailed: From any call: the worker could not start, died otherwise, or its runner raised
-            an exception that is not cubatch's.
+        WorkerFailed: From any call: the worker could not start, died otherwise, was suspended until its time was up,
+            or its runner raised an exception that is not cubatch's.
         CubatchError: From any call: whatever the runner itself raised of them.
     """
 
@@ -67,6 +85,7 @@ class RemoteRunner:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self._doing = "the start"
+        self._said = ""
         self.clock = _RemoteClock(self)
         self._start()
 
@@ -105,12 +124,20 @@ class RemoteRunner:
 
     def time(self, repeats: int) -> Reading:
         """Run so many steps back to back in the worker, and say how long one took there."""
-        return Reading(**self._ask({"do": "time", "repeats": repeats}, self.step_seconds))
+        answer = self._ask({"do": "time", "repeats": repeats}, self.step_seconds)
+        try:
+            return Reading(**answer)
+        except TypeError as error:
+            raise WorkerFailed(f"it answered with no reading: {answer!r}") from error
 
     def release(self) -> None:
         """Give back what the last `prepare` took; a dead worker has done so already."""
         if self._process is not None:
-            self._ask({"do": "release"}, self._prepare_seconds)
+            self._ask({"do": "release"}, ASK_SECONDS)
+
+    def restart(self) -> None:
+        """End the worker: the next `prepare` has a new one."""
+        self._end()
 
     def close(self) -> None:
         """End the worker: ask it to close its runner, and kill it if it does not."""
@@ -122,7 +149,7 @@ class RemoteRunner:
     def _memory(self, name: str) -> int | None:
         if self._process is None:
             return None
-        facts = self._ask({"do": "facts"}, self._prepare_seconds)
+        facts = self._ask({"do": "facts"}, ASK_SECONDS)
         try:
             self.launch, figure = facts["launch"], checks.count(facts[name])
         except (LookupError, TypeError, ValueError) as error:
@@ -174,13 +201,16 @@ class RemoteRunner:
             with contextlib.suppress(BrokenPipeError):  # its end is seen below
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
-            answer = self._read_line(seconds)
+            answer = self._read_line(seconds, f"{request['do']} of {self._doing}")
             reply = None if answer is None else replies.parsed(answer)
         except ValueError as error:
             self._end()
             raise WorkerFailed(f"it answered with something that is no answer: {error}") from error
         except TimeoutError:
+            is_suspended = _is_suspended(self._process.pid)
             self._end()
+            if is_suspended:  # by somebody else, so that it says nothing of what it did
+                raise WorkerDied(f"it was suspended at {self._doing}, for all of {seconds or 0.0:g} s") from None
             raise TimedOut(f"{request['do']} of {self._doing}", seconds or 0.0) from None
         except BaseException:  # such as Ctrl-C: the answer is still to come, so nothing more can be asked
             self._end()
@@ -191,18 +221,20 @@ class RemoteRunner:
             raise replies.rebuilt(reply["error"], self._doing)
         return reply["ok"]
 
-    def _read_line(self, seconds: float | None) -> bytes | None:
+    def _read_line(self, seconds: float | None, what: str) -> bytes | None:
         """Read one line within so many seconds (TimeoutError); None where the worker has ended."""
         if self._process is None or self._process.stdout is None:
             return None
-        deadline = None if seconds is None else time.monotonic() + seconds
         pipe = self._process.stdout.fileno()
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        line = b""
+        line, waited = b"", 0.0
         while not line.endswith(b"\n"):
-            left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
-            if poll.poll(max(0.0, left) * 1000):
+            left = _POLL_SECONDS if seconds is None else min(_POLL_SECONDS, seconds - waited)
+            before = time.monotonic()
+            is_there = poll.poll(max(0.0, left) * 1000)
+            waited += min(time.monotonic() - before, 2 * _POLL_SECONDS)  # more is this process's own suspension
+            if is_there:
                 if not (chunk := os.read(pipe, 65536)):
                     return None
                 line += chunk
@@ -210,7 +242,17 @@ class RemoteRunner:
                 return None
             elif left <= 0:
                 raise TimeoutError
+            if waited >= SAY_SECONDS and what != self._said:
+                self._say(what, seconds)
         return line
+
+    def _say(self, what: str, seconds: float | None) -> None:
+        """Say what is waited for, once for each thing."""
+        self._said = what
+        until = "" if seconds is None else f", {seconds:.0f} s at most"
+        is_suspended = self._process is not None and _is_suspended(self._process.pid)
+        state = " It is suspended: somebody sent it SIGSTOP." if is_suspended else ""
+        _log.warning("waiting for %s in the measuring process%s.%s", what, until, state)
 
     def _death(self, kills_before: int | None) -> CubatchError:
         """Say why the worker is gone; the kernel's count of out-of-memory kills tells those from other kills."""
@@ -308,6 +350,13 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # whoever ignores SIGCHLD has it waited for by the kernel
         return True
+
+
+def _is_suspended(pid: int) -> bool:
+    """Say whether a process is stopped by a signal or a debugger, as proc(5) tells its state."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
+    return False
 
 
 def _split_path(entries: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -87,6 +87,15 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release everything for good."""
+        ...
+
+
+@runtime_checkable
+class HasWorker(Protocol):
+    """A runner whose work is done in a process of its own, which a failure may leave broken."""
+
+    def restart(self) -> None:
+        """End that process: the next `prepare` has a new one."""
         ...
 
 

@@ -7,18 +7,20 @@ clock is flagged, and the device is given a rest before the next.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import attrs
 
-from cubatch.errors import DeviceFailed, TimedOut
+from cubatch.errors import DeviceFailed, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
 from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing
 from cubatch.measure.runner import Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
+from cubatch.measure.watch import Watch
 
 # A timing spans at least this: a thousand times what starting a kernel, waking a thread or one tick of
 # the clock takes, and short beside a round.
@@ -34,6 +36,7 @@ SETTLED = 0.01  # a quarter of a second changes the readings by less than this s
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
 # A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
+HANG_SHARE = 0.25  # of what is left of the budget, in the place of the floor, once one has hung
 
 
 @runtime_checkable
@@ -70,6 +73,7 @@ class Stopwatch:
         budget: No visit begins when it is spent, and no reading that it does not hold but the first.
         span_seconds: What a reading must span at least.
         clocks_mhz: SM clocks read in earlier runs.
+        watch: Says it where a runner that never gives up hangs; None for one that does.
 
     Attributes:
         prepare_seconds: What preparing took the last time, by size.
@@ -77,13 +81,20 @@ class Stopwatch:
     """
 
     def __init__(
-        self, runner: Runner, budget: Budget, *, span_seconds: float, clocks_mhz: Iterable[float] = ()
+        self,
+        runner: Runner,
+        budget: Budget,
+        *,
+        span_seconds: float,
+        clocks_mhz: Iterable[float] = (),
+        watch: Watch | None = None,
     ) -> None:
-        self.runner, self.budget, self.span_seconds = runner, budget, span_seconds
+        self.runner, self.budget, self.span_seconds, self._watch = runner, budget, span_seconds, watch
         self.prepare_seconds: dict[int, float] = {}
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
         self._is_warm = False
+        self._forgiven: set[type[Exception]] = set()
         self._rests, self._rested = 0, 0.0
         self._clocks = HighestClocks(clocks_mhz)
 
@@ -224,15 +235,16 @@ class Stopwatch:
         if self._is_warm:  # whatever the first size takes to prepare, it is to have its step
             self.budget.check()
         before = self.runner.clock.now()
-        self.runner.prepare(batch_size)
+        with self._waiting(f"preparing batch size {batch_size}", HANG_SECONDS):
+            self.runner.prepare(batch_size)
         self.prepare_seconds[batch_size] = self.runner.clock.now() - before
         self._prepared = batch_size
 
     def _warm_clocks(self, expected: float | None) -> tuple[list[Reading], int]:
         """Work until the clocks have risen and the readings no longer trend; the last two, and of how many steps."""
-        before = self.runner.clock.now()
+        before = self.budget.spent()
         steps = [self._read(1, None)]  # may compile or load, which is not measuring: only the budget bounds it
-        self.budget.forgive(self.runner.clock.now() - before)
+        self.budget.forgive(self.budget.spent() - before)
         began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
         history: list[tuple[float, float]] = []
         repeats, worked = 1, 0.0
@@ -248,17 +260,55 @@ class Stopwatch:
         return steps[-2:], repeats
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
-        """Read the clock once; what takes far longer than expected counts as hung, also if it came back."""
-        limit = max(HANG_SECONDS, self.budget.left() if expected is None else HANG_FACTOR * expected * repeats)
-        if isinstance(self.runner, HasStepLimit):
-            self.runner.step_seconds = limit
-        reading = self.runner.clock.time(self.runner.step, repeats)
-        if not 0 < reading.seconds < math.inf:
-            raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")
+        """
+        Read the clock; what takes far longer than expected counts as hung, also if it came back.
+
+        What came back late in this process may have been suspended, by Ctrl-Z or with the machine: it is read once
+        more, and if it is as it should be, the seconds before were nobody's.
+        """
+        floor, left = HANG_SECONDS, self.budget.left()
+        if TimedOut in self._forgiven:  # here steps hang: none of the next is to take all that there is
+            left *= HANG_SHARE
+            floor = min(floor, left)
+        limit = max(floor, left if expected is None else HANG_FACTOR * expected * repeats)
+        before = self.budget.spent()
+        reading = self._read_once(repeats, limit)
+        late = self.budget.spent() - before
+        if reading.seconds * repeats > limit and not isinstance(self.runner, HasStepLimit):
+            reading = self._read_once(repeats, limit)
+            if reading.seconds * repeats <= limit:
+                self.budget.forgive(late)
         if reading.seconds * repeats > limit:
             raise TimedOut(f"batch size {self._prepared}", limit)
         self._clocks.see(self._prepared, reading.sm_clock_mhz)
         return reading
+
+    def _read_once(self, repeats: int, limit: float) -> Reading:
+        if isinstance(self.runner, HasStepLimit):
+            self.runner.step_seconds = limit
+        with self._waiting(f"a step of batch size {self._prepared}", limit):
+            reading = self.runner.clock.time(self.runner.step, repeats)
+        if not 0 < reading.seconds < math.inf:
+            raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")
+        return reading
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str, seconds: float) -> Iterator[None]:
+        """
+        Wait for a runner, and have it said where that takes longer.
+
+        The first time that it hangs, and that it dies, is not counted: it may be longer than the whole budget, and
+        other sizes are to have theirs.
+        """
+        before = self.budget.spent()
+        try:
+            with contextlib.nullcontext() if self._watch is None else self._watch.over(what, seconds):
+                yield
+        except (TimedOut, WorkerDied) as error:
+            if type(error) not in self._forgiven:
+                self.budget.forgive(self.budget.spent() - before)
+            self._forgiven.add(type(error))
+            raise
 
 
 def _agree(steps: Sequence[Reading]) -> bool:

@@ -65,11 +65,15 @@ class Teller:
     Args:
         progress: Called with each; None: nothing is told.
         budget: Of the run.
+
+    Attributes:
+        failed: What `progress` raised, which comes out as it is and is no fault of a size's; nothing is told after it.
     """
 
     def __init__(self, progress: Callable[[Event], None] | None, budget: Budget) -> None:
         self._progress, self._budget = progress, budget
         self._could_gain = math.inf
+        self.failed: Exception | None = None
 
     def tell_resume(self, kept: Sequence[Timing], sweep: int) -> None:
         """Say that kept timings are gone on with; of the best so far the first visit tells."""
@@ -80,23 +84,26 @@ class Teller:
 
     def tell(self, kind: str, batch_size: int | None, message: str, number: int, view: View | None) -> None:
         """Say what happened, and what the best was by this look."""
-        if self._progress is None:
+        if self._progress is None or self.failed is not None:
             return
         best = view.read.get(view.answer or 0) if view is not None else None
         if view is not None and best is not None:
             gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))]))
             self._could_gain = min(self._could_gain, gain)
-        self._progress(
-            Event(
-                kind=kind,
-                round=number,
-                batch_size=batch_size,
-                done=min(self._budget.spent(), self._budget.seconds),
-                total=self._budget.seconds,
-                seconds_left=self._budget.left(),
-                message=message,
-                best_batch_size=view.answer if view is not None else None,
-                best_rate=best.batch_size / best.seconds if best else None,
-                could_gain=self._could_gain if best and self._could_gain <= 1 else None,
-            )
+        event = Event(
+            kind=kind,
+            round=number,
+            batch_size=batch_size,
+            done=min(self._budget.spent(), self._budget.seconds),
+            total=self._budget.seconds,
+            seconds_left=self._budget.left(),
+            message=message,
+            best_batch_size=view.answer if view is not None else None,
+            best_rate=best.batch_size / best.seconds if best else None,
+            could_gain=self._could_gain if best and self._could_gain <= 1 else None,
         )
+        try:
+            self._progress(event)
+        except Exception as error:
+            self.failed = error
+            raise

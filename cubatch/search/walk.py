@@ -15,6 +15,7 @@ kept goes on from there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -25,22 +26,16 @@ from random import Random
 import attrs
 from threadpoolctl import ThreadpoolController
 
-from cubatch.errors import (
-    CubatchError,
-    EnergyNotAvailable,
-    OutOfMemory,
-    OverLimit,
-    TimedOut,
-    WorkerDied,
-    is_out_of_memory,
-)  # fmt: skip
+from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, visit_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
 from cubatch.measure.runner import RunnerFactory
-from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
+from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, HasStepLimit, Stopwatch
+from cubatch.measure.watch import Watch
 from cubatch.search import rules, verdicts
 from cubatch.search.events import Event, Teller
+from cubatch.search.failures import Failure, clear
 from cubatch.search.history import Record
 from cubatch.search.view import Situation, View
 from cubatch.units import format_seconds
@@ -96,7 +91,8 @@ def measure(
 
     Raises:
         EnergyNotAvailable: If energy is the objective and none of the first readings had one of it.
-        KeyboardInterrupt, SystemExit: As they came; unfinished candidates are kept as "interrupted".
+        BaseException: What is no error of a candidate's, such as KeyboardInterrupt, or what `progress` raises: as it
+            came; unfinished candidates are kept as "interrupted".
 
     Example:
         >>> import time
@@ -152,6 +148,7 @@ class _Run:
         self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
         self.clocks_mhz = [timing.sm_clock_mhz for timing in kept.timings if timing.sm_clock_mhz]
         self.stopwatch: Stopwatch | None = None
+        self.resources = contextlib.ExitStack()
         self.candidates = {c.batch_size: c for c in sorted((*ladder, *kept.added), key=lambda c: c.batch_size)}
         self.records = {n: Record(n, goal) for n in self.candidates}
         for timing in kept.timings:
@@ -178,7 +175,9 @@ class _Run:
                 self.teller.tell_resume([timing for r in self.records.values() for timing in r.timings], self.sweep)
                 self.walk()
             self.tell("end", None, "measuring is done")
-        except (KeyboardInterrupt, SystemExit):
+        except CubatchError:  # says itself what became of the run
+            raise
+        except BaseException:
             for n in self.open:
                 self.end(n, "interrupted", f"interrupted after {len(self.records[n].timings)} timings")
             raise
@@ -306,8 +305,10 @@ class _Run:
             )
         except OutOfBudget:
             pass  # what became of the size is said at the end
-        except Exception as error:  # noqa: BLE001 - what a candidate raises is its outcome
-            self.fail(n, error, stopwatch)
+        except Exception as error:
+            if error is self.teller.failed:
+                raise
+            self.fail(n, error, stopwatch)  # what a candidate raises is its outcome
         self.book.spent(self.budget.spent())
 
     def likely_seconds(self, n: int) -> float | None:
@@ -326,7 +327,10 @@ class _Run:
     def open_runner(self) -> Stopwatch:
         runner = self.factory()
         self.budget.start(runner.clock.now)
-        self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz)
+        watch = None if isinstance(runner, HasStepLimit) else self.resources.enter_context(Watch())
+        self.stopwatch = Stopwatch(
+            runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz, watch=watch
+        )
         return self.stopwatch
 
     def close_runner(self) -> None:
@@ -338,6 +342,8 @@ class _Run:
             self.stopwatch.runner.close()
         except Exception as error:  # noqa: BLE001 - everything measured is kept already
             _log.warning("closing the runner failed: %s", error)
+        finally:
+            self.resources.close()
 
     # --- what becomes of a candidate ---
 
@@ -349,33 +355,23 @@ class _Run:
         once more.  A size with readings that fails again is judged by them.
         """
         stopwatch.forget()
-        facts: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
-        if isinstance(error, OverLimit):
-            self.end(n, "over_limit", str(error), limit="memory", **facts, **_bytes(error))
+        failure, has_run = Failure.of(error), bool(self.records[n].timings)
+        is_again = n not in self.retried and (has_run or isinstance(error, WorkerDied))
+        if isinstance(error, OverLimit):  # it was not tried
+            self.end(n, failure.status, failure.reason, **failure.facts)
             return
-        has_run = bool(self.records[n].timings)
-        try:
-            stopwatch.runner.release()
-        except Exception as second:  # noqa: BLE001 - the next prepare will tell whether the runner still works
-            _log.warning("releasing batch size %d failed: %s", n, second)
-        if n not in self.retried and (has_run or isinstance(error, WorkerDied)):
+        clear(stopwatch.runner, error, anew=is_again)
+        if is_again:
             self.retried.add(n)
-            _log.warning("batch size %d failed and is tried once more: %s", n, error)
+            _log.warning("batch size %d failed and is tried once more: %s", n, failure.reason)
             self.visit(n)
-            return
-        reason = str(error) if isinstance(error, CubatchError) else f"{type(error).__name__}: {error}"
-        if has_run:
-            text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {reason}"
+        elif has_run:
+            text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {failure.reason}"
             is_over = self.goal.latency_limit is not None and self.records[n].seconds > self.goal.latency_limit
             limit = {"limit": "latency"} if is_over else {}
-            self.end(n, "over_limit" if is_over else "ok", text, cut_short=True, **facts, **limit)
-            return
-        status = "timeout" if isinstance(error, TimedOut) else "error"
-        if is_out_of_memory(error):
-            status = "out_of_memory"
-            if isinstance(error, OutOfMemory):
-                facts |= _bytes(error)
-        self.end(n, status, reason, **facts)
+            self.end(n, "over_limit" if is_over else "ok", text, cut_short=True, **failure.facts, **limit)
+        else:
+            self.end(n, failure.status, failure.reason, **failure.facts)
 
     def end(self, n: int, status: str, reason: str, **facts: object) -> None:
         spent = self.stopwatch.spent.get(n) if self.stopwatch else None
@@ -388,7 +384,3 @@ class _Run:
     def tell(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         with self.one_thread():
             self.teller.tell(kind, n, message, self.sweep * PER_VISIT if number is None else number, self.view)
-
-
-def _bytes(error: OutOfMemory) -> dict[str, object]:
-    return {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}

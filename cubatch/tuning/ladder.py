@@ -144,12 +144,14 @@ class Ladder:
         return max((step.predicted_peak_bytes or 0 for step in self.candidates if not step.over_limit), default=0)
 
     def within(self, room: MemoryLimit, largest: int) -> Ladder:
-        """Give the ladder of an interrupted run again, for the memory that is there now."""
+        """Give the ladder of an earlier run again, for the memory that is there now: more, or less, than there was."""
         again = tuple(
-            attrs.evolve(step, over_limit=step.over_limit or (step.predicted_peak_bytes or 0) > room.bytes)
+            step
+            if (planned := step.predicted_peak_bytes) is None
+            else attrs.evolve(step, over_limit=planned > room.bytes)
             for step in self.candidates
         )
-        is_whole = self.memory_bytes is not None and again == self.candidates  # nothing is refused that was not
+        is_whole = self.memory_bytes is not None and again == self.candidates  # the same are refused
         return self if is_whole else Ladder(again, largest, room.bytes)
 
 

@@ -24,6 +24,9 @@ from cubatch.tuning.results import TuningResult
 _LOOK_SHARE = 0.05
 """Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
 
+_FACTS = {"memory_bytes", "largest_batch_size", "dtype"}
+"""What a ladder that was kept must have with it."""
+
 
 def tuned(
     name: str, library: str, device: Device, mode: str, optimizer: object | None, make: Callable[[int, int], Any],
@@ -105,7 +108,7 @@ def _ladder(
 
 def _kept_ladder(run: kept.Run, room: MemoryLimit) -> tuple[Ladder, Mapping[str, Any]] | None:
     """Give the ladder that an interrupted run left, for the memory that is there now."""
-    if run.ladder is None or run.limit is None:
+    if run.ladder is None or run.limit is None or not run.limit.keys() >= _FACTS:
         return None
     ladder = Ladder(run.ladder, run.limit["largest_batch_size"], run.limit["memory_bytes"])
     if ladder.largest is None:

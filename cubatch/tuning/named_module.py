@@ -19,10 +19,11 @@ from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.torch_module import check_kind
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
-from cubatch.tuning import store, tune
+from cubatch.tuning import store
 from cubatch.tuning.limits import Limits
 
 
@@ -95,7 +96,14 @@ class NamedModule:
             sources=tuple(sources),
         )  # fmt: skip
 
-    def open(self, place: bool | str | Path, goal: Goal, limits: Limits, memory_limit: int | str | None) -> store.Run:  # noqa: FBT001
+    def open(
+        self,
+        place: bool | str | Path,  # noqa: FBT001
+        goal: Goal,
+        limits: Limits,
+        memory_limit: int | str | None,
+        room: MemoryLimit,
+    ) -> store.Run:
         """Open the run that `store=` means, under all that its timings depend on."""
         identity = {
             "spec": {"name": self.name},
@@ -110,8 +118,8 @@ class NamedModule:
             "memory_limit": memory_limit,
         }
         return store.open_run(
-            tune.store_path(place), identity=identity, conditions=self._conditions(), budget=limits.budget,
-            refresh=place == "refresh",
+            store.path_of(place), identity=identity, conditions=self._conditions(), budget=limits.budget,
+            memory_bytes=room.bytes, refresh=place == "refresh",
         )  # fmt: skip
 
     def runner(self, memory_limit: int, seed: int) -> WorkersModule:

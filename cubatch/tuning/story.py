@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from cubatch.engine.conditions import environment
+from cubatch.errors import CubatchError
 from cubatch.estimate import on_sms, roofline
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
@@ -71,11 +72,13 @@ class Story:
 
     @contextmanager
     def told_on_interrupt(self, recorder: Recorder, notes: Sequence[str]) -> Iterator[None]:
-        """Hand out what there is with Ctrl-C, as `partial`."""
+        """Hand out what there is with Ctrl-C, or whatever else ends a run from outside, as `partial`."""
         try:
             yield
-        except (KeyboardInterrupt, SystemExit) as stop:
-            stop.partial = self.answer(recorder.measured, notes=notes, partial=True)  # type: ignore[union-attr]
+        except CubatchError:  # says itself what became of the run
+            raise
+        except BaseException as stop:
+            stop.partial = self.answer(recorder.measured, notes=notes, partial=True)  # type: ignore[attr-defined]
             raise
 
 

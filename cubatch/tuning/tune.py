@@ -6,14 +6,13 @@ Each line of the walk takes records and returns records; no step calls back into
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
 
-from cubatch import checks, files, sqlite_file
+from cubatch import checks
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.engine.conditions import conditions
@@ -26,7 +25,7 @@ from cubatch.measure import clocks, kernel_choice
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
-from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.remote import RemoteRunner, prepare_limit
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit
 from cubatch.network.graph import as_network
@@ -43,6 +42,7 @@ from cubatch.workload import Workload
 
 # On the CPU a plan above this share of the limit could take the user's process with it.
 _ISOLATE_SHARE = 0.25
+_OTHERS = "Another cubatch measured on this device at the same time: measure one after the other."
 # Timing kernel variants takes at most this share of the budget.
 _CHOICE_SHARE = 1 / 3
 
@@ -96,7 +96,8 @@ def autotune(
             `autotune_module`, and the batch of a file that has it fixed is made open.
         recompute: Forget activations and compute them again in the backward pass.
         budget: Seconds of measuring, at most: it ends sooner where the answer is known. What the very first step
-            takes, which may load and compile, does not count; the last step that is begun may exceed it.
+            takes, which may load and compile, does not count, nor the first hang; the last step that is begun may
+            exceed it.
         sweeps: Compare instead of searching: visit each of `batch_sizes` so often, in shuffled sweeps, budget allowing.
         isolate: Measure in a process that may die: True, False, "auto": on a GPU, or for plans above 1/4 of the limit.
         store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
@@ -113,7 +114,8 @@ def autotune(
         UnsupportedLayer: If the engine cannot run one of the layers.
         DeviceNotAvailable: If the device is not in this machine.
         NothingMeasured: If no candidate could be measured; says how they ended.
-        KeyboardInterrupt: As it came; what was measured is kept, and `partial` on it holds the result so far.
+        KeyboardInterrupt, or what `progress` raises: As it came; what was measured is kept, and `partial` on it holds
+            the result so far.
 
     Example:
         >>> result = autotune("mlp", device="cpu", batch_sizes=[8, 16], budget=2.0, store=False)
@@ -134,11 +136,11 @@ def autotune(
         layer_spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute,
         present=True,
     )  # fmt: skip
-    _check_choices(work, goal, isolate=isolate, store=store, progress=progress)
+    _check_choices(work, goal, isolate=isolate, place=store, progress=progress)
     room = hardware_room.memory_limit(work.device, memory_limit)
     largest = fit.largest(work, max(1, room.bytes))
 
-    with _open(store, work, goal, limits, memory_limit) as run:
+    with _open(store, work, goal, limits, memory_limit, room) as run:
         run.notes += [*_notes(work), *room.told()]
         winners = _winners(store, run, work)
 
@@ -158,7 +160,9 @@ def autotune(
         is_isolated = _is_isolated(isolate, work.device, ladder, room)
         measure = functools.partial(
             walk.measure,
-            functools.partial(RemoteRunner, factory) if is_isolated else factory,
+            functools.partial(RemoteRunner, factory, prepare_seconds=prepare_limit(limits.budget))
+            if is_isolated
+            else factory,
             extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
             multiple=_multiple(work),
         )
@@ -186,8 +190,10 @@ def autotune_callable(
     Find the fastest batch size of anything that can be called: CuPy, PyTorch, NumPy, or your own.
 
     It is timed in this process, with CUDA events of CuPy or PyTorch, whichever is loaded and has a
-    GPU; with neither by the host's clock, so a step must then return only when it is done.  Nothing
-    is stored: a callable has no name that would still mean the same tomorrow.
+    GPU; with neither by the host's clock, so a step must then return only when it is done.  A step that
+    never comes back is not ended, only told of after half a minute, as nothing but Ctrl-C could end it, and a
+    size whose steps are long may take the whole budget.  Nothing is stored: a callable has no name that would
+    still mean the same tomorrow.
 
     Args:
         make_step: make_step(n) prepares a step of batch size n and returns it: a callable without
@@ -270,14 +276,18 @@ def measured_by(
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
     recorder, limits = Recorder(run.kept, run), story.limits
-    with turns.alone(), progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
+    with (
+        turns.alone(), turns.seen_on(device.uuid or device.kind) as others, progresses.shown(progress) as told,
+        story.told_on_interrupt(recorder, run.notes),
+    ):  # fmt: skip
         before = load.snapshot()
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
             seed=limits.seed, sweeps=limits.sweeps, progress=told,
         )  # fmt: skip
-        met = load.between(before, load.snapshot())
+        met, are_others = load.between(before, load.snapshot()), others()
     run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []
+    run.notes += [_OTHERS] if are_others else []
     run.finish()
     return measured
 
@@ -295,6 +305,7 @@ def _open(
     goal: Goal,
     limits: Limits,
     memory_limit: int | str | None,
+    room: MemoryLimit,
 ) -> store.Run:
     """Open the run that `store=` means, under all that its timings depend on."""
     identity = work.settings | {
@@ -306,16 +317,9 @@ def _open(
         "memory_limit": memory_limit,
     }
     return store.open_run(
-        store_path(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
-        refresh=place == "refresh",
+        store.path_of(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
+        memory_bytes=room.bytes, refresh=place == "refresh",
     )  # fmt: skip
-
-
-def store_path(place: bool | str | Path) -> Path | None:  # noqa: FBT001
-    """Say which file `store=` means; None for none."""
-    if place is False:
-        return None
-    return sqlite_file.default_path() if place is True or place == "refresh" else Path(place)
 
 
 def _winners(place: bool | str | Path, run: store.Run, work: Workload) -> Path | None:  # noqa: FBT001
@@ -325,7 +329,7 @@ def _winners(place: bool | str | Path, run: store.Run, work: Workload) -> Path |
     They are forgotten here, once: a worker that dies leaves its own to the next one.  Who measures unkept takes them
     from nobody.
     """
-    path = store_path(place)
+    path = store.path_of(place)
     if path is None or work.library != "cubatch":
         return None
     winners = kernel_choice.path_beside(path)
@@ -342,7 +346,7 @@ def _kept_ladder(run: store.Run) -> Ladder | None:
     if run.ladder is None:
         return None
     limit = run.limit or {"memory_bytes": None, "largest_batch_size": None}
-    return Ladder(run.ladder, limit["largest_batch_size"], limit["memory_bytes"])
+    return Ladder(run.ladder, limit.get("largest_batch_size"), limit.get("memory_bytes"))
 
 
 def _factory(work: Workload, limits: Limits, winners: Path | None) -> FactoryRef:
@@ -364,27 +368,16 @@ def _multiple(work: Workload) -> int:
     return arithmetic.tensor_core_multiple(work.device, work.dtype) or threads or 1
 
 
-def _check_choices(work: Workload, goal: Goal, *, isolate: object, store: object, progress: object) -> None:
+def _check_choices(work: Workload, goal: Goal, *, isolate: object, place: object, progress: object) -> None:
     """Refuse what this device, this engine or this function cannot do."""
     if not (isinstance(isolate, bool) or isolate == "auto"):
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
-    check_store(store)
+    store.check_place(place)
     check_progress(progress)
     if goal.objective == "energy" and work.device.kind == "cpu":
         raise EnergyNotAvailable(str(work.device))
     for node in as_network(work.spec).nodes:
         layers.check(node.layer, node.name)
-
-
-def check_store(store: object) -> None:
-    """Refuse what names no store."""
-    if not isinstance(store, bool | str | Path):
-        raise InvalidArgument("store", store, 'True, False, "refresh" or a path')
-    if isinstance(store, bool) or store == "refresh":
-        return
-    with contextlib.suppress(RuntimeError):  # a user without a home: whoever opens the file says so
-        if not files.is_folder(Path(store).expanduser().parent):
-            raise InvalidArgument("store", str(store), "a file in a folder that is there")
 
 
 def check_progress(progress: object) -> None:

@@ -107,7 +107,7 @@ def autotune_module(
     goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
     limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
     tune.check_progress(progress)
-    tune.check_store(store)
+    kept.check_place(store)
     kind: dict[str, Any] = {
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,
         "compiled": compile,
@@ -118,7 +118,7 @@ def autotune_module(
             raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
         named = NamedModule.of(module, example_inputs, kind, device)
         room = hardware_room.memory_limit(named.device, memory_limit)
-        with named.open(store, goal, limits, memory_limit) as run:
+        with named.open(store, goal, limits, memory_limit, room) as run:
             return tuned(
                 named.name, "torch", named.device, mode, optimizer, named.runner, run, goal, limits, room, progress
             )

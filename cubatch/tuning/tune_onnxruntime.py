@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from cubatch.engine.conditions import conditions
 from cubatch import files
+from cubatch.engine.conditions import conditions
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
@@ -58,7 +58,7 @@ def tune_file(
     """
     path = _path(spec)
     _check(mode, dtype, goal, recompute=recompute, isolate=isolate)
-    tune.check_store(store)
+    kept.check_place(store)
     tune.check_progress(progress)
     found = probe.resolve(device, live=True)
     versions = _versions(found)
@@ -84,8 +84,8 @@ def tune_file(
         return WorkersModule(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments))
 
     with kept.open_run(
-        tune.store_path(store), identity=identity, conditions=conditions(found) | versions | _sums(path),
-        budget=limits.budget, refresh=store == "refresh",
+        kept.path_of(store), identity=identity, conditions=conditions(found) | versions | _sums(path),
+        budget=limits.budget, memory_bytes=room.bytes, refresh=store == "refresh",
     ) as run:  # fmt: skip
         return tuned(path.name, LIBRARY, found, mode, None, runner, run, goal, limits, room, progress, versions)
 

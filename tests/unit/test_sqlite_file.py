@@ -56,29 +56,6 @@ def test_a_file_system_that_refuses_wal_gets_the_other_journal(tmp_path, monkeyp
     database.close()
 
 
-def test_filesystem_type_takes_the_innermost_and_latest_mount(monkeypatch):
-    """Lines as in proc(5): the deepest mount point that holds the path, the last of two at one place."""
-    lines = [
-        "1 0 8:1 / / rw shared:1 - ext4 /dev/sda rw",
-        "2 1 0:9 / /home rw - autofs systemd rw",
-        "3 1 0:10 / /home rw - nfs4 server:/home rw",
-        r"4 1 0:11 / /mnt/my\040share rw - cifs //server/share rw",
-        "5 1 0:12 / /homework rw - xfs /dev/sdb rw",
-    ]
-    monkeypatch.setattr(Path, "read_bytes", lambda self: "\n".join(lines).encode())
-    expected = {"/home/me/x": "nfs4", "/homework/x": "xfs", "/mnt/my share/x": "cifs", "/mnt/x": "ext4"}
-    assert {path: sqlite_file.filesystem_type(Path(path)) for path in expected} == expected
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9", b"next\xc2\x85line"])
-def test_filesystem_type_bears_any_name_of_a_mount(monkeypatch, name):
-    """A stick whose label is no UTF-8, or holds what Python takes for the end of a line, stops no measurement."""
-    lines = [b"1 0 8:1 / / rw - ext4 /dev/sda rw", b"2 1 0:9 / /media/" + name + b" rw - vfat /dev/sdb rw"]
-    monkeypatch.setattr(Path, "read_bytes", lambda self: b"\n".join(lines))
-    found = [sqlite_file.filesystem_type(Path("/media") / place) for place in (os.fsdecode(name), "x")]
-    assert found == ["vfat", "ext4"]
-
-
 def test_a_failed_transaction_leaves_nothing(tmp_path):
     """All statements of the block are kept or none."""
     database = sqlite_file.connect(tmp_path / "file", SCHEMA, 1)
@@ -113,7 +90,7 @@ def test_a_lock_is_free_again_after_its_holder(tmp_path):
         (264, "read-only"),
         (1032, "moved or removed"),
         (14, "cannot be opened"),
-        (5, "held it"),
+        (5, "locked"),
         (267, "damaged"),
     ],
 )
@@ -280,3 +257,128 @@ def test_a_file_that_is_no_longer_there_is_noticed(kept, how):
         kept.touch()
     assert database.has_moved()
     database.close()
+
+
+# --- places that are none ------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch, statement, code):
+    """Let a statement fail with this result code."""
+
+    class Failing(sqlite_file.Database):
+        def execute(self, text, *values):
+            if text != statement:
+                return super().execute(text, *values)
+            error = sqlite3.OperationalError("injected")
+            error.sqlite_errorcode, error.sqlite_errorname = code, f"INJECTED_{code}"
+            raise error
+
+    monkeypatch.setattr(sqlite_file, "Database", Failing)
+
+
+@pytest.mark.parametrize("code", ["SHMOPEN", "SHMSIZE", "SHMLOCK", "SHMMAP"])
+def test_a_file_system_without_shared_memory_gets_the_other_journal(tmp_path, monkeypatch, code):
+    """One that no list knows: SQLite says that it cannot map the index of the log, and the rollback journal works."""
+    failing(monkeypatch, "PRAGMA journal_mode = wal", getattr(sqlite3, f"SQLITE_IOERR_{code}"))
+    database = sqlite_file.connect(tmp_path / "file", SCHEMA, 1)
+    assert (pragma(database, "journal_mode"), pragma(database, "synchronous")) == ("delete", 2)
+    database.execute("INSERT INTO numbers VALUES (3)")
+    database.close()
+    assert numbers(tmp_path / "file") == [3]
+
+
+def test_another_failure_of_the_journal_is_one(tmp_path, monkeypatch):
+    """Only what is about shared memory has another way."""
+    failing(monkeypatch, "PRAGMA journal_mode = wal", sqlite3.SQLITE_IOERR_READ)
+    with pytest.raises(sqlite3.OperationalError):
+        sqlite_file.connect(tmp_path / "file", SCHEMA, 1)
+
+
+def test_a_file_system_without_locks_is_called_one(tmp_path, monkeypatch):
+    """Locks that fail at once are no other process that holds them."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(sqlite_file.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available") as caught:
+        sqlite_file.connect(tmp_path / "file", SCHEMA, 1)
+    assert sqlite_file.reason(caught.value) == "No locks available"
+
+
+def test_a_log_of_a_small_run_stays_small(kept):
+    """Its pages go into the file after 50 of them, 200 KiB, so that a nearly full disk holds the log."""
+    database = sqlite_file.connect(kept, SCHEMA, 1)
+    assert pragma(database, "wal_autocheckpoint") == 50
+    database.execute("INSERT INTO numbers VALUES (4)")
+    for number in range(500):
+        database.execute("UPDATE numbers SET number = ?", (number,))
+    assert kept.with_name("kept.sqlite3-wal").stat().st_size < 60 * (4096 + 24) + 32
+    database.close()
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077], ids=oct)
+def test_only_the_owner_may_hold_the_locks(tmp_path, mask):
+    """As only the owner may write the file: under any umask the folder of locks is closed to others."""
+    before = os.umask(mask)
+    try:
+        sqlite_file.connect(tmp_path / "file", SCHEMA, 1).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file.locks").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_no_regular_file_is_refused_and_nothing_is_left_beside_it(tmp_path):
+    """A device or a pipe is no database, and no folder of locks is made next to it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path(os.devnull)):
+        with pytest.raises(StoreError, match="no regular file"):
+            sqlite_file.place(path)
+    with pytest.raises(StoreError, match="no name"):
+        sqlite_file.place("")
+    assert [found.name for found in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_link_into_a_folder_that_is_not_there_is_refused(tmp_path):
+    """Folders are made for the default place only; a link whose file is not there yet is a place like any other."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone" / "file")
+    with pytest.raises(StoreError, match=r"a link to .*gone/file, and that folder is not there"):
+        sqlite_file.place(link)
+    link.unlink()
+    link.symlink_to(tmp_path / "file")
+    assert sqlite_file.place(link) == (tmp_path / "file").resolve()
+
+
+# --- where nothing may be written ----------------------------------------------------------------------------
+
+
+def test_a_copy_is_what_the_file_holds_and_changes_nothing(kept):
+    """Read without a lock or a journal; what is written to the copy is in no file."""
+    before = kept.read_bytes()
+    copy = sqlite_file.copied(kept, SCHEMA, 1)
+    assert [row["number"] for row in copy.execute("SELECT number FROM numbers")] == [3]
+    copy.execute("INSERT INTO numbers VALUES (4)")
+    copy.close()
+    assert kept.read_bytes() == before
+    assert numbers(kept) == [3]
+
+
+def test_a_file_whose_latest_rows_are_in_its_journal_is_not_copied(kept):
+    """Without the journal they would be missing, and nobody would say so."""
+    user = sqlite_file.connect(kept, SCHEMA, 1)
+    user.execute("INSERT INTO numbers VALUES (4)")
+    with pytest.raises(OSError, match=r"its latest rows are in kept\.sqlite3-wal"):
+        sqlite_file.copied(kept, SCHEMA, 1)
+    user.close()
+
+
+def test_a_file_of_an_older_version_is_brought_up_to_date(kept):
+    """Each step from the version that is found on, once."""
+    steps = {2: "ALTER TABLE numbers ADD COLUMN name TEXT", 3: "ALTER TABLE numbers ADD COLUMN size INTEGER"}
+    for _ in range(2):
+        database = sqlite_file.connect(kept, SCHEMA, 3, upgrades=steps)
+        assert [tuple(row) for row in database.execute("SELECT number, name, size FROM numbers")] == [(3, None, None)]
+        assert pragma(database, "user_version") == 3
+        database.close()

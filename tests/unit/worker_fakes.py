@@ -39,11 +39,23 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+def _stick(_: str) -> None:
+    """Fail, and from now on at everything, as a CUDA context does after an illegal access."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    FakeRunner.prepare = FakeRunner.step = fail  # type: ignore[assignment,method-assign]
+    fail()
+
+
 HABITS: dict[str, Callable[[str], None]] = {
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
     "exit": lambda _: (sys.stderr.write("the driver said no\n"), sys.stderr.flush(), os._exit(3)),
     "hang": lambda _: time.sleep(600),
+    "nap": lambda _: time.sleep(1.2),
+    "sticky": _stick,
     "grandchild": _grandchild,
     "forked": _forked,
     "out of memory": lambda _: _raise(OutOfMemory("conv1", 300, 200, "conv1.y (8, 4, 4, 2)", 7)),

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import pytest
 
-from cubatch.errors import DeviceFailed, TimedOut
-from cubatch.measure.budget import Budget, OutOfBudget
+from cubatch.errors import DeviceFailed, TimedOut, WorkerDied
+from cubatch.measure.budget import MOST_READINGS, Budget, OutOfBudget
 from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.measure.runner import Reading
 from cubatch.measure.stopwatch import (
@@ -368,7 +368,18 @@ def test_a_step_that_takes_twenty_times_what_it_should_hangs() -> None:
         visit(scripted(0.001, 4.0, seconds=1e4))  # ten of them
     assert visit(scripted(29.0, 0.1, seconds=1e4), likely=0.1)
     with pytest.raises(TimedOut):
-        visit(scripted(31.0, 0.1, seconds=1e4), likely=0.1)
+        visit(scripted(31.0, 31.0, 0.1, seconds=1e4), likely=0.1)
+
+
+@pytest.mark.parametrize("before", [0, 1, 4], ids=["the first step", "the second", "a reading"])
+def test_a_reading_that_came_back_late_is_taken_again_and_its_seconds_are_nobodys(before: int) -> None:
+    """Suspended for 340 s in any step, by Ctrl-Z or with the machine: no hang, no timing of it, no budget lost."""
+    stopwatch = scripted(*[0.1] * before, 340.0, 0.1, seconds=60.0)
+    kept = visit(stopwatch, likely=0.1)
+    assert {timing.seconds for timing in kept} == {0.1}
+    alone = scripted(0.1, seconds=60.0)
+    visit(alone, likely=0.1)
+    assert stopwatch.budget.spent() < alone.budget.spent() + MOST_READINGS * 0.1
 
 
 def test_without_an_expectation_only_the_budget_bounds_a_step() -> None:
@@ -394,11 +405,54 @@ def test_a_block_of_steps_may_take_as_many_times_as_long() -> None:
 
 
 def test_a_runner_that_gives_up_is_told_how_long_a_step_may_take() -> None:
-    """A hang costs the limit and not the budget; while clocks are warmed too, but for the very first step."""
+    """A hang costs the limit and not the budget, the first one of a run not even that."""
     device = FakeDevice(STEADY, behaviours=(Hangs({16}),), gives_up=True)
     stopwatch = open_stopwatch(device, seconds=600.0)
     visit(stopwatch)
-    before = stopwatch.budget.spent()
+    for cost in (0.0, HANG_SECONDS):
+        before = stopwatch.budget.spent()
+        with pytest.raises(TimedOut):
+            visit(stopwatch, 16, likely=0.02)
+        assert stopwatch.budget.spent() - before == pytest.approx(cost, abs=0.1)
+
+
+def test_a_hang_that_is_longer_than_the_budget_leaves_it_to_other_sizes() -> None:
+    """It is waited for at least half a minute: once that is nobody's; then a hang takes a quarter of what is left."""
+    device = FakeDevice(STEADY, behaviours=(Hangs({1, 2}),), gives_up=True)
+    stopwatch = open_stopwatch(device, seconds=10.0)
     with pytest.raises(TimedOut):
-        visit(stopwatch, 16, likely=0.02)
-    assert stopwatch.budget.spent() - before == pytest.approx(HANG_SECONDS, abs=0.1)
+        visit(stopwatch, 1)
+    assert stopwatch.budget.spent() < 1
+    assert visit(stopwatch, 8)
+    again = open_stopwatch(device, seconds=10.0)
+    for size in (1, 2):
+        with pytest.raises(TimedOut):
+            visit(again, size)
+    assert again.budget.left() == pytest.approx(7.5, abs=0.1)
+    assert visit(again, 8)
+
+
+def test_a_worker_that_is_waited_for_and_dies_leaves_the_budget_too() -> None:
+    """As one that was suspended does at its deadline, in a step or while it prepares; once, like a hang."""
+
+    @attrs.define
+    class Suspended(Behaviour):
+        when: str
+
+        def prepare(self, batch_size: int) -> None:
+            if self.when == "prepare":
+                raise WorkerDied("suspended")
+
+        def step(self, batch_size: int) -> None:
+            if self.when == "step":
+                raise WorkerDied("suspended")
+
+    for when in ("prepare", "step"):
+        stopwatch = open_stopwatch(
+            FakeDevice(STEADY, prepare_seconds=30.0, behaviours=(Suspended(when),)), seconds=50.0
+        )
+        for spent in (0.0 if when == "prepare" else 30.0, 30.0 if when == "prepare" else 60.0):
+            with pytest.raises(WorkerDied):
+                visit(stopwatch)
+            stopwatch.forget()
+            assert stopwatch.budget.spent() == spent

@@ -278,7 +278,7 @@ def test_ctrl_c_in_the_middle_of_a_request_ends_the_worker_at_once(start, monkey
     runner = start(fake())
     pid = runner.worker_pid
 
-    def interrupt(self, seconds):
+    def interrupt(self, seconds, what):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RemoteRunner, "_read_line", interrupt)
@@ -342,6 +342,16 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path, ending):
         pid = int(parent.stdout.readline())
         time.sleep(0.2)
         parent.send_signal(ending)
+        parent.communicate(timeout=30)
+        wait_until(lambda: not is_running(pid))
+
+
+def test_a_suspended_worker_does_not_outlive_its_parent_either(tmp_path):
+    """It can do nothing at all, so the kernel ends it with whoever started it."""
+    with run_script(HANGING, tmp_path) as parent:
+        pid = int(parent.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
         parent.communicate(timeout=30)
         wait_until(lambda: not is_running(pid))
 

@@ -7,11 +7,11 @@ import pytest
 
 from cubatch.errors import WorkerDied, WorkerFailed
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
+from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Recorder, Timing
 from cubatch.measure.stopwatch import HANG_SECONDS
 from cubatch.tuning import answer
 from tests.fakes import Fails, FakeDevice, FakeOutOfMemoryError, FakeRunner, Hangs, affine
-from tests.unit.search.walking import FLAT, RISES, FailsLater, Sessions, given, go, outcome_of, statuses
+from tests.unit.search.walking import FLAT, RISES, FailsLater, Sessions, given, go, outcome_of, statuses, stop_after
 
 
 @pytest.mark.parametrize("where", ["prepare", "step"])
@@ -182,15 +182,14 @@ class HangsLater(Hangs):
 
 
 def test_what_is_predicted_bounds_a_hang_while_clocks_are_warmed() -> None:
-    """The smallest size hangs: without a prediction that takes the whole budget, with one a hang's limit."""
-    device = FakeDevice(affine(1e-3, 1e-4), behaviours=(HangsLater({1}),), gives_up=True)
-    blind = go(device, given(1, 2, 4))
-    assert statuses(blind)[1] == "timeout"
-    assert blind.seconds_spent >= 60
-    foreseen = go(device, [Candidate(n, predicted_seconds=1e-3) for n in (1, 2, 4)])
-    assert statuses(foreseen)[1] == "timeout"
-    assert statuses(foreseen)[4] == "ok"
-    assert foreseen.seconds_spent < HANG_SECONDS + 25
+    """The smallest size hangs: without a prediction for as long as the budget is, with one for a hang's limit."""
+    sessions = Sessions(FakeDevice(affine(1e-3, 1e-4), behaviours=(HangsLater({1}),), gives_up=True))
+    for candidates in (given(1, 2, 4), [Candidate(n, predicted_seconds=1e-3) for n in (1, 2, 4)]):
+        measured = go(sessions, candidates)
+        assert (statuses(measured)[1], statuses(measured)[4]) == ("timeout", "ok")
+    blind, foreseen = (session.clock.now() for session in sessions.opened)
+    assert blind >= 60
+    assert foreseen < HANG_SECONDS + 25
 
 
 def test_a_step_of_ten_times_its_prediction_is_no_hang() -> None:
@@ -211,3 +210,60 @@ def test_a_clock_that_reads_nonsense_is_an_error(seconds: float) -> None:
     """No timing of zero, infinite or undefined length is ever kept."""
     measured = go(FakeDevice(affine(seconds, 0.0)), given(8))
     assert (statuses(measured), measured.timings) == ({8: "error"}, ())
+
+
+# --- what is no failure of a size's --------------------------------------------------------------------------
+
+
+@attrs.define
+class Pauses(Hangs):
+    """The first steps of some sizes take as long as the process is suspended."""
+
+    seconds: float = 340.0
+    count: int = 1
+
+    def step(self, batch_size: int) -> None:
+        """Pause, so many times."""
+        self._added = self.seconds if batch_size in self.at and self.count > 0 else 0.0
+        self.count -= batch_size in self.at
+
+
+def test_a_pause_of_the_process_costs_no_size_and_no_budget() -> None:
+    """Ctrl-Z for 340 s at the first step of the best size, with a budget of 60 s: it is measured, and is the answer."""
+    measured = go(FakeDevice(RISES, noise=0.005, behaviours=(Pauses({128}),)), given())
+    assert statuses(measured)[128] == "ok"
+    assert answer.answer(given(), measured, goal=Goal(), setting={}).batch_size == 128
+    assert max(timing.seconds for timing in measured.timings) < 1
+    assert measured.seconds_spent < 60
+
+
+class Cancelled(BaseException):
+    """What some libraries end a task with."""
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, Cancelled, ValueError, MemoryError])
+def test_whatever_ends_a_run_from_outside_leaves_it_interrupted(error: type[BaseException]) -> None:
+    """Also an error of `progress`: it comes out as it is, is no fault of a size's, and all that was read is kept."""
+    book, sessions = Recorder(), Sessions(FakeDevice(FLAT, noise=0.05))
+    with pytest.raises(error):
+        go(sessions, given(), keep=book, progress=stop_after(7, error))
+    assert len(book.measured.timings) == 7
+    assert set(statuses(book.measured).values()) == {"interrupted"}
+    assert sessions.opened[0].closed
+
+
+def test_a_runner_with_a_process_of_its_own_has_a_new_one_for_a_second_try() -> None:
+    """What was tried in one that may be broken says little; after memory ran out in a first try it lives on."""
+    ended: list[int] = []
+
+    class Worker(FakeRunner):
+        def restart(self) -> None:
+            ended.append(self.prepared[-1])
+
+    device = FakeDevice(
+        RISES, memory_bytes=100 * 1024, behaviours=(FailsLater(8, after=3, error=MemoryError), Fails({32}))
+    )
+    measured = go(lambda: Worker(device), given())
+    assert sorted(ended) == [8, 32]
+    assert measured.of(8)
+    assert (statuses(measured)[32], statuses(measured)[128]) == ("error", "out_of_memory")

@@ -44,7 +44,7 @@ def run_child(script, *arguments, **options):
     )
 
 
-sizes = st.integers(1, 10**12)
+sizes = st.integers(1, 2**31 - 1)
 
 
 amounts = st.none() | st.floats(1e-12, 1e12)
@@ -64,9 +64,16 @@ timings = st.builds(
 )
 
 
-facts = st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.floats(allow_nan=False) | st.booleans())
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+facts = st.dictionaries(st.text(), st.none() | st.text() | numbers | st.booleans())
 
 
 outcomes = st.builds(
-    Outcome, batch_size=sizes, status=st.sampled_from(["ok", "dropped", "error"]), stop_reason=st.text(), facts=facts
+    Outcome,
+    batch_size=sizes,
+    status=st.sampled_from(["dropped", "error", "timeout"]),
+    stop_reason=st.text(),
+    facts=facts,
 )

@@ -96,6 +96,7 @@ def test_a_round_is_kept_once(path):
 def test_the_last_outcome_of_a_size_counts(path):
     """An outcome replaces the one before it."""
     with begin(path) as run:
+        run.timing(timing(8))
         run.outcome(Outcome(8, "error", "a mistake"))
         run.outcome(Outcome(8, "ok", "known well enough"))
     with begin(path) as run:
@@ -166,6 +167,8 @@ def test_refresh_starts_over(path):
 def test_only_a_larger_budget_reopens_what_the_budget_cut(path, budget, left, finished):
     """With more seconds, sizes that were not run or cut short are open again; the rest stays final."""
     with begin(path) as run:
+        run.timing(timing(1))
+        run.timing(timing(4))
         run.outcome(Outcome(1, "ok", "known well enough"))
         run.outcome(Outcome(2, "not_run", "no budget"))
         run.outcome(Outcome(3, "out_of_memory", "", {"needed_bytes": 5}))
@@ -213,13 +216,14 @@ def test_the_death_of_a_worker_is_not_final(path):
         Outcome(128, "not_run", "", {"limit": "budget"}),
     )
     with begin(path) as run:
+        run.timing(timing(1))
         run.timing(timing(2))
         for outcome in (*rest, Outcome(2, "error", "SIGKILL ended it", died)):
             run.outcome(outcome)
         run.finish()
     with begin(path) as run:
         assert (run.kept.outcomes, run.finished) == (rest, False)
-        assert run.kept.timings == (timing(2),)
+        assert run.kept.timings == (timing(1), timing(2))
         run.finish()
     with begin(path) as run:
         assert run.finished

@@ -175,8 +175,8 @@ def test_looking_at_a_damaged_store_does_not_move_it(path):
 def test_a_full_disk_is_said_once_and_measuring_goes_on(path):
     """What was kept before it was full stays; after that nothing is kept, and nothing raises."""
     with begin(path) as run:
-        pages = run._database.execute("PRAGMA page_count").fetchone()[0]
-        run._database.execute(f"PRAGMA max_page_count = {pages + 2}")
+        pages = run._writer._database.execute("PRAGMA page_count").fetchone()[0]
+        run._writer._database.execute(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.warns(UserWarning, match="the disk is full") as said:
             for number in range(5000):
                 run.timing(timing(number=number))

@@ -142,7 +142,7 @@ def winners_of(path, slug):
 def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monkeypatch):
     """Before the first worker and not before the second one; another GPU, and a run that goes on, keep theirs."""
     kept, seen = tmp_path / "store-kernels.sqlite3", []
-    monkeypatch.setattr(tuner.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
+    monkeypatch.setattr(tuner.store.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     gpu("v100-sxm2-16gb")
     measure = tuner.walk.measure
 
@@ -225,7 +225,7 @@ def test_where_nothing_is_known_of_blocks_there_are_no_rows(gpu):
 
 def test_a_file_of_winners_that_cannot_be_used_is_said_and_the_run_goes_on(gpu, tmp_path, monkeypatch):
     """A folder in its place costs the forgetting, not the answer."""
-    monkeypatch.setattr(tuner.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
+    monkeypatch.setattr(tuner.store.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     (tmp_path / "store-kernels.sqlite3").mkdir()
     gpu("v100-sxm2-16gb")
     result = autotune("mlp", batch_sizes=[8], store="refresh")

@@ -31,7 +31,7 @@ def test_isolation_is_decided_by_the_largest_plan(monkeypatch, virtual, limit, i
     """ "auto" on the CPU: a worker where some candidate plans more than a quarter of the limit."""
     asked = []
 
-    def in_worker(factory):
+    def in_worker(factory, **_):
         asked.append(factory)
         return factory()
 

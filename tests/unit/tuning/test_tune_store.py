@@ -62,7 +62,7 @@ def test_another_question_is_another_run(tmp_path, other, virtual, counted):
 
 def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, counted):
     """ "refresh" measures anew in place of what was kept, in the store of the user's cache."""
-    monkeypatch.setattr(tuner.sqlite_file, "default_path", lambda: tmp_path / "cache" / "store.sqlite3")
+    monkeypatch.setattr(tuner.store.sqlite_file, "default_path", lambda: tmp_path / "cache" / "store.sqlite3")
     quick = functools.partial(tune, batch_sizes=[4])
     quick()
     assert not (tmp_path / "cache").exists()
@@ -218,3 +218,48 @@ def test_a_comparison_that_the_budget_cut_short_goes_on(tmp_path):
     assert sorted(size for size, _ in {(size, number // 16) for size, number in after}) == 5 * [1] + 5 * [64]
     assert statuses(whole) == {1: "ok", 64: "ok"}
     assert len(short.measurements) == 2
+
+
+@pytest.mark.parametrize("begun", ["with all memory", "in little"])
+def test_sizes_that_were_refused_for_memory_are_measured_once_it_is_back(tmp_path, monkeypatch, virtual, begun):
+    """A rerun in little memory refused one; with all of it back a finished run measures it, and says one limit."""
+    options = {"store": tmp_path / "kept", "batch_sizes": [4, 2000]}
+
+    def interrupt(event):
+        if event.kind == "timing":
+            raise KeyboardInterrupt
+
+    if begun == "with all memory":
+        with pytest.raises(KeyboardInterrupt):
+            tune(progress=interrupt, **options)
+    with monkeypatch.context() as short:
+        room = footprint("mlp", batch_size=500, device="cpu", mode="inference").total
+        short.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
+        short.setattr(host, "cgroup_room_bytes", lambda: None)
+        assert statuses(tune(**options)) == {4: "ok", 2000: "over_limit"}
+        assert statuses(tune(**options)) == {4: "ok", 2000: "over_limit"}
+    before = rows(options["store"])
+    result = tune(**options)
+    assert set(statuses(result).values()) <= {"ok", "dropped"}
+    assert rows(options["store"]).items() > before.items()
+    assert result.limits["memory_bytes"] > room
+    assert result.largest_batch_size >= 2000
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, ZeroDivisionError])
+def test_what_ends_a_run_from_outside_carries_what_there_is(tmp_path, virtual, error):
+    """Not only Ctrl-C: a cancelled task, or an error of `progress`, has `partial`, and a rerun goes on."""
+    kept, events = tmp_path / "kept", []
+
+    def fail(event):
+        events.append(event)
+        if sum(event.kind == "timing" for event in events) == 3:
+            raise error
+
+    with pytest.raises(error) as caught:
+        tune(store=kept, progress=fail)
+    assert set(statuses(caught.value.partial).values()) == {"interrupted"}
+    before = rows(kept)
+    assert len(before) == 3
+    assert set(statuses(tune(store=kept)).values()) <= {"ok", "dropped"}
+    assert rows(kept).items() >= before.items()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import threading
+import uuid
 import warnings
 
 import pytest
 
 from cubatch.tuning import turns
 from cubatch.tuning.tune import autotune_callable
+from tests.unit.tuning.small_runs import CHECKOUT
 
 
 def test_who_waits_is_told_and_gets_its_turn():
@@ -73,3 +78,33 @@ def test_no_two_threads_step_at_once():
         thread.join()
     assert len(set(steps)) == len(threads)
     assert not any(together)
+
+
+def test_processes_on_one_device_see_each_other():
+    """Whoever came first and whoever came second, as long as the other is there; another device is another matter."""
+    device = f"device {uuid.uuid4()}"
+    script = (
+        f"from cubatch.tuning import turns\nwith turns.seen_on({device!r}) as others:\n print(others(), flush=True)\n"
+    )
+    with turns.seen_on(device) as others:
+        assert not others()
+        with subprocess.Popen(
+            [sys.executable, "-c", script + " input()\n"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=CHECKOUT,
+        ) as child:  # fmt: skip
+            assert child.stdout.readline() == "True\n"
+            assert others()
+            with turns.seen_on(f"another {device}") as elsewhere:
+                assert not elsewhere()
+            child.kill()
+            child.wait()
+        assert not others()
+        with turns.seen_on(device) as again:  # a run within a run
+            assert not again()
+
+
+def test_a_result_says_that_another_process_measured_beside(monkeypatch):
+    """In a note, whichever of both came first."""
+    monkeypatch.setattr(turns, "seen_on", lambda device: contextlib.nullcontext(lambda: True))
+    result = autotune_callable(lambda n: lambda: None, max_batch_size=2, device="cpu", budget=1.0)
+    assert any("Another cubatch measured on this device" in reason for reason in result.reasons)

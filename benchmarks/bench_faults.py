@@ -1,0 +1,133 @@
+"""
+Tune on devices, in processes and on disks that misbehave, and see that nothing is lost.
+
+    python -m benchmarks.bench_faults --devices 2000 --processes 270 --jobs 6 --json benchmarks/results/faults.json
+    python -m benchmarks.bench_faults --kinds "worker killed;parent killed" --processes 20
+
+Devices are fakes in virtual time: memory that runs out at random steps or is not monotone, errors that stay in a
+process, hangs, deaths, suspensions, kills of the tuner, disks that are full or fail.  Processes are real ones, a tuner
+and its worker, that are killed, stopped, interrupted and begun again, in a crowd on one store, under a limit of file
+sizes in the place of a full disk, and over reads that fail with EIO (which takes a C compiler).
+
+Each run is begun again until it ends by itself, and then judged:
+
+    lost        readings that were kept and are not in the store as they were, without a word
+    twice       readings that were taken again though they were kept
+    no answer   runs that end with none
+    wrong       answers other than the rule gives from the rows of the store, or truly below 0.7 of the best of those
+    orphans     worker processes that are there 5 s after their run
+    late        runs that took longer than their deadlines allow
+
+The exit status is 1 where one of these is not nought.  Moments are drawn from the seed; what a real process does by
+then depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import multiprocessing
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks.faults import devices, judging, processes
+from benchmarks.faults.judging import Trial
+from benchmarks.provenance import provenance
+
+KINDS = (*devices.KINDS, *processes.KINDS)
+
+
+def try_one(seed: int, asked: tuple[str, int]) -> Trial:
+    """Run the trial of a kind and number; what it raises is no answer."""
+    name, number = asked
+    logging.disable(logging.WARNING)  # retries, by the thousand
+    place = devices if name in devices.KINDS else processes
+    try:
+        return place.try_once(name, seed * 1_000_000 + number)
+    except Exception as error:  # noqa: BLE001 - the worst that may happen
+        return Trial(kind=name, faults=0, sessions=0, timings=0, no_answer=True, what=repr(error))
+
+
+def requests(kinds: Sequence[str], num_devices: int, num_processes: int) -> list[tuple[str, int]]:
+    """List the trials: so many on devices and so many in processes, whose kinds take turns."""
+    asked = []
+    for known, count in ((devices.KINDS, num_devices), (processes.KINDS, num_processes)):
+        names = [name for name in known if name in kinds]
+        asked += [(names[number % len(names)], number // len(names)) for number in range(count if names else 0)]
+    return sorted(asked, key=lambda one: (KINDS.index(one[0]), one[1]))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--devices", type=int, default=200, help="runs in virtual time")
+    parser.add_argument("--processes", type=int, default=27, help="runs in real processes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default="; ".join(KINDS), help="separated by ';'")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at once; most of those in processes only sleep")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write what was found; kinds that it has of this commit and seed are not tried again",
+    )
+    options = parser.parse_args(arguments)
+    options.kinds = [name.strip() for name in options.kinds.split(";")]
+    if unknown := [name for name in options.kinds if name not in KINDS]:
+        raise SystemExit(f"no kind is called {unknown[0]!r}; there are: {'; '.join(KINDS)}")
+    return options
+
+
+def _before(path: Path | None, seed: int) -> dict[str, Any]:
+    """Read what an earlier call wrote, if it was of this commit and seed."""
+    if path is not None and path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        if (found["commit"], found["seed"]) == (provenance()["commit"], seed):
+            return found
+    return {"summary": [], "bad": []}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the campaign; exit status 1 where something did not hold."""
+    options, began = _options(arguments), time.monotonic()
+    before = _before(options.json, options.seed)
+    known = {row["kind"] for row in before["summary"]}
+    asked = [one for one in requests(options.kinds, options.devices, options.processes) if one[0] not in known]
+    ask = functools.partial(try_one, options.seed)
+    if options.jobs < 2:
+        trials = [ask(one) for one in asked]
+    else:
+        with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+            trials = pool.map(ask, asked, chunksize=1)
+    rows, bad = judging.summarise(trials), [attrs.asdict(trial) for trial in trials if not trial.is_good]
+    for row in rows:
+        sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
+    for trial in bad:
+        sys.stdout.write(f"  {trial}\n")
+    sys.stdout.write(
+        f"{len(trials)} runs, {len(bad)} not good, seed {options.seed}; {time.monotonic() - began:.0f} s\n"
+    )
+    if options.json:
+        content = {
+            "schema": 1,
+            "benchmark": "faults",
+            **provenance(),
+            "python": platform.python_version(),
+            "seed": options.seed,
+            "virtual": list(devices.KINDS),
+            "summary": sorted([*before["summary"], *rows], key=lambda row: KINDS.index(row["kind"])),
+            "bad": [*before["bad"], *bad],
+        }
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

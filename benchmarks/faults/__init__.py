@@ -1,0 +1,1 @@
+"""Devices, processes and disks that misbehave, and what must hold all the same."""

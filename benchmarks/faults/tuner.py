@@ -1,0 +1,107 @@
+"""
+A tuning process as a trial runs it, to be killed, suspended and begun again.
+
+    python -m benchmarks.faults.tuner FOLDER SEED SHARE QUESTION
+
+It keeps its readings in FOLDER/store.sqlite3, writes each that is kept into FOLDER/told-QUESTION, and in the end the
+answer and its notes into FOLDER/answer-QUESTION.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import sys
+import warnings
+from io import RawIOBase
+from pathlib import Path
+
+from benchmarks.faults.devices import Book
+from cubatch.errors import NothingMeasured
+from cubatch.measure import remote, stopwatch
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate
+from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.runner import FactoryRef
+from cubatch.search import walk
+from cubatch.search.events import Event
+from cubatch.tuning import answer, store_writer
+from cubatch.tuning.store import Run, open_run
+
+BUDGET, HANG_SECONDS = 2.0, 3.0
+SIZES = (1, 4, 16, 64)
+SWEEPS = 12  # more than the budget holds, so that a session is as long as that
+
+
+class Aloud(Book):
+    """A book that is a file: what is in it survives its process, as what the store was told must."""
+
+    def __init__(self, run: Run, out: RawIOBase) -> None:
+        super().__init__(run, [])
+        self._out = out
+
+    def settle(self) -> None:
+        """Write down what is kept."""
+        before = len(self.told)
+        super().settle()
+        text = "".join(f"{json.dumps([*key, seconds])}\n" for key, seconds in self.told[before:])
+        if text:
+            self._out.write(text.encode())
+
+
+def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: int | None = None) -> None:
+    """
+    Tune once, or go on with what there is.
+
+    Args:
+        folder: Where everything is kept.
+        seed: Draws the faults of the worker.
+        share: Of the steps, at which memory runs out.
+        question: What is asked: runs of one question are one run.
+        full_bytes: For a quarter of its budget no file may grow beyond this, as on a disk that is full.
+    """
+    warnings.simplefilter("ignore")
+    stopwatch.HANG_SECONDS = remote.ASK_SECONDS = HANG_SECONDS
+    store_writer.AGAIN_SECONDS = 0.2
+    out = (folder / f"told-{question}").open("ab", buffering=0)
+    runner = FactoryRef("benchmarks.faults.sleeper:make", {"folder": str(folder), "seed": seed, "share": share})
+
+    is_noted = False
+
+    def progress(event: Event) -> None:
+        nonlocal is_noted
+        if full_bytes is not None:
+            is_full = BUDGET / 4 < event.done < BUDGET / 2
+            resource.setrlimit(resource.RLIMIT_FSIZE, (full_bytes if is_full else resource.RLIM_INFINITY, -1))
+            if is_full and not run.is_kept and not is_noted:
+                is_noted = True
+                (folder / "faults").write_text("full disk\n")
+
+    asked = {"question": question}
+    with open_run(folder / "store.sqlite3", identity=asked, conditions={}, budget=BUDGET, wait_seconds=60.0) as run:
+        steps = list(run.ladder or [Candidate(n) for n in SIZES])
+        if run.ladder is None:
+            run.save_ladder(steps, {})
+        measured, book = run.kept, Aloud(run, out)
+        if not run.finished:
+            measured = walk.measure(
+                functools.partial(RemoteRunner, runner, prepare_seconds=20.0), steps, goal=Goal(), kept=run.kept,
+                keep=book, budget=BUDGET, seed=seed, progress=progress, sweeps=SWEEPS,
+            )  # fmt: skip
+            if full_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, -1))
+            run.finish()
+            book.settle()
+        try:
+            found = answer.answer(steps, measured, goal=Goal(), setting={}).batch_size
+        except NothingMeasured as error:
+            found, run.notes[:] = None, [*run.notes, str(error)]
+        said = folder / f"answer-{question}.{os.getpid()}"
+        said.write_text(json.dumps({"batch_size": found, "notes": run.notes}))
+        said.rename(folder / f"answer-{question}")
+
+
+if __name__ == "__main__":
+    tune(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])

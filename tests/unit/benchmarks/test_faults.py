@@ -1,0 +1,133 @@
+"""The campaign of faults in small: nothing is lost, and a loss would be seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import attrs
+import pytest
+
+from benchmarks import bench_faults
+from benchmarks.faults import devices, judging, processes
+from benchmarks.faults.judging import Trial
+from benchmarks.pages import faults
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Measured, Outcome, Timing
+from cubatch.tuning import store_tables
+from cubatch.tuning.stored_run import Run
+from tests.thorough import THOROUGH
+
+IN_PROCESSES = ("worker killed", "parent killed", "several tuners of one store", "no file may grow for a while")
+
+
+@pytest.mark.parametrize("kind", devices.KINDS)
+@pytest.mark.parametrize("seed", range(100 if THOROUGH else 4))
+def test_nothing_is_lost_on_a_device_that_misbehaves(kind, seed):
+    """Every reading that was kept is there once, the answer is the rule's, and deadlines hold."""
+    trial = devices.try_once(kind, seed)
+    assert trial.is_good, trial
+
+
+@pytest.mark.parametrize("kind", IN_PROCESSES)
+def test_nothing_is_lost_by_processes_that_are_killed(kind):
+    """The same of a real tuner and its worker, and no worker is left."""
+    trial = processes.try_once(kind, 0)
+    assert trial.is_good, trial
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="reads that fail take a C compiler")
+def test_reads_that_fail_move_no_store_aside():
+    """EIO under a finished store: it stays where it is, and answers again once it can be read."""
+    trial = processes.try_once("reads of the store fail (EIO)", 1)
+    assert trial.is_good, trial
+    assert trial.faults
+
+
+# --- that a loss would be seen -------------------------------------------------------------------------------
+
+
+def test_a_store_that_forgets_is_found_out(monkeypatch):
+    """One that drops a reading, or keeps another figure."""
+    keep = Run.timing
+    for change in (lambda timing: None, lambda timing: attrs.evolve(timing, seconds=2 * timing.seconds)):
+
+        def forget(self, timing, change=change):
+            changed = change(timing) if timing.round == 1 else timing
+            if changed is not None:
+                keep(self, changed)
+
+        monkeypatch.setattr(Run, "timing", forget)
+        trial = devices.try_once("killed and begun again", 1)
+        assert trial.lost
+        assert not trial.is_good
+
+
+def test_a_rerun_that_measures_again_is_found_out(monkeypatch):
+    """One that is given nothing of what was kept."""
+    monkeypatch.setattr(store_tables, "read_measured", lambda *_: Measured())
+    with monkeypatch.context() as kept:
+        kept.setattr(judging, "kept_rows", lambda _: {1: Measured()})
+        trial = devices.try_once("killed and begun again", 1)
+    assert trial.twice
+
+
+def measured(**seconds):
+    sizes = {int(name[1:]): value for name, value in seconds.items()}
+    timings = [Timing(batch_size=n, round=number, seconds=value) for n, value in sizes.items() for number in range(3)]
+    return Measured(timings=tuple(timings), outcomes=tuple(Outcome(n, "ok") for n in sizes))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(64, ""), (8, "the rule gives 64"), (None, "the rule gives 64")],
+)
+def test_an_answer_that_is_not_the_rules_is_wrong(answer, words):
+    """What a run says must follow from the rows of its store."""
+    kept = measured(n8=1.0, n64=2.0)
+    assert words in judging.is_wrong(answer, kept, Goal(), lambda n: {8: 1.0, 64: 2.0}[n])
+    assert bool(judging.is_wrong(answer, kept, Goal(), lambda n: {8: 1.0, 64: 2.0}[n])) == bool(words)
+
+
+def test_an_answer_that_is_truly_far_from_the_best_is_wrong():
+    """Whatever was read: the rows may be what lies."""
+    kept = measured(n8=1.0, n64=2.0)
+    assert "of the best that was read" in judging.is_wrong(64, kept, Goal(), lambda n: {8: 1.0, 64: 80.0}[n])
+
+
+@pytest.mark.parametrize("name", ["lost", "twice", "no_answer", "wrong", "orphans", "late"])
+def test_each_thing_that_must_not_be_is_not_good(name, monkeypatch, tmp_path, capsys):
+    """One of them is enough for the exit status, and the file says which trial it was."""
+    bad = Trial(kind="worker killed", faults=1, sessions=1, timings=3, **{name: 1})
+    monkeypatch.setattr(bench_faults, "try_one", lambda seed, asked: bad)
+    file = tmp_path / "faults.json"
+    assert (
+        bench_faults.main(["--devices", "0", "--processes", "2", "--kinds", "worker killed", "--json", str(file)]) == 1
+    )
+    assert "2 not good" in capsys.readouterr().out
+    kept = json.loads(file.read_text())
+    assert len(kept["bad"]) == 2
+    assert "| worker killed | 2 | 2 | 2 | 6 |" in faults.faults(kept)
+
+
+def test_kinds_take_turns_and_an_unknown_one_is_refused():
+    """So many runs in all, and no kind is left out for another."""
+    asked = bench_faults.requests(bench_faults.KINDS, 25, 10)
+    assert len(asked) == len(set(asked)) == 35
+    counts = [sum(kind == name for kind, _ in asked) for name in devices.KINDS]
+    assert max(counts) - min(counts) <= 1
+    with pytest.raises(SystemExit, match="no kind is called 'rain'"):
+        bench_faults.main(["--kinds", "rain"])
+
+
+def test_what_a_trial_raises_is_no_answer(monkeypatch):
+    """A traceback would be the worst of all: it is counted, not the end of the campaign."""
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(devices, "try_once", fail)
+    trial = bench_faults.try_one(0, (next(iter(devices.KINDS)), 0))
+    assert (trial.no_answer, trial.what) == (True, "ZeroDivisionError()")
+    assert Path(bench_faults.__file__).exists()
