@@ -7,6 +7,7 @@ A target goes on with what was accepted: it is planned, predicted, printed and d
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -212,6 +213,7 @@ LEFT_OUT = {"--download", "--store", "--fresh", "--help", "--out", "--dry-run", 
 MODELS = ["mlp", "lenet5", "go-net", "resnet5", "net.toml", "a:b", "none.onnx", "w.pt", *WORDS]
 
 
+@functools.cache
 def _parameters(command):
     found = typer.main.get_command(app.app)
     for word in command:

@@ -202,7 +202,7 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "add": {"count": st.integers(2, 5)},
     "attention": {"heads": EXTENT, "bias": st.booleans()},
     "opaque": {
-        "operator": st.text(min_size=1),
+        "operator": st.text("abc.:", min_size=1),
         "output": st.none() | st.tuples(EXTENT, EXTENT, EXTENT),
         "others": st.lists(st.tuples(EXTENT, EXTENT, EXTENT), max_size=2),
         "flop": st.integers(0, 9),
