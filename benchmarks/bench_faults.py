@@ -1,7 +1,7 @@
 """
 Tune on devices, in processes and on disks that misbehave, and see that nothing is lost.
 
-    python -m benchmarks.bench_faults --devices 2000 --processes 270 --jobs 6 --json benchmarks/results/faults.json
+    python -m benchmarks.bench_faults --devices 1760 --processes 270 --jobs 6 --json benchmarks/results/faults.json
     python -m benchmarks.bench_faults --kinds "worker killed;parent killed" --processes 20
 
 Devices are fakes in virtual time: memory that runs out at random steps or is not monotone, errors that stay in a
