@@ -12,7 +12,6 @@ import hashlib
 import http.client
 import math
 import struct
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from cubatch import whole_file
 from cubatch.errors import InvalidData
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -35,6 +35,7 @@ _MNIST_SHA256 = {
     "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 _TIMEOUT_SECONDS = 30
+_DAMAGED = (OSError, EOFError, zlib.error)
 
 
 @attrs.frozen(eq=False)
@@ -148,36 +149,43 @@ def download_mnist(folder: Path | str) -> None:
 
 
 def _fetch(name: str, expected: str, folder: Path) -> None:
-    """Download one file next to its place, check it, and move it there."""
+    """Download one file, check it, and put it in its place."""
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
             content = answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise InvalidData(url, f"cannot be fetched: {error}", remedy) from error
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        partial = Path(place) / name
-        partial.write_bytes(content)
-        if not _is_right(partial, expected):
-            raise InvalidData(url, f"is not what was published: it should unpack to SHA-256 {expected}", remedy)
-        partial.replace(folder / name)
+    if not _has_sum(content, expected):
+        raise InvalidData(url, f"is not what was published: it should unpack to SHA-256 {expected}", remedy)
+    whole_file.write(folder / name, content)
 
 
 def _is_right(path: Path, expected: str) -> bool:
     """Whether a file is there, can be unpacked, and has the expected SHA-256."""
     try:
-        return hashlib.sha256(_content(path)).hexdigest() == expected
-    except InvalidData:
+        return _has_sum(path.read_bytes(), expected)
+    except OSError:
+        return False
+
+
+def _has_sum(raw: bytes, expected: str) -> bool:
+    try:
+        return hashlib.sha256(_unpacked(raw)).hexdigest() == expected
+    except _DAMAGED:
         return False
 
 
 def _content(path: Path) -> bytes:
     """Read a file, through gzip if it begins like gzip."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
-    except (OSError, EOFError, zlib.error) as error:
+        return _unpacked(path.read_bytes())
+    except _DAMAGED as error:
         raise InvalidData(str(path), f"cannot be read: {error}") from error
+
+
+def _unpacked(raw: bytes) -> bytes:
+    return gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
 
 
 def _find(folder: Path, name: str) -> Path:
