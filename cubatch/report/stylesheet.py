@@ -41,6 +41,8 @@ svg.narrow { display: none; }
 svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } svg text { fill: var(--ink); }
 svg .soft { fill: var(--soft); } .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
 .line { fill: none; stroke: var(--blue); stroke-width: 1.5; opacity: .7; } .dotted { stroke-dasharray: 2 4; }
+.line.second, .bar.second { stroke: var(--orange); } .dot.second { fill: var(--orange); }
+.line.third, .bar.third { stroke: var(--green); } .dot.third { fill: var(--green); }
 .bar { stroke: var(--blue); stroke-width: 1.2; } .dot { fill: var(--blue); } .band { fill: var(--green); opacity: .22; }
 .out { fill: var(--paper); stroke: var(--soft); } .tie { fill: none; stroke: var(--blue); stroke-width: 1.5; }
 .star { fill: var(--orange); stroke: var(--paper); } svg text.lead { fill: var(--orange); font-weight: 600; }

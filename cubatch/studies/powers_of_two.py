@@ -8,23 +8,18 @@ clearly slower, 156 faster; on four GPUs 255, 256 and 257 were alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from cubatch.errors import InvalidArgument
-from cubatch.measure import stopping
-from cubatch.measure.records import PER_VISIT
 from cubatch.report.tables.common import joined
 from cubatch.studies.asked import Asked, shared
-from cubatch.tuning.results import Measurement
+from cubatch.studies.comparison import TOLERANCE, Comparison, compare
 from cubatch.units import format_percent
 
 TITLE = "Is a power of two faster?"
 DEFAULT_MODEL = "mobilenet-v3-large"
-TOLERANCE = 0.01
+MODES = ("training",)
 SWEEPS, QUICK_SWEEPS = 11, 5
 _USUAL_SECONDS, _QUICK_SECONDS = 600.0, 30.0
 _PUBLISHED_POWERS, _FEWEST = (128, 256, 512), 3
@@ -38,27 +33,6 @@ QUESTION = (
     "hardware's units. If that were so, a batch of 128 would take clearly less time for each sample than one of 127 or "
     "129."
 )
-
-
-@attrs.frozen(kw_only=True)
-class Comparison:
-    """
-    A size beside a power of two.
-
-    Attributes:
-        batch_size, power: The two sizes.
-        ratio: Samples per second of the size over those of the power.
-        interval: Where the ratio lies, with 90 % confidence.
-        visits: To the size, and to the power.
-        verdict: "same", "faster" or "slower".
-    """
-
-    batch_size: int
-    power: int
-    ratio: float
-    interval: tuple[float, float]
-    visits: tuple[int, int]
-    verdict: str
 
 
 def sizes_of(limit: int) -> dict[int, tuple[int, ...]]:
@@ -89,41 +63,6 @@ def sizes_of(limit: int) -> dict[int, tuple[int, ...]]:
     }
 
 
-def compare(size: Measurement, power: Measurement, tolerance: float = TOLERANCE) -> Comparison | None:
-    """
-    Say whether a size is as fast as a power of two.
-
-    The medians of their visits, which sweeps spread evenly over the run, are two samples; the ratio and its 90 %
-    interval are those of `stopping.shift_interval`, of logarithms.  The size is faster, or slower, where the interval
-    does not hold 1 and the ratio is further from 1 than the tolerance; else they are the same.
-
-    Returns:
-        Comparison, or None where there were too few visits to tell: under 3 to each.
-    """
-    rates, reference = _log_rates(size), _log_rates(power)
-    shift = stopping.shift_interval(rates, reference)
-    if shift is None:
-        return None
-    ratio, low, high = (math.exp(value) for value in shift)
-    verdict = "same"
-    if low > 1 and ratio > 1 + tolerance:
-        verdict = "faster"
-    elif high < 1 and ratio < 1 - tolerance:
-        verdict = "slower"
-    return Comparison(
-        batch_size=size.batch_size, power=power.batch_size, ratio=ratio, interval=(low, high),
-        visits=(len(rates), len(reference)), verdict=verdict,
-    )  # fmt: skip
-
-
-def _log_rates(measurement: Measurement) -> list[float]:
-    """Give the logarithm of the samples per second of each visit."""
-    found: dict[int, list[float]] = {}
-    for number, seconds in zip(measurement.timings_rounds or (), measurement.timings_seconds, strict=True):
-        found.setdefault(number // PER_VISIT, []).append(seconds)
-    return [math.log(measurement.batch_size / stopping.median(those)) for those in found.values()]
-
-
 def study(asked: Asked) -> dict[str, Any]:
     """
     Measure powers of two and their neighbours, and compare them.
@@ -138,9 +77,9 @@ def study(asked: Asked) -> dict[str, Any]:
     result = asked.swept(sizes, sweeps, budget=asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS), tolerance=TOLERANCE)
     by_size = {m.batch_size: m for m in result.measurements}
     found = {(n, power): compare(by_size[n], by_size[power]) for power, others in groups.items() for n in others}
-    is_published = asked.model.lower() == DEFAULT_MODEL
+    is_published = asked.model.lower() == DEFAULT_MODEL and asked.mode == "training"
     comparisons = [
-        attrs.asdict(one) | {"published": PUBLISHED.get(one.batch_size) if is_published else None}
+        _plain(one) | {"published": PUBLISHED.get(one.batch_size) if is_published else None}
         for one in found.values()
         if one is not None
     ]
@@ -158,6 +97,13 @@ def study(asked: Asked) -> dict[str, Any]:
         "unknown": unknown,
         "result": result.to_mapping(),
     }
+
+
+def _plain(one: Comparison) -> dict[str, Any]:
+    return {
+        "batch_size": one.batch_size, "power": one.beside, "ratio": one.ratio, "interval": one.interval,
+        "visits": one.visits, "verdict": one.verdict,
+    }  # fmt: skip
 
 
 _PUBLISHED = (

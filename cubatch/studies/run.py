@@ -7,19 +7,35 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
+
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.report import study as report
 from cubatch.report.plots import study as figure
-from cubatch.studies import hyperparameter, memory_rules, numpy_mnist, powers_of_two, small_batch_floor
+from cubatch.report.tables.common import joined
+from cubatch.studies import (
+    generalisation,
+    hyperparameter,
+    memory_rules,
+    numpy_mnist,
+    powers_of_two,
+    small_batch_floor,
+    waves,
+)
 from cubatch.studies.asked import Asked
+from cubatch.studies.kept import not_writable
 
 SCHEMA = 1
+LEARNING = ("numpy-mnist", "generalisation")
+"""Those that train on images, where there are some."""
 STUDIES: dict[str, ModuleType] = {
     "powers-of-two": powers_of_two,
+    "waves": waves,
     "small-batch-floor": small_batch_floor,
     "hyperparameter": hyperparameter,
     "memory-rules": memory_rules,
     "numpy-mnist": numpy_mnist,
+    "generalisation": generalisation,
 }
 """Modules with a `study`, by name; one more also needs its rows in `report`: `tables.study` and `study`."""
 
@@ -51,15 +67,16 @@ def run(name: str, asked: Asked, *, command: str) -> dict[str, Any]:
     """
     if name not in STUDIES:
         raise InvalidArgument("study", name, "one of " + ", ".join(STUDIES))
+    if asked.data is not None and name not in LEARNING:
+        raise InvalidArgument("data", str(asked.data), f"left out: only {joined(LEARNING)} train on images")
     try:
         asked.folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(
-            "out", str(asked.folder), "a folder that is there or can be made", f"{error.strerror or error}."
-        ) from error
-    return {
-        "schema": SCHEMA, "study": name, "model": asked.model, "command": command, **STUDIES[name].study(asked),
-    }  # fmt: skip
+        wanted = "a folder that is there or can be made"
+        raise InvalidArgument("out", str(asked.folder), wanted, f"{error.strerror or error}.") from error
+    chosen = STUDIES[name]
+    answered = chosen.study(attrs.evolve(asked, modes=asked.modes or chosen.MODES))
+    return {"schema": SCHEMA, "study": name, "model": asked.model, "command": command, **answered}
 
 
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:
@@ -84,12 +101,14 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
         try:
             (folder / name).write_text(content, encoding="utf-8")
         except OSError as error:
-            raise InvalidArgument("out", str(folder), "a folder to write to", f"{error.strerror or error}.") from error
+            raise not_writable(folder, error) from error
         written.append(folder / name)
     try:
-        for name in ("figure.png", "figure.svg"):
-            figure.draw(payload, folder / name)
-            written.append(folder / name)
+        for number in range(len(report.figures(payload))):
+            stem = f"figure-{number + 1}" if number else "figure"
+            for name in (f"{stem}.png", f"{stem}.svg"):
+                figure.draw(payload, folder / name, number)
+                written.append(folder / name)
     except MissingDependency:
         pass  # an extra; the page has the figure all the same
     return written

@@ -11,6 +11,7 @@ from cubatch.units import format_percent, format_seconds
 
 TITLE = "Below which batch is nothing gained?"
 DEFAULT_MODEL = "mnist-cnn"
+MODES = ("inference",)
 SWEEPS, QUICK_SWEEPS = 7, 3
 FREE = 0.1
 _MOST, _QUICK_MOST = 1024, 64
