@@ -174,7 +174,7 @@ def _generalisation(payload: Mapping[str, Any]) -> Sequence[Figure]:
 
 
 def _error(run: Mapping[str, Any]) -> float | None:
-    return 100 * (1 - run["test_accuracy"])
+    return 100 * (1 - float(run["test_accuracy"]))
 
 
 def _eigenvalue(run: Mapping[str, Any]) -> float | None:

@@ -54,6 +54,7 @@ pre { background: var(--card); padding: .6rem .8rem; white-space: pre-wrap; over
 """
 _NARROW = """
 svg.wide-figure { display: none; } svg.narrow { display: block; } th, td { padding: .3rem .4rem; }
+.wide th { white-space: normal; vertical-align: bottom; }
 .sticky th:nth-child(-n+2), .sticky td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
 .sticky th:nth-child(2), .sticky td:nth-child(2) { left: 1.6rem; } .sticky tr.mark td { background: var(--mark); }
 .sticky td:last-child { white-space: nowrap; } .sticky table { border-collapse: separate; border-spacing: 0; }

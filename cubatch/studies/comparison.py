@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 
@@ -11,6 +12,7 @@ from cubatch.measure.records import PER_VISIT
 from cubatch.tuning.results import Measurement
 
 TOLERANCE = 0.01
+WIDE = 0.02  # half an interval, of a verdict that is worth a warning
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +61,12 @@ def compare(size: Measurement, other: Measurement, tolerance: float = TOLERANCE)
         batch_size=size.batch_size, beside=other.batch_size, ratio=ratio, interval=(low, high),
         visits=(len(rates), len(reference)), verdict=verdict,
     )  # fmt: skip
+
+
+def is_wide(interval: Sequence[float]) -> bool:
+    """Say whether an interval is so wide that "same" only means that no difference shows."""
+    low, high = interval
+    return high - low > 2 * WIDE
 
 
 def _log_rates(measurement: Measurement) -> list[float]:

@@ -14,7 +14,7 @@ from typing import Any
 from cubatch.errors import InvalidArgument
 from cubatch.report.tables.common import joined
 from cubatch.studies.asked import Asked, shared
-from cubatch.studies.comparison import TOLERANCE, Comparison, compare
+from cubatch.studies.comparison import TOLERANCE, WIDE, Comparison, compare, is_wide
 from cubatch.units import format_percent
 
 TITLE = "Is a power of two faster?"
@@ -25,7 +25,6 @@ _USUAL_SECONDS, _QUICK_SECONDS = 600.0, 30.0
 _PUBLISHED_POWERS, _FEWEST = (128, 256, 512), 3
 _OTHERS = {128: (100, 156)}  # what was published beside the neighbours
 _SMALLEST = 4
-_WIDE = 0.02  # half an interval, of a verdict that is worth a warning
 PUBLISHED = {127: "same", 129: "same", 100: "slower", 156: "faster", 255: "same", 257: "same", 511: "same", 513: "same"}
 
 QUESTION = (
@@ -150,7 +149,7 @@ def answer(comparisons: Sequence[Mapping[str, Any]]) -> str:
     if not near:
         return "Not known: the budget held too few visits. With a larger --budget the study goes on."
     if len(named["same"]) == len(near):
-        if any(_is_wide(c) for c in near):
+        if any(is_wide(c["interval"]) for c in near):
             return (
                 f"No difference shows, though not all is known well: {joined(named['same'])} beside the powers of two."
             )
@@ -166,11 +165,6 @@ def answer(comparisons: Sequence[Mapping[str, Any]]) -> str:
     return f"It depends: of the neighbours of powers of two {'; '.join(parts)}."
 
 
-def _is_wide(comparison: Mapping[str, Any]) -> bool:
-    low, high = comparison["interval"]
-    return bool(high - low > 2 * _WIDE)
-
-
 def points(comparisons: Sequence[Mapping[str, Any]], unknown: Sequence[Sequence[int]]) -> list[str]:
     """Say what stands out: sizes that differ and by how much, what is hardly known, what is not."""
     lines = [
@@ -178,10 +172,10 @@ def points(comparisons: Sequence[Mapping[str, Any]], unknown: Sequence[Sequence[
         for c in comparisons
         if c["verdict"] in {"faster", "slower"}
     ]
-    wide = [c for c in comparisons if c["verdict"] == "same" and _is_wide(c)]
+    wide = [c for c in comparisons if c["verdict"] == "same" and is_wide(c["interval"])]
     if wide:
         sizes = joined([str(c["batch_size"]) for c in wide])
-        width = format_percent(_WIDE)
+        width = format_percent(WIDE)
         lines.append(
             f"Of {sizes} it is only known that no difference shows: the interval is wider than ± {width}. "
             "On a machine that does nothing else it would be narrower."

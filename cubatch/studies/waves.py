@@ -21,7 +21,7 @@ from cubatch.network.graph import as_network
 from cubatch.report.tables.common import joined
 from cubatch.report.tables.study import signed
 from cubatch.studies.asked import Asked, shared
-from cubatch.studies.comparison import TOLERANCE, Comparison, compare
+from cubatch.studies.comparison import TOLERANCE, Comparison, compare, is_wide
 from cubatch.tuning.crests import crests, slowest
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_percent
@@ -272,15 +272,26 @@ def answer(tops: Sequence[Mapping[str, Any]]) -> str:
     known = [top for top in tops if top["comparison"]]
     if not known:
         return "Not known: the budget held too few visits. With a larger --budget the study goes on."
-    holding = [top for top in known if top["comparison"]["verdict"] == "faster"]
-    word = "Yes" if len(holding) == len(known) else "It depends" if holding else "No"
+    verdicts = {_verdict(top) for top in known}
+    word = {"faster": "Yes", "open": "Not known well"}.get(*verdicts, "No") if len(verdicts) == 1 else "It depends"
     return f"{word}: {'; '.join(_compared(top) for top in known)}."
+
+
+def _verdict(top: Mapping[str, Any]) -> str:
+    """Give the verdict, or "open" where both no difference and that of the rule are within the interval."""
+    found = top["comparison"]
+    is_open = found["verdict"] == "same" and is_wide(found["interval"]) and found["interval"][1] >= top["rule_ratio"]
+    return "open" if is_open else str(found["verdict"])
 
 
 def _compared(top: Mapping[str, Any]) -> str:
     found = top["comparison"]
     low, high = (signed(end - 1) for end in found["interval"])
     sure = f"(90 % interval {low} to {high})"
+    if _verdict(top) == "open":
+        return (
+            f"batch {top['batch_size']} cannot be told from {top['past']} {sure}, nor is what the rule says ruled out"
+        )
     if found["verdict"] == "same":
         return f"batch {top['batch_size']} is as fast as {top['past']} {sure}"
     by = format_percent(abs(found["ratio"] - 1)) + (" more" if found["verdict"] == "faster" else " less")
@@ -302,14 +313,18 @@ def points(tops: Sequence[Mapping[str, Any]], common: Mapping[str, Sequence[Mapp
             lines.append(f"Around {top['batch_size']} the fastest is {top['fastest']}, {gain} above the crest.")
         elif best:
             lines.append(f"Around {top['batch_size']} no size is faster than the crest by more than noise.")
-    words = {"same": "as fast", "faster": "faster", "slower": "slower"}
     for rule, those in common.items():
-        told = []
-        for one in those:
-            away = "" if one["verdict"] == "same" else f" by {format_percent(abs(one['ratio'] - 1))}"
-            told.append(f"{one['batch_size']} is {'the crest' if one['is_crest'] else words[one['verdict']] + away}")
-        lines.append(f"{_HEADS[rule]}, beside the nearest crest: {joined(told)}.")
+        told = joined([f"{one['batch_size']} {_fares(one)}" for one in those])
+        lines.append(f"{_HEADS[rule]}, beside the nearest crest: {told}.")
     return lines
+
+
+def _fares(one: Mapping[str, Any]) -> str:
+    if one["is_crest"]:
+        return "is the crest"
+    if one["verdict"] != "same":
+        return f"is {one['verdict']} by {format_percent(abs(one['ratio'] - 1))}"
+    return "cannot be told from it" if is_wide(one["interval"]) else "is as fast"
 
 
 _HEADS = {COULOM: "Coulom's sizes", POWER: "Powers of two", MULTIPLES: f"Other multiples of {MULTIPLE}"}
@@ -328,7 +343,7 @@ def _method(dealt: Dealt, sweeps: int) -> list[str]:
             f"the method of Hodges and Lehmann; less than {format_percent(TOLERANCE)} apart they are called as fast."
         ),
         (
-            f"The rule in the figure: samples/s as many as samples for each of the {dealt.what} of the busiest "
+            f"The rule in the figure: samples/s in proportion to the batch over the {dealt.what} of the busiest "
             f"{dealt.to}, drawn through the first crest."
         ),
     ]

@@ -85,8 +85,7 @@ def _lines(payload: Mapping[str, Any], shown: Lines, path: str | Path) -> None:
         height = 0.03 + 0.055 * (len(shown.marks) - 1 - place)
         heights, at_foot = [height] * len(special), axes.get_xaxis_transform()
         axes.plot(special, heights, "|", transform=at_foot, color=style.GREY, markersize=8, mew=2)
-        axes.annotate(label, (shown.x_ends[0], height), xycoords=at_foot, xytext=(4, 0),
-                      textcoords="offset points", va="center", fontsize=8, color="#444444",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+        axes.annotate(label, (1, height), xycoords="axes fraction", xytext=(4, 0), textcoords="offset points",
+                      va="center", fontsize=8, color="#444444")  # fmt: skip
     style.legend(sheet)
     style.save(sheet, path)

@@ -129,17 +129,17 @@ def _waves(payload: Mapping[str, Any]) -> list[Grid]:
     rows: list[list[Cell]] = [
         [
             row["batch_size"],
-            row["busiest"],
             written(format_count, row["samples_per_second"]),
             _share(row["samples_per_second"], rates[first]),
             _share(row["rule"], rates[first]),
             written(format_count, row["predicted"]),
+            row["busiest"],
             ", ".join(row["marks"]) or None,
         ]
         for row in payload["sizes"]
     ]
-    busiest = f"{dealt['what'].partition(' ')[0]} of the busiest {dealt['to']}"
-    columns = ["batch", busiest, "samples/s", f"beside {first}", "by the rule", "predicted", "which is"]
+    busiest = f"{dealt['what'].partition(' ')[0]} of busiest {dealt['to']}"
+    columns = ["batch", "samples/s", f"beside {first}", "by the rule", "predicted", busiest, "which is"]
     marked = [place for place, row in enumerate(payload["sizes"]) if "crest" in row["marks"]]
     return [Grid(title="Every batch around the crests", columns=columns, rows=rows, marked=marked)]
 

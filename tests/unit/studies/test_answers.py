@@ -149,6 +149,15 @@ def test_epochs_of_inference_are_refused(tmp_path):
     assert caught.value.field == "mode"
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("numpy-mnist", True), ("memory-rules", False)])
+def test_a_busy_machine_is_named_where_time_counts(tmp_path, monkeypatch, name, is_told):
+    """Others kept a CPU and a half busy: said of seconds, and not of bytes."""
+    busy = run.load.Load(others=1.5, steal=0.0, num_cpus=2)
+    monkeypatch.setattr(run.load, "between", lambda *_: busy)
+    found, _ = short(name, tmp_path, budget=0.3)
+    assert any("1.5 of 2 CPUs busy" in line for line in found["points"]) == is_told
+
+
 def test_no_such_study_is_refused(tmp_path):
     """With those that there are."""
     with pytest.raises(InvalidArgument, match="powers-of-two"):

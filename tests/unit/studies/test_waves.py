@@ -116,6 +116,19 @@ def test_a_crest_holds_where_what_lies_past_it_takes_longer(past, word, says):
     assert (top["fastest"] <= 28) == (past >= 1)
 
 
+@pytest.mark.parametrize(
+    ("ends", "word"),
+    [((0.99, 1.01), "No:"), ((0.8, 1.1), "No:"), ((0.7, 2.0), "Not known well:"), ((0.9, 1.95), "Not known well:")],
+)
+def test_noise_that_hides_a_wave_is_no_answer(ends, word):
+    """Both no difference and that of the rule, 1.93, lie within the interval: nothing is made of it."""
+    found = {"verdict": "same", "ratio": 1.0, "interval": list(ends)}
+    top = {"batch_size": 28, "past": 29, "comparison": found, "rule_ratio": 2 * 28 / 29}
+    assert waves.answer([top]).startswith(word)
+    holds = top | {"comparison": {"verdict": "faster", "ratio": 1.5, "interval": [1.4, 1.6]}}
+    assert waves.answer([top, holds]).startswith("It depends:")
+
+
 def test_the_rule_is_drawn_through_the_first_crest():
     """At the crest itself it is what was measured; just past it, where the busiest SM has two blocks, about half."""
     found = waves.dealt_out(work(), 1000)
