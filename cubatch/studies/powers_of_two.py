@@ -115,8 +115,8 @@ _PUBLISHED = (
 def _method(sweeps: int) -> list[str]:
     return [
         (
-            f"Every size is visited once in each of {sweeps} sweeps, in an order that is shuffled anew, so that heat "
-            "and drift meet all sizes alike. A visit warms up and takes a handful of timings."
+            f"Every size is visited once in each of up to {sweeps} sweeps, in an order that is shuffled anew, so that "
+            "heat and drift meet all sizes alike. A visit warms up and takes a handful of timings."
         ),
         (
             "The medians of the visits to two sizes are compared: shown are the ratio of their samples per second and "

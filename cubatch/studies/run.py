@@ -78,12 +78,18 @@ def run(name: str, asked: Asked, *, command: str) -> dict[str, Any]:
         wanted = "a folder that is there or can be made"
         raise InvalidArgument("out", str(asked.folder), wanted, f"{error.strerror or error}.") from error
     chosen = STUDIES[name]
-    before = load.snapshot()
+    before, kept = load.snapshot(), _kept(asked.folder)
     answered = chosen.study(attrs.evolve(asked, modes=asked.modes or chosen.MODES))
-    met = None if name in TIMELESS else load.between(before, load.snapshot())
+    is_timed = name not in TIMELESS and _kept(asked.folder) != kept
+    met = load.between(before, load.snapshot()) if is_timed else None
     if met is not None and (sentence := met.sentence(answered["device"].get("threads") or 1)):
         answered["points"] = [*answered["points"], sentence]
     return {"schema": SCHEMA, "study": name, "model": asked.model, "command": command, **answered}
+
+
+def _kept(folder: Path) -> dict[str, int]:
+    """Give when each file of a folder was written: one that is written while a study runs holds what it measured."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:

@@ -335,8 +335,8 @@ def _method(dealt: Dealt, sweeps: int) -> list[str]:
         (
             f"{dealt.what[0].upper()}{dealt.what[1:]} are dealt out to {dealt.count} {dealt.to}s; a crest is the "
             f"largest batch at which the busiest {dealt.to} has no more than before. Every batch around two crests is "
-            f"visited once in each of {sweeps} sweeps, in an order that is shuffled anew, so that heat and drift meet "
-            "all sizes alike."
+            f"visited once in each of up to {sweeps} sweeps, in an order that is shuffled anew, so that heat and drift "
+            "meet all sizes alike."
         ),
         (
             "The medians of the visits to a crest and to the size just past it are compared, with a 90 % interval by "
