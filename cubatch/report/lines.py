@@ -167,7 +167,7 @@ def _svg(shown: Lines, style: str, width: int, height: int) -> str:
     parts.append(_text(left - 8, foot + 19, "batch size", style="soft"))
     end = -math.inf
     for size in shown.x_ticks:
-        x, half = x_of(size), _LETTER * len(str(size)) / 2 + 2
+        x, half = x_of(size), _LETTER * len(str(size)) / 2 + 6
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 5}"/>')
         if x - half >= end:
             parts.append(_text(x, foot + 19, str(size), anchor="middle"))

@@ -340,8 +340,8 @@ def _undertrained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(
                 f"With a {policy} rate batch {largest} has not learnt its training images as well either (loss "
                 f"{large['training_loss']:.3g}, at {BASE} {base['training_loss']:.3g}): it made "
-                f"{format_count(large['updates'])} updates and not {format_count(base['updates'])}. That it tests "
-                "worse is no sign of a sharp minimum."
+                f"{format_count(large['updates'])} updates and not {format_count(base['updates'])}. That "
+                "alone may be why it tests worse."
             )
     return lines
 
