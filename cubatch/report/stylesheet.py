@@ -29,7 +29,7 @@ th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding:
 td { border-bottom: 1px solid var(--rule); text-align: left; background: var(--paper); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 .wide th, .wide td { white-space: nowrap; } .wide td:last-child { white-space: normal; min-width: 16rem; }
-.wide td.n:last-child { min-width: 0; }
+.wide td.n:last-child { min-width: 0; white-space: nowrap; }
 tr.mark td { background: var(--mark); font-weight: 600; }
 ul.soft { padding-left: 1.2rem; font-size: .86rem; overflow-wrap: anywhere; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 0 2rem; }
