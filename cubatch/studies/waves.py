@@ -273,7 +273,8 @@ def answer(tops: Sequence[Mapping[str, Any]]) -> str:
     if not known:
         return "Not known: the budget held too few visits. With a larger --budget the study goes on."
     verdicts = {_verdict(top) for top in known}
-    word = {"faster": "Yes", "open": "Not known well"}.get(*verdicts, "No") if len(verdicts) == 1 else "It depends"
+    words = {"faster": "Yes", "open": "Not known well"}
+    word = words.get(verdicts.pop(), "No") if len(verdicts) == 1 else "It depends"
     return f"{word}: {'; '.join(_compared(top) for top in known)}."
 
 

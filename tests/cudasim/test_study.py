@@ -64,19 +64,20 @@ def test_sharpness_on_a_gpu_is_that_of_the_cpu(tmp_path):
     """
     The same weights are trained in float32 by our kernels, and their Hessian has the same largest eigenvalue.
 
-    A convex loss, trained alike but for rounding: accuracies of 200 images may differ by one image, eigenvalues by the
-    hundredth twice by which the power method ends.
+    The first run of the study, a convex loss, trained alike but for rounding: accuracies of 200 images may differ by
+    one image, losses and eigenvalues by some 100 updates times float32's 6e-8, and 1e-5 of the difference of gradients.
     """
     (tmp_path / "linear.toml").write_text(LINEAR, encoding="utf-8")
     found = {}
     for device in ("cuda", "cpu"):
         done = cubatch(
             "study", "generalisation", str(tmp_path / "linear.toml"), "--quick", "--data", str(SAMPLE), "--device",
-            device, "--max-batch-size", "64", "--out", str(tmp_path / device), "--json", "-", devices="a100",
+            device, "--budget", "1", "--out", str(tmp_path / device), "--json", "-", devices="a100",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         found[device] = json.loads(done.stdout)
     assert found["cuda"]["library"] == "cubatch"
-    for on_gpu, on_cpu in zip(found["cuda"]["rows"], found["cpu"]["rows"], strict=True):
-        assert abs(on_gpu["test_accuracy"] - on_cpu["test_accuracy"]) <= 1 / 200
-        assert abs(on_gpu["sharpness"] / on_cpu["sharpness"] - 1) <= 0.03
+    on_gpu, on_cpu = (found[device]["rows"][0]["runs"][0] for device in ("cuda", "cpu"))
+    assert abs(on_gpu["test_accuracy"] - on_cpu["test_accuracy"]) <= 1 / 200
+    assert abs(on_gpu["training_loss"] / on_cpu["training_loss"] - 1) <= 1e-4
+    assert abs(on_gpu["sharpness"]["eigenvalue"] / on_cpu["sharpness"]["eigenvalue"] - 1) <= 1e-3
