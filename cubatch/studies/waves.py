@@ -350,6 +350,6 @@ def _method(dealt: Dealt, sweeps: int) -> list[str]:
     ]
     if dealt.coulom:
         lines.append("Coulom's sizes are int(n x 16384 x SMs / (h x w x c)) of the convolution with most FLOP.")
-    else:
+    elif dealt.to == "thread":
         lines.append("Coulom's rule counts SMs: there is none of its sizes on a CPU.")
     return lines

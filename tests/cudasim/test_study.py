@@ -49,6 +49,39 @@ def test_powers_of_two_are_compared_in_a_worker(tmp_path):
     ]
 
 
+BOARD = """
+name = "board"
+input_shape = [32, 32, 4]
+[[layers]]
+type = "conv2d"
+k = 8
+r = 3
+s = 3
+pad = 1
+"""
+
+
+def test_waves_of_blocks_are_measured_and_predicted(tmp_path):
+    """
+    1024 outputs a sample and tiles of 128 rows are 8 blocks; of 13 samples 108 SMs have one each.
+
+    The simulation's time knows nothing of SMs: the answer is whatever it is, with each size visited three times.
+    """
+    (tmp_path / "board.toml").write_text(BOARD, encoding="utf-8")
+    done = cubatch(
+        "study", "waves", str(tmp_path / "board.toml"), "--quick", "--device", "cuda", "--max-batch-size", "16",
+        "--budget", "200", "--out", str(tmp_path), "--json", "-", devices="a100",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["dealt"]["to"] == "SM"
+    assert [(top["batch_size"], top["busiest"], top["comparison"]["visits"]) for top in found["crests"]] == [
+        (13, [1, 2], [3, 3])
+    ]
+    assert [row["batch_size"] for row in found["sizes"]] == list(range(10, 17))
+    assert all(row["predicted"] > 0 for row in found["sizes"])
+
+
 LINEAR = """
 name = "linear"
 input_shape = [28, 28, 1]
