@@ -7,7 +7,6 @@ An npz file holds the same text as an array of that name.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tokenize
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import files
+from cubatch import files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
 
 ENDINGS = (".safetensors", ".npz")
@@ -68,9 +67,6 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
     """
     Write arrays, and put them in the place of what was there once they lie on the disk as a whole.
 
-    A process that is killed leaves the file as it was, and beside it at most one that ends in ".partial", which the
-    next writing overwrites.
-
     Args:
         path: Ends in .safetensors or .npz.
         arrays: By name.
@@ -89,31 +85,16 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
     """
     path = check_path("path", path)
     whole = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
-    partial = path.with_name(path.name + ".partial")
     try:
         if path.suffix.lower() == ".npz":
-            with partial.open("wb") as file:
+            with whole_file.replacing(path) as partial, partial.open("wb") as file:
                 np.savez(file, **{_NOTES: np.array(json.dumps(dict(notes)))}, **whole)  # type: ignore[arg-type]
         else:
             from safetensors.numpy import save
 
-            partial.write_bytes(save(whole, dict(notes)))  # its own save_file writes beside it, under a random name
-        _keep(partial)
-        partial.replace(path)
-        _keep(path.parent)
+            whole_file.write(path, save(whole, dict(notes)))  # its own save_file writes beside it, under a random name
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise InvalidData(str(path), f"cannot be written: {error.strerror or error}") from error
-
-
-def _keep(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk and not only in the system's memory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:

@@ -12,4 +12,6 @@ Schedule = Literal["cosine", "constant"]
 Library = Literal["auto", "cubatch", "im2col"]
 Measurable = Literal["auto", "cubatch", "im2col", "onnxruntime"]
 Modelled = Literal["vendor", "cubatch"]
-StudyName = Literal["powers-of-two", "small-batch-floor", "hyperparameter", "memory-rules", "numpy-mnist"]
+StudyName = Literal[
+    "powers-of-two", "waves", "small-batch-floor", "hyperparameter", "memory-rules", "numpy-mnist", "generalisation"
+]

@@ -27,7 +27,7 @@ CASES = {
     "coulom-rule": (
         "cubatch candidates --device --explain",
         "a test",
-        "later: the study of where the rule is right needs our own kernels on a GPU",
+        "cubatch study --device --max-batch-size",
     ),
     "tensor-core-multiples": (
         "cubatch candidates --dtype --explain",
@@ -53,7 +53,7 @@ CASES = {
         "a test",
         "benchmarks/bench_engine_cpu.py",
         "cubatch profile --mode --batch-size",
-        "cubatch study --budget --out",
+        "cubatch study --data --budget --out",
     ),
     "small-batch-floor": (
         "cubatch tune",
@@ -90,7 +90,7 @@ CASES = {
     "generalisation-gap": (
         "a test",
         "cubatch train --batch-size",
-        "later: a study of accuracy beside speed at several batch sizes",
+        "cubatch study --data --optimizer --quick",
     ),
     "hyperparameter": (
         "cubatch candidates --json",

@@ -36,10 +36,22 @@ def study(
     *,
     device: DeviceOption = None,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="Forward, backward and optimiser step, or inference.")
-    ] = "training",
+        Mode | None,
+        typer.Option(
+            "--mode",
+            help="Default: training, which these are about: powers-of-two, hyperparameter, numpy-mnist, generalisation "
+            "(the last two know no other); both for memory-rules; else inference.",
+        ),
+    ] = None,
     dtype: DtypeOption = "float32",
     optimizer: OptimizerOption = "sgd",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="DIR", help="Folder with MNIST's files: numpy-mnist and generalisation train on them."
+        ),
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="First fetch what of MNIST is not there.")] = False,
     max_batch_size: MaxOption = None,
     memory_limit: MemoryOption = None,
     budget: Annotated[
@@ -66,6 +78,8 @@ def study(
     from cubatch.studies.asked import Asked
 
     console.check_writable(json=json)
+    if download:
+        _fetch(data)
     called = model or studies.STUDIES[name].DEFAULT_MODEL
     spec = read_spec(called, input_shape, classes)
     folder = out or Path(f"cubatch-study-{name}")
@@ -73,9 +87,9 @@ def study(
     try:
         with console.steps(name) as show:
             asked = Asked(
-                spec=spec, model=called, folder=folder, device=device, mode=mode, dtype=dtype, optimizer=optimizer,
-                max_batch_size=max_batch_size, memory_limit=memory_limit, budget=budget, quick=quick, seed=seed,
-                show=show,
+                spec=spec, model=called, folder=folder, device=device, modes=(mode,) if mode else (), dtype=dtype,
+                optimizer=optimizer, data=data, max_batch_size=max_batch_size, memory_limit=memory_limit,
+                budget=budget, quick=quick, seed=seed, show=show,
             )  # fmt: skip
             payload = studies.run(name, asked, command=command)
     except KeyboardInterrupt as stop:
@@ -87,3 +101,12 @@ def study(
         console.say(f"wrote {path}")
     if not any(path.suffix == ".png" for path in written):
         console.say("no picture files: pip install 'cubatch[plot]'; the page has its figure")
+
+
+def _fetch(data: Path | None) -> None:
+    """Fetch MNIST into the folder that was named."""
+    from cubatch.engine import data as files
+
+    if data is None:
+        raise typer.BadParameter("--download needs --data, the folder to fetch MNIST into")
+    files.download_mnist(data)

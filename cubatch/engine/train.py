@@ -112,7 +112,7 @@ class Training:
 def train(
     network: Network,
     *,
-    data: str | Path,
+    data: str | Path | tuple[Dataset, Dataset],
     batch_size: int,
     device: Device,
     target_batch_size: int | None = None,
@@ -139,7 +139,8 @@ def train(
 
     Args:
         network: Ends in logits, one for each class; weights that it has are where training begins.
-        data: Folder with MNIST's four files, or others of their names and format.
+        data: Folder with MNIST's four files, or others of their names and format; or both sets, as `load_mnist` gives
+            them.
         batch_size: Samples that go through together, at most the training set.
         device: A device in this machine.
         target_batch_size: Samples of a step of the optimiser, a multiple of the batch size: the gradients of so many
@@ -172,7 +173,7 @@ def train(
     """
     seed = check_whole("seed", seed, least=0)
     checkpoints.check_files(save=save, checkpoint=checkpoint)
-    training_set, test_set = data_module.load_mnist(data)
+    training_set, test_set = data if isinstance(data, tuple) else data_module.load_mnist(data)
     whole = batch_size if target_batch_size is None else target_batch_size
     check(
         network, training_set, batch_size=batch_size, target_batch_size=whole, epochs=epochs,

@@ -24,7 +24,7 @@ WIDTH = 110
 NARROWEST = 24
 _CARDS = 60  # characters of a line; where there are fewer, a table that is wider is written row by row
 _UNKNOWN = "–"  # noqa: RUF001 - a dash for a cell with nothing in it
-_NUMBER = re.compile(r"[-+±]?\s*\d")
+_NUMBER = re.compile(r"[-+±−]?\s*\d")  # noqa: RUF001 - a minus sign
 _UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _GAP = 2  # blanks between columns

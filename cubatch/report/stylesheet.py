@@ -29,7 +29,7 @@ th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding:
 td { border-bottom: 1px solid var(--rule); text-align: left; background: var(--paper); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 .wide th, .wide td { white-space: nowrap; } .wide td:last-child { white-space: normal; min-width: 16rem; }
-.wide td.n:last-child { min-width: 0; }
+.wide td.n:last-child { min-width: 0; white-space: nowrap; }
 tr.mark td { background: var(--mark); font-weight: 600; }
 ul.soft { padding-left: 1.2rem; font-size: .86rem; overflow-wrap: anywhere; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 0 2rem; }
@@ -41,6 +41,8 @@ svg.narrow { display: none; }
 svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } svg text { fill: var(--ink); }
 svg .soft { fill: var(--soft); } .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
 .line { fill: none; stroke: var(--blue); stroke-width: 1.5; opacity: .7; } .dotted { stroke-dasharray: 2 4; }
+.line.second, .bar.second { stroke: var(--orange); } .dot.second { fill: var(--orange); }
+.line.third, .bar.third { stroke: var(--green); } .dot.third { fill: var(--green); }
 .bar { stroke: var(--blue); stroke-width: 1.2; } .dot { fill: var(--blue); } .band { fill: var(--green); opacity: .22; }
 .out { fill: var(--paper); stroke: var(--soft); } .tie { fill: none; stroke: var(--blue); stroke-width: 1.5; }
 .star { fill: var(--orange); stroke: var(--paper); } svg text.lead { fill: var(--orange); font-weight: 600; }
@@ -52,6 +54,7 @@ pre { background: var(--card); padding: .6rem .8rem; white-space: pre-wrap; over
 """
 _NARROW = """
 svg.wide-figure { display: none; } svg.narrow { display: block; } th, td { padding: .3rem .4rem; }
+.wide th { white-space: normal; vertical-align: bottom; }
 .sticky th:nth-child(-n+2), .sticky td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
 .sticky th:nth-child(2), .sticky td:nth-child(2) { left: 1.6rem; } .sticky tr.mark td { background: var(--mark); }
 .sticky td:last-child { white-space: nowrap; } .sticky table { border-collapse: separate; border-spacing: 0; }

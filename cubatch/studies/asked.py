@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import attrs
 
 from cubatch.checks import check_whole
+from cubatch.errors import InvalidArgument
 from cubatch.hardware import room
+from cubatch.measure.conditions import conditions, environment
 from cubatch.measure.records import PER_VISIT
 from cubatch.memory import fit
 from cubatch.network.models import SpecLike
@@ -36,7 +39,9 @@ class Asked:
         spec: What is run: a network, or what stands for one.
         model: What the user calls it.
         folder: Where the study writes, and keeps what it measured.
-        device, mode, dtype, optimizer: As for `autotune`.
+        device, dtype, optimizer: As for `autotune`.
+        modes: Those that are looked at, the one that takes most last; empty: the study's own.
+        data: Folder with MNIST's files, for studies that train on them.
         max_batch_size: No size is above it; None leaves that to the study.
         memory_limit: As for `autotune`.
         budget: Seconds of measuring, at most; None leaves that to the study.
@@ -49,15 +54,21 @@ class Asked:
     model: str
     folder: Path
     device: str | None = None
-    mode: str = "training"
+    modes: tuple[str, ...] = ()
     dtype: str = "float32"
     optimizer: str = "sgd"
+    data: Path | None = None
     max_batch_size: int | None = None
     memory_limit: int | str | None = None
     budget: float | None = None
     quick: bool = False
     seed: int = 0
     show: Show = lambda _done, _total, _text: None
+
+    @property
+    def mode(self) -> str:
+        """The mode, or of several the one that takes most."""
+        return self.modes[-1]
 
     @property
     def work(self) -> Workload:
@@ -116,3 +127,50 @@ def shared(result: TuningResult) -> dict[str, Any]:
     """Give what a study's JSON says of where, how and when it was measured."""
     mapping = result.to_mapping()
     return {name: mapping[name] for name in _SHARED}
+
+
+@attrs.frozen
+class Situation:
+    """
+    Under what a study measures that does not tune.
+
+    Attributes:
+        known: All that its findings depend on but for the budget.
+        facts: What its JSON says of where, how and when.
+    """
+
+    known: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def situation(asked: Asked, budget: float) -> Situation:
+    """Describe under what a study measures: what is run, device, versions, settings, date."""
+    work, device = asked.work, asked.work.device.to_mapping()
+    shown = ("name", "kind", "compute_capability", "threads", "memory_bytes")
+    data = None if asked.data is None else str(asked.data.resolve())
+    return Situation(
+        known={
+            "spec": work.spec.to_mapping(), "settings": work.settings, "seed": asked.seed, "data": data,
+            "conditions": conditions(work.device),
+        },
+        facts={
+            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            **work.settings,
+            "input_shape": list(work.input_shape),
+            "budget_seconds": budget,
+            "seed": asked.seed,
+            "device": {name: device[name] for name in shown},
+            "environment": environment(work.device),
+        },
+    )  # fmt: skip
+
+
+def only_training(asked: Asked) -> None:
+    """
+    Refuse what is not training, where a question is of training.
+
+    Raises:
+        InvalidArgument: If inference is asked for.
+    """
+    if asked.mode != "training":
+        raise InvalidArgument("mode", asked.mode, '"training": the question is of training')

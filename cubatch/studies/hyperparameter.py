@@ -12,6 +12,7 @@ from cubatch.units import format_percent
 
 TITLE = "Which batch sizes are worth trying?"
 DEFAULT_MODEL = "mnist-cnn"
+MODES = ("training",)
 WITHIN = 0.05
 _USUAL_SECONDS, _QUICK_SECONDS = 60.0, 10.0
 

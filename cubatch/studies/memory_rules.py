@@ -17,9 +17,9 @@ from cubatch.units import format_bytes, format_count
 
 TITLE = "What do rules of thumb for memory miss?"
 DEFAULT_MODEL = "mnist-cnn"
+MODES = ("inference", "training")
 SIZES, QUICK_SIZES = (1, 32, 256), (1, 8)
 _USUAL_SECONDS, _QUICK_SECONDS = 60.0, 10.0
-_MODES = ("inference", "training")
 PARTS = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
 
 QUESTION = (
@@ -28,7 +28,7 @@ QUESTION = (
 )
 METHOD = [
     (
-        "Each batch size runs in both modes, and what the engine took from the device is read while it runs: "
+        "Each batch size runs in each mode, and what the engine took from the device is read while it runs: "
         "parameters, and one block in which the memory plan gives every buffer its place."
     ),
     (
@@ -41,7 +41,7 @@ METHOD = [
 
 def study(asked: Asked) -> dict[str, Any]:
     """
-    Run some sizes in both modes, and compare what they take with the plan and the rules.
+    Run some sizes in each mode, and compare what they take with the plan and the rules.
 
     Raises:
         CubatchError: Whatever `autotune` raises.
@@ -50,17 +50,20 @@ def study(asked: Asked) -> dict[str, Any]:
     sizes = [n for n in (QUICK_SIZES if asked.quick else SIZES) if n <= asked.largest(most)]
     budget = asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS)
     taken, rules, results = [], [], []
-    for number, mode in enumerate(_MODES):
-        asked.show(number, len(_MODES), f"measuring {mode}")
-        one = attrs.evolve(asked, mode=mode)
-        result = one.tuned(budget=budget / len(_MODES), batch_sizes=sizes, sweeps=1)
+    for number, mode in enumerate(asked.modes):
+        asked.show(number, len(asked.modes), f"measuring {mode}")
+        one = attrs.evolve(asked, modes=(mode,))
+        result = one.tuned(budget=budget / len(asked.modes), batch_sizes=sizes, sweeps=1)
         results.append(result)
         for m in result.measurements:
             taken.append(_taken(one, m))
             rules += _rules(one, m)
-    largest = _largest(attrs.evolve(asked, mode=_MODES[-1]), sizes[-1])
+    largest = _largest(asked, sizes[-1])
     return {
         **shared(results[-1]),
+        "mode": " and ".join(asked.modes),
+        "budget_seconds": budget,
+        "seconds_spent": sum(result.seconds_spent or 0.0 for result in results),
         "title": TITLE,
         "question": [QUESTION],
         "method": METHOD,
@@ -150,7 +153,7 @@ def _points(
     parts = sorted(((size, name) for name, size in last["parts"].items() if size), reverse=True)
     told = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for size, name in parts)
     lines.append(
-        f"At batch {last['batch_size']} training needs {told}; they share memory, so the peak is below their sum."
+        f"At batch {last['batch_size']} {last['mode']} needs {told}; they share memory, so the peak is below their sum."
     )
     if last["device_bytes"] and last["measured_bytes"]:
         beyond = format_bytes(last["device_bytes"] - last["measured_bytes"])

@@ -8,29 +8,23 @@ clearly slower, 156 faster; on four GPUs 255, 256 and 257 were alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from cubatch.errors import InvalidArgument
-from cubatch.measure import stopping
-from cubatch.measure.records import PER_VISIT
 from cubatch.report.tables.common import joined
 from cubatch.studies.asked import Asked, shared
-from cubatch.tuning.results import Measurement
+from cubatch.studies.comparison import TOLERANCE, WIDE, Comparison, compare, is_wide
 from cubatch.units import format_percent
 
 TITLE = "Is a power of two faster?"
 DEFAULT_MODEL = "mobilenet-v3-large"
-TOLERANCE = 0.01
+MODES = ("training",)
 SWEEPS, QUICK_SWEEPS = 11, 5
 _USUAL_SECONDS, _QUICK_SECONDS = 600.0, 30.0
 _PUBLISHED_POWERS, _FEWEST = (128, 256, 512), 3
 _OTHERS = {128: (100, 156)}  # what was published beside the neighbours
 _SMALLEST = 4
-_WIDE = 0.02  # half an interval, of a verdict that is worth a warning
 PUBLISHED = {127: "same", 129: "same", 100: "slower", 156: "faster", 255: "same", 257: "same", 511: "same", 513: "same"}
 
 QUESTION = (
@@ -38,27 +32,6 @@ QUESTION = (
     "hardware's units. If that were so, a batch of 128 would take clearly less time for each sample than one of 127 or "
     "129."
 )
-
-
-@attrs.frozen(kw_only=True)
-class Comparison:
-    """
-    A size beside a power of two.
-
-    Attributes:
-        batch_size, power: The two sizes.
-        ratio: Samples per second of the size over those of the power.
-        interval: Where the ratio lies, with 90 % confidence.
-        visits: To the size, and to the power.
-        verdict: "same", "faster" or "slower".
-    """
-
-    batch_size: int
-    power: int
-    ratio: float
-    interval: tuple[float, float]
-    visits: tuple[int, int]
-    verdict: str
 
 
 def sizes_of(limit: int) -> dict[int, tuple[int, ...]]:
@@ -89,41 +62,6 @@ def sizes_of(limit: int) -> dict[int, tuple[int, ...]]:
     }
 
 
-def compare(size: Measurement, power: Measurement, tolerance: float = TOLERANCE) -> Comparison | None:
-    """
-    Say whether a size is as fast as a power of two.
-
-    The medians of their visits, which sweeps spread evenly over the run, are two samples; the ratio and its 90 %
-    interval are those of `stopping.shift_interval`, of logarithms.  The size is faster, or slower, where the interval
-    does not hold 1 and the ratio is further from 1 than the tolerance; else they are the same.
-
-    Returns:
-        Comparison, or None where there were too few visits to tell: under 3 to each.
-    """
-    rates, reference = _log_rates(size), _log_rates(power)
-    shift = stopping.shift_interval(rates, reference)
-    if shift is None:
-        return None
-    ratio, low, high = (math.exp(value) for value in shift)
-    verdict = "same"
-    if low > 1 and ratio > 1 + tolerance:
-        verdict = "faster"
-    elif high < 1 and ratio < 1 - tolerance:
-        verdict = "slower"
-    return Comparison(
-        batch_size=size.batch_size, power=power.batch_size, ratio=ratio, interval=(low, high),
-        visits=(len(rates), len(reference)), verdict=verdict,
-    )  # fmt: skip
-
-
-def _log_rates(measurement: Measurement) -> list[float]:
-    """Give the logarithm of the samples per second of each visit."""
-    found: dict[int, list[float]] = {}
-    for number, seconds in zip(measurement.timings_rounds or (), measurement.timings_seconds, strict=True):
-        found.setdefault(number // PER_VISIT, []).append(seconds)
-    return [math.log(measurement.batch_size / stopping.median(those)) for those in found.values()]
-
-
 def study(asked: Asked) -> dict[str, Any]:
     """
     Measure powers of two and their neighbours, and compare them.
@@ -138,9 +76,9 @@ def study(asked: Asked) -> dict[str, Any]:
     result = asked.swept(sizes, sweeps, budget=asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS), tolerance=TOLERANCE)
     by_size = {m.batch_size: m for m in result.measurements}
     found = {(n, power): compare(by_size[n], by_size[power]) for power, others in groups.items() for n in others}
-    is_published = asked.model.lower() == DEFAULT_MODEL
+    is_published = asked.model.lower() == DEFAULT_MODEL and asked.mode == "training"
     comparisons = [
-        attrs.asdict(one) | {"published": PUBLISHED.get(one.batch_size) if is_published else None}
+        _plain(one) | {"published": PUBLISHED.get(one.batch_size) if is_published else None}
         for one in found.values()
         if one is not None
     ]
@@ -160,6 +98,13 @@ def study(asked: Asked) -> dict[str, Any]:
     }
 
 
+def _plain(one: Comparison) -> dict[str, Any]:
+    return {
+        "batch_size": one.batch_size, "power": one.beside, "ratio": one.ratio, "interval": one.interval,
+        "visits": one.visits, "verdict": one.verdict,
+    }  # fmt: skip
+
+
 _PUBLISHED = (
     "One published comparison trained this network on a V100 in float16 with images of 224 x 224: 127 and 129 took as "
     "long as 128 within about 1 %, 511 and 513 as long as 512 within 0.3 %; 100 was clearly slower, 156 faster. Each "
@@ -170,8 +115,8 @@ _PUBLISHED = (
 def _method(sweeps: int) -> list[str]:
     return [
         (
-            f"Every size is visited once in each of {sweeps} sweeps, in an order that is shuffled anew, so that heat "
-            "and drift meet all sizes alike. A visit warms up and takes a handful of timings."
+            f"Every size is visited once in each of up to {sweeps} sweeps, in an order that is shuffled anew, so that "
+            "heat and drift meet all sizes alike. A visit warms up and takes a handful of timings."
         ),
         (
             "The medians of the visits to two sizes are compared: shown are the ratio of their samples per second and "
@@ -204,7 +149,7 @@ def answer(comparisons: Sequence[Mapping[str, Any]]) -> str:
     if not near:
         return "Not known: the budget held too few visits. With a larger --budget the study goes on."
     if len(named["same"]) == len(near):
-        if any(_is_wide(c) for c in near):
+        if any(is_wide(c["interval"]) for c in near):
             return (
                 f"No difference shows, though not all is known well: {joined(named['same'])} beside the powers of two."
             )
@@ -220,11 +165,6 @@ def answer(comparisons: Sequence[Mapping[str, Any]]) -> str:
     return f"It depends: of the neighbours of powers of two {'; '.join(parts)}."
 
 
-def _is_wide(comparison: Mapping[str, Any]) -> bool:
-    low, high = comparison["interval"]
-    return bool(high - low > 2 * _WIDE)
-
-
 def points(comparisons: Sequence[Mapping[str, Any]], unknown: Sequence[Sequence[int]]) -> list[str]:
     """Say what stands out: sizes that differ and by how much, what is hardly known, what is not."""
     lines = [
@@ -232,10 +172,10 @@ def points(comparisons: Sequence[Mapping[str, Any]], unknown: Sequence[Sequence[
         for c in comparisons
         if c["verdict"] in {"faster", "slower"}
     ]
-    wide = [c for c in comparisons if c["verdict"] == "same" and _is_wide(c)]
+    wide = [c for c in comparisons if c["verdict"] == "same" and is_wide(c["interval"])]
     if wide:
         sizes = joined([str(c["batch_size"]) for c in wide])
-        width = format_percent(_WIDE)
+        width = format_percent(WIDE)
         lines.append(
             f"Of {sizes} it is only known that no difference shows: the interval is wider than ± {width}. "
             "On a machine that does nothing else it would be narrower."

@@ -7,19 +7,38 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
+
 from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.hardware import load
 from cubatch.report import study as report
 from cubatch.report.plots import study as figure
-from cubatch.studies import hyperparameter, memory_rules, numpy_mnist, powers_of_two, small_batch_floor
+from cubatch.report.tables.common import joined
+from cubatch.studies import (
+    generalisation,
+    hyperparameter,
+    memory_rules,
+    numpy_mnist,
+    powers_of_two,
+    small_batch_floor,
+    waves,
+)
 from cubatch.studies.asked import Asked
+from cubatch.studies.kept import not_writable
 
 SCHEMA = 1
+LEARNING = ("numpy-mnist", "generalisation")
+"""Those that train on images, where there are some."""
+TIMELESS = ("memory-rules",)
+"""Those whose answer is the same on a busy machine."""
 STUDIES: dict[str, ModuleType] = {
     "powers-of-two": powers_of_two,
+    "waves": waves,
     "small-batch-floor": small_batch_floor,
     "hyperparameter": hyperparameter,
     "memory-rules": memory_rules,
     "numpy-mnist": numpy_mnist,
+    "generalisation": generalisation,
 }
 """Modules with a `study`, by name; one more also needs its rows in `report`: `tables.study` and `study`."""
 
@@ -51,15 +70,26 @@ def run(name: str, asked: Asked, *, command: str) -> dict[str, Any]:
     """
     if name not in STUDIES:
         raise InvalidArgument("study", name, "one of " + ", ".join(STUDIES))
+    if asked.data is not None and name not in LEARNING:
+        raise InvalidArgument("data", str(asked.data), f"left out: only {joined(LEARNING)} train on images")
     try:
         asked.folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(
-            "out", str(asked.folder), "a folder that is there or can be made", f"{error.strerror or error}."
-        ) from error
-    return {
-        "schema": SCHEMA, "study": name, "model": asked.model, "command": command, **STUDIES[name].study(asked),
-    }  # fmt: skip
+        wanted = "a folder that is there or can be made"
+        raise InvalidArgument("out", str(asked.folder), wanted, f"{error.strerror or error}.") from error
+    chosen = STUDIES[name]
+    before, kept = load.snapshot(), _kept(asked.folder)
+    answered = chosen.study(attrs.evolve(asked, modes=asked.modes or chosen.MODES))
+    is_timed = name not in TIMELESS and _kept(asked.folder) != kept
+    met = load.between(before, load.snapshot()) if is_timed else None
+    if met is not None and (sentence := met.sentence(answered["device"].get("threads") or 1)):
+        answered["points"] = [*answered["points"], sentence]
+    return {"schema": SCHEMA, "study": name, "model": asked.model, "command": command, **answered}
+
+
+def _kept(folder: Path) -> dict[str, int]:
+    """Give when each file of a folder was written: one that is written while a study runs holds what it measured."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:
@@ -84,12 +114,14 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
         try:
             (folder / name).write_text(content, encoding="utf-8")
         except OSError as error:
-            raise InvalidArgument("out", str(folder), "a folder to write to", f"{error.strerror or error}.") from error
+            raise not_writable(folder, error) from error
         written.append(folder / name)
     try:
-        for name in ("figure.png", "figure.svg"):
-            figure.draw(payload, folder / name)
-            written.append(folder / name)
+        for number in range(len(report.figures(payload))):
+            stem = f"figure-{number + 1}" if number else "figure"
+            for name in (f"{stem}.png", f"{stem}.svg"):
+                figure.draw(payload, folder / name, number)
+                written.append(folder / name)
     except MissingDependency:
         pass  # an extra; the page has the figure all the same
     return written

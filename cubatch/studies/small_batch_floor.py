@@ -11,6 +11,7 @@ from cubatch.units import format_percent, format_seconds
 
 TITLE = "Below which batch is nothing gained?"
 DEFAULT_MODEL = "mnist-cnn"
+MODES = ("inference",)
 SWEEPS, QUICK_SWEEPS = 7, 3
 FREE = 0.1
 _MOST, _QUICK_MOST = 1024, 64
@@ -102,8 +103,8 @@ def _points(found: Mapping[str, int], seconds: Mapping[int, float]) -> Sequence[
 def _method(sweeps: int) -> list[str]:
     return [
         (
-            f"Powers of two are each visited once in {sweeps} sweeps, in shuffled orders, so that heat and drift meet "
-            "all sizes alike; of each the median of its timings counts."
+            f"Powers of two are each visited once in up to {sweeps} sweeps, in shuffled orders, so that heat and drift "
+            "meet all sizes alike; of each the median of its timings counts."
         ),
         "Sizes between powers of two are not looked at: the floor lies somewhere up to twice as high.",
     ]

@@ -24,6 +24,8 @@ from typing import Any
 import attrs
 import platformdirs
 
+from cubatch import whole_file
+
 
 @attrs.frozen
 class Resources:
@@ -135,8 +137,8 @@ def _write(folder: Path, key: str, cubin: bytes | None, facts: Mapping[str, Any]
     path = folder / f"{key}.cubin"
     # The facts come last: whoever finds them finds the code they were written for, or one that is refused.
     if cubin is not None:
-        _replace(path, cubin)
-    _replace(path.with_suffix(".json"), json.dumps(facts).encode())
+        whole_file.write(path, cubin, is_shared=True)
+    whole_file.write(path.with_suffix(".json"), json.dumps(facts).encode(), is_shared=True)
     return path
 
 
@@ -144,17 +146,6 @@ def _is_own(folder: Path) -> bool:
     """Whether only this user and root can have put code there, which is loaded unseen."""
     status = folder.stat()
     return status.st_uid in {os.getuid(), 0} and not status.st_mode & stat.S_IWOTH
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 @cache

@@ -113,19 +113,80 @@ def _numpy_mnist(payload: Mapping[str, Any]) -> list[Grid]:
             one["batch_size"],
             format_seconds(one["seconds"]),
             written(format_seconds, one["published_seconds"]),
+            one["epochs_trained"] or None,
             *(format_percent(one["shares"][cause]) for cause in causes),
         ]
         for one in payload["epochs"]
     ]
     fastest = min(range(len(rows)), key=lambda place: payload["epochs"][place]["seconds"])
-    columns = ["batch", "5 epochs", "published", *causes]
+    columns = ["batch", "5 epochs", "published", "epochs trained", *causes]
     return [Grid(title="Seconds of training, and what they go to", columns=columns, rows=rows, marked=[fastest])]
+
+
+def _waves(payload: Mapping[str, Any]) -> list[Grid]:
+    dealt, first = payload["dealt"], payload["crests"][0]["batch_size"]
+    rates = {row["batch_size"]: row["samples_per_second"] for row in payload["sizes"]}
+    rows: list[list[Cell]] = [
+        [
+            row["batch_size"],
+            written(format_count, row["samples_per_second"]),
+            _share(row["samples_per_second"], rates[first]),
+            _share(row["rule"], rates[first]),
+            written(format_count, row["predicted"]),
+            row["busiest"],
+            ", ".join(row["marks"]) or None,
+        ]
+        for row in payload["sizes"]
+    ]
+    busiest = f"{dealt['what'].partition(' ')[0]} of busiest {dealt['to']}"
+    columns = ["batch", "samples/s", f"beside {first}", "by the rule", "predicted", busiest, "which is"]
+    marked = [place for place, row in enumerate(payload["sizes"]) if "crest" in row["marks"]]
+    return [Grid(title="Every batch around the crests", columns=columns, rows=rows, marked=marked)]
+
+
+def _share(value: float | None, of: float | None) -> str | None:
+    return None if value is None or not of else signed(value / of - 1)
+
+
+def _generalisation(payload: Mapping[str, Any]) -> list[Grid]:
+    rows: list[list[Cell]] = []
+    for row in payload["rows"]:
+        gap = row["beside_base"]
+        rows.append(
+            [
+                row["batch_size"],
+                row["policy"],
+                f"{row['learning_rate']:g}",
+                format_count(row["updates"]),
+                f"{100 * row['test_accuracy']:.2f} %",
+                None if gap is None else _points_of(gap),
+                written("{:.3g}".format, row["training_loss"]),
+                written("{:.3g}".format, row["sharpness"]),
+                format_seconds(row["seconds"]),
+                len(row["runs"]),
+            ]
+        )
+    columns = [
+        "batch", "rate", "learning rate", "updates", "test accuracy", "beside 64, points",
+        "training loss", "sharpness", "time", "runs",
+    ]  # fmt: skip
+    best = max(range(len(rows)), key=lambda place: payload["rows"][place]["test_accuracy"])
+    return [Grid(title="What was learnt", columns=columns, rows=rows, marked=[best])]
+
+
+def _points_of(gap: Mapping[str, Any]) -> str:
+    """Write a difference of accuracies with its interval, in points."""
+    values = [gap["difference"], *(gap["interval"] or ())]
+    told = [f"{100 * value:+.2f}".replace("-", "−") for value in values]  # noqa: RUF001 - a minus sign
+    return told[0] if len(told) == 1 else f"{told[0]} ({told[1]} to {told[2]})"
 
 
 _TABLES = {
     "powers-of-two": _powers_of_two,
+    "waves": _waves,
     "small-batch-floor": _small_batch_floor,
     "hyperparameter": _hyperparameter,
     "memory-rules": _memory_rules,
     "numpy-mnist": _numpy_mnist,
+    "generalisation": _generalisation,
 }

@@ -75,6 +75,12 @@ def test_a_killed_study_goes_on(tmp_path):
         (("powers-of-two", "mlp", "--out", "/no/such/folder"), 2, "--out"),
         (("powers-of-two", "mlp", "--device", "v100-sxm2-16gb"), 1, "v100"),
         (("powers-of-two", "mlp", "--budget", "0"), 2, "--budget"),
+        (("powers-of-two", "mlp", "--data", "mnist"), 2, "--data"),
+        (("generalisation", "--device", "cpu"), 2, "--data"),
+        (("generalisation", "--data", "no-such-folder"), 1, "no-such-folder"),
+        (("generalisation", "--download"), 2, "--download"),
+        (("generalisation", "--mode", "inference"), 2, "--mode"),
+        (("waves", "mlp", "--device", "cpu", "--max-batch-size", "8"), 2, "mlp"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(run, tmp_path, monkeypatch, arguments, code, message):
@@ -83,3 +89,57 @@ def test_what_makes_no_sense_is_refused_by_name(run, tmp_path, monkeypatch, argu
     found, out, err = run("study", *arguments)
     assert (found, out) == (code, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [
+        ("small-batch-floor", ["inference"]),
+        ("powers-of-two", ["training"]),
+        ("memory-rules", ["inference", "training"]),
+    ],
+)
+def test_each_study_has_the_mode_of_its_question(run, tmp_path, name, modes):
+    """Inference as everywhere, but where the question is of training or of both; what --mode says goes before that."""
+    arguments = (
+        "study",
+        name,
+        "mlp",
+        "--device",
+        "cpu",
+        "--quick",
+        "--max-batch-size",
+        9,
+        "--budget",
+        5,
+        "--json",
+        "-",
+    )
+    _, out, err = run(*arguments, "--out", tmp_path / "own")
+    assert json.loads(out)["mode"] == " and ".join(modes), err
+    _, out, err = run(*arguments, "--out", tmp_path / "asked", "--mode", "inference")
+    assert json.loads(out)["mode"] == "inference", err
+
+
+def test_a_killed_training_study_goes_on(tmp_path):
+    """After SIGKILL the same command trains only what is missing, and what was trained is kept as it was."""
+    (tmp_path / "linear.toml").write_text(
+        'name = "linear"\ninput_shape = [28, 28, 1]\n[[layers]]\ntype = "flatten"\n'
+        '[[layers]]\ntype = "linear"\nk = 10\n'
+    )
+    folder = tmp_path / "out"
+    command = [sys.executable, "-m", "cubatch", "study", "generalisation", str(tmp_path / "linear.toml"), "--quick"]
+    command += ["--device", "cpu", "--out", str(folder)]
+    running = subprocess.Popen(command, env=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kept = folder / "cells.json"
+    while running.poll() is None and not kept.exists():
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    before = json.loads(kept.read_text())["found"]
+    assert before
+    assert not (folder / "study.json").exists()
+    subprocess.run(command, env=CHECKOUT, check=True, capture_output=True)
+    after = json.loads(kept.read_text())["found"]
+    assert len(after) == 10
+    assert {name: after[name] for name in before} == before

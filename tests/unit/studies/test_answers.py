@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -95,16 +97,18 @@ def test_rules_that_nothing_was_measured_beside_say_so():
 
 @pytest.mark.case("numpy-mnist")
 def test_a_short_run_has_seconds_by_cause(tmp_path):
-    """5 epochs are as many steps as 60 000 samples need, the last one of each epoch smaller; shares make a whole."""
+    """Without images 5 epochs are as many steps as 60 000 samples make, none smaller; shares make a whole."""
     found, _ = short("numpy-mnist", tmp_path, budget=0.3)
     for one, profile in zip(found["epochs"], found["profiles"], strict=True):
-        steps = 5 * -(-60_000 // one["batch_size"])
+        steps = 5 * (60_000 // one["batch_size"])
         assert one["seconds"] == pytest.approx(steps * profile["step_seconds"])
         assert sum(one["shares"].values()) == pytest.approx(1.0)
+        assert one["epochs_trained"] == 0
+    assert "No epoch was trained" in found["points"][0]
 
 
 def test_profiles_are_kept_one_by_one(tmp_path, monkeypatch):
-    """What was profiled before a stop is not profiled again; a damaged file is none."""
+    """What was profiled before a stop is not profiled again; a damaged file is none, nor one of another seed."""
     calls = []
     real = numpy_mnist.step_profile.profile
 
@@ -117,13 +121,15 @@ def test_profiles_are_kept_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(numpy_mnist.step_profile, "profile", stopping)
     with pytest.raises(KeyboardInterrupt):
         short("numpy-mnist", tmp_path, budget=0.3)
-    first = json.loads((tmp_path / numpy_mnist.KEPT).read_text())["profiles"]["1"]
+    first = json.loads((tmp_path / numpy_mnist.KEPT).read_text())["found"]["step 1"]
     found, _ = short("numpy-mnist", tmp_path, budget=0.3)
     assert calls == [1, 8, 8, 64]
     assert found["profiles"][0] == first
     (tmp_path / numpy_mnist.KEPT).write_text("{")
     short("numpy-mnist", tmp_path, budget=0.3)
     assert calls == [1, 8, 8, 64, 1, 8, 64]
+    short("numpy-mnist", tmp_path, budget=0.3, seed=1)
+    assert calls == [1, 8, 8, 64] + 2 * [1, 8, 64]
 
 
 def test_steps_that_something_disturbed_are_named():
@@ -139,11 +145,101 @@ def test_steps_that_something_disturbed_are_named():
 def test_epochs_of_inference_are_refused(tmp_path):
     """The question is of training."""
     with pytest.raises(InvalidArgument) as caught:
-        short("numpy-mnist", tmp_path, mode="inference")
+        short("numpy-mnist", tmp_path, modes=("inference",))
     assert caught.value.field == "mode"
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("numpy-mnist", True), ("memory-rules", False)])
+def test_a_busy_machine_is_named_where_time_counts(tmp_path, monkeypatch, name, is_told):
+    """Others kept a CPU and a half busy: said of seconds that were measured now, and not of bytes or kept seconds."""
+    busy = run.load.Load(others=1.5, steal=0.0, num_cpus=2)
+    monkeypatch.setattr(run.load, "between", lambda *_: busy)
+    found, _ = short(name, tmp_path, budget=0.3)
+    assert any("1.5 of 2 CPUs busy" in line for line in found["points"]) == is_told
+    again, _ = short(name, tmp_path, budget=0.3)
+    assert not any("CPUs busy" in line for line in again["points"])
 
 
 def test_no_such_study_is_refused(tmp_path):
     """With those that there are."""
     with pytest.raises(InvalidArgument, match="powers-of-two"):
         short("waves-of-two", tmp_path)
+
+
+@pytest.mark.case("memory-rules")
+def test_rules_are_compared_in_the_mode_asked_for(tmp_path):
+    """Inference only: nothing is measured in training, and the page speaks of what inference needs."""
+    found, _ = short("memory-rules", tmp_path, modes=("inference",))
+    assert {t["mode"] for t in found["taken"]} == {rule["mode"] for rule in found["rules"]} == {"inference"}
+    assert found["mode"] == "inference"
+    assert any(line.startswith("At batch 8 inference needs") for line in found["points"])
+
+
+LINEAR = {
+    "name": "linear", "input_shape": [28, 28, 1], "layers": [{"type": "flatten"}, {"type": "linear", "k": 10}]
+}  # fmt: skip
+SAMPLE = Path(__file__).parents[2] / "data" / "mnist-sample"
+
+
+def on_mnist(folder, budget):
+    """`numpy-mnist` of a linear layer on the 800 images of the sample."""
+    asked = Asked(
+        spec=LINEAR, model="linear", folder=folder, device="cpu", quick=True, data=SAMPLE, budget=budget
+    )  # fmt: skip
+    return run.run("numpy-mnist", asked, command="cubatch study numpy-mnist")
+
+
+@pytest.mark.case("numpy-mnist")
+def test_whole_epochs_are_trained_where_the_budget_holds_them(tmp_path, monkeypatch):
+    """Five at each size, whose seconds are those of the epochs; a second run trains none, nor a small budget."""
+    trained = []
+    real = numpy_mnist.engine.train
+
+    def counted(network, **more):
+        trained.append(more["batch_size"])
+        return real(network, **more)
+
+    monkeypatch.setattr(numpy_mnist.engine, "train", counted)
+    found = on_mnist(tmp_path, 60.0)
+    assert sorted(trained) == sorted([1, 8, 64] * 5)
+    assert {one["epochs_trained"] for one in found["epochs"]} == {5}
+    kept = json.loads((tmp_path / numpy_mnist.KEPT).read_text())["found"]
+    for one in found["epochs"]:
+        seconds = [kept[f"epoch {k} at {one['batch_size']}"]["seconds"] for k in range(5)]
+        assert one["seconds"] == pytest.approx(sum(seconds))
+    assert found["points"][0] == "Trained on MNIST: 5 epochs at batch 1, 8 and 64."
+    assert on_mnist(tmp_path, 60.0)["epochs"] == found["epochs"]
+    assert len(trained) == 15
+    (tmp_path / numpy_mnist.KEPT).unlink()
+    assert {one["epochs_trained"] for one in on_mnist(tmp_path, 1e-6)["epochs"]} == {0}
+    assert len(trained) == 15
+
+
+@pytest.mark.case("numpy-mnist")
+def test_a_mean_stands_for_epochs_that_were_not_trained(tmp_path, monkeypatch):
+    """A budget that holds two epochs of the largest batch, by what its steps take: five times their mean."""
+    steps = {1: 800 * 1.0, 8: 100 * 1.0, 64: 12 * 1.0}
+    causes = {"products": 1.0}
+
+    def profile(_, size, **__):
+        return {"batch_size": size, "step_seconds": 1.0, "traced_seconds": 1.0, "causes": causes}
+
+    def train(_, *, batch_size, **__):
+        return SimpleNamespace(epochs=[SimpleNamespace(seconds=steps[batch_size])])
+
+    moments = itertools.count(step=12)
+    monkeypatch.setattr(numpy_mnist.step_profile, "profile", lambda *a, **k: Mapped(profile(*a, **k)))
+    monkeypatch.setattr(numpy_mnist.engine, "train", train)
+    monkeypatch.setattr(numpy_mnist, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(numpy_mnist, "points", lambda _: [])
+    found = on_mnist(tmp_path, 35.0)
+    assert {one["batch_size"]: one["epochs_trained"] for one in found["epochs"]} == {1: 0, 8: 0, 64: 2}
+    by_size = {one["batch_size"]: one["seconds"] for one in found["epochs"]}
+    assert by_size == {1: 5 * 60_000, 8: 5 * 7500, 64: 5 * 12.0}
+
+
+class Mapped(dict):
+    """A profile that is its own mapping."""
+
+    def to_mapping(self):
+        return dict(self)

@@ -6,9 +6,11 @@ import re
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cubatch.choices import StudyName
-from cubatch.report import letters, study
+from cubatch.report import letters, lines, study
 from cubatch.report.plots import study as plot
 from cubatch.report.tables import study as table
 from cubatch.studies.run import STUDIES
@@ -25,13 +27,13 @@ def test_a_page_fetches_nothing_and_escapes_everything(name):
     assert "<b>net" not in text
     assert "&lt;b&gt;net" in text
     assert "a&amp;b" in text
-    assert len(re.findall(r"<svg", text)) == 2
+    assert len(re.findall(r"<svg", text)) == 2 * len(study.figures(ALL[name]))
 
 
 @pytest.mark.parametrize("name", ["powers-of-two", "memory-rules", "numpy-mnist"])
 def test_its_figure_holds_every_mark(name):
     """Each value lies between the ends of its interval, both within the axis, as do all ticks."""
-    shown = study.figure(ALL[name])
+    (shown,) = study.figures(ALL[name])
     low, high = shown.ends
     assert shown.rows
     assert all(low < row.low <= row.value <= row.high < high for row in shown.rows)
@@ -41,16 +43,58 @@ def test_its_figure_holds_every_mark(name):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_it_is_drawn(name, suffix, tmp_path):
-    """As a picture that is no stub."""
+    """As pictures that are no stubs."""
     path = tmp_path / f"figure.{suffix}"
-    plot.draw(ALL[name], path)
-    assert path.stat().st_size > 5000
+    for number in range(len(study.figures(ALL[name]))):
+        plot.draw(ALL[name], path, number)
+        assert path.stat().st_size > 5000
 
 
 def test_what_differs_stands_out():
     """Faster and slower sizes are marked in the figure, the others are not."""
-    shown = study.figure(payloads.of_powers())
+    (shown,) = study.figures(payloads.of_powers())
     assert [row.stands_out for row in shown.rows] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("name", ["waves", "generalisation"])
+def test_lines_lie_within_their_axes(name):
+    """Each value between the ends of its interval, those and all ticks within the axes, and the ticks more than two."""
+    for shown in study.figures(ALL[name]):
+        (left, right), (low, high) = shown.x_ends, shown.y_ends
+        dots = [dot for one in shown.series for dot in one.dots]
+        assert dots
+        assert all(left < dot.batch_size < right for dot in dots)
+        assert all(low <= dot.low <= dot.value <= dot.high <= high for dot in dots)
+        assert all(left <= size <= right for size in shown.x_ticks)
+        assert all(low <= value <= high for value in shown.y_ticks)
+        assert min(len(shown.x_ticks), len(shown.y_ticks)) > 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-6, 1e9)), min_size=1, max_size=30),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_values_can_be_drawn(values, log_x, log_y):
+    """Whatever they are, also one alone: no place in the SVG is without a number, and ticks are few and within."""
+    dots = [lines.Dot(batch_size=n, value=v, low=v / 2, high=v * 2, text="") for n, v in sorted(dict(values).items())]
+    series = [lines.Series(label="a", dots=dots), lines.Series(label="b", dots=dots, is_computed=True)]
+    shown = lines.Lines(
+        title="", y_label="", series=series, marks=[("all", [dots[0].batch_size])], log_x=log_x, log_y=log_y
+    )
+    text = lines.figures(shown)
+    assert "nan" not in text
+    assert "inf" not in text
+    assert text.count("<svg") == 2
+    assert 1 <= len(shown.y_ticks) <= 20
+    assert len(shown.x_ticks) <= 20
+
+
+def test_what_was_not_measured_is_no_dot():
+    """Batch 30 has no rate: the rule has four sizes as the measured ones have."""
+    (shown,) = study.figures(payloads.of_waves())
+    assert [[dot.batch_size for dot in one.dots] for one in shown.series] == [[24, 28, 29, 32]] * 3
+    assert dict(shown.marks) == {"crest": [28], "Coulom": [28], "power of two": [32], "multiple of 8": [24]}
 
 
 def test_nothing_known_is_a_page_too():

@@ -1,0 +1,130 @@
+"""How sharp a minimum is: the largest eigenvalue of the loss's Hessian, from gradients alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch.engine import backend
+from cubatch.engine.network import Model
+from cubatch.hardware.facts import Device
+from cubatch.measure import kernel_choice
+from cubatch.network.graph import Network
+from cubatch.network.layers import Dropout
+
+STEP = 1e-2
+"""How far weights are moved along a direction of length 1, forth and back, for a difference of gradients."""
+MOST_ITERATIONS = 40
+ENOUGH = 0.01  # an eigenvalue is known where it cannot be further from the estimate than this share of it
+
+
+@attrs.frozen(kw_only=True)
+class Sharpness:
+    """
+    How sharp a minimum is.
+
+    Attributes:
+        eigenvalue: The largest of the Hessian of the mean loss.
+        iterations: Of the method of Lanczos.
+        settled: Whether an eigenvalue is known to lie within a hundredth of it.
+    """
+
+    eigenvalue: float
+    iterations: int
+    settled: bool
+
+
+def sharpness(network: Network, images: Any, labels: Any, *, device: Device, seed: int = 0) -> Sharpness | None:
+    """
+    Give the largest eigenvalue of the Hessian of the mean loss over some samples.
+
+    That is what Cohen et al. (2021, arXiv:2103.00065) call sharpness.  It is found by the method of Lanczos (1950),
+    whose products of the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.
+    The curvature of a function can be changed without changing the function (Dinh et al., 2017, arXiv:1703.04933), so
+    it compares weights of one network, trained in one way, only.
+
+    Args:
+        network: With its weights.
+        images: (samples, h, w, c), all of which go through together.
+        labels: (samples,), their classes.
+        device: A device in this machine.
+        seed: Draws the direction that the iteration begins with.
+
+    Returns:
+        Sharpness, or None of a network with dropout, whose loss is another at each step.
+
+    Raises:
+        UnsupportedLayer: If the engine cannot run one of the layers.
+        OutOfMemory: If the samples do not fit.
+
+    Example:
+        A layer of two inputs and two classes, without weights yet: p (1 - p) |x|^2 and more, with p = 1/2.
+
+        >>> from cubatch.hardware import probe
+        >>> from cubatch.network.layers import Linear
+        >>> zero = {"fc": {"w": np.zeros((2, 2), np.float32), "b": np.zeros(2, np.float32)}}
+        >>> net = Network(input_shape=(1, 1, 2), layers=[Linear(name="fc", c=2, k=2)], weights=zero)
+        >>> images, labels = np.array([[[[3.0, 4.0]]]], np.float32), np.array([0])
+        >>> round(sharpness(net, images, labels, device=probe.device("cpu")).eigenvalue, 1)
+        13.0
+    """
+    if any(isinstance(node.layer, Dropout) for node in network.nodes):
+        return None
+    context = kernel_choice.usual_context(device)
+    with Model(network, device=device, mode="training", learning_rate=0.0, context=context) as model:
+        return _of(model, images, labels, seed)
+
+
+def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
+    """Give it of a model that trains at a learning rate of 0."""
+    model.prepare(len(images))
+    landscape = _Landscape(model, images, labels)
+    start = np.random.default_rng(seed).standard_normal(landscape.weights.size)
+    basis, rows = [start / np.linalg.norm(start)], np.zeros((MOST_ITERATIONS, MOST_ITERATIONS))
+    for number in range(MOST_ITERATIONS):
+        product = landscape.curvature(basis[-1])
+        rows[number, number] = basis[-1] @ product
+        for _ in range(2):  # rounding would bring directions back that were found before
+            for one in basis:
+                product -= (one @ product) * one
+        rest = float(np.linalg.norm(product))
+        values, vectors = np.linalg.eigh(rows[: number + 1, : number + 1])
+        largest, unsure = float(values[-1]), rest * abs(float(vectors[-1, -1]))
+        if unsure <= ENOUGH * abs(largest) or number + 1 == min(MOST_ITERATIONS, start.size):
+            break
+        basis.append(product / rest)
+        rows[number, number + 1] = rows[number + 1, number] = rest
+    return Sharpness(eigenvalue=largest, iterations=number + 1, settled=unsure <= ENOUGH * abs(largest))
+
+
+class _Landscape:
+    """A model's loss over some samples, as a function of all weights in one vector on the host."""
+
+    def __init__(self, model: Model, images: Any, labels: Any) -> None:
+        self._model, self._images, self._labels = model, images, labels
+        self._snapshot = model.snapshot()
+        self._names = sorted(name for name in self._snapshot if name.startswith("parameters."))
+        self.weights = np.concatenate([self._snapshot[name].ravel() for name in self._names]).astype(np.float64)
+
+    def curvature(self, direction: Any) -> Any:
+        """Give the Hessian times a direction of length 1."""
+        forth, back = (self._gradient(self.weights + step * direction) for step in (STEP, -STEP))
+        return (forth - back) / (2 * STEP)
+
+    def _gradient(self, weights: Any) -> Any:
+        begin, moved = 0, dict(self._snapshot)
+        for name in self._names:
+            kept = self._snapshot[name]
+            moved[name] = weights[begin : begin + kept.size].reshape(kept.shape).astype(kept.dtype)
+            begin += kept.size
+        self._model.restore(moved)
+        self._model.load(self._images, self._labels)
+        self._model.step()
+        found = {
+            f"parameters.{layer}.{name}": np.asarray(backend.to_host(array), np.float64)
+            for layer, arrays in self._model.gradients.items()
+            for name, array in arrays.items()
+        }
+        return np.concatenate([found[name].ravel() for name in self._names])

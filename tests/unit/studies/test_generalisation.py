@@ -1,0 +1,200 @@
+"""`generalisation`: learning rates, what is made of accuracies, made-up images, short runs that go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cubatch.errors import InvalidArgument
+from cubatch.network.specfile import from_mapping
+from cubatch.studies import generalisation, run
+from cubatch.studies.asked import Asked
+from tests.unit.studies import payloads
+
+SAMPLE = Path(__file__).parents[2] / "data" / "mnist-sample"
+LINEAR = {
+    "name": "linear", "input_shape": [28, 28, 1], "layers": [{"type": "flatten"}, {"type": "linear", "k": 10}]
+}  # fmt: skip
+
+
+def short(folder, **more):
+    """A quick study of a linear layer."""
+    asked = Asked(spec=LINEAR, model="linear", folder=Path(folder), device="cpu", quick=True, **more)
+    return run.run("generalisation", asked, command="cubatch study generalisation linear.toml")
+
+
+@pytest.mark.case("generalisation-gap")
+def test_the_scaled_rate_is_in_proportion_to_the_batch():
+    """Goyal et al.: k times the batch, k times the rate; the base has the same rate by either policy."""
+    for policy in (generalisation.FIXED, generalisation.SCALED):
+        assert generalisation.rate_of(policy, generalisation.BASE, 0.05) == 0.05
+    rates = [generalisation.rate_of(generalisation.SCALED, n, 0.05) for n in (64, 128, 4096)]
+    assert rates == pytest.approx([0.05, 0.1, 3.2])
+
+
+@pytest.mark.case("generalisation-gap")
+def test_a_short_run_trains_each_batch_with_each_rate_and_seed(tmp_path):
+    """Three sizes, two policies, two seeds; the base is trained once for both; accuracy beats guessing twice."""
+    found = short(tmp_path)
+    assert [(row["policy"], row["batch_size"]) for row in found["rows"]] == [
+        (policy, n) for policy in ("fixed", "scaled") for n in (16, 64, 256)
+    ]
+    assert all([one["seed"] for one in row["runs"]] == [0, 1] for row in found["rows"])
+    kept = json.loads((tmp_path / generalisation.KEPT).read_text())["found"]
+    assert len(kept) == (2 * 3 - 1) * 2
+    base = {row["policy"]: row for row in found["rows"] if row["batch_size"] == 64}
+    assert base["fixed"]["runs"] == base["scaled"]["runs"]
+    assert all(row["test_accuracy"] > 0.2 for row in found["rows"])
+    assert all(row["updates"] == 2 * (2000 // row["batch_size"]) for row in found["rows"])
+    assert all(row["sharpness"] > 0 for row in found["rows"])
+    assert tmp_path / "figure-2.png" in run.write(found, tmp_path)
+
+
+@pytest.mark.case("generalisation-gap")
+def test_it_trains_on_the_images_that_it_is_given(tmp_path):
+    """The sample of MNIST: 800 images to train on, of which each epoch has 800 // n steps."""
+    found = short(tmp_path, data=SAMPLE, max_batch_size=64)
+    assert found["data"] == str(SAMPLE)
+    assert [row["updates"] for row in found["rows"]] == [100, 24, 100, 24]
+    assert "800 images of MNIST" in found["method"][0]
+
+
+def test_a_stopped_study_goes_on(tmp_path, monkeypatch):
+    """What was trained before Ctrl-C is not trained again, and is the same; another seed begins anew."""
+    trained = []
+    real = generalisation.engine.train
+
+    def stopping(network, **more):
+        trained.append((more["batch_size"], more["seed"]))
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return real(network, **more)
+
+    monkeypatch.setattr(generalisation.engine, "train", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path, max_batch_size=64)
+    before = json.loads((tmp_path / generalisation.KEPT).read_text())["found"]
+    assert len(before) == 2
+    found = short(tmp_path, max_batch_size=64)
+    after = json.loads((tmp_path / generalisation.KEPT).read_text())["found"]
+    assert {name: after[name] for name in before} == before
+    assert len(trained) == 3 + (6 - 2)
+    assert sum(len(row["runs"]) for row in found["rows"]) == 8
+    short(tmp_path, max_batch_size=64, seed=5)
+    assert {seed for _, seed in trained[7:]} == {5, 6}
+
+
+def test_a_spent_budget_leaves_runs_out_and_says_so(tmp_path):
+    """One run is longer than a thousandth of a second: the others are missing, and a larger budget trains them."""
+    found = short(tmp_path, max_batch_size=64, budget=1e-3)
+    assert sum(len(row["runs"]) for row in found["rows"]) == 1
+    assert any("5 runs are missing" in line for line in found["points"])
+    whole = short(tmp_path, max_batch_size=64, budget=600.0)
+    assert not any("missing" in line for line in whole["points"])
+    assert whole["rows"][0]["runs"][0] == found["rows"][0]["runs"][0]
+
+
+def test_progress_counts_runs_to_the_last(tmp_path):
+    """From 0 of 6 upwards, never back, within the last run at its last step."""
+    seen = []
+    short(tmp_path, max_batch_size=64, show=lambda done, total, _: seen.append((done, total)))
+    assert {total for _, total in seen} == {6}
+    assert seen[0][0] == 0
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"quick": False}, "data"),
+        ({"modes": ("inference",)}, "mode"),
+        ({"max_batch_size": 32}, "max_batch_size"),
+        ({"spec": "mlp", "data": SAMPLE}, "input_shape"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(tmp_path, more, field):
+    """No images for a long answer, no training, no batch to compare with, images that the network does not take."""
+    asked = {"spec": LINEAR, "model": "linear", "folder": tmp_path, "device": "cpu", "quick": True} | more
+    with pytest.raises(InvalidArgument) as caught:
+        run.run("generalisation", Asked(**asked), command="")
+    assert caught.value.field == field
+
+
+def test_images_are_refused_where_nothing_trains_on_them(tmp_path):
+    """A folder that would be passed over is not taken in silence."""
+    asked = Asked(spec="mlp", model="mlp", folder=tmp_path, device="cpu", data=SAMPLE)
+    with pytest.raises(InvalidArgument) as caught:
+        run.run("powers-of-two", asked, command="")
+    assert caught.value.field == "data"
+
+
+# --- what is made of accuracies -----------------------------------------------------------------------------------
+
+
+def runs_of(accuracies, loss=0.1):
+    """Runs that differ in their accuracy only."""
+    return [
+        {
+            "updates": 10,
+            "test_accuracy": one,
+            "training_loss": loss,
+            "diverged": False,
+            "sharpness": None,
+            "seconds": 1.0,
+        }
+        for one in accuracies
+    ]
+
+
+def rows_of(large, *, loss=0.1):
+    """Batch 64 with three accuracies, and batch 4096 with these."""
+    base = generalisation.row_of("fixed", generalisation.Cell(64, 0.05, 0), runs_of((0.97, 0.975, 0.98), 0.05))
+    other = generalisation.row_of("fixed", generalisation.Cell(4096, 0.05, 0), runs_of(large, loss))
+    return [row | {"beside_base": generalisation.beside_base(row, [base, other])} for row in (base, other)]
+
+
+@pytest.mark.parametrize(
+    ("large", "says"),
+    [
+        ((0.93, 0.94, 0.95), "3.50 points less"),
+        ((0.985, 0.99, 0.995), "1.50 points more"),
+        ((0.97, 0.975, 0.985), "no difference shows"),
+        ((0.93, 0.94), "too few seeds"),
+        ((0.1, 0.1, 0.11), "does not learn"),
+    ],
+)
+def test_a_gap_is_one_where_no_seed_reaches_over(large, says):
+    """Three seeds each: the 90 % interval is that of all differences, so groups differ that do not overlap."""
+    assert says in generalisation.answer(rows_of(large))
+
+
+def test_what_has_not_learnt_its_own_images_need_not_generalise_worse():
+    """The page tells a loss that is still high from a gap between training and test."""
+    told = " ".join(generalisation.points(rows_of((0.93, 0.94, 0.95), loss=0.4)))
+    assert "may be why it tests worse" in told
+    assert "may be why" not in " ".join(generalisation.points(rows_of((0.93, 0.94, 0.95), loss=0.01)))
+
+
+def test_what_diverged_is_named():
+    """Made-up rows in which a scaled rate of 3.2 left the range of numbers."""
+    assert any("batch 4096 with a rate of 3.2" in line for line in payloads.of_generalisation()["points"])
+
+
+def test_made_up_images_can_be_told_apart_but_not_at_a_glance():
+    """
+    By the nearest pattern all are right, so that something can be learnt.
+
+    Patterns are uniform in 96 to 160: two differ by 64**2 / 6 squared in the mean, 784 pixels by 5.4e5, which
+    is a distance of 730.  Half of it is 5.7 deviations of the noise of 64 along that line.
+    """
+    asked = Asked(spec=LINEAR, model="linear", folder=Path(), quick=True)
+    training, test = generalisation.images_of(asked, from_mapping(LINEAR))
+    assert (len(training), len(test)) == (2000, 1000)
+    assert training.images.dtype == np.uint8
+    means = np.stack([training.images[training.labels == k].mean(axis=0) for k in range(10)])
+    far = ((test.images[:, None].astype(float) - means) ** 2).sum(axis=(2, 3, 4))
+    assert (far.argmin(axis=1) == test.labels).all()

@@ -1,0 +1,46 @@
+"""What a study keeps between its runs, and when it does not count."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from cubatch import whole_file
+from cubatch.errors import InvalidArgument
+from cubatch.studies.kept import Kept
+
+
+def test_findings_of_the_same_question_come_back(tmp_path):
+    """Also where what is known holds tuples and numbers without a place in JSON, which are read back otherwise."""
+    path, known = tmp_path / "kept.json", {"shape": (1, 2), "limit": math.inf, 3: None}
+    Kept(path, known).keep("a", {"seconds": 1.5})
+    again = Kept(path, known)
+    again.keep("b", {"seconds": math.nan})
+    assert Kept(path, known).found == {"a": {"seconds": 1.5}, "b": {"seconds": None}}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "7", '{"known": {"seed": 0}}', '{"known": {"seed": 0}, "found": []}']
+)
+def test_what_is_no_such_file_counts_as_nothing(tmp_path, content):
+    """Empty, cut off, of another form, or without findings."""
+    path = tmp_path / "kept.json"
+    path.write_text(content)
+    assert Kept(path, {"seed": 0}).found == {}
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    """As the study's folder, and not as a traceback; what was kept before is left as it was."""
+    path = tmp_path / "kept.json"
+    Kept(path, {}).keep("a", {})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole_file.os, "fsync", full)
+    with pytest.raises(InvalidArgument, match="No space left") as caught:
+        Kept(path, {}).keep("b", {})
+    assert (caught.value.field, caught.value.value) == ("out", str(tmp_path))
+    assert json.loads(path.read_text())["found"] == {"a": {}}
