@@ -17,7 +17,7 @@ from cubatch import checks, sqlite_file
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
-from cubatch.hardware import arithmetic, load, probe
+from cubatch.hardware import arithmetic, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
@@ -270,14 +270,12 @@ def measured_by(
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
     recorder, limits = Recorder(run.kept, run), story.limits
-    with turns.alone(), progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
-        before = load.snapshot()
+    with turns.alone(device) as met, progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
             seed=limits.seed, sweeps=limits.sweeps, progress=told,
         )  # fmt: skip
-        met = load.between(before, load.snapshot())
-    run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []
+    run.notes += met
     run.finish()
     return measured
 
