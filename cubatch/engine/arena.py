@@ -59,6 +59,26 @@ class Arena:
         return self._block[offset : offset + self._plan.sizes[number]]
 
 
+def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
+    """
+    Refuse a batch that is more than what is free on the GPU now, before any of it is taken.
+
+    Drivers that let device memory spill into the host's (WDDM, WSL 2) give what is not there; steps then take many
+    times as long, and no error says why.
+
+    Args:
+        work, plan: What is prepared.
+        held_bytes: What is held already of what is planned.
+        xp: CuPy.
+
+    Raises:
+        OutOfMemory: If it is.
+    """
+    free_bytes, _ = xp.cuda.runtime.memGetInfo()
+    if plan.total - held_bytes > free_bytes:
+        raise out_of_memory(work, plan)
+
+
 def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
     """Say what a batch size asked for, by which tensor, what is free, and which size fits."""
     largest = max(range(len(plan.sizes)), key=plan.sizes.__getitem__)
@@ -66,14 +86,16 @@ def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
     shape = (plan.batch_size, *buffer.shape) if buffer.batched else buffer.shape
     axis = ", axis 0 is the batch" if buffer.batched else ""
     free = fits = None
+    others = ""
     with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
         limit = room.memory_limit(work.device)
         free = limit.free_bytes
+        others = f"; {limit.others[0].lower()}{limit.others[1:-1]}" if limit.others else ""
         fits = fit.largest(work, limit.bytes)
     return OutOfMemory(
         f"{work.mode} of {as_network(work.spec).name} at batch size {plan.batch_size}",
         plan.total,
         free,
-        f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}",
+        f"the plan's arena, whose largest tensor is {buffer.name} {shape}{axis}{others}",
         fits,
     )

@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from cubatch.engine import backend, batch, functional, layers, storage, weights
-from cubatch.engine.arena import Arena, out_of_memory
+from cubatch.engine.arena import Arena, check_room, out_of_memory
 from cubatch.engine.learned import Learned
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
@@ -196,6 +196,8 @@ class Model(Learned):
             raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
         self.release()
         plan = lay_out(self._work, batch_size)
+        if self._on_gpu:
+            check_room(self._work, plan, self.held_bytes, self._xp)
         self._target = target_batch_size
         try:
             self._lay_out(plan)
