@@ -16,6 +16,7 @@ from cubatch.measure import kernel_choice
 from cubatch.measure.conditions import environment
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
+from cubatch.memory.beside import device_bytes
 from cubatch.memory.plan import plan
 from cubatch.network.layer import Layer
 from cubatch.tuning import answer as answers
@@ -110,6 +111,7 @@ def of_network(
             "flops_per_sample": work.spec.flops(work.mode),
             "roofline_seconds": {n: seconds for n, seconds in floors.items() if seconds is not None},
             "layers": rows,
+            "device_bytes": {n: device_bytes(work, n, room.reserve_bytes) for n in sizes},
         }
 
     setting = {
