@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import faults, fusion, gpu, modules, predictor, rooms, search, trust
+from benchmarks.pages import faults, fusion, gpu, memory, modules, predictor, rooms, search, trust
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -170,6 +170,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "predict_speed": predictor.speed,
     "rooms": rooms.rooms,
     "fusion": fusion.fusion,
+    "memory": memory.memory,
     "module_memory": modules.memory,
     "module_answers": modules.answers,
     **gpu.KINDS,

@@ -2,8 +2,10 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
+from cubatch.tuning import turns
 from tests.thorough import THOROUGH, examples
 
 settings.register_profile("local", deadline=None, max_examples=examples(100))
@@ -24,3 +26,11 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_marks(tmp_path_factory):
+    """Mark devices in a folder of this process's own: tests that run at once are no tuners that disturb each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "folder", lambda: tmp_path_factory.getbasetemp() / "measuring")
+        yield

@@ -35,6 +35,7 @@ from cubatch.cli import (
     study,
     train,
     tune,
+    watch,
 )
 from cubatch.errors import CubatchError
 
@@ -42,7 +43,7 @@ from cubatch.errors import CubatchError
 # `--help` keeps the order, groups last.
 COMMANDS = (
     kernels.kernels, occupancy.occupancy, predict.predict, tune.tune, candidates.candidates, memory.memory,
-    profile.profile, models.models, layers.layers, devices.devices, train.train,
+    profile.profile, models.models, layers.layers, devices.devices, watch.watch, train.train,
     study.study,
 )  # fmt: skip
 GROUPS = {"store": store.app, "bench": bench.app, "fleet": fleet.app}

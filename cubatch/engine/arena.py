@@ -59,20 +59,26 @@ class Arena:
         return self._block[offset : offset + self._plan.sizes[number]]
 
 
-def check_host_room(work: Workload, plan: Plan, held_bytes: int) -> None:
+def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
     """
-    Refuse a batch that is more than what is free on this machine, before any of it is taken.
+    Refuse a batch that is more than what is free now, before any of it is taken.
 
-    The system gives addresses that it has no memory for, and ends processes once they are written to.
+    The system gives addresses of main memory that it does not have, and ends processes once they are written to.
+    Drivers that let device memory spill into the host's (WDDM, WSL 2) give what is not there; steps then take many
+    times as long, and no error says why.
 
     Args:
         work, plan: What is prepared.
         held_bytes: What is held already of what is planned.
+        xp: NumPy or CuPy.
 
     Raises:
         OutOfMemory: If it is.
     """
     if work.device.kind != "cpu":
+        free_bytes, _ = xp.cuda.runtime.memGetInfo()
+        if plan.total - held_bytes > free_bytes:
+            raise out_of_memory(work, plan)
         return
     with contextlib.suppress(InvalidArgument):  # what is free cannot be read
         if plan.total - held_bytes > room.memory_limit(work.device).free_bytes:
@@ -82,15 +88,17 @@ def check_host_room(work: Workload, plan: Plan, held_bytes: int) -> None:
 def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
     """Say what a batch size asked for, by which tensor of which layer, what is free, which size fits and what helps."""
     free = fits = None
+    others = ""
     with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
         limit = room.memory_limit(work.device)
         free = limit.free_bytes
+        others = f"; {limit.others[0].lower()}{limit.others[1:-1]}" if limit.others else ""
         fits = fit.largest(work, limit.bytes)
     return OutOfMemory(
         f"{work.mode} of {as_network(work.spec).name} at batch size {plan.batch_size}",
         plan.total,
         free,
-        plan.largest_tensor,
+        f"{plan.largest_tensor}{others}",
         fits,
         _remedy(work, fits),
     )

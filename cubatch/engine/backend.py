@@ -20,6 +20,7 @@ import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
+from cubatch.memory.beside import MOST_RECORDED_CALLS
 from cubatch.memory.blocks import workspace_bytes
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ GPU_WORKSPACE_BYTES = 1 << 28
 """Scratch a function allocates for itself on a GPU when given none: few, large launches."""
 
 Call = tuple["Callable[..., object]", tuple[Any, ...]]
-
-MOST_RECORDED_CALLS = 4096
-"""Longer recordings are not kept: their blocks are large, and Python's share of the time is small."""
 
 _NOT_RECORDED = frozenset(
     ("empty", "empty_like", "asarray", "arange", "ndarray", "random", "inf", "uint8", "bool_", "float32", "float64")

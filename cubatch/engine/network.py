@@ -26,7 +26,7 @@ import attrs
 import numpy as np
 
 from cubatch.engine import backend, batch, functional, layers, storage, weights
-from cubatch.engine.arena import Arena, check_host_room, out_of_memory
+from cubatch.engine.arena import Arena, check_room, out_of_memory
 from cubatch.engine.learned import Learned
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
@@ -196,7 +196,7 @@ class Model(Learned):
         self.release()
         work = attrs.evolve(self._work, accumulate=target_batch_size is not None)
         plan, self._target = lay_out(work, batch_size), target_batch_size
-        check_host_room(work, plan, self.held_bytes)
+        check_room(work, plan, self.held_bytes, self._xp)
         try:
             self._lay_out(plan)
         except Exception as error:

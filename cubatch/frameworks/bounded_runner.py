@@ -11,9 +11,9 @@ from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit
-from cubatch.frameworks.memory_meter import Meter
 from cubatch.frameworks.memory_plan import MemoryPlan
 from cubatch.frameworks.torch_memory import Peaks
+from cubatch.measure.memory_meter import Meter
 from cubatch.measure.runner import Clock
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cubatch.frameworks.bounded_runner import BoundedRunner
-from cubatch.frameworks.memory_meter import AllocatorMeter, Meter, ResidentMeter
 from cubatch.frameworks.torch_inputs import Inputs, random_like
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_step import StepKind
 from cubatch.measure import clocks
+from cubatch.measure.memory_meter import AllocatorMeter, Meter, ResidentMeter
 
 _IMAGE_AXES = 4
 

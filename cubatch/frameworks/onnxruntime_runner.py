@@ -10,10 +10,10 @@ import numpy as np
 
 from cubatch.errors import CubatchError, DeviceNotAvailable, MissingDependency, OutOfMemory
 from cubatch.frameworks.bounded_runner import BoundedRunner
-from cubatch.frameworks.memory_meter import Meter, ProcessMeter, ResidentMeter
 from cubatch.frameworks.onnx_graph import Input, OnnxGraph
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.measure import clocks
+from cubatch.measure.memory_meter import Meter, ProcessMeter, ResidentMeter
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _SILENT = 4  # only what ends the process: everything else is raised, too

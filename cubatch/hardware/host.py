@@ -27,13 +27,14 @@ _UNLIMITED_BYTES = 2**62
 class _Files:
     """Names of a controller's files in one version of the cgroup interface."""
 
-    limit: str
+    limits: tuple[str, ...]
     usage: str
     idle_cache: str = ""
 
 
-_MEMORY_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_MEMORY_V2 = _Files("memory.max", "memory.current", "inactive_file")
+_MEMORY_V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+# Above "high" nothing is killed: whoever wants more waits until the kernel has found it elsewhere.
+_MEMORY_V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
 def cpu_name(root: Path = ROOT) -> str:
@@ -65,17 +66,17 @@ def cpu_caches(root: Path = ROOT) -> dict[str, int]:
 
 def total_memory_bytes(root: Path = ROOT) -> int | None:
     """Read the size of main memory: MemTotal of /proc/meminfo."""
-    return _meminfo(root, "MemTotal")
+    return _kilobytes(root / "proc/meminfo", "MemTotal")
 
 
 def available_memory_bytes(root: Path = ROOT) -> int | None:
     """Read how much main memory could be taken without swapping: MemAvailable of /proc/meminfo."""
-    return _meminfo(root, "MemAvailable")
+    return _kilobytes(root / "proc/meminfo", "MemAvailable")
 
 
 def cgroup_room_bytes(root: Path = ROOT) -> int | None:
     """
-    Read how much more memory the cgroups of this process let it take before something is killed.
+    Read how much more memory the cgroups of this process let it take before something is killed or held up.
 
     Every group from the process's own up to the top may set a limit; the tightest counts.  Room is
     limit - current + inactive page cache, which the kernel gives up before it kills.  Versions 1
@@ -88,8 +89,38 @@ def cgroup_room_bytes(root: Path = ROOT) -> int | None:
     return max(0, min(rooms)) if rooms else None
 
 
-def _meminfo(root: Path, wanted: str) -> int | None:
-    found = re.search(rf"^{wanted}:\s*([0-9]+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
+def address_space_room_bytes(root: Path = ROOT) -> int | None:
+    """
+    Read how much more memory this process may map, by `ulimit -v` and `ulimit -d`: whichever leaves less.
+
+    Both count what is mapped and not what is used: thread stacks, the C library's arenas and the buffers that BLAS
+    keeps for every thread take of it before a step does.
+
+    Returns:
+        int | None: Bytes, at least 0; None where neither limit is set.
+    """
+    limits = _text(root / "proc/self/limits")
+    rooms = []
+    for name, used in (("Max address space", "VmSize"), ("Max data size", "VmData")):
+        limit = re.search(rf"^{name} +([0-9]+) ", limits, re.MULTILINE)
+        if limit is not None and (taken := process_bytes(used, root)) is not None:
+            rooms.append(int(limit[1]) - taken)
+    return max(0, min(rooms)) if rooms else None
+
+
+def process_bytes(name: str, root: Path = ROOT) -> int | None:
+    """
+    Read a size of this process: "VmRSS", what is resident, "VmHWM", the most of that so far, "VmSize", what is mapped.
+
+    Example:
+        >>> process_bytes("VmRSS") > 2**20, process_bytes("no such size")
+        (True, None)
+    """
+    return _kilobytes(root / "proc/self/status", name)
+
+
+def _kilobytes(path: Path, wanted: str) -> int | None:
+    found = re.search(rf"^{wanted}:\s*([0-9]+) kB$", _text(path), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 
@@ -117,11 +148,12 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
 def _room(group: Path, version: int) -> int | None:
     files = _MEMORY_V1 if version == 1 else _MEMORY_V2
-    limit, usage = _text(group / files.limit).strip(), _text(group / files.usage).strip()
-    if not limit.isdigit() or not usage.isdigit() or int(limit) >= _UNLIMITED_BYTES:
+    written, usage = [_text(group / name).strip() for name in files.limits], _text(group / files.usage).strip()
+    limits = [int(text) for text in written if text.isdigit() and int(text) < _UNLIMITED_BYTES]
+    if not limits or not usage.isdigit():
         return None
     idle = re.search(rf"^{files.idle_cache} ([0-9]+)$", _text(group / "memory.stat"), re.MULTILINE)
-    return int(limit) - int(usage) + (int(idle[1]) if idle else 0)
+    return min(limits) - int(usage) + (int(idle[1]) if idle else 0)
 
 
 def _quota(group: Path, version: int) -> float | None:

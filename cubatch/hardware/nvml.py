@@ -8,13 +8,16 @@ CUDA_DEVICE_ORDER.  A figure that the GPU or driver does not give is None.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
+from cubatch.units import format_bytes
 
 _THROTTLE_REASONS = {
     "HW slowdown": 0x08,
@@ -28,6 +31,8 @@ the next timing may find another clock.  Left out are idleness, what was set and
 a run (application clocks, sync boost, display clock), and the power cap: a GPU at its power limit reports it
 for as long as it is busy, and a few timings taken while it had rested would count against all others.
 """
+
+_MOST_NAMED = 3
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +82,45 @@ class Pace:
     sm_clock_mhz: float | None = None
     throttled: bool | None = None
     event_reasons: int | None = None
+
+
+@attrs.frozen
+class Process:
+    """
+    Who holds memory of a GPU.
+
+    Attributes:
+        pid: As NVML sees it: the host's number.
+        name: Of the program, without its folder; None where NVML does not know it, as in a container.
+        used_bytes: Device memory, the CUDA context included; None where it is not told.
+    """
+
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """Name it with what it holds."""
+        held = "" if self.used_bytes is None else f" holds {format_bytes(self.used_bytes)}"
+        return f"{self.name or 'a process'} (pid {self.pid}){held}"
+
+
+@attrs.frozen(kw_only=True)
+class Listed:
+    """
+    A GPU of this machine, or a slice of one, as NVML lists it.
+
+    Attributes:
+        index: Number of the board, in the order of the PCI bus.
+        name: As the driver calls it.
+        uuid: What `Monitor` takes; None where NVML lists a GPU and gives no access to it.
+        problem: Why it gives none.
+    """
+
+    index: int
+    name: str
+    uuid: str | None = None
+    problem: str = ""
 
 
 class Monitor:
@@ -183,6 +227,26 @@ class Monitor:
         known = [size for size in sizes if size is not None]
         return sum(known) if known else None
 
+    def processes(self) -> tuple[Process, ...]:
+        """
+        List who holds memory of the GPU, with CUDA or graphics, this process too; the most memory first.
+
+        Empty where NVML does not see into a container, does not tell, or fails.
+        """
+        nvml, held = self._nvml, {}
+        for query in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+            for one in self._told(query, self._handle) or ():  # who does both is in both lists, with all it holds
+                held[one.pid] = one.usedGpuMemory
+        found = (Process(pid, self._program(pid), size) for pid, size in held.items())
+        return tuple(sorted(found, key=lambda process: (-(process.used_bytes or 0), process.pid)))
+
+    def _program(self, pid: int) -> str | None:
+        name = None
+        with contextlib.suppress(UnicodeDecodeError):  # of the bindings: a file's name is any bytes
+            name = self._told(self._nvml.nvmlSystemGetProcessName, pid)
+        # Whoever runs a program chose its name: no control sequence of theirs reaches the terminal.
+        return name and "".join(letter if letter.isprintable() else "?" for letter in Path(name).name)
+
     def driver_version(self) -> str | None:
         """Give the version of the display driver: "550.54.15"."""
         version = self._read(self._nvml.nvmlSystemGetDriverVersion)
@@ -204,20 +268,8 @@ class Monitor:
             raise _failure("nvmlDeviceGetHandleByUUID", error) from error
 
     def _read(self, query: Callable[..., Any], *arguments: object) -> Any:
-        """Ask NVML; None where this GPU, slice, driver or user is not given the answer."""
-        nvml = self._nvml
-        try:
-            return query(*arguments)
-        except (
-            nvml.NVMLError_NotSupported,
-            nvml.NVMLError_FunctionNotFound,
-            nvml.NVMLError_NoPermission,
-            nvml.NVMLError_NoData,
-            nvml.NVMLLibraryMismatchError,  # no NVMLError: the driver lacks a version of the call that pynvml wants
-        ):
-            return None
-        except nvml.NVMLError as error:
-            raise _failure(query.__name__, error) from error
+        """Ask NVML of this GPU, as `_asked` does."""
+        return _asked(self._nvml, query, *arguments)
 
     def _told(self, query: Callable[..., Any], *arguments: object) -> Any:
         """Ask NVML while something is measured; None where there is no answer, whatever the reason."""
@@ -227,7 +279,62 @@ class Monitor:
             return None
 
 
-def _start(uuid: str) -> Any:
+def named(processes: Sequence[Process]) -> str:
+    """
+    Name who holds the most, and how many others there are.
+
+    Example:
+        >>> named([Process(7, "python", 2**31), Process(9)])
+        'python (pid 7) holds 2.00 GiB, a process (pid 9)'
+    """
+    more = len(processes) - _MOST_NAMED
+    return ", ".join(map(str, processes[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def listed() -> list[Listed]:
+    """
+    List all GPUs of this machine, whether CUDA shows them to this process or not, each followed by its MIG slices.
+
+    Raises:
+        DeviceNotAvailable: If NVML or its driver is not there, or lists no GPU.
+        DeviceFailed: If NVML does not count them.
+
+    Example:
+        >>> listed()                                                                            # doctest: +SKIP
+        [Listed(index=0, name='NVIDIA H200', uuid='GPU-8932f937-d72c-4106-c12f-20bd9faed9f6', problem='')]
+    """
+    nvml = _start("cuda", "Install or load the NVIDIA driver.")
+    found: list[Listed] = []
+    for index in range(_asked(nvml, nvml.nvmlDeviceGetCount) or 0):
+        try:
+            found += _board(nvml, index)
+        except DeviceFailed as error:  # a board that is lost hides no other
+            found.append(Listed(index=index, name=f"GPU {index}", problem=str(error)))
+    if not found:
+        raise DeviceNotAvailable("cuda", "NVML lists no GPU in this machine", "See nvidia-smi -L.")
+    return found
+
+
+def _board(nvml: Any, index: int) -> list[Listed]:
+    """List a board and its slices."""
+    board = _asked(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+    if board is None:
+        return [Listed(index=index, name=f"GPU {index}", problem="NVML does not let this user look at it.")]
+    handles = [board]
+    for slot in range(_asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, board) or 0):
+        with contextlib.suppress(nvml.NVMLError):  # a slot without a slice
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, slot))
+    return [
+        Listed(
+            index=index,
+            name=_asked(nvml, nvml.nvmlDeviceGetName, handle) or f"GPU {index}",
+            uuid=_asked(nvml, nvml.nvmlDeviceGetUUID, handle),
+        )
+        for handle in handles
+    ]
+
+
+def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass device='cpu'.") -> Any:
     """Load NVML; calling it again is cheap, since NVML counts how often it was started."""
     import pynvml
 
@@ -235,10 +342,26 @@ def _start(uuid: str) -> Any:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
         reason = f"NVML cannot be used ({type(error).__name__}), so its memory and clocks cannot be read"
-        raise DeviceNotAvailable(uuid, reason, "Install or load the NVIDIA driver, or pass device='cpu'.") from error
+        raise DeviceNotAvailable(uuid, reason, remedy) from error
     except pynvml.NVMLError as error:
         raise _failure("nvmlInit", error) from error
     return pynvml
+
+
+def _asked(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
+    """Ask NVML; None where this GPU, slice, driver or user is not given the answer."""
+    try:
+        return query(*arguments)
+    except (
+        nvml.NVMLError_NotSupported,
+        nvml.NVMLError_FunctionNotFound,
+        nvml.NVMLError_NoPermission,
+        nvml.NVMLError_NoData,
+        nvml.NVMLLibraryMismatchError,  # no NVMLError: the driver lacks a version of the call that pynvml wants
+    ):
+        return None
+    except nvml.NVMLError as error:
+        raise _failure(query.__name__, error) from error
 
 
 def _failure(operation: str, error: Any) -> DeviceFailed:

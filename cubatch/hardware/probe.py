@@ -20,6 +20,7 @@ from cubatch.hardware.facts import Device
 _LEAST_SEEN = 0.9
 _SPEED_DIFFERENCE = 0.03
 
+_UUIDS = ("gpu-", "mig-")
 _LIVE_NAME = re.compile(r"(?:cuda|gpu)(?::([0-9]+))?")
 
 
@@ -46,6 +47,7 @@ def device(name: str | None = None) -> Device:
 
     Args:
         name: None: the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU), "cuda:1": a live device.
+            "GPU-...", "MIG-...": the live device of this uuid, whatever its number.
             A path that ends in .toml: a file that describes one, see cubatch/README.md; not live.
             Anything else: a name or alias of the catalogue, "v100-sxm2-16gb"; not live.  What the catalogue does not
             tell is looked for among the names of the devices here, as `devices()` gives them: "AMD EPYC".
@@ -74,7 +76,7 @@ def device(name: str | None = None) -> Device:
         return device_file.read(name)
     live = _LIVE_NAME.fullmatch(spelled)
     if live is None:
-        return _catalogue(name)
+        return _by_uuid(name.strip()) if spelled.startswith(_UUIDS) else _catalogue(name)
     gpus = _gpus()
     index = int(live[1] or 0)
     if index >= len(gpus):
@@ -111,6 +113,17 @@ def resolve(device: Device | str | None, *, live: bool = True) -> Device:
 def _named(name: str | None) -> Device:
     """Call `device()` where an argument has its name."""
     return device(name)
+
+
+def _by_uuid(uuid: str) -> Device:
+    """Find a GPU of this process by what NVML calls it."""
+    gpus = _gpus()
+    found = next((gpu for gpu in gpus if (gpu.uuid or "").lower() == uuid.lower()), None)
+    if found is None:
+        raise DeviceNotAvailable(
+            uuid, f"this process sees {_count(gpus)}, none of this uuid{_mask()}", "See nvidia-smi -L."
+        )
+    return found
 
 
 def _catalogue(name: str) -> Device:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 import attrs
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument
-from cubatch.hardware import architectures, device_file, host, nvml
+from cubatch.hardware import device_file, host, nvml, reserve
 from cubatch.hardware.facts import Device
 from cubatch.units import format_bytes, parse_bytes
 
 _CPU_SHARE = 0.8
 """Of the main memory that could be taken; the rest is left to the system and to NumPy's own temporaries."""
 
-_CONTEXT_BYTES_PER_THREAD = 2048
+_ADDRESS_BYTES_PER_THREAD = 104 * 2**20
 """
-What a CUDA context takes for every thread that can be resident on the GPU, chiefly its local memory.
-Contexts measured by others: 107 MiB (34 SMs of 1536 threads), 256 (82), 426 (142), 555 (188); the rule
-gives 102, 246, 426, 564 (llama.cpp pull request 23604, InvokeAI issue 9413, unsloth-zoo pull request 1053).
+What a thread that walks a shard maps beside its shard: a stack (8 MiB), an arena of the C library's (64 MiB of which
+little is used) and a buffer of OpenBLAS's (32 MiB).  It counts where `ulimit -v` bounds what is mapped.
 """
 
-_LIBRARY_BYTES = 128 * 2**20
-"""Code and workspaces that CuPy and cuBLAS load with the first products: 32 MiB of it cuBLAS's workspace on Hopper."""
-
-_ASSUMED_CAPABILITY = (9, 0)
-_ASSUMED_SMS = 132
-"""A GPU whose size is not known is taken for a large one: it loses some memory, and does not run out of it."""
+_WORTH_NAMING = 0.05
+"""Share of a GPU's memory that other processes must hold to be named; the driver holds less for itself."""
 
 
 @attrs.frozen
@@ -37,16 +34,21 @@ class MemoryLimit:
         free_bytes: What was free when it was asked; what a percentage is a percentage of.
         note: How the limit came about, as a sentence for a person.
         is_lowered: Whether less than what was asked for is there.
+        reserve_bytes: What was kept back for the CUDA context and libraries.
+        others: Who else holds much of the device, as a sentence; empty if nobody does.
     """
 
     bytes: int
     free_bytes: int
     note: str
     is_lowered: bool = False
+    reserve_bytes: int = 0
+    others: str = ""
 
     def told(self) -> tuple[str, ...]:
-        """Say that less than was asked for is there, if so."""
-        return (f"Memory is limited to {format_bytes(self.bytes)}: {self.note}.",) if self.is_lowered else ()
+        """Say that less than was asked for is there, and who else holds much of it, if so."""
+        lowered = f"Memory is limited to {format_bytes(self.bytes)}: {self.note}." if self.is_lowered else ""
+        return tuple(sentence for sentence in (lowered, self.others) if sentence)
 
 
 def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLimit:
@@ -55,7 +57,8 @@ def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLi
 
     It is the smaller of what was asked for and what is there to take. On a GPU in this machine: what NVML
     says is free, less what the CUDA context and libraries will take. On a GPU that is not here: its capacity
-    less the same. On the CPU: 0.8 x the smaller of available memory and the room of the cgroup.
+    less the same. On the CPU: 0.8 x the smallest of available memory, the room of the cgroup, and what
+    `ulimit -v` and `-d` leave.
 
     Args:
         device: What it is to run on.
@@ -72,31 +75,35 @@ def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLi
         >>> memory_limit(device("titan-x-pascal"), "8GiB").bytes
         8589934592
     """
-    free, usable, note = _cpu_room() if device.kind == "cpu" else _gpu_room(device)
+    room = _cpu_room() if device.kind == "cpu" else _gpu_room(device)
     if requested is None:
-        return MemoryLimit(usable, free, note)
+        return room
     try:
-        wanted = parse_bytes(requested, free_bytes=free)
+        wanted = parse_bytes(requested, free_bytes=room.free_bytes)
     except (ValueError, OverflowError) as error:
         allowed = "a positive size: bytes, '8GiB' or '80%'"
         raise InvalidArgument("memory_limit", requested, allowed) from error
-    if wanted <= usable:
-        return MemoryLimit(wanted, free, f"memory_limit={requested!r}")
-    return MemoryLimit(usable, free, f"{note}, which is less than memory_limit={requested!r}", is_lowered=True)
+    if wanted <= room.bytes:
+        return attrs.evolve(room, bytes=wanted, note=f"memory_limit={requested!r}")
+    return attrs.evolve(room, note=f"{room.note}, which is less than memory_limit={requested!r}", is_lowered=True)
 
 
-def _cpu_room() -> tuple[int, int, str]:
-    available, room = host.available_memory_bytes(), host.cgroup_room_bytes()
-    known = [size for size in (available, room) if size is not None]
+def _cpu_room() -> MemoryLimit:
+    mapped = host.address_space_room_bytes()
+    rooms = (
+        (host.cgroup_room_bytes(), "room in the cgroup"),
+        (mapped and max(0, mapped - host.cpu_threads() * _ADDRESS_BYTES_PER_THREAD), "what ulimit -v or -d leaves"),
+        (host.available_memory_bytes(), "memory available"),
+    )
+    known = [(size, what) for size, what in rooms if size is not None]
     if not known:
         raise InvalidArgument("device", "cpu", "one whose free memory can be read from /proc or the cgroup")
-    free = min(known)
-    what = "room in the cgroup" if free == room else "memory available"
-    return free, int(_CPU_SHARE * free), f"{_CPU_SHARE} of the {format_bytes(free)} of {what}"
+    free, what = min(known, key=lambda room: room[0])
+    return MemoryLimit(int(_CPU_SHARE * free), free, f"{_CPU_SHARE} of the {format_bytes(free)} of {what}")
 
 
-def _gpu_room(device: Device) -> tuple[int, int, str]:
-    free = _free_bytes(device) if device.live else None
+def _gpu_room(device: Device) -> MemoryLimit:
+    free, others = _read(device.uuid) if device.live and device.uuid else (None, "")
     what = "free on the GPU"
     if free is None:
         free = device.memory_bytes
@@ -105,21 +112,26 @@ def _gpu_room(device: Device) -> tuple[int, int, str]:
         catalogued = "Its catalogue entry has no size." if device.slug else ""
         remedy = device_file.lacks(device, ["memory_bytes"]) or catalogued
         raise InvalidArgument("device", device.name, "one whose memory is known", remedy)
-    reserve = _context_bytes(device)
-    note = f"{format_bytes(free)} {what} less {format_bytes(reserve)} for the CUDA context and libraries"
-    return free, max(0, free - reserve), note
+    kept_back = reserve.reserve_bytes(device)
+    note = f"{format_bytes(free)} {what} less {format_bytes(kept_back)} for the CUDA context and libraries"
+    return MemoryLimit(max(0, free - kept_back), free, note, others=others, reserve_bytes=kept_back)
 
 
-def _free_bytes(device: Device) -> int | None:
+def _read(uuid: str) -> tuple[int | None, str]:
+    """Read what is free on a GPU, and who else holds much of it; None where NVML does not tell."""
     try:
-        return nvml.Monitor(device.uuid).snapshot().free_bytes if device.uuid else None
+        monitor = nvml.Monitor(uuid)
+        seen = monitor.snapshot()
     except DeviceNotAvailable:
-        return None
-
-
-def _context_bytes(device: Device) -> int:
-    """Estimate what the CUDA context and libraries of one process take from a GPU's memory."""
-    known = architectures.known()
-    limits = known.get(device.compute_capability or _ASSUMED_CAPABILITY, known[_ASSUMED_CAPABILITY])
-    threads = (device.num_sms or _ASSUMED_SMS) * limits.threads_per_sm
-    return threads * _CONTEXT_BYTES_PER_THREAD + _LIBRARY_BYTES
+        return None, ""
+    processes = monitor.processes()
+    own = sum(process.used_bytes or 0 for process in processes if process.pid == os.getpid())
+    held = (seen.used_bytes or 0) - own
+    if not seen.total_bytes or held < _WORTH_NAMING * seen.total_bytes:
+        return seen.free_bytes, ""
+    named = nvml.named([process for process in processes if process.pid != os.getpid()])
+    who = f": {named}." if named else ", and NVML does not say which."
+    return (
+        seen.free_bytes,
+        f"Other processes hold {format_bytes(held)} of the GPU's {format_bytes(seen.total_bytes)}{who}",
+    )

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.network import Model
-from cubatch.hardware import probe
+from cubatch.hardware import probe, reserve
 from cubatch.measure import clocks, kernel_choice
+from cubatch.measure.memory_meter import ResidentMeter
 from cubatch.measure.runner import Clock
 from cubatch.network import models
 
@@ -25,11 +26,14 @@ class NetworkRunner:
         model: The network with its parameters, on a device.
         clock: How its time is told.
         monitor: Reads what the process holds of the GPU; None on a CPU.
+        meter: Reads what the process has taken of main memory since before there was a model; None on a GPU.
     """
 
-    def __init__(self, model: Model, clock: Clock, monitor: Monitor | None = None) -> None:
+    def __init__(
+        self, model: Model, clock: Clock, monitor: Monitor | None = None, meter: ResidentMeter | None = None
+    ) -> None:
         self.clock = clock
-        self._model, self._monitor = model, monitor
+        self._model, self._monitor, self._meter = model, monitor, meter
         self._launch: dict[str, Any] | None = None
 
     @property
@@ -39,7 +43,13 @@ class NetworkRunner:
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """What the driver says this process holds; None on a CPU or where it does not tell."""
+        """
+        What the driver says that this process holds of the GPU, the context included; None where it does not tell.
+
+        On a CPU what the resident set grew by at most since before there was a model, BLAS's buffers included.
+        """
+        if self._meter is not None:
+            return self._meter.peak()
         return self._monitor.process_bytes(os.getpid()) if self._monitor else None
 
     @property
@@ -50,6 +60,9 @@ class NetworkRunner:
     def prepare(self, batch_size: int) -> None:
         """Lay out memory for the batch and fill it with random data."""
         self._launch = self.launch
+        self._model.release()
+        if self._meter is not None:
+            self._meter.restart()
         self._model.prepare(batch_size)
         self._model.load_random()
 
@@ -58,8 +71,10 @@ class NetworkRunner:
         self._model.step()
 
     def release(self) -> None:
-        """Give the batch's memory back, pools included."""
+        """Give the batch's memory back, pools included; what a GPU gave beside it is kept for the next limit."""
         self._launch = self.launch
+        if self._monitor and self._model.plan is not None and (held := self._monitor.process_bytes()) is not None:
+            reserve.keep(self._model.device, held - self._model.held_bytes)
         self._model.release()
 
     def close(self) -> None:
@@ -92,7 +107,8 @@ def network_runner(
         winners: File of the variants that won before; None keeps them for this process only.
     """
     found = probe.resolve(device)
-    context = None
+    meter, context = ResidentMeter(), None
+    meter.start()
     if library == "cubatch":
         path = None if winners is None else Path(winners)
         context = kernel_choice.kernel_context(found, dtype, seconds=choice_seconds, path=path)
@@ -108,5 +124,5 @@ def network_runner(
         seed=seed,
     )
     if found.kind == "cpu":
-        return NetworkRunner(model, clocks.HostClock())
+        return NetworkRunner(model, clocks.HostClock(), meter=meter)
     return NetworkRunner(model, clocks.cupy_clock(found.uuid), clocks.monitor_of(found.uuid))

@@ -132,16 +132,36 @@ class Need:
         """
         return _cut(self, samples, num_bytes)
 
+    def num_blocks(self, samples: int, num_bytes: int) -> int:
+        """
+        Count the blocks that the engine cuts samples into.
+
+        Example:
+            >>> Flat(itemsize=64).num_blocks(3, 128)
+            2
+        """
+        if not samples:
+            return 0
+        most, rows = _largest(self, samples, num_bytes)
+        return -(-samples // most) * -(-self.rows // rows)
+
 
 @functools.lru_cache(maxsize=4096)
 def _cut(need: Need, samples: int, num_bytes: int) -> tuple[Block, ...]:
     if not samples:
         return ()
+    most, rows = _largest(need, samples, num_bytes)
+    return tuple(itertools.product(even_parts(samples, most), even_parts(need.rows, rows)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
+    """Give the samples and the rows of the largest block: all rows, or those of one sample that fit."""
     if need.num_bytes(1, need.rows) <= num_bytes:
-        most = bisect.bisect_right(range(1, samples + 1), num_bytes, key=lambda count: need.num_bytes(count, need.rows))
-        return tuple((part, slice(0, need.rows)) for part in even_parts(samples, most))
-    most = bisect.bisect_right(range(1, need.rows + 1), num_bytes, key=lambda rows: need.num_bytes(1, rows))
-    return tuple((slice(i, i + 1), band) for i in range(samples) for band in even_parts(need.rows, most))
+        return bisect.bisect_right(
+            range(1, samples + 1), num_bytes, key=lambda n: need.num_bytes(n, need.rows)
+        ), need.rows
+    return 1, bisect.bisect_right(range(1, need.rows + 1), num_bytes, key=lambda rows: need.num_bytes(1, rows))
 
 
 def even_parts(total: int, most: int) -> list[slice]:

@@ -69,10 +69,17 @@ class Tiles(Need):
 
     def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
         """Cut as `cut`, but keep products with a short side small enough for OpenBLAS not to pack them."""
-        if self.products:
-            few = UNPACKED_PRODUCTS // (self.products * self.rows * self.horizontal.out)
-            num_bytes = min(num_bytes, self.whole(few))
-        return self.cut(samples, num_bytes)
+        return self.cut(samples, self._on_host(num_bytes))
+
+    def num_blocks(self, samples: int, num_bytes: int) -> int:
+        """Count the blocks of `cut_on_host`."""
+        return super().num_blocks(samples, self._on_host(num_bytes))
+
+    def _on_host(self, num_bytes: int) -> int:
+        if not self.products:
+            return num_bytes
+        few = UNPACKED_PRODUCTS // (self.products * self.rows * self.horizontal.out)
+        return min(num_bytes, self.whole(few))
 
 
 @attrs.frozen(kw_only=True)

@@ -91,8 +91,9 @@ def footprint(
     """
     Compute all memory that a step takes, by part and by layer.
 
-    This is the plan that the engine follows, not an estimate; what the CUDA context and the vendor's
-    libraries hold beside it is not in it.
+    This is the plan that the engine follows, not an estimate.  What the process takes beside it is not in it: on a GPU
+    the CUDA context and libraries, on a CPU some percent, by a large batch of a deep network up to a fifth: see
+    `beside`, and `predicted_device_bytes` of a tuning result.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.

@@ -74,8 +74,13 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
             return blocks.workspace_bytes([Flat(itemsize=2 * itemsize)], program.network.parameters, target)
         h, w, classes = program.network.output_shape
         return blocks.workspace_bytes([Scores(itemsize=itemsize, classes=classes)], samples * h * w, target)
-    needs, items = _needs(op.node.layer, _pass(op, program), itemsize, op.ending)
+    needs, items = im2col_needs(op, program, itemsize)
     return blocks.workspace_bytes(needs, samples * items, target)
+
+
+def im2col_needs(op: Op, program: Schedule, itemsize: int) -> Scratch:
+    """Say what an operation of a layer needs on the engine's own code, part after part."""
+    return _needs(op.node.layer, _pass(op, program), itemsize, op.ending) if op.node is not None else ((), 0)
 
 
 @lru_cache(maxsize=4096)

@@ -42,6 +42,7 @@ def answer(
     flops_per_sample: float | None = None,
     roofline_seconds: Mapping[int, float] | None = None,
     layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    device_bytes: Mapping[int, int] | None = None,
     notes: Sequence[str] = (),
     partial: bool = False,
 ) -> TuningResult:
@@ -71,6 +72,7 @@ def answer(
         compared: Whether they were visited equally often, in sweeps: then every visit counts.
         flops_per_sample: FLOP of one sample; None where unknown.
         roofline_seconds: Roofline of a step by batch size, where known.
+        device_bytes: What the process takes of the device in all, as predicted, by batch size, where known.
         layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
             them, weighted by "seconds" if all have it, else by "predicted_seconds".
         notes: Further sentences, such as what the store refused.
@@ -97,6 +99,7 @@ def answer(
             flops_per_sample=flops_per_sample,
             roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
             layers=(layers or {}).get(candidate.batch_size, ()),
+            device_bytes=(device_bytes or {}).get(candidate.batch_size),
             compared=compared,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
@@ -171,6 +174,7 @@ def _measurement(
     flops_per_sample: float | None,
     roofline_seconds: float | None,
     layers: Sequence[Mapping[str, Any]],
+    device_bytes: int | None,
     compared: bool,
 ) -> Measurement:
     n, used = candidate.batch_size, counting(timings, every_visit=compared)
@@ -199,6 +203,7 @@ def _measurement(
         peak_device_bytes=max((t.peak_device_bytes for t in timings if t.peak_device_bytes is not None), default=None),
         predicted_peak_bytes=candidate.predicted_peak_bytes,
         predicted_seconds=candidate.predicted_seconds,
+        predicted_device_bytes=device_bytes,
         **{name: outcome.facts.get(name) for name in ("visits", "prepare_seconds", "warmup_seconds", "query_seconds")},
         occupancy=_weighted(layers, "occupancy"),
         fill=_weighted(layers, "fill"),

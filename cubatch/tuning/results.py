@@ -54,8 +54,10 @@ class Measurement:
         sm_clock_mhz: Median SM clock of the timings that count.
         joules_per_sample: Median energy of a step / batch_size.
         peak_bytes: High water of what the engine took from the device.
-        peak_device_bytes: What the driver says the process held, context included.
+        peak_device_bytes: What the driver says the process held, context included; on a CPU what its resident set grew
+            by at most since before there was a network.
         predicted_peak_bytes, predicted_seconds: What the plan and the model of time say.
+        predicted_device_bytes: What the plan and what is beside it make together: to compare with `peak_device_bytes`.
         visits: How often the size was prepared and read, in the run that ended its measuring.
         prepare_seconds, warmup_seconds, query_seconds: What those visits took besides their timings, in all: preparing;
             steps until steps agreed; asking the driver for memory.
@@ -88,6 +90,7 @@ class Measurement:
     peak_device_bytes: int | None = field(default=None, converter=checks.count)
     predicted_peak_bytes: int | None = field(default=None, converter=checks.count)
     predicted_seconds: float | None = field(default=None, converter=checks.amount)
+    predicted_device_bytes: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
     visits: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
     prepare_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
     warmup_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)

@@ -17,6 +17,7 @@ from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import kernel_choice
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
+from cubatch.memory.beside import device_bytes
 from cubatch.memory.plan import plan
 from cubatch.network.layer import Layer
 from cubatch.tuning import answer as answers
@@ -113,6 +114,7 @@ def of_network(
             "flops_per_sample": work.spec.flops(work.mode),
             "roofline_seconds": {n: seconds for n, seconds in floors.items() if seconds is not None},
             "layers": rows,
+            "device_bytes": {n: device_bytes(work, n, room.reserve_bytes) for n in sizes},
         }
 
     setting = {

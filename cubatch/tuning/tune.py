@@ -17,7 +17,7 @@ from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.engine.conditions import conditions
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
-from cubatch.hardware import arithmetic, load, probe
+from cubatch.hardware import arithmetic, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
@@ -42,7 +42,6 @@ from cubatch.workload import Workload
 
 # On the CPU a plan above this share of the limit could take the user's process with it.
 _ISOLATE_SHARE = 0.25
-_OTHERS = "Another cubatch measured on this device at the same time: measure one after the other."
 # Timing kernel variants takes at most this share of the budget.
 _CHOICE_SHARE = 1 / 3
 
@@ -276,18 +275,12 @@ def measured_by(
         run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
         return run.kept
     recorder, limits = Recorder(run.kept, run), story.limits
-    with (
-        turns.alone(), turns.seen_on(device.uuid or device.kind) as others, progresses.shown(progress) as told,
-        story.told_on_interrupt(recorder, run.notes),
-    ):  # fmt: skip
-        before = load.snapshot()
+    with turns.alone(device) as met, progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
             seed=limits.seed, sweeps=limits.sweeps, progress=told,
         )  # fmt: skip
-        met, are_others = load.between(before, load.snapshot()), others()
-    run.notes += [sentence] if met is not None and (sentence := met.sentence(device.threads or 1)) else []
-    run.notes += [_OTHERS] if are_others else []
+    run.notes += met
     run.finish()
     return measured
 
@@ -353,7 +346,8 @@ def _factory(work: Workload, limits: Limits, winners: Path | None) -> FactoryRef
     """Name the maker of the runner and its arguments, as another process can read them."""
     arguments = {
         "spec": work.spec.to_mapping(),
-        "device": "cpu" if work.device.kind == "cpu" else f"cuda:{work.device.index}",
+        # By its uuid: whatever numbers GPUs, the worker measures on the one whose memory was asked.
+        "device": "cpu" if work.device.kind == "cpu" else work.device.uuid or f"cuda:{work.device.index}",
         **work.settings,
         "seed": limits.seed,
         "choice_seconds": _CHOICE_SHARE * limits.budget,

@@ -1,85 +1,118 @@
-"""One measurement at a time: threads of a process take turns, processes on one device are at least seen."""
+"""
+One measurement at a time in a process: threads that measure together would measure each other.
+
+Processes do not wait for each other, since nobody knows for how long; each says that it was not alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
+import fcntl
+import re
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from cubatch import sqlite_file
+from cubatch.hardware import load
+from cubatch.hardware.facts import Device
 
 _TURN = threading.RLock()  # the same thread may tune within what it tunes
-_PLACES = 16
-_seen: set[str] = set()  # devices that this process is seen on
+_depth = 0
+
+_NOT_ALONE = (
+    "Another cubatch was measuring on this device at the same time, and each disturbs the other's timings: run them "
+    "one after the other."
+)
+_TRIES, _TRY_SECONDS = 100, 0.01  # while another process looks who is there
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone(device: Device) -> Iterator[list[str]]:
     """
     Hold this process's turn to measure while the block runs, after waiting for threads that measure already.
 
+    Args:
+        device: What is measured on.  It is marked for other processes of this user, which measure on it all the same.
+
+    Yields:
+        list[str]: What to tell of others, complete when the block has ended: that another cubatch measured on the
+        device when it began or ended, and what anybody else took of the CPUs.
+
     Warns:
-        UserWarning: If it has to wait.
+        UserWarning: If it has to wait for a thread, or another process is measuring on the device.
 
     Example:
-        >>> with alone(), alone():
+        >>> from cubatch.hardware.probe import device
+        >>> with alone(device("cpu")), alone(device("cpu")):
         ...     "measured"
         'measured'
     """
+    global _depth  # noqa: PLW0603 - only whoever has the turn reads and writes it
     if not _TURN.acquire(blocking=False):
         warnings.warn("another thread is measuring: this one waits until it is done", stacklevel=2)
         _TURN.acquire()
+    _depth += 1
     try:
-        yield
+        if _depth > 1:
+            yield []
+        else:
+            before = load.snapshot()
+            with _marked(device) as met:
+                yield met
+            taken = load.between(before, load.snapshot())
+            met += [sentence] if taken is not None and (sentence := taken.sentence(device.threads or 1)) else []
     finally:
+        _depth -= 1
         _TURN.release()
 
 
+def folder() -> Path:
+    """Say where devices are marked: in the user's cache directory."""
+    return sqlite_file.default_path().with_name("measuring")
+
+
 @contextlib.contextmanager
-def seen_on(device: str) -> Iterator[Callable[[], bool]]:
-    """
-    Be seen to measure on a device while the block runs, and see the other processes of this machine that do.
-
-    Each takes a place among abstract sockets: names without files, which the kernel gives back with the process.
-    Where there are none, nobody is seen.
-
-    Args:
-        device: Its UUID, or "cpu".
-
-    Yields:
-        A function that says whether another process was there when the block began, or is there now.
-
-    Example:
-        >>> with seen_on("a device of the example's") as others:
-        ...     others()
-        False
-    """
-    if device in _seen:  # a run within a run
-        yield lambda: False
+def _marked(device: Device) -> Iterator[list[str]]:
+    """Mark a device as one that is measured on, and see who else has marked it, at both ends of the block."""
+    mark: BinaryIO | None = None
+    with contextlib.suppress(OSError, RuntimeError):  # a place that cannot be written, or no home: measure all the same
+        place = folder().expanduser()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark = (place / re.sub(r"[^\w-]", "_", device.uuid or device.kind)).open("ab")
+    if mark is None:
+        yield []
         return
-    with contextlib.ExitStack() as place:
-        own = next((n for n in range(_PLACES) if _is_free(device, n, place)), _PLACES)
-        _seen.add(device)
-        place.callback(_seen.discard, device)
-        met = any(_is_taken(device, n) for n in range(_PLACES) if n != own)
-        yield lambda: met or any(_is_taken(device, n) for n in range(_PLACES) if n != own)
+    with mark:
+        met = [] if _is_only(mark) else [_NOT_ALONE]
+        if met:
+            warnings.warn(_NOT_ALONE, stacklevel=4)
+        yield met
+        if not met and not _is_only(mark):
+            met.append(_NOT_ALONE)
 
 
-def _is_free(device: str, number: int, place: contextlib.ExitStack) -> bool:
-    """Take a place, if nobody has it."""
-    try:
-        mine = place.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        mine.bind(f"\0cubatch/{device}/{number}")
-    except OSError:
-        return False
-    return True
+def _is_only(mark: BinaryIO) -> bool:
+    """
+    Say whether no other process has marked the device, which this one has marked afterwards.
 
-
-def _is_taken(device: str, number: int) -> bool:
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            probe.bind(f"\0cubatch/{device}/{number}")
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE
+    Those who measure share a lock of the kernel's, which it drops however they end; for a moment, who looks around
+    tries to have it alone.
+    """
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(mark, fcntl.LOCK_SH)
+        except BlockingIOError:
+            with contextlib.suppress(BlockingIOError):  # another looks around, and lets go at once
+                fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except OSError:  # a file system without locks
+            return True
+        else:
+            return True
+        time.sleep(_TRY_SECONDS)
     return False

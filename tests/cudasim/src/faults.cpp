@@ -9,6 +9,7 @@
 //     trap:TEXT@N   and likewise: the N-th launch of such kernels in a process, and all after it
 //     oom:N         the N-th allocation from now fails, and no other
 //     memory:BYTES  all devices have so much memory
+//     spill         memory beyond that is given all the same, as by a driver that lets it spill into the host's
 //     graph:CALL    the driver refuses graphs: CALL is begin (the capture), instantiate or launch
 //     tensor-map    every tensor map is refused; tensor-map:im2col only those of convolutions
 //     dead          the device does not answer any more

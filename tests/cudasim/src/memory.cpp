@@ -40,7 +40,7 @@ int allocate(void** address, uint64_t size) {
   *address = nullptr;
   if (!size) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t mapped = (size + PAGE - 1) / PAGE * PAGE;
-  if (++num_allocations == planted_number("oom", 0) || used_bytes(device) + mapped > total_bytes(device))
+  if (++num_allocations == planted_number("oom", 0) || (used_bytes(device) + mapped > total_bytes(device) && !planted("spill", "")))
     return CUDA_ERROR_OUT_OF_MEMORY;
   char* found = (char*)mmap(nullptr, mapped + PAGE, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -234,3 +234,4 @@ API uint64_t cudasim_total_bytes(int device) { return total_bytes(device); }
 API bool cudasim_planted(const char* name, const char* of) { return planted(name, of); }
 API int cudasim_num_devices() { return num_devices(); }
 API const char* cudasim_slug(int device) { return gpu(device).slug; }
+API const char* cudasim_name(int device) { return gpu(device).name; }

@@ -14,6 +14,7 @@ extern "C" {  // the simulated driver's: kernels.cpp, memory.cpp
 uint64_t cudasim_used_bytes(int device);
 uint64_t cudasim_total_bytes(int device);
 bool cudasim_planted(const char* name, const char* of);
+const char* cudasim_name(int device);
 int cudasim_num_devices();
 }
 
@@ -56,13 +57,26 @@ API int nvmlDeviceGetCount_v2(unsigned* count) {
   *count = cudasim_num_devices();
   return SUCCESS;
 }
+API int nvmlDeviceGetUUID(Handle handle, char* own, unsigned size) {
+  int at = snprintf(own, size, cudasim_planted("mig", "") ? "MIG-" : "GPU-");
+  for (int i = 0; i < 16; ++i)
+    at += snprintf(own + at, size - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+                   (unsigned char)(i + 1 + 16 * device_of(handle)));
+  return SUCCESS;
+}
+API int nvmlDeviceGetName(Handle handle, char* text, unsigned size) {
+  snprintf(text, size, "%s", cudasim_name(device_of(handle)));
+  return SUCCESS;
+}
+API int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle* handle) {
+  *handle = index + 1;
+  return SUCCESS;
+}
+API int nvmlDeviceGetMaxMigDeviceCount(Handle, unsigned*) { return NOT_SUPPORTED; }
 API int nvmlDeviceGetHandleByUUID(const char* uuid, Handle* handle) {
   for (int device = 0; device < cudasim_num_devices(); ++device) {
     char own[64];
-    int at = snprintf(own, sizeof own, cudasim_planted("mig", "") ? "MIG-" : "GPU-");
-    for (int i = 0; i < 16; ++i)
-      at += snprintf(own + at, sizeof own - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
-                     (unsigned char)(i + 1 + 16 * device));
+    nvmlDeviceGetUUID(device + 1, own, sizeof own);
     if (strcmp(uuid, own)) continue;
     *handle = device + 1;
     return SUCCESS;
@@ -73,7 +87,7 @@ API int nvmlDeviceGetMemoryInfo(Handle handle, unsigned long long* memory) {
   const int device = device_of(handle);
   memory[0] = cudasim_total_bytes(device);
   memory[2] = cudasim_used_bytes(device);
-  memory[1] = memory[0] - memory[2];
+  memory[1] = memory[0] > memory[2] ? memory[0] - memory[2] : 0;
   return state(false);
 }
 API int nvmlDeviceGetClockInfo(Handle, int, unsigned* mhz) { return answer(mhz, CLOCK_MHZ); }
@@ -92,6 +106,14 @@ API int nvmlDeviceGetTemperature(Handle, int, unsigned* celsius) { return answer
 API int nvmlDeviceGetUtilizationRates(Handle, unsigned* rates) {
   rates[0] = 97, rates[1] = 40;
   return state();
+}
+API int nvmlSystemGetProcessName(unsigned, char* text, unsigned size) {
+  snprintf(text, size, "/usr/bin/python");
+  return SUCCESS;
+}
+API int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle, unsigned* count, void*) {
+  *count = 0;
+  return state(false);
 }
 API int nvmlDeviceGetComputeRunningProcesses_v3(Handle handle, unsigned* count, void* to) {
   struct Process {

@@ -16,7 +16,7 @@ def gpus(monkeypatch):
     """Give the machine GPUs, or an error in their place, and a monitor that knows them all."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def put(*found, free_bytes=10 * GIB, power_limit_watts=250.0, nvml=True):
+    def put(*found, free_bytes=10 * GIB, power_limit_watts=250.0, nvml=True, total_bytes=None, processes=()):
         def visible():
             if isinstance(found[0], Exception):
                 raise found[0]
@@ -29,7 +29,17 @@ def gpus(monkeypatch):
                 assert uuid in {gpu.uuid for gpu in found}
 
             def snapshot(self):
-                return Snapshot(free_bytes=free_bytes, power_limit_watts=power_limit_watts)
+                used_bytes = None if total_bytes is None else total_bytes - free_bytes
+                return Snapshot(
+                    free_bytes=free_bytes, used_bytes=used_bytes, total_bytes=total_bytes,
+                    power_limit_watts=power_limit_watts,
+                )  # fmt: skip
+
+            def driver_version(self):
+                return "580.95.05"
+
+            def processes(self):
+                return processes
 
         monkeypatch.setattr(driver, "visible_gpus", visible)
         monkeypatch.setattr(nvml_module, "Monitor", FakeMonitor)
@@ -40,10 +50,11 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Give the machine available memory and room in its cgroup."""
+    """Give the machine available memory, room in its cgroup, and what ulimit leaves."""
 
-    def put(available, room):
+    def put(available, room, mapped=None):
         monkeypatch.setattr(host, "available_memory_bytes", lambda: available)
         monkeypatch.setattr(host, "cgroup_room_bytes", lambda: room)
+        monkeypatch.setattr(host, "address_space_room_bytes", lambda: mapped)
 
     return put

@@ -366,3 +366,20 @@ def test_a_device_is_found_by_the_name_that_it_prints(gpus, monkeypatch):
     assert not probe.device("v100-sxm2-16gb").live  # the catalogue goes first
     with pytest.raises(UnknownName):
         probe.device("AMD EPYC 9")
+
+
+@pytest.mark.parametrize(("name", "index"), [(V100.uuid, 0), (f" {T4.uuid.lower()} ", 1)])
+def test_a_uuid_names_a_gpu_whatever_its_number(gpus, name, index):
+    """As `nvidia-smi -L` prints it: numbers follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
+    gpus(V100, T4)
+    assert probe.device(name).index == index
+    assert probe.resolve(name).live
+
+
+@pytest.mark.parametrize("uuid", ["GPU-00000000-0000-0000-0000-0000000000ff", SLICE.uuid])
+def test_a_uuid_that_is_not_here_is_not_available(gpus, uuid):
+    """It is no name of the catalogue, and no other GPU stands in for it."""
+    gpus(V100, T4)
+    with pytest.raises(DeviceNotAvailable, match="2 GPUs, none of this uuid") as caught:
+        probe.device(uuid)
+    assert caught.value.device == uuid

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import catalogue, probe
+from cubatch.hardware import catalogue, host, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
+from cubatch.hardware.nvml import Process
 from tests.unit.hardware.gpus import GIB, V100
 
 pytestmark = pytest.mark.usefixtures("gpus")  # whatever this machine has
@@ -111,3 +114,38 @@ def test_a_gpu_of_unknown_memory_has_no_limit_to_give():
         hardware_room.memory_limit(Device(name="made up"))
 
     assert caught.value.value == "made up"
+
+
+def test_what_ulimit_leaves_bounds_the_cpu(memory, monkeypatch):
+    """Less what threads map for themselves: a stack, an arena, a buffer of BLAS's; the note names the command."""
+    monkeypatch.setattr(host, "cpu_threads", lambda: 2)
+    memory(10 * GIB, 9 * GIB, mapped=3 * GIB)
+    found = hardware_room.memory_limit(probe.device("cpu"))
+    memory(10 * GIB, 9 * GIB, mapped=100)
+    nothing = hardware_room.memory_limit(probe.device("cpu"))
+
+    assert found.free_bytes == 3 * GIB - 2 * 104 * 2**20
+    assert found.bytes == int(0.8 * found.free_bytes)
+    assert "ulimit -v" in found.note
+    assert (nothing.bytes, nothing.free_bytes) == (0, 0)
+
+
+HOG, OF = Process(7, "train", 6 * GIB), " of the GPU's 16.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("free", "processes", "sentence"),
+    [
+        (10 * GIB, (HOG, Process(8, None, None)), "6.00 GiB{of}: train (pid 7) holds 6.00 GiB, a process (pid 8)."),
+        (10 * GIB, (), "6.00 GiB{of}, and NVML does not say which."),
+        (9 * GIB, (HOG, Process(os.getpid(), "python", GIB)), "6.00 GiB{of}: train (pid 7) holds 6.00 GiB."),
+        (15.5 * GIB, (Process(7, "Xorg", GIB // 2),), None),  # 3 %
+        (10 * GIB, (Process(os.getpid(), "python", 6 * GIB),), None),
+    ],
+)  # fmt: skip
+def test_who_holds_much_of_a_gpu_is_named(gpus, free, processes, sentence):
+    """From 5 % of it on, this process left out; also where nothing is asked for that is not there."""
+    gpus(V100, free_bytes=int(free), total_bytes=16 * GIB, processes=processes)
+    told = hardware_room.memory_limit(probe.device()).told()
+    assert told == (() if sentence is None else (f"Other processes hold {sentence.format(of=OF)}",))
+    assert hardware_room.memory_limit(probe.device(), "1GiB").told() == told

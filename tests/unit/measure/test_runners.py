@@ -43,7 +43,7 @@ def test_a_network_is_built_from_json_and_takes_what_is_planned(spec):
         planned = parts.footprint(spec, batch_size=n, mode="training", optimizer="adam", device="cpu").total
         assert held[n] == pytest.approx(planned, abs=1024)  # but for rounding up
     assert held[64] > held[4]
-    assert runner.peak_device_bytes is None
+    assert runner.peak_device_bytes > 0  # less than was taken, where this process had memory to spare
     runner.prepare(4)
     assert runner.peak_bytes == held[4]
     runner.release()

@@ -28,6 +28,7 @@ from cubatch.report.tables import (
     store,
     study,
     training,
+    watch,
 )
 from cubatch.report.tables import occupancy as occupancy_table
 from tests.unit import golden
@@ -199,6 +200,27 @@ def train_page():
     )
 
 
+def watch_page():
+    facts = ("used_bytes", "total_bytes", "sm_clock_mhz", "throttle_reasons", "power_watts", "power_limit_watts")
+    nothing = dict.fromkeys((*facts, "temperature_celsius", "utilization_percent"))
+    board = {
+        "gpu": {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-1"}, "problem": "", "course": [0.1, 0.6, 0.3],
+        "holders": "python (pid 7) holds 30.00 GiB", "joules": 812.0,
+        "now": {"used_bytes": 40 * 2**30, "total_bytes": 140 * 2**30, "sm_clock_mhz": 1755.0, "power_watts": 412.5,
+                "throttle_reasons": ("HW slowdown",), "power_limit_watts": 700.0, "temperature_celsius": 61.0,
+                "utilization_percent": 97.0},
+        "peaks": {"used_bytes": 84 * 2**30, "power_watts": 690.0, "temperature_celsius": 70.0,
+                  "utilization_percent": 100.0},
+    }  # fmt: skip
+    part = board | {
+        "gpu": {"index": 0, "name": "NVIDIA H200 MIG 1g.18gb", "uuid": "MIG-1"}, "holders": "", "joules": None,
+        "now": nothing | {"used_bytes": 2**30, "total_bytes": 16 * 2**30}, "peaks": {"used_bytes": 2**30},
+    }  # fmt: skip
+    lost = {"gpu": {"index": 1, "name": "GPU 1", "uuid": None}, "problem": "NVML status 15. See nvidia-smi.",
+            "course": [], "holders": "", "joules": None, "now": nothing, "peaks": {}}  # fmt: skip
+    return watch.watched([board, part, lost], title="GPUs of this machine, 3 looks in 2 s").text(width=180)
+
+
 PAGES = {
     "tune.txt": lambda: result.table(everything()),
     "tune.html": lambda: html(everything()),
@@ -215,6 +237,7 @@ PAGES = {
     "store.txt": store_page,
     "study.txt": lambda: grids(*(grid for payload in payloads.ALL.values() for grid in study.grids(payload))),
     "train.txt": train_page,
+    "watch.txt": watch_page,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import numpy as np
@@ -17,7 +16,6 @@ from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner
 from cubatch.measure.runner import Reading
 from cubatch.network.passes import Pass
-from cubatch.tuning import turns
 from tests.unit.tuning.forecasts import GO, SCALE_SD
 
 
@@ -93,7 +91,6 @@ class VirtualClock(clocks.HostClock):
 def quiet(monkeypatch):
     """Nobody else is busy here, whatever runs beside the tests."""
     monkeypatch.setattr(load, "snapshot", lambda: None)
-    monkeypatch.setattr(turns, "seen_on", lambda device: contextlib.nullcontext(lambda: False))
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ MEASUREMENT_KEYS = [
     "peak_device_bytes",
     "predicted_peak_bytes",
     "predicted_seconds",
+    "predicted_device_bytes",
     "visits",
     "prepare_seconds",
     "warmup_seconds",
@@ -92,6 +93,7 @@ ADDED_KEYS = (
     "prepare_seconds",
     "warmup_seconds",
     "query_seconds",
+    "predicted_device_bytes",
 )  # files of before have none
 
 positive = st.floats(min_value=1e-12, max_value=1e12)

@@ -1,4 +1,4 @@
-"""Threads of a process measure one after the other."""
+"""Threads of a process measure one after the other, processes know of each other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,41 @@ import contextlib
 import subprocess
 import sys
 import threading
-import uuid
 import warnings
+from pathlib import Path
 
+import attrs
 import pytest
 
+from cubatch.hardware import probe
 from cubatch.tuning import turns
 from cubatch.tuning.tune import autotune_callable
-from tests.unit.tuning.small_runs import CHECKOUT
+
+CPU = probe.device("cpu")
+
+BESIDE = """
+import sys, attrs
+from pathlib import Path
+from cubatch.hardware import probe
+from cubatch.tuning import turns
+turns.folder = lambda: Path(sys.argv[1])
+device = attrs.evolve(probe.device("cpu"), uuid=sys.argv[2] or None)
+with turns.alone(device):
+    print("marked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_process(uuid=""):
+    """Run a process that measures, as far as marks go, until the block ends."""
+    command = [sys.executable, "-c", BESIDE, str(turns.folder()), uuid]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_who_waits_is_told_and_gets_its_turn():
@@ -21,7 +48,7 @@ def test_who_waits_is_told_and_gets_its_turn():
     order, holds, done = [], threading.Event(), threading.Event()
 
     def first():
-        with turns.alone():
+        with turns.alone(CPU):
             holds.set()
             done.wait()
             order.append("first")
@@ -31,7 +58,7 @@ def test_who_waits_is_told_and_gets_its_turn():
     holds.wait()
     with pytest.warns(UserWarning, match="another thread is measuring"):
         threading.Timer(0.01, done.set).start()
-        with turns.alone():
+        with turns.alone(CPU):
             order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -39,12 +66,12 @@ def test_who_waits_is_told_and_gets_its_turn():
 
 def test_a_turn_ends_with_an_error():
     """The next one need not wait."""
-    with pytest.raises(KeyError), turns.alone():
+    with pytest.raises(KeyError), turns.alone(CPU):
         raise KeyError
     found = []
 
     def next_one():
-        with warnings.catch_warnings(record=True) as told, turns.alone():
+        with warnings.catch_warnings(record=True) as told, turns.alone(CPU):
             found.append(told)
 
     thread = threading.Thread(target=next_one)
@@ -80,31 +107,50 @@ def test_no_two_threads_step_at_once():
     assert not any(together)
 
 
-def test_processes_on_one_device_see_each_other():
-    """Whoever came first and whoever came second, as long as the other is there; another device is another matter."""
-    device = f"device {uuid.uuid4()}"
-    script = (
-        f"from cubatch.tuning import turns\nwith turns.seen_on({device!r}) as others:\n print(others(), flush=True)\n"
-    )
-    with turns.seen_on(device) as others:
-        assert not others()
-        with subprocess.Popen(
-            [sys.executable, "-c", script + " input()\n"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=CHECKOUT,
-        ) as child:  # fmt: skip
-            assert child.stdout.readline() == "True\n"
-            assert others()
-            with turns.seen_on(f"another {device}") as elsewhere:
-                assert not elsewhere()
-            child.kill()
-            child.wait()
-        assert not others()
-        with turns.seen_on(device) as again:  # a run within a run
-            assert not again()
+def test_a_process_that_measures_beside_is_noticed_and_gone_when_it_ends():
+    """Both ends of a measurement look around; the mark of a process that was killed is no mark."""
+    with other_process() as other:
+        with pytest.warns(UserWarning, match="Another cubatch was measuring"), turns.alone(CPU) as met:
+            assert len(met) == 1
+        other.kill()
+    with turns.alone(CPU) as met:
+        assert met == []
+    assert met == []
 
 
-def test_a_result_says_that_another_process_measured_beside(monkeypatch):
-    """In a note, whichever of both came first."""
-    monkeypatch.setattr(turns, "seen_on", lambda device: contextlib.nullcontext(lambda: True))
-    result = autotune_callable(lambda n: lambda: None, max_batch_size=2, device="cpu", budget=1.0)
-    assert any("Another cubatch measured on this device" in reason for reason in result.reasons)
+def test_a_process_that_begins_meanwhile_is_noticed_at_the_end():
+    """And not told a second time of those that were there from the start."""
+    with contextlib.ExitStack() as stack, turns.alone(CPU) as met:
+        assert met == []
+        stack.enter_context(other_process())
+    assert len(met) == 1
+
+
+def test_devices_are_marked_apart():
+    """Who measures on a GPU does not disturb who measures on another."""
+    one, two = (attrs.evolve(CPU, kind="cuda", uuid=f"GPU-{n}") for n in (1, 2))
+    with other_process(uuid=one.uuid), turns.alone(two) as met:
+        assert met == []
+    assert met == []
+
+
+def test_tuning_within_tuning_meets_nobody():
+    """It is the same measurement."""
+    with turns.alone(CPU) as outer, turns.alone(CPU) as inner:
+        pass
+    assert (outer, inner) == ([], [])
+
+
+@pytest.mark.parametrize("place", ["/proc/nothing/here", "~nobody-of-this-name/here"])
+def test_where_nothing_can_be_marked_it_is_measured(monkeypatch, place):
+    """A read-only home is no reason not to measure."""
+    monkeypatch.setattr(turns, "folder", lambda: Path(place))
+    with turns.alone(CPU) as met:
+        assert met == []
+
+
+def test_the_result_says_that_it_was_not_alone():
+    """Among its reasons, where a person looks."""
+    with other_process(), pytest.warns(UserWarning, match="Another cubatch"):
+        result = autotune_callable(lambda _: lambda: None, max_batch_size=2, budget=0.2, device="cpu")
+    assert any("Another cubatch was measuring" in reason for reason in result.reasons)

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from cubatch.frameworks import memory_meter
-from cubatch.frameworks.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ProcessMeter, ResidentMeter
+from cubatch.measure import memory_meter
+from cubatch.measure.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ProcessMeter, ResidentMeter
 
 MIB = 2**20
 

@@ -9,13 +9,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cubatch.hardware import host
+
 if TYPE_CHECKING:
     from cubatch.hardware.nvml import Monitor
 
 RESIDENT_GRAIN = 16 * 2**20
 """What the resident set moves by for other reasons: code that is loaded, stacks, what the C library keeps."""
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5)
 
 
@@ -54,14 +56,19 @@ class ResidentMeter:
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)
-        self._start = None
-        with contextlib.suppress(OSError):  # a sandbox may not let it be reset, and nothing is told then
+        self._start = host.process_bytes("VmRSS")
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the peak so far, and go on counting from the same start."""
+        try:
             _CLEAR.write_text(_RESET_PEAK)
-            self._start = _status("VmRSS")
+        except OSError:  # a sandbox may not let it be reset, and nothing is told then
+            self._start = None
 
     def peak(self) -> int | None:
         """Bytes at the peak above those at the start; None where /proc does not tell."""
-        if self._start is None or (peak := _status("VmHWM")) is None:
+        if self._start is None or (peak := host.process_bytes("VmHWM")) is None:
             return None
         return max(0, peak - self._start)
 
@@ -121,12 +128,3 @@ class ProcessMeter:
 
     def _held(self) -> int | None:
         return None if self._monitor is None else self._monitor.process_bytes(os.getpid())
-
-
-def _status(name: str) -> int | None:
-    """Read a size of /proc/self/status, which has them in KiB."""
-    with contextlib.suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None

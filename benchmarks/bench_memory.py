@@ -1,0 +1,127 @@
+"""
+How far what is said of memory lies from what the process takes.
+
+    python -m benchmarks.bench_memory --json benchmarks/results/amd-epyc-2-threads/memory.json
+    python -m benchmarks.bench_memory --device cuda --library cubatch --json memory.json
+
+Every case has a worker of its own, as in tuning: a network in a mode at a batch size takes STEPS steps.  Beside what
+was said of it stands what the engine holds, and what the process takes: on a GPU what NVML says, the context included;
+on a CPU what its resident set grew by since before there was a network.  Sizes are those that fill --shares of the
+memory that may be taken, on a CPU of --room; the last is the largest that is said to fit.  On a GPU a first run,
+of `mlp`, learns what a process takes there beside its arrays.  Memory is no timing: a busy machine disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import provenance
+from cubatch.errors import CubatchError, DoesNotFit
+from cubatch.hardware import probe, room
+from cubatch.measure.conditions import environment
+from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.runner import FactoryRef
+from cubatch.memory import fit
+from cubatch.memory.beside import device_bytes
+from cubatch.memory.plan import plan
+from cubatch.network import models
+from cubatch.workload import Workload
+
+MIB = 2**20
+STEPS = 3
+SHARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+MODELS = (
+    "lenet5", "mnist-cnn", "alexnet", "vgg16", "googlenet", "resnet18", "resnet50", "mobilenet-v3-large", "go-net",
+    "deit-tiny",
+)  # fmt: skip
+MODES = ("inference", "training")
+
+
+def workload(model: str, mode: str, device: str, library: str, optimizer: str) -> Workload:
+    """Say what is run."""
+    return Workload.of(
+        models.build(model), device, mode=mode, dtype="float32", optimizer=optimizer, library=library, present=True
+    )
+
+
+def sizes(work: Workload, limit: int, least: int, shares: Sequence[float]) -> list[int]:
+    """Give the sizes that fill shares of what is left beside one sample; none where not even that fits."""
+    try:
+        return sorted({fit.largest(work, least + int(share * (limit - least))) for share in shares})
+    except DoesNotFit:
+        return []
+
+
+def taken(work: Workload, batch_size: int) -> dict[str, Any]:
+    """Run a size in a worker and say what was said and what was taken."""
+    kept_back = room.memory_limit(work.device).reserve_bytes
+    said = device_bytes(work, batch_size, kept_back)
+    device = "cpu" if work.device.kind == "cpu" else f"cuda:{work.device.index}"
+    arguments = {"spec": work.spec.to_mapping(), "device": device, **work.settings, "seed": 0}
+    row = {"batch_size": batch_size, "planned": plan(work, batch_size).total, "said": said}
+    runner = RemoteRunner(FactoryRef("cubatch.measure.network_runner:network_runner", arguments))
+    try:
+        runner.prepare(batch_size)
+        runner.time(STEPS)
+        row |= {"held": runner.peak_bytes, "took": runner.peak_device_bytes}
+        runner.release()
+    except CubatchError as error:
+        row |= {"failed": str(error)}
+    finally:
+        runner.close()
+    return row
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the cases and print a line for each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--library", default="auto")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES), help="of the memory that may be taken")
+    parser.add_argument("--room", type=int, default=512, help="MiB beside one sample's, on a CPU")
+    options = parser.parse_args(arguments)
+    device = probe.resolve(options.device)
+    if device.kind == "cuda":
+        taken(workload("mlp", "training", options.device, options.library, options.optimizer), 1)
+    rows: list[dict[str, Any]] = []
+    for model in options.models:
+        for mode in options.modes:
+            work = workload(model, mode, options.device, options.library, options.optimizer)
+            least = plan(work, 1).total
+            limit = room.memory_limit(device).bytes if device.kind == "cuda" else least + options.room * MIB
+            for size in sizes(work, limit, least, options.shares):
+                row = {"model": model, "mode": mode, **taken(work, size)}
+                rows.append(row)
+                print(_line(row))
+                sys.stdout.flush()
+                if options.json:
+                    content = {
+                        "schema": 1, "benchmark": "memory", **provenance(), "device": device.name,
+                        "threads": device.threads, "environment": environment(device), "steps": STEPS,
+                        "optimizer": options.optimizer, "rows": rows,
+                    }  # fmt: skip
+                    options.json.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def _line(row: dict[str, Any]) -> str:
+    case = f"{row['model']} {row['mode']} {row['batch_size']}: planned {row['planned'] / MIB:.1f} MiB"
+    if "failed" in row:
+        return f"{case}, FAILED: {row['failed']}"
+    away = row["said"] - row["took"]
+    return (
+        f"{case}, held {row['held'] / MIB:.1f}, said {row['said'] / MIB:.1f}, took {row['took'] / MIB:.1f} "
+        f"({away / MIB:+.1f} MiB, {away / row['took']:+.1%}; the plan alone {row['planned'] / row['took'] - 1:+.1%})"
+    )
+
+
+if __name__ == "__main__":
+    main()

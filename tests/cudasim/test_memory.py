@@ -1,0 +1,69 @@
+"""Memory of simulated GPUs: watched, refused beyond what is there, and what a process took of it kept."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cudasim.simulation import NEEDS, cubatch, python
+
+pytestmark = NEEDS
+
+MIB = 2**20
+
+PREPARE = """
+    from cubatch.engine.network import Model
+    from cubatch.errors import OutOfMemory
+    from cubatch.hardware import probe
+    from cubatch.network import models
+    model = Model(models.build("mlp"), device=probe.resolve("cuda"))
+    model.prepare(8)
+    try:
+        model.prepare(2_000_000)
+    except OutOfMemory as error:
+        print(error.needed_bytes > error.available_bytes, error.largest_batch_size > 8)
+    model.prepare(8)
+    model.step()
+    print("stepped")
+"""
+
+
+def test_all_gpus_are_watched():
+    """By nvidia-ml-py, as on real ones."""
+    found = json.loads(cubatch("watch", "--json", "-", devices="h100,a100").stdout)
+    assert [gpu["gpu"]["index"] for gpu in found["gpus"]] == [0, 1]
+    assert all(gpu["now"]["used_bytes"] and not gpu["problem"] for gpu in found["gpus"])
+    assert found["gpus"][0]["now"]["power_watts"] == 412.5
+
+
+def test_a_slice_is_watched_by_its_memory():
+    """Its board's figures are nobody's."""
+    (gpu,) = json.loads(cubatch("watch", "--json", "-", faults="mig").stdout)["gpus"]
+    assert (gpu["gpu"]["uuid"][:4], gpu["now"]["power_watts"]) == ("MIG-", None)
+    assert gpu["now"]["total_bytes"]
+
+
+def test_what_a_driver_would_let_spill_is_refused():
+    """It is asked what is free before anything is taken; the next batch size is prepared as if nothing had been."""
+    assert python(PREPARE, faults=f"spill,memory:{2048 * MIB}") == "True True\nstepped"
+
+
+def test_what_a_process_takes_beside_its_arrays_is_kept():
+    """The simulated context of 512 MiB, which the rule took for less; the limit of the next run follows it."""
+    code = """
+        import json, os, pathlib, tempfile
+        from cubatch.hardware import probe, reserve, room
+        reserve.folder = lambda folder=pathlib.Path(tempfile.mkdtemp()): folder
+        from cubatch.measure.network_runner import network_runner
+        from cubatch.network import models
+        before = room.memory_limit(probe.resolve("cuda")).reserve_bytes
+        options = {"mode": "training", "dtype": "float32", "optimizer": "sgd", "library": "im2col"}
+        spec = models.build("mlp").to_mapping()
+        runner = network_runner(spec=spec, device="cuda:0", recompute=False, seed=0, **options)
+        runner.prepare(4)
+        runner.step()
+        runner.release()
+        print(before >> 20, room.memory_limit(probe.resolve("cuda")).reserve_bytes >> 20)
+    """
+    before, after = map(int, python(code).split())
+    assert before != after
+    assert 512 <= after < 600

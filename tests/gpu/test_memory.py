@@ -1,0 +1,101 @@
+"""Memory that somebody else takes, and a context that an error broke: both are survived."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+import cubatch
+from cubatch.errors import CubatchError, WorkerFailed
+from cubatch.hardware import probe, room
+from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.runner import FactoryRef
+from tests.simulated import IS_SIMULATED
+
+
+def has_gpu():
+    """Say whether there is one."""
+    try:
+        return any(device.kind == "cuda" for device in probe.devices())
+    except CubatchError:
+        return False
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no GPU in this machine")]
+
+HOG = """
+import sys, cupy
+free, _ = cupy.cuda.runtime.memGetInfo()
+taken = cupy.cuda.alloc(int(0.8 * free))
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def hog():
+    """Run a process that holds 80 % of what was free until the block ends."""
+    with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"holds\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class Faulty:
+    """A runner whose step writes where there is nothing, after which its context answers nothing any more."""
+
+    def __init__(self):
+        import cupy
+
+        from cubatch.measure.clocks import cupy_clock
+
+        source = 'extern "C" __global__ void fault(float* x) { *x = 1; }'
+        self._cupy, self._fault = cupy, cupy.RawKernel(source, "fault")
+        self.clock = cupy_clock(None)
+        self.peak_bytes = self.peak_device_bytes = None
+
+    def prepare(self, batch_size):
+        """Take nothing."""
+
+    def step(self):
+        """Fault."""
+        self._fault((1,), (1,), (self._cupy.uint64(8),))
+
+    def release(self):
+        """Give nothing back."""
+
+    def close(self):
+        """Do nothing."""
+
+
+@pytest.mark.skipif(IS_SIMULATED, reason="a simulated GPU's memory is its process's own")
+def test_a_process_that_takes_most_of_the_memory_is_survived_and_named():
+    """The limit follows what is left; the next run, when it is gone, has all of it again."""
+    here = probe.device("cuda")
+    before = room.memory_limit(here)
+    with hog():
+        limit = room.memory_limit(here)
+        result = cubatch.autotune("mnist-cnn", mode="training", device="cuda", budget=10, store=False)
+    assert limit.bytes < 0.5 * before.bytes
+    assert "Other processes hold" in limit.others
+    assert result.batch_size
+    assert any("Other processes hold" in reason for reason in result.reasons)
+    assert room.memory_limit(here).bytes == pytest.approx(before.bytes, rel=0.05)
+
+
+@pytest.mark.skipif(IS_SIMULATED, reason="tests/cudasim/test_faults.py plants such errors there")
+def test_a_sticky_error_costs_its_worker_and_nothing_else():
+    """The process that asked tunes on in another one."""
+    runner = RemoteRunner(FactoryRef("tests.gpu.test_memory:Faulty"))
+    try:
+        runner.prepare(1)
+        with pytest.raises(WorkerFailed):
+            runner.time(1)
+    finally:
+        runner.close()
+    assert cubatch.autotune("mlp", device="cuda", batch_sizes=[8], budget=10, store=False).batch_size == 8
