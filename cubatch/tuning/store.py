@@ -71,6 +71,7 @@ def open_run(
 
     Example:
         >>> import tempfile
+        >>> from cubatch.measure.records import Timing
         >>> place = tempfile.TemporaryDirectory()
         >>> asked, given = {"spec": "mlp"}, {"path": Path(place.name) / "store.sqlite3", "budget": 60.0}
         >>> with open_run(identity=asked, conditions={"numpy": "2.0"}, **given) as run:
