@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
+from cubatch.engine.conditions import environment
 from cubatch.errors import CubatchError, DoesNotFit
 from cubatch.hardware import probe, room
-from cubatch.measure.conditions import environment
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit

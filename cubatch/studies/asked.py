@@ -10,9 +10,9 @@ from typing import Any, cast
 import attrs
 
 from cubatch.checks import check_whole
+from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import room
-from cubatch.measure.conditions import conditions, environment
 from cubatch.measure.records import PER_VISIT
 from cubatch.memory import fit
 from cubatch.network.models import SpecLike
