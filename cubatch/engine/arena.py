@@ -75,14 +75,14 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
     Raises:
         OutOfMemory: If it is.
     """
-    if work.device.kind != "cpu":
+    free_bytes = None
+    if hasattr(xp, "cuda"):
         free_bytes, _ = xp.cuda.runtime.memGetInfo()
-        if plan.total - held_bytes > free_bytes:
-            raise out_of_memory(work, plan)
-        return
-    with contextlib.suppress(InvalidArgument):  # what is free cannot be read
-        if plan.total - held_bytes > room.memory_limit(work.device).free_bytes:
-            raise out_of_memory(work, plan)
+    elif work.device.kind == "cpu":
+        with contextlib.suppress(InvalidArgument):  # it cannot be read
+            free_bytes = room.memory_limit(work.device).free_bytes
+    if free_bytes is not None and plan.total - held_bytes > free_bytes:
+        raise out_of_memory(work, plan)
 
 
 def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:

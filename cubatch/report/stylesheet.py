@@ -25,9 +25,10 @@ h1, .title { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-siz
 .answer { overflow-wrap: anywhere; } .answer p { margin: 0; } .answer ul { margin: .5rem 0 0; padding-left: 1.2rem; }
 .predicted { color: var(--red); font-weight: 600; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; width: 100%; margin: 0; }
-th { text-align: left; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
-td { border-bottom: 1px solid var(--rule); text-align: left; background: var(--paper); }
-.n { text-align: right; font-variant-numeric: tabular-nums; }
+table { table-layout: auto; }
+th { text-align: left !important; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
+td { border-bottom: 1px solid var(--rule); text-align: left !important; background: var(--paper); }
+.n { text-align: right !important; font-variant-numeric: tabular-nums; }
 .wide th, .wide td { white-space: nowrap; } .wide td:last-child { white-space: normal; min-width: 16rem; }
 .wide td.n:last-child { min-width: 0; white-space: nowrap; }
 tr.mark td { background: var(--mark); font-weight: 600; }

@@ -70,7 +70,7 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
         >>> round(sharpness(net, images, labels, device=probe.device("cpu")).eigenvalue, 1)
         13.0
     """
-    if any(isinstance(node.layer, Dropout) for node in network.nodes):
+    if any(isinstance(node.layer, Dropout) for node in network.nodes):  # its loss is not the same function twice
         return None
     context = kernel_choice.usual_context(device)
     with Model(network, device=device, mode="training", learning_rate=0.0, context=context) as model:

@@ -8,11 +8,13 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
+import pytest
 
 import cubatch as cb
+
+torch = pytest.importorskip("torch")
+from torch import distributed, nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 OPTIONS = {"mode": "training", "budget": 120.0, "device": "cpu"}
 

@@ -18,6 +18,7 @@ from cubatch.report.page import html
 from cubatch.report.tables import (
     candidates,
     devices,
+    fleet,
     footprint,
     forecast,
     kernels,
@@ -221,6 +222,24 @@ def watch_page():
     return watch.watched([board, part, lost], title="GPUs of this machine, 3 looks in 2 s").text(width=180)
 
 
+def fleet_page():
+    """A measured kind, a slower one with a price, a predicted one, and one that failed."""
+    nothing = {"workers": [], "predicted": False, "batch_size": None, "samples_per_second": None, "peak_bytes": None,
+               "cost_per_million_samples": None, "error": ""}  # fmt: skip
+    devices = [
+        {"name": "NVIDIA H100 PCIe, MIG 3g.40gb", "workers": ["a", "b"], "batch_size": 256,
+         "samples_per_second": 2510.4, "peak_bytes": 9 * 2**30},
+        {"name": "Tesla V100-SXM2-16GB", "workers": ["c"], "batch_size": 112, "samples_per_second": 1117.0,
+         "peak_bytes": 5 * 2**30, "cost_per_million_samples": 0.61},
+        {"name": "t4", "predicted": True, "batch_size": 64, "samples_per_second": 301.0},
+        {"name": "AMD EPYC, 2 threads", "workers": ["d"], "error": "no worker that is left could measure: d is gone"},
+    ]  # fmt: skip
+    return grids(
+        fleet.compared({"devices": [nothing | device for device in devices]}),
+        fleet.shared({"tcp://10.0.0.1:40331": 176, "tcp://10.0.0.2:40847": 80}),
+    )
+
+
 PAGES = {
     "tune.txt": lambda: result.table(everything()),
     "tune.html": lambda: html(everything()),
@@ -229,6 +248,7 @@ PAGES = {
     "predict.txt": predict_page,
     "compare.txt": compare_page,
     "occupancy.txt": occupancy_page,
+    "fleet.txt": fleet_page,
     "kernels.txt": kernels_page,
     "models.txt": models_page,
     "layers.txt": layers_page,

@@ -12,10 +12,10 @@ from tests.unit.tables import row_of
 
 def test_plain_gives_what_json_can_hold():
     """JSON knows no tuple, no record, no NaN and no infinity."""
-    record = Candidate(8, ("power of two",), predicted_seconds=math.nan)
+    record = Candidate(8, ("power of two",))
     unknown = dict.fromkeys(("predicted_peak_bytes", "predicted_seconds"))
-    assert common.plain({"c": (record, math.inf, 1.5, None)}) == {
-        "c": [{"batch_size": 8, "reasons": ["power of two"], **unknown, "over_limit": False}, None, 1.5, None]
+    assert common.plain({"c": (record, math.nan, math.inf, 1.5, None)}) == {
+        "c": [{"batch_size": 8, "reasons": ["power of two"], **unknown, "over_limit": False}, None, None, 1.5, None]
     }
 
 

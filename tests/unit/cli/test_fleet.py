@@ -1,0 +1,75 @@
+"""`cubatch fleet tune`: options in, a table or JSON out; clusters are in tests/parity/test_fleet.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cubatch.errors import InvalidArgument
+from cubatch.fleet import tune_fleet
+from cubatch.fleet.fleet_result import FleetDevice, FleetResult
+from cubatch.tuning.results import TuningResult
+from tests.unit.tuned import about
+
+ASKED = ("fleet", "tune", "mlp", "--scheduler", "tcp://10.0.0.1:8786")
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """Put an answer in the place of a cluster's, and keep what was asked."""
+    asked = {}
+    measured = TuningResult.from_json(json.dumps(about({32: 100.0, 64: 200.0}, largest_measured=64)))
+    answer = FleetResult(devices=[FleetDevice(name="Test GPU", workers=("tcp://a", "tcp://b"), result=measured)])
+
+    def autotune_fleet(spec, client, **options):
+        asked.update(options, client=client, layers=len(spec.to_mapping()["layers"]))
+        return answer
+
+    monkeypatch.setattr(tune_fleet, "autotune_fleet", autotune_fleet)
+    return asked
+
+
+def test_a_kind_of_device_is_a_line(run, fleet):
+    """Its name, its workers, the answer, and the share of each worker where a batch is to be shared."""
+    code, out, err = run(*ASKED, "--share", 100)
+    assert (code, err) == (0, "")
+    assert "Test GPU" in out
+    assert [line.split() for line in out.splitlines() if "tcp://" in line] == [["tcp://a", "50"], ["tcp://b", "50"]]
+
+
+def test_options_are_those_of_autotune(run, fleet):
+    """As they are spelled elsewhere; predicted GPUs and prices by name, the store as `tune` has it."""
+    code, out, _ = run(
+        *ASKED, "--mode", "training", "--batch-sizes", "32,64", "--budget", 5, "--predict-missing", "t4,a40",
+        "--prices", "t4=0.35,AMD EPYC, 2 threads=1", "--no-store", "--json", "-",
+    )  # fmt: skip
+    assert code == 2, "a price's name holds a comma"
+    code, out, _ = run(
+        *ASKED, "--mode", "training", "--batch-sizes", "32,64", "--budget", 5, "--predict-missing", "t4,a40",
+        "--prices", "t4=0.35", "--no-store", "--json", "-",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["devices"][0]["batch_size"] == 64
+    assert (fleet["client"], fleet["mode"], fleet["batch_sizes"]) == ("tcp://10.0.0.1:8786", "training", [32, 64])
+    assert (fleet["budget"], fleet["predict"], fleet["prices"]) == (5.0, ["t4", "a40"], {"t4": 0.35})
+    assert fleet["store"] is False
+
+
+def test_stores_exclude_each_other(run, fleet):
+    """As for `tune`."""
+    assert run(*ASKED, "--no-store", "--fresh")[0] == 2
+    assert not fleet
+
+
+def test_what_a_cluster_refuses_is_a_line(run, monkeypatch):
+    """On stderr, with the exit code of an argument that makes no sense."""
+
+    def autotune_fleet(*_, **__):
+        raise InvalidArgument("client", "tcp://10.0.0.1:8786", "the address of a scheduler that answers")
+
+    monkeypatch.setattr(tune_fleet, "autotune_fleet", autotune_fleet)
+    code, out, err = run(*ASKED)
+    assert (code, out) == (2, "")
+    assert "the address of a scheduler that answers" in err
+    assert "Traceback" not in err
