@@ -26,7 +26,8 @@ h1, .title { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-siz
 .predicted { color: var(--red); font-weight: 600; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; width: 100%; margin: 0; }
 table { table-layout: auto; }
-th { text-align: left !important; border-bottom: 2px solid var(--rule); } th, td { padding: .3rem .6rem; vertical-align: top; }
+th { text-align: left !important; border-bottom: 2px solid var(--rule); }
+th, td { padding: .3rem .6rem; vertical-align: top; }
 td { border-bottom: 1px solid var(--rule); text-align: left !important; background: var(--paper); }
 .n { text-align: right !important; font-variant-numeric: tabular-nums; }
 .wide th, .wide td { white-space: nowrap; } .wide td:last-child { white-space: normal; min-width: 16rem; }
