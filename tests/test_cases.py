@@ -77,7 +77,7 @@ CASES = {
     ),
     "watch": (
         "a test",
-        "later: `cubatch watch`",
+        "cubatch watch --seconds --json",
     ),
     "allow-growth": (
         "cubatch tune --memory-limit",

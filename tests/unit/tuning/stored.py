@@ -64,7 +64,7 @@ timings = st.builds(
 )
 
 
-numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 
 
 facts = st.dictionaries(st.text(), st.none() | st.text() | numbers | st.booleans())
