@@ -46,7 +46,8 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
     "kernels": (*_COMPILED, *_MEASURING),
     "gpu_pass": _COMPILED,
     "sanitizers": (
-        *_WHEREVER, *_MEASURING, "cubatch/cli/*", "!cubatch/bench/*", "!cubatch/tuning/__init__.py", "!cubatch/tuning/turns.py",
+        *_WHEREVER, *_MEASURING, "cubatch/cli/*", "!cubatch/bench/*",
+        *(f"!cubatch/tuning/{name}.py" for name in ("__init__", "turns")),
         *(f"cubatch/measure/{name}.py" for name in ("budget", "goal", "records", "remote", "stopping", "stopwatch")),
     ),
     "simulated": (  # all that tuning on a GPU goes through
