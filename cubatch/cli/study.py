@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -99,7 +100,7 @@ def study(
     console.emit(table.grids(payload), payload, json)
     for path in written:
         console.say(f"wrote {path}")
-    if not any(path.suffix == ".png" for path in written):
+    if importlib.util.find_spec("matplotlib") is None:
         console.say("no picture files: pip install 'cubatch[plot]'; the page has its figure")
 
 

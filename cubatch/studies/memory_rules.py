@@ -84,7 +84,7 @@ def _taken(asked: Asked, m: Measurement) -> dict[str, Any]:
         "batch_size": m.batch_size,
         "planned_bytes": whole.total,
         "measured_bytes": m.peak_bytes,
-        "device_bytes": m.peak_device_bytes,
+        "device_bytes": m.peak_device_bytes if asked.work.device.kind == "cuda" else None,  # the driver's own count
         "parts": {name: getattr(whole, name) for name in PARTS},
     }
 
