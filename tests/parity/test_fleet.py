@@ -101,7 +101,8 @@ def test_a_worker_killed_while_it_measures_costs_no_timing(tmp_path):
         pids = client.run(os.getpid)
 
         def watch(_: str, sentence: str) -> None:
-            killed.setdefault("first", pids.get(sentence.removeprefix("measuring on "), 0))
+            if sentence.startswith("measuring on "):
+                killed.setdefault("first", pids.get(sentence.removeprefix("measuring on ")))
 
         taken = tune_fleet._Keep.take
 

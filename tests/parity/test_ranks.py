@@ -23,7 +23,7 @@ def job(folder: Path, ranks: int, kind: str = "small", **options) -> list[dict]:
     ]  # fmt: skip
     paths = [str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert not done.returncode, done.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
