@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +16,12 @@ from cubatch.cli.options import (
     MemoryOption,
     Model,
     ModeOption,
+    ObjectiveOption,
     OptimizerOption,
     RecomputeOption,
     SeedOption,
     ShapeOption,
+    SizesOption,
     StoreOption,
     ToleranceOption,
     priced,
@@ -48,13 +50,9 @@ def tune(
     ],
     mode: ModeOption = "inference",
     dtype: DtypeOption = "float32",
-    objective: Annotated[
-        Literal["throughput", "latency", "energy"], typer.Option("--objective", help="energy: samples per joule.")
-    ] = "throughput",
+    objective: ObjectiveOption = "throughput",
     tolerance: ToleranceOption = 0.01,
-    batch_sizes: Annotated[
-        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
-    ] = None,
+    batch_sizes: SizesOption = None,
     max_batch_size: MaxOption = None,
     memory_limit: MemoryOption = None,
     latency_limit: LatencyOption = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cubatch.choices import Dtype, Library, Measurable, Mode, Optimizer
+from cubatch.choices import Dtype, Library, Measurable, Mode, Objective, Optimizer
 
 if TYPE_CHECKING:
     from cubatch.network.graph import Spec
@@ -48,6 +48,10 @@ TargetOption = Annotated[
     typer.Option(
         "--target-batch-size", metavar="N", min=1, help="Of an optimiser's step: gradients of batches are added up."
     ),
+]
+ObjectiveOption = Annotated[Objective, typer.Option("--objective", help="energy: samples per joule.")]
+SizesOption = Annotated[
+    str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
 ]
 RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]
 ToleranceOption = Annotated[float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,10 +18,12 @@ from cubatch.cli.options import (
     MemoryOption,
     Model,
     ModeOption,
+    ObjectiveOption,
     OptimizerOption,
     RecomputeOption,
     SeedOption,
     ShapeOption,
+    SizesOption,
     StoreOption,
     ToleranceOption,
     read_spec,
@@ -42,13 +44,9 @@ def tune(
     device: DeviceOption = None,
     mode: ModeOption = "inference",
     dtype: DtypeOption = "float32",
-    objective: Annotated[
-        Literal["throughput", "latency", "energy"], typer.Option("--objective", help="energy: samples per joule.")
-    ] = "throughput",
+    objective: ObjectiveOption = "throughput",
     tolerance: ToleranceOption = 0.01,
-    batch_sizes: Annotated[
-        str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
-    ] = None,
+    batch_sizes: SizesOption = None,
     max_batch_size: MaxOption = None,
     memory_limit: MemoryOption = None,
     latency_limit: LatencyOption = None,
