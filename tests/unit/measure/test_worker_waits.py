@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -24,19 +23,6 @@ from cubatch.search import walk
 
 def fake(habits=None, at="prepare", path=""):
     return FactoryRef("tests.unit.worker_fakes:make", {"habits": habits or {}, "at": at, "path": str(path)})
-
-
-@pytest.fixture
-def start():
-    """Start runners that are closed at the end, whatever happens."""
-    with contextlib.ExitStack() as runners:
-
-        def start(factory, **options):
-            runner = RemoteRunner(factory, **options)
-            runners.callback(runner.close)
-            return runner
-
-        yield start
 
 
 def suspend(pid):
