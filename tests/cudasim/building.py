@@ -236,6 +236,8 @@ def _build(toolkit: Toolkit, packages: Path, home: Path) -> None:
             own / f"libcublas.so.{major}", SOURCES / "cublas.cpp", absent, *cuda,
             f"-Wl,--version-script={home / 'cublas.map'}", soname=True, folder=sources,
         )  # fmt: skip
+        absent.write_text(_refusals(next(blas.parent.glob("nccl.*.so")), "nccl", SOURCES / "nccl.cpp"))
+        _compile(own / "libnccl.so.2", SOURCES / "nccl.cpp", absent, *cuda, soname=True, folder=sources)
         absent.write_text('extern "C" int cublasLtVersion() { return 120900; }\n')
         _compile(own / f"libcublasLt.so.{major}", absent, soname=True, folder=sources)
         for module, place in objects.items():
@@ -259,7 +261,8 @@ def _refusals(asks: Path, prefix: str, *sources: Path) -> str:
     names = {
         line.split()[-1].split("@")[0] for line in _run("nm", "--undefined-only", *_dynamic(asks), asks).splitlines()
     }
-    status = 15 if prefix == "cublas" else 801  # CUBLAS_STATUS_NOT_SUPPORTED, cudaErrorNotSupported
+    # CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, cudaErrorNotSupported
+    status = {"cublas": 15, "nccl": 5}.get(prefix, 801)
     return "".join(
         f'extern "C" __attribute__((visibility("default"))) int {name}() {{ return {status}; }}\n'
         for name in sorted(names)

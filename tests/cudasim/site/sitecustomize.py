@@ -20,7 +20,7 @@ _UNITS = Path(os.environ.get("CUDASIM_HOME", "")) / "units"
 
 
 def _load_libraries(folder: Path) -> None:
-    order = ("libcuda.so.1", "libnvrtc.so.*", "libcublasLt.so.*", "libcublas.so.*", "libnvidia-ml.so.1")
+    order = ("libcuda.so.1", "libnvrtc.so.*", "libcublasLt.so.*", "libcublas.so.*", "libnccl.so.2", "libnvidia-ml.so.1")
     for name in order:
         for library in folder.glob(name):
             ctypes.CDLL(str(library))
