@@ -23,31 +23,25 @@ that it started.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
-import traceback
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import attrs
 
-from cubatch import errors
-from cubatch.errors import CubatchError, WorkerFailed, is_out_of_memory
+from cubatch.errors import WorkerFailed
+from cubatch.measure import replies
+from cubatch.measure.expendable import expendable
 from cubatch.measure.remote import identify
 from cubatch.measure.runner import FactoryRef, Runner
-from cubatch.units import said, shown
+from cubatch.units import shown
 
 _WATCH_SECONDS = 1.0
 _REQUESTS = frozenset({"start", "prepare", "call", "time", "facts", "release", "close"})
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class _Worker:
@@ -105,16 +99,11 @@ class _Worker:
 def main() -> NoReturn:
     """Be the worker: answer requests until told to close, or until standard input ends."""
     # The pipes move out of the way: what a library prints goes to standard error, what it reads is nothing.
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.dup2(2, 1)
-    faulthandler.enable()
-    with contextlib.suppress(AttributeError, OSError):  # suspended, it could not end itself after its parent
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    with contextlib.suppress(OSError):  # when memory runs out, the kernel is to take this process
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    expendable()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()
     threading.Thread(target=_watch, args=(int(sys.argv[1]),), daemon=True).start()
@@ -122,8 +111,8 @@ def main() -> NoReturn:
     doing = ""
     while doing != "close":
         doing, reply = _answer(worker, inbox.get())
-        replies.write(reply)
-        replies.flush()
+        answers.write(reply)
+        answers.flush()
     os._exit(0)
 
 
@@ -137,7 +126,7 @@ def _answer(worker: _Worker, line: bytes) -> tuple[str, bytes]:
             raise WorkerFailed(f"it was asked for {shown(doing)}, which it cannot do")  # noqa: TRY301 - as any other
         reply = json.dumps({"ok": getattr(worker, doing)(**request)})
     except Exception as error:  # noqa: BLE001 - the other side raises it
-        reply = json.dumps({"error": _describe(error)})
+        reply = json.dumps({"error": replies.described(error)})
     return doing, reply.encode() + b"\n"
 
 
@@ -153,21 +142,6 @@ def _watch(parent: int) -> NoReturn:
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os._exit(0)
-
-
-def _describe(error: Exception) -> dict[str, Any]:
-    """Turn an error into what JSON can hold; `args` only for those of ours that can be made again from it."""
-    args = None
-    if isinstance(error, CubatchError) and getattr(errors, type(error).__name__, None) is type(error):
-        with contextlib.suppress(TypeError):
-            args = json.loads(json.dumps(error.args))
-    return {
-        "type": type(error).__name__,
-        "args": args,
-        "text": " ".join([said(error), *getattr(error, "__notes__", ())]),
-        "out_of_memory": is_out_of_memory(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
 
 
 if __name__ == "__main__":

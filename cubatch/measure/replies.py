@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from cubatch import errors
-from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed
-from cubatch.units import visible
+from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed, is_out_of_memory
+from cubatch.units import said, visible
 
 _FACTS = {"type": str, "text": str, "traceback": str, "out_of_memory": bool, "args": list | None}
 
@@ -32,6 +34,21 @@ def parsed(line: bytes) -> dict[str, Any]:
     ):
         raise ValueError("an error without its facts")
     return reply
+
+
+def described(error: Exception) -> dict[str, Any]:
+    """Turn an error into what JSON can hold; `args` only for those of ours that can be made again from it."""
+    args = None
+    if isinstance(error, CubatchError) and getattr(errors, type(error).__name__, None) is type(error):
+        with contextlib.suppress(TypeError):
+            args = json.loads(json.dumps(error.args))
+    return {
+        "type": type(error).__name__,
+        "args": args,
+        "text": " ".join([said(error), *getattr(error, "__notes__", ())]),
+        "out_of_memory": is_out_of_memory(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
 
 
 def rebuilt(facts: Mapping[str, Any], doing: str) -> CubatchError:

@@ -166,7 +166,8 @@ def test_a_kernel_that_faults_in_a_graph_is_told_to_have_been_in_one():
         TRAINING
         + """
     import os
-    from cubatch.worker import _describe, _Worker
+    from cubatch.measure.replies import described
+    from cubatch.worker import _Worker
     from cubatch.measure import clocks
     from cubatch.measure.network_runner import NetworkRunner
     context = kernel_choice.kernel_context(GPU, "float32", seconds=0.0, path=None)
@@ -180,7 +181,7 @@ def test_a_kernel_that_faults_in_a_graph_is_told_to_have_been_in_one():
     try:
         worker.time(2)
     except Exception as error:
-        print(_describe(error)["text"], flush=True)
+        print(described(error)["text"], flush=True)
     os._exit(0)
     """
     )

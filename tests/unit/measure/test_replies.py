@@ -20,7 +20,7 @@ class Mute(Exception):
 
 def described(error):
     """Send an error from one side to the other."""
-    reply = replies.parsed(json.dumps({"error": worker._describe(error)}).encode())
+    reply = replies.parsed(json.dumps({"error": replies.described(error)}).encode())
     return replies.rebuilt(reply["error"], "batch size 8")
 
 
