@@ -22,7 +22,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch", "onnx", "onnxruntime", "safetensors")
 # The only modules that may import a GPU library, one for each.
 GPU_MODULES = {
-    "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "bench/rivals.py": {"torch"},
+    "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "engine/exchange.py": {"cupy"},
+    "bench/rivals.py": {"torch"},
     "measure/clocks.py": {"torch"}, "network/importers/torch_export.py": {"torch"},
     "frameworks/module_runner.py": {"torch"}, "frameworks/module_worker.py": {"torch"},
     "frameworks/ranks.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},

@@ -30,6 +30,12 @@ DeviceOption = Annotated[
         help="cpu, gpu, cuda:1, a name of `cubatch devices`, a GPU's .toml file. Default: first GPU, else CPU.",
     ),
 ]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="N|A,B,...", help="Share each training step: how many, or which: cuda:0,cuda:1; cpu,cpu."
+    ),
+]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]
 LibraryOption = Annotated[
@@ -112,6 +118,13 @@ def whole_numbers(option: str, text: str, count: int | None = None) -> list[int]
         wanted = f"{count} whole numbers" if count else "whole numbers"
         raise typer.BadParameter(f"{option} takes {wanted} with commas between, got {text!r}")
     return numbers
+
+
+def several_devices(text: str | None) -> int | list[str] | None:
+    """Read "4" or "cuda:0,cuda:1"; which devices there are is for the library to say."""
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    return [name.strip() for name in text.split(",")]
 
 
 def priced(text: str) -> dict[str, float]:

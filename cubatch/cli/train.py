@@ -15,6 +15,7 @@ from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
     DeviceOption,
+    DevicesOption,
     DtypeOption,
     JsonOption,
     Model,
@@ -24,12 +25,14 @@ from cubatch.cli.options import (
     ShapeOption,
     TargetOption,
     read_spec,
+    several_devices,
 )
 
 if TYPE_CHECKING:
     from cubatch.engine.train import Epoch, Step
     from cubatch.network.graph import Network
     from cubatch.tuning.results import TuningResult
+    from cubatch.tuning.training import Arranged
 
 _AUTO = "auto"
 
@@ -40,7 +43,8 @@ def train(
     data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder with MNIST's files, plain or gzip.")],
     download: Annotated[bool, typer.Option("--download", help="First fetch what of MNIST is not there.")] = False,
     batch_size: Annotated[
-        str, typer.Option("--batch-size", metavar="N|auto", help="auto: tune first, train with the answer.")
+        str,
+        typer.Option("--batch-size", metavar="N|auto", help="auto: tune first. 64,32: of each of --devices."),
     ] = _AUTO,
     target_batch_size: TargetOption = None,
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training set.")] = 5,
@@ -67,6 +71,7 @@ def train(
         float, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="Within an epoch, keep it so often.")
     ] = 60.0,
     device: DeviceOption = None,
+    devices: DevicesOption = None,
     dtype: DtypeOption = "float32",
     recompute: RecomputeOption = False,
     seed: SeedOption = 0,
@@ -84,20 +89,19 @@ def train(
     from cubatch.report.tables import common, training
     from cubatch.tuning import training as trainer
 
-    if batch_size != _AUTO and not batch_size.isdecimal():
-        raise typer.BadParameter(f"--batch-size takes a whole number or auto, got {batch_size!r}")
     console.check_writable(json=json)
     arranged = trainer.arrange(
         read_spec(model, input_shape, classes),
         data=data,
         download=download,
-        batch_size="auto" if batch_size == _AUTO else int(batch_size),
+        batch_size=_sizes(batch_size),
         target_batch_size=target_batch_size,
         weights=weights,
         save=save,
         checkpoint=checkpoint,
         checkpoint_seconds=checkpoint_seconds,
         device=device,
+        devices=several_devices(devices),
         tune=functools.partial(_tune, model),
         epochs=epochs,
         learning_rate=lr,
@@ -110,9 +114,7 @@ def train(
     )
     for number, reason in enumerate(arranged.reasons):
         console.say(f"  {reason}" if number else reason)
-    size = arranged.batch_size
-    whole = f"{size}" if target_batch_size in {None, size} else f"{target_batch_size} of {size} at a time"
-    title = f"{model}, {dtype}, batch {whole}, {optimizer}, learning rate {lr:g}, on {arranged.device}"
+    title = f"{model}, {dtype}, batch {_batch(arranged)}, {optimizer}, learning rate {lr:g}, on {arranged.device}"
     done: list[Epoch] = []
     try:
         with _watching(model, epochs) as tell:
@@ -125,6 +127,24 @@ def train(
     facts = common.plain(trained)
     ends = {"diverged": trained.diverged, "stopped_early": trained.stopped_early}
     console.emit([training.epochs(facts["epochs"], title=title, **ends)], {"schema": 1, **facts}, json)
+
+
+def _batch(arranged: Arranged) -> str:
+    """Say how large a step is, and in which parts it is taken."""
+    shares = arranged.shares or (arranged.batch_size,)
+    whole = arranged.options["target_batch_size"] or sum(shares)
+    at_a_time = "" if whole == sum(shares) else f" of {sum(shares)} at a time"
+    return f"{whole}{at_a_time}{f' on {len(shares)} devices' if len(shares) > 1 else ''}"
+
+
+def _sizes(text: str) -> Any:
+    """Read "64", "64,32" or "auto"."""
+    if text == _AUTO:
+        return text
+    sizes = text.split(",")
+    if not all(size.isdecimal() for size in sizes):
+        raise typer.BadParameter(f"--batch-size takes a whole number, one for each device, or auto, got {text!r}")
+    return int(text) if len(sizes) == 1 else [int(size) for size in sizes]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
     DeviceOption,
+    DevicesOption,
     DtypeOption,
     JsonOption,
     LatencyOption,
@@ -27,6 +28,7 @@ from cubatch.cli.options import (
     StoreOption,
     ToleranceOption,
     read_spec,
+    several_devices,
     whole_numbers,
 )
 
@@ -42,6 +44,7 @@ def tune(
     model: Model,
     *,
     device: DeviceOption = None,
+    devices: DevicesOption = None,
     mode: ModeOption = "inference",
     dtype: DtypeOption = "float32",
     objective: ObjectiveOption = "throughput",
@@ -101,7 +104,8 @@ def tune(
     try:
         with console.watching(model) as watch:
             result = tuner.autotune(
-                spec, device=device, mode=mode, dtype=dtype, objective=objective, tolerance=tolerance,
+                spec, device=device, devices=several_devices(devices), mode=mode, dtype=dtype, objective=objective,
+                tolerance=tolerance,
                 batch_sizes=sizes, max_batch_size=max_batch_size, memory_limit=memory_limit,
                 latency_limit=latency_limit, optimizer=optimizer, library=library, recompute=recompute, budget=seconds,
                 isolate="auto" if isolate is None else isolate,

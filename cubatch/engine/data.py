@@ -76,12 +76,20 @@ class Dataset:
         return images, self.labels[index]
 
     def shuffled(
-        self, batch_size: int, seed: int, *, first: int = 0
+        self, batch_size: int, seed: int, *, first: int = 0, part: slice = slice(None)
     ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """Deal out whole batches, from the `first` on, in an order drawn from the seed; what fills none is left out."""
+        """
+        Deal out whole batches, or a part of each, in an order drawn from the seed; what fills none is left out.
+
+        Args:
+            batch_size: Samples of each.
+            seed: Draws their order.
+            first: The number of the first that is dealt out.
+            part: Which of a batch's samples are given.
+        """
         order = np.random.default_rng(seed).permutation(len(self))
         for start in range(first * batch_size, len(self) - batch_size + 1, batch_size):
-            yield self.batch(order[start : start + batch_size])
+            yield self.batch(order[start : start + batch_size][part])
 
 
 def read_idx(path: Path | str) -> np.ndarray[Any, Any]:

@@ -265,7 +265,7 @@ def dropout(at: Bound) -> None:
     """Dropout, forward."""
     place = at.place
     # The seed names layer and shard, so that a recomputation draws the mask that the first pass drew.
-    seed = (place.seed, place.begin, *at.name.encode())
+    seed = (place.seed, place.first + place.begin, *at.name.encode())
     step = place.clock[0] if place.numbers is None else place.numbers.passes
     place.operations.dropout(
         at.reads["x0"],

@@ -138,6 +138,7 @@ class Model(Learned):
         self._losses: list[Any] = []
         self._turn = 0
         self._target: int | None = None
+        self._first, self._samples = 0, 0  # of a batch that several ranks share: where this one's begin, and all
         self._may_be_graphs = graphs
         self._graphs: StepGraphs | None = None
 
@@ -153,12 +154,17 @@ class Model(Learned):
         return self._clock, self._flat, self._states
 
     @property
+    def _whole(self) -> list[Any]:
+        """What adds up to the gradient."""
+        return self._gradients
+
+    @property
     def gradients(self) -> dict[str, dict[str, Any]]:
         """Gradients of the last step's batch, or the sum so far, by layer and name: of the loss as it is scaled."""
         self._prepared()
         total: Any = None if self._stepper is None else self._stepper.sums
         if total is None:
-            total = functools.reduce(self._xp.add, map(storage.decoded, self._gradients))
+            total = functools.reduce(self._xp.add, map(storage.decoded, self._whole))
         return weights.views(self.network, total)
 
     # --- preparing -----------------------------------------------------------------------------
@@ -218,24 +224,7 @@ class Model(Learned):
         parameters, gradients = self.parameters, [weights.views(self.network, flat) for flat in self._gradients]
         works: list[list[list[Callable[[], object]]]] = []
         for _ in range(plan.copies):
-            shards = [team.shard(plan.batch_size, rank) for rank in range(plan.members)]
-            places = [
-                Place(
-                    operations=self._operations,
-                    arena=Arena(plan, shard.stop - shard.start, self._xp),
-                    parameters=parameters,
-                    gradients=gradients[rank] if gradients else {},
-                    states=self._states,
-                    team=team,
-                    rank=rank,
-                    batch_size=plan.batch_size,
-                    begin=shard.start,
-                    clock=self._clock,
-                    numbers=self._numbers,
-                    seed=self.seed,
-                )
-                for rank, shard in enumerate(shards)
-            ]
+            places = [self._place(plan, team, rank, parameters, gradients) for rank in range(plan.members)]
             if self.library == "cubatch":  # variants are tried while they are bound, on what a step would find there
                 block = batch.random_block(batch.RANDOM_BLOCK, self.seed, self._kind, self._xp)
                 for place in places:
@@ -245,6 +234,15 @@ class Model(Learned):
         self._program = Program(team, works)
         if self._on_gpu:
             self._graphs = self._as_graphs(self._program)
+
+    def _place(self, plan: Plan, team: Team, rank: int, parameters: Any, gradients: Any) -> Place:
+        shard = team.shard(plan.batch_size, rank)
+        return Place(
+            operations=self._operations, arena=Arena(plan, shard.stop - shard.start, self._xp), parameters=parameters,
+            gradients=gradients[rank] if gradients else {}, states=self._states, team=team, rank=rank,
+            batch_size=plan.batch_size, begin=shard.start, first=self._first, clock=self._clock, numbers=self._numbers,
+            seed=self.seed,
+        )  # fmt: skip
 
     def _as_graphs(self, program: Program) -> StepGraphs:
         walks = [functools.partial(program.run, turn) for turn in range(len(program))]
@@ -271,7 +269,7 @@ class Model(Learned):
             labels,
             loss=self._losses[place.rank],
             dlogits=arena[op.writes["dy"]].reshape(shape),
-            count=(self._target or place.batch_size) * math.prod(labels.shape[1:]),
+            count=(self._samples or self._target or place.batch_size) * math.prod(labels.shape[1:]),
             scale=None if self._scaling is None else self._scaling[:1],
             workspace=None if op.workspace is None else arena.workspace(op.workspace),
         )
@@ -282,7 +280,7 @@ class Model(Learned):
         self._stepper.step(
             self._team,
             rank,
-            self._gradients,
+            self._whole,
             number=self._updates + 1 if self._numbers is None else self._numbers.updates,
             learning_rate=self.learning_rate if self._numbers is None else self._numbers.rate,
             workspace=workspace,

@@ -27,6 +27,7 @@ class Place:
         team, rank: The members, and which of them this is.
         batch_size: Samples of the whole batch.
         begin: First sample of the shard in the batch.
+        first: First sample of that batch in the one that several ranks share; 0 where one has it to itself.
         clock: Number of passes over a batch that are done, in a list of one; draws the dropout masks.
         numbers: The number of this one where kernels read it, in the place of `clock`; None where the host calls.
         seed: Where those draws start.
@@ -41,6 +42,7 @@ class Place:
     rank: int
     batch_size: int
     begin: int
+    first: int
     clock: list[int]
     numbers: StepNumbers | None
     seed: int

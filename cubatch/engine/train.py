@@ -2,7 +2,8 @@
 Training: epochs over a data set, and the accuracy on images that were not trained on.
 
 An optimiser's step is of one batch, or of several whose gradients are added up where the batch that is wanted does not
-fit.  A run that is kept in a file goes on from there.
+fit.  Several devices share it, each rank with a run of its own, whose sums meet.  A run that is kept in a file goes on
+from there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import conditions
 from cubatch.engine import data as data_module
 from cubatch.engine.data import Dataset
+from cubatch.engine.data_parallel import DataParallel, Share
+from cubatch.engine.exchange import Exchange, totals
 from cubatch.engine.native.context import Context
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
@@ -81,8 +84,9 @@ class Training:
 
     Attributes:
         model: Name of the network.
-        batch_size: Samples that go through together.
-        target_batch_size: Samples of a step of the optimiser.
+        devices: How many share a step of the optimiser.
+        batch_size: Samples that go through together, on one of them.
+        target_batch_size: Samples of a step of the optimiser, of all of them.
         dtype, learning_rate, schedule, optimizer, seed, patience: How it was trained.
         parameters: Trainable parameters.
         epochs: One record per epoch.
@@ -91,6 +95,7 @@ class Training:
     """
 
     model: str
+    devices: int
     batch_size: int
     target_batch_size: int
     dtype: str
@@ -128,6 +133,7 @@ def train(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     context: Context | None = None,
+    exchange: Exchange | None = None,
     progress: Callable[[Epoch], None] | None = None,
     stepped: Callable[[Step], None] | None = None,
 ) -> Training:
@@ -146,6 +152,8 @@ def train(
         target_batch_size: Samples of a step of the optimiser, a multiple of the batch size: the gradients of so many
             batches are added up. Loss and gradient are those of the large batch, but batch norms see a batch of
             `batch_size` at a time. None: one batch a step.
+        exchange: Sums the gradients of several ranks, which all call this alike: both sizes are then those of this one,
+            and may differ; files are written by rank 0.
         dtype: Storage of parameters and activations, see `Model`.
         epochs: Passes over the training set.
         learning_rate: Where the learning rate starts.
@@ -175,27 +183,30 @@ def train(
     checkpoints.check_files(save=save, checkpoint=checkpoint)
     training_set, test_set = data if isinstance(data, tuple) else data_module.load_mnist(data)
     whole = batch_size if target_batch_size is None else target_batch_size
+    share = Share.of(exchange, batch_size, whole)
     check(
-        network, training_set, batch_size=batch_size, target_batch_size=whole, epochs=epochs,
+        network, training_set, batch_size=batch_size, target_batch_size=whole, together=share.total, epochs=epochs,
         learning_rate=learning_rate, schedule=schedule, optimizer=optimizer, patience=patience,
         checkpoint_seconds=checkpoint_seconds,
     )  # fmt: skip
     recipe = {
-        "batch_size": batch_size, "target_batch_size": whole, "dtype": dtype, "learning_rate": learning_rate,
-        "schedule": schedule, "optimizer": optimizer, "seed": seed, "patience": patience,
+        "batch_size": share.batch_size, "target_batch_size": share.total, "dtype": dtype,
+        "learning_rate": learning_rate, "schedule": schedule, "optimizer": optimizer, "seed": seed,
+        "patience": patience,
     }  # fmt: skip
     kept = checkpoints.Checkpoint(settings={}, conditions={})
     if checkpoint is not None:
         settings = {**recipe, "epochs": epochs, "recompute": recompute}
+        settings |= {"shares": share.sizes} if exchange else {}
         settings |= _identity(network, training_set, test_set)
         kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device))
-    keeper = checkpoints.Keeper(checkpoint, checkpoint_seconds, kept)
+    keeper = checkpoints.Keeper(checkpoint if share.is_first else None, checkpoint_seconds, kept)
     records = [Epoch(**epoch) for epoch in kept.epochs]
     losses, spent = list(kept.losses), kept.seconds
-    steps = len(training_set) // whole
+    steps = len(training_set) // share.total
     with (
-        Model(
-            network, device=device, mode="training", dtype=dtype, optimizer=optimizer, learning_rate=learning_rate,
+        _model(
+            exchange, network, device=device, dtype=dtype, optimizer=optimizer, learning_rate=learning_rate,
             recompute=recompute, seed=seed, context=context,
         ) as model,
         Model(network, device=device, dtype=dtype, share=model, context=context) as tested,
@@ -206,7 +217,7 @@ def train(
         while len(records) < epochs and not _has_diverged(records) and not _has_stalled(records, patience):
             number, begun = len(records) + 1, time.perf_counter() - spent
             accuracy_before = records[-1].test_accuracy if records else None
-            for images, labels in training_set.shuffled(whole, seed + number, first=len(losses)):
+            for images, labels in training_set.shuffled(share.total, seed + number, first=len(losses), part=share.part):
                 done = (number - 1) * steps + len(losses)
                 model.learning_rate = learning_rate * _SHARES[schedule](done / (epochs * steps))
                 losses.append(_step(model, images, labels, batch_size))
@@ -216,28 +227,38 @@ def train(
                     seconds = time.perf_counter() - begun
                     keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=seconds)
             seconds = time.perf_counter() - begun
+            if isinstance(model, DataParallel):
+                model.share_statistics()
             record = Epoch(
                 number=number,
                 loss=sum(losses) / len(losses),
-                test_accuracy=accuracy(tested, test_set),
+                test_accuracy=accuracy(tested, test_set, exchange),
                 seconds=seconds,
-                samples_per_second=steps * whole / seconds,
+                samples_per_second=steps * share.total / seconds,
             )
             records.append(record)
             losses, spent = [], 0.0
             keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=spent)
             if progress:
                 progress(record)
-        if save is not None:
+        if save is not None and share.is_first:
             save_weights(model.trained(), save)
     return Training(
         model=network.name,
+        devices=len(share.sizes),
         parameters=network.parameters,
         epochs=tuple(records),
         diverged=_has_diverged(records),
         stopped_early=_has_stalled(records, patience),
         **recipe,  # type: ignore[arg-type]
     )
+
+
+def _model(exchange: Exchange | None, network: Network, **options: Any) -> Model:
+    """Make the model that is trained: alone, or one rank's."""
+    if exchange is None:
+        return Model(network, mode="training", **options)
+    return DataParallel(network, exchange=exchange, **options)
 
 
 def _step(model: Model, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], batch_size: int) -> float:
@@ -289,16 +310,20 @@ def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dic
     }
 
 
-def accuracy(model: Model, test_set: Dataset) -> float:
-    """Give the share of images whose largest logit is their label's; `model` is one for inference."""
+def accuracy(model: Model, test_set: Dataset, exchange: Exchange | None = None) -> float:
+    """Give the share of images whose largest logit is their label's; `model` is one for inference, ranks share them."""
     right = 0
-    for start in range(0, len(test_set), _EVALUATION_BATCH):
+    rank, size = (exchange.rank, exchange.size) if exchange else (0, 1)
+    for start in range(rank * _EVALUATION_BATCH, len(test_set), size * _EVALUATION_BATCH):
         images, labels = test_set.batch(slice(start, start + _EVALUATION_BATCH))
         if model.plan is None or model.plan.batch_size != len(labels):
             model.prepare(len(labels))
         model.load(images)
         model.step()
         right += int((model.output().reshape(len(labels), -1).argmax(axis=1) == labels).sum())
+    if exchange is not None:
+        (all_right,) = totals(exchange, [right])
+        right = int(all_right)
     return right / len(test_set)
 
 
@@ -308,6 +333,7 @@ def check(
     *,
     batch_size: int = 1,
     target_batch_size: int | None = None,
+    together: int = 1,
     epochs: int = 1,
     learning_rate: float = 1.0,
     schedule: str = "cosine",
@@ -328,7 +354,7 @@ def check(
     if (h, w) != (1, 1) or classes < training_set.classes:
         wanted = f"(1, 1, {training_set.classes}) or more classes, to train on these labels"
         raise InvalidArgument("output_shape", network.output_shape, wanted)
-    _check_sizes(len(training_set), batch_size, target_batch_size)
+    _check_sizes(len(training_set), batch_size, target_batch_size, together)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise InvalidArgument("epochs", epochs, "a whole number, at least 1")
     if not isinstance(learning_rate, int | float) or not 0 < learning_rate < math.inf:
@@ -342,9 +368,11 @@ def check(
         check_whole("patience", patience, least=1)
 
 
-def _check_sizes(images: int, batch_size: int, target_batch_size: int | None) -> None:
+def _check_sizes(images: int, batch_size: int, target_batch_size: int | None, together: int) -> None:
     whole = batch_size if target_batch_size is None else target_batch_size
     for field, size in (("batch_size", batch_size), ("target_batch_size", whole)):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= images:
             raise InvalidArgument(field, size, f"from 1 to the {images} training images")
+    if together > images:
+        raise InvalidArgument("batch_size", together, f"at most the {images} training images, of all devices together")
     check_target(batch_size, whole)

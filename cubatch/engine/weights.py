@@ -55,22 +55,30 @@ def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any
     }
 
 
-def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
+def places(network: Network) -> dict[tuple[str, str], slice]:
     """
-    Cut a flat array into the parameters by layer and name.
+    Say where in a flat array each parameter lies, by layer and name, in the array's order.
 
     Those of whole 16-byte vectors come first, so that kernels which load them find them aligned.
     """
     named = [(node.name, *item) for node in network.nodes for item in node.layer.parameter_shapes.items()]
-    found: dict[str, dict[str, Any]] = {layer: {} for layer, _, _ in named}
-    offsets, start = {}, 0
+    found, start = {}, 0
     for layer, name, shape in sorted(named, key=lambda item: math.prod(item[2]) % _VECTOR_ELEMENTS != 0):
-        offsets[layer, name] = start
-        start += math.prod(shape)
-    for layer, name, shape in named:
-        begin = offsets[layer, name]
-        found[layer][name] = flat[begin : begin + math.prod(shape)].reshape(shape)
+        found[layer, name] = slice(start, start + math.prod(shape))
+        start = found[layer, name].stop
     return found
+
+
+def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
+    """Cut a flat array into the parameters by layer and name."""
+    parts = places(network)
+    return {
+        node.name: {
+            name: flat[parts[node.name, name]].reshape(shape) for name, shape in node.layer.parameter_shapes.items()
+        }
+        for node in network.nodes
+        if node.layer.parameter_shapes
+    }
 
 
 class Stepper:

@@ -28,8 +28,7 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit, memory_limit
-from cubatch.measure.clocks import HostClock
-from cubatch.measure.runner import Reading
+from cubatch.measure.ranks_runner import SlowestClock
 
 _PATIENCE = dt.timedelta(days=1)  # the others wait for as long as rank 0 thinks; its end is noticed at once
 
@@ -186,7 +185,7 @@ class RankedRunner(BoundedRunner):
     """
 
     def __init__(self, ranks: Ranks, runner: ModuleRunner, memory_limit: int) -> None:
-        super().__init__(_SlowestClock(self._do), runner.meter, memory_limit, runner.dtype, runner.own_bytes)
+        super().__init__(SlowestClock(self._do), runner.meter, memory_limit, runner.dtype, runner.own_bytes)
         self._ranks, self._runner = ranks, runner
 
     @property
@@ -214,20 +213,3 @@ class RankedRunner(BoundedRunner):
     def _drop(self) -> None:
         with contextlib.suppress(Exception):  # ranks that are gone hold nothing; whoever asked already knows
             self._do("release")
-
-
-class _SlowestClock(HostClock):
-    """Each rank's own stopwatch, of which the slowest counts, and this process's clock for budgets."""
-
-    def __init__(self, do: Callable[..., list[Reading]]) -> None:
-        super().__init__()
-        self._do = do
-
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
-        """Run the step of every rank `repeats` times back to back, and say how long it took on the slowest."""
-        readings = self._do("time", repeats)
-        slowest = max(readings, key=operator.attrgetter("seconds"))
-        joules = [reading.joules for reading in readings if reading.joules is not None]
-        throttled = any(reading.throttled for reading in readings)
-        mean = sum(joules) / len(joules) if len(joules) == len(readings) else None
-        return attrs.evolve(slowest, throttled=throttled, joules=mean)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cubatch.engine.data_parallel import DataParallel
+from cubatch.engine.exchange import Exchange
 from cubatch.engine.network import Model
 from cubatch.hardware import probe, reserve
 from cubatch.measure import clocks, kernel_choice
@@ -27,19 +29,22 @@ class NetworkRunner:
         clock: How its time is told.
         monitor: Reads what the process holds of the GPU; None on a CPU.
         meter: Reads what the process has taken of main memory since before there was a model; None on a GPU.
+
+    Attributes:
+        model, clock: As given.
     """
 
     def __init__(
         self, model: Model, clock: Clock, monitor: Monitor | None = None, meter: ResidentMeter | None = None
     ) -> None:
         self.clock = clock
-        self._model, self._monitor, self._meter = model, monitor, meter
+        self.model, self._monitor, self._meter = model, monitor, meter
         self._launch: dict[str, Any] | None = None
 
     @property
     def peak_bytes(self) -> int | None:
         """Bytes that the engine took for parameters and the prepared batch."""
-        return self._model.held_bytes
+        return self.model.held_bytes
 
     @property
     def peak_device_bytes(self) -> int | None:
@@ -55,32 +60,32 @@ class NetworkRunner:
     @property
     def launch(self) -> dict[str, Any] | None:
         """How the steps of the last batch size were launched, as `Model.launch`: also once it is released."""
-        return self._model.launch or self._launch
+        return self.model.launch or self._launch
 
     def prepare(self, batch_size: int) -> None:
         """Lay out memory for the batch and fill it with random data."""
         self._launch = self.launch
-        self._model.release()
+        self.model.release()
         if self._meter is not None:
             self._meter.restart()
-        self._model.prepare(batch_size)
-        self._model.load_random()
+        self.model.prepare(batch_size)
+        self.model.load_random()
 
     def step(self) -> None:
         """Run one step, or enqueue it on a GPU."""
-        self._model.step()
+        self.model.step()
 
     def release(self) -> None:
         """Give the batch's memory back, pools included; what a GPU gave beside it is kept for the next limit."""
         self._launch = self.launch
-        if self._monitor and self._model.plan is not None and (held := self._monitor.process_bytes()) is not None:
-            reserve.keep(self._model.device, held - self._model.held_bytes)
-        self._model.release()
+        if self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()) is not None:
+            reserve.keep(self.model.device, held - self.model.held_bytes)
+        self.model.release()
 
     def close(self) -> None:
         """Give everything back."""
         self._launch = self.launch
-        self._model.close()
+        self.model.close()
 
 
 def network_runner(
@@ -95,6 +100,7 @@ def network_runner(
     seed: int,
     choice_seconds: float = 0.0,
     winners: str | None = None,
+    exchange: Exchange | None = None,
 ) -> NetworkRunner:
     """
     Build the runner of a network from what JSON can hold: the factory that a worker is given.
@@ -105,6 +111,7 @@ def network_runner(
         mode, dtype, optimizer, library, recompute, seed: As for `autotune`; the library is "cubatch" or "im2col".
         choice_seconds: How long timing kernel variants may take.
         winners: File of the variants that won before; None keeps them for this process only.
+        exchange: Makes it one rank of a data parallel run; None: it runs alone.
     """
     found = probe.resolve(device)
     meter, context = ResidentMeter(), None
@@ -112,17 +119,16 @@ def network_runner(
     if library == "cubatch":
         path = None if winners is None else Path(winners)
         context = kernel_choice.kernel_context(found, dtype, seconds=choice_seconds, path=path)
-    model = Model(
-        models.resolve(spec),
-        device=found,
-        mode=mode,
-        dtype=dtype,
-        optimizer=optimizer,
-        context=context,
-        learning_rate=0.0,  # every step does the same work on the same parameters; random data would drive them to NaN
-        recompute=recompute,
-        seed=seed,
-    )
+    options: dict[str, Any] = {
+        "device": found, "dtype": dtype, "optimizer": optimizer, "context": context, "recompute": recompute,
+        "learning_rate": 0.0,  # every step does the same work on the same parameters; random data would drive them away
+        "seed": seed,
+    }  # fmt: skip
+    resolved = models.resolve(spec)
+    if exchange is None:
+        model = Model(resolved, mode=mode, **options)
+    else:
+        model = DataParallel(resolved, exchange=exchange, **options)
     if found.kind == "cpu":
         return NetworkRunner(model, clocks.HostClock(), meter=meter)
     return NetworkRunner(model, clocks.cupy_clock(found.uuid), clocks.monitor_of(found.uuid))

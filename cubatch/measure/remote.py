@@ -159,7 +159,7 @@ class RemoteRunner:
     def _start(self) -> None:
         if not sys.executable:
             raise WorkerFailed("this Python does not know where its own executable is")
-        ahead, behind = _split_path(sys.path)
+        behind = _split_path(sys.path)[1]
         # Memory: no pipe that must be emptied, no disk that may be full.
         self._stderr = os.fdopen(os.memfd_create("cubatch-worker-stderr"), "rb")
         try:
@@ -168,7 +168,7 @@ class RemoteRunner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(ahead)},
+                env=own_environment(),
                 start_new_session=True,
             )
         except OSError as error:
@@ -342,6 +342,11 @@ def oom_kills() -> int | None:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return None
+
+
+def own_environment() -> dict[str, str]:
+    """Give the environment in which another Python finds this very cubatch, whatever the folder holds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(_split_path(sys.path)[0])}
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

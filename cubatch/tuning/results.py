@@ -14,6 +14,7 @@ from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES
+from cubatch.tuning.data_parallel import DataParallel, data_parallel
 from cubatch.units import shown
 
 SCHEMA = 1
@@ -178,6 +179,7 @@ class TuningResult:
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
+        data_parallel: What it costs that several devices share a step; None where one has it to itself.
         l2: "cold" where the working set is kept out of the L2 cache between steps, else "warm".
         created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute,
         budget_seconds, seconds_spent, seed, device, environment: What was tuned, and under what.
@@ -208,6 +210,17 @@ class TuningResult:
     decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=_measurements)
+    data_parallel: DataParallel | None = field(default=None, converter=data_parallel, metadata=_ADDED)
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds of a step during which devices summed their gradients; None where one has it to itself."""
+        return None if self.data_parallel is None else self.data_parallel.exchange_seconds
+
+    @property
+    def scaling_efficiency(self) -> float | None:
+        """How much of so many devices a step that they share makes use of; None where one has it to itself."""
+        return None if self.data_parallel is None else self.data_parallel.scaling_efficiency
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the result as JSON of schema 1; no NaN or infinity can be in it."""

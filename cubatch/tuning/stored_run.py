@@ -102,8 +102,14 @@ class Run:
         A run that ends before its first timing or outcome gives neither back.
         """
         self._candidates = list(candidates)
+        self.limit = limit
         self._write(store_tables.update_run, "ladder", self._ladder_text())
         self._write(store_tables.update_run, '"limit"', store_tables.to_json(limit))
+
+    def save_exchange(self, facts: Mapping[str, Any]) -> None:
+        """Keep what devices exchange in a step of the answer's size, beside the limit."""
+        self.limit = {**(self.limit or {}), "exchange": dict(facts)}
+        self._write(store_tables.update_run, '"limit"', store_tables.to_json(self.limit))
 
     def finish(self) -> None:
         """Say that the run is whole: a rerun with no larger budget measures nothing."""

@@ -6,9 +6,9 @@ What makes no sense is refused before a minute is spent; then a run that is kept
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
@@ -17,15 +17,17 @@ from cubatch.choices import Dtype, Optimizer, Schedule
 from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import data as files
 from cubatch.engine import train as engine
-from cubatch.hardware import room
+from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
+from cubatch.hardware.several import several
 from cubatch.measure import kernel_choice
+from cubatch.measure.rank_group import RankGroup
 from cubatch.memory import fit
 from cubatch.network import models
 from cubatch.network.graph import Network, as_network
 from cubatch.network.models import SpecLike
 from cubatch.network.weights import load_weights
-from cubatch.tuning import accumulation
+from cubatch.tuning import accumulation, tune_devices
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
 from cubatch.workload import Workload
@@ -36,7 +38,7 @@ def train(
     *,
     data: str | Path,
     download: bool = False,
-    batch_size: int | Literal["auto"] = "auto",
+    batch_size: int | Sequence[int] | Literal["auto"] = "auto",
     target_batch_size: int | None = None,
     epochs: int = 5,
     learning_rate: float = 0.05,
@@ -48,6 +50,7 @@ def train(
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = engine.CHECKPOINT_SECONDS,
     device: Device | str | None = None,
+    devices: int | Sequence[Device | str] | None = None,
     dtype: Dtype = "float32",
     recompute: bool = False,
     seed: int = 0,
@@ -61,7 +64,8 @@ def train(
         spec: A network, a mapping, a model's name or a path to a spec file, that ends in logits.
         data: Folder with MNIST's four files, or others of their names and format.
         download: First fetch what of MNIST is not there.
-        batch_size: Samples that go through together; "auto" is that of a run that is kept, else of `autotune`.
+        batch_size: Samples that go through together; "auto" is that of a run that is kept, else of `autotune`.  Of
+            devices that are not alike a list, of each: its share of a step, such as `FleetResult.shares` gives.
         target_batch_size: Samples of a step of the optimiser: gradients of batches that divide it are added up, and
             "auto" takes that of them whose steps take the least time together. None: one batch a step.
         epochs: Passes over the training set.
@@ -74,6 +78,8 @@ def train(
         checkpoint: Keeps the run after every epoch, and goes on with it if the file is there.
         checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step.
         device: A device in this machine, or its name; None is the first GPU, else the CPU.
+        devices: Several that share every step: how many, or a list of them. `batch_size` is then that of one, and
+            `target_batch_size` that of all together; running statistics of batch norms are those of the first.
         dtype: Storage of parameters and activations.
         recompute: Forget activations and compute them again in the backward pass.
         seed: Draws parameters, order and dropout masks.
@@ -98,8 +104,8 @@ def train(
     arranged = arrange(
         spec, data=data, download=download, batch_size=batch_size, target_batch_size=target_batch_size, epochs=epochs,
         learning_rate=learning_rate, schedule=schedule, patience=patience, optimizer=optimizer, weights=weights,
-        save=save, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
-        recompute=recompute, seed=seed,
+        save=save, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, device=device, devices=devices,
+        dtype=dtype, recompute=recompute, seed=seed,
     )  # fmt: skip
     return arranged.run(progress, stepped)
 
@@ -111,15 +117,19 @@ class Arranged:
 
     Attributes:
         network: With the weights it begins with.
-        device: Where it runs.
-        batch_size: As given, kept or tuned.
+        device: Where it runs; of several the first.
+        devices: All that share a step; None where one has it to itself.
+        batch_size: As given, kept or tuned; of several devices the first one's.
+        shares: Batch sizes of all devices; None where one has the step to itself.
         reasons: How far a run that is kept has come, or which batch size tuning chose and why; empty without both.
         options: Further arguments of the engine's `train`.
     """
 
     network: Network
     device: Device
+    devices: tuple[Device, ...] | None
     batch_size: int
+    shares: tuple[int, ...] | None
     reasons: tuple[str, ...]
     options: dict[str, Any]
 
@@ -127,11 +137,35 @@ class Arranged:
         self, progress: Callable[[engine.Epoch], None] | None, stepped: Callable[[engine.Step], None] | None
     ) -> engine.Training:
         """Train; the arguments are those of `train`."""
+        if self.devices is not None:
+            return self._run_together(self.devices, progress, stepped)
         context = kernel_choice.usual_context(self.device, self.options["dtype"])
         return engine.train(
             self.network, device=self.device, batch_size=self.batch_size, context=context, progress=progress,
             stepped=stepped, **self.options,
         )  # fmt: skip
+
+    def _run_together(
+        self,
+        devices: tuple[Device, ...],
+        progress: Callable[[engine.Epoch], None] | None,
+        stepped: Callable[[engine.Step], None] | None,
+    ) -> engine.Training:
+        """Train in a process for each device, of which the first says how it goes on."""
+
+        def told(what: engine.Epoch | engine.Step) -> None:
+            if isinstance(what, engine.Epoch) and progress:
+                progress(what)
+            elif isinstance(what, engine.Step) and stepped:
+                stepped(what)
+
+        target = self.options["target_batch_size"]
+        options = {**self.options, "target_batch_size": None if target is None else target // len(devices)}
+        with RankGroup(devices) as ranks:
+            sized = zip(ranks.names, self.shares or (), strict=True)
+            each = [(name, self.network, {**options, "batch_size": size}) for name, size in sized]
+            trained: engine.Training = ranks.do("train", each=each, told=told)[0]
+        return trained
 
 
 def arrange(
@@ -139,13 +173,14 @@ def arrange(
     *,
     data: str | Path,
     download: bool,
-    batch_size: int | Literal["auto"],
+    batch_size: int | Sequence[int] | Literal["auto"],
     target_batch_size: int | None,
     weights: str | Path | None,
     save: str | Path | None,
     checkpoint: str | Path | None,
     checkpoint_seconds: float,
     device: Device | str | None,
+    devices: int | Sequence[Device | str] | None,
     tune: Callable[..., TuningResult] | None = None,
     **options: Any,
 ) -> Arranged:
@@ -153,8 +188,8 @@ def arrange(
     Check what `train` was given, and find the batch size where none was.
 
     Args:
-        spec, data, download, batch_size, target_batch_size, weights, save, checkpoint, checkpoint_seconds, device: As
-            for `train`.
+        spec, data, download, batch_size, target_batch_size, weights, save, checkpoint, checkpoint_seconds, device,
+            devices: As for `train`.
         tune: Takes the place of `autotune`, for who wants to show how it goes on; None: nobody does.
         options: All else, as for `train`.
 
@@ -166,7 +201,9 @@ def arrange(
     network = as_network(models.resolve(spec))
     network = network if weights is None else load_weights(network, weights)
     facts = {name: options[name] for name in ("dtype", "optimizer", "recompute")}
-    work = Workload.of(network, device, mode="training", present=True, **facts)
+    parts = several(devices, device)
+    work = Workload.of(network, parts[0] if parts else device, mode="training", present=True, **facts)
+    shares = _shares(batch_size, target_batch_size, parts)
     if download:
         files.download_mnist(data)
     kept, reasons = None if checkpoint is None else checkpoints.read(checkpoint), tuple[str, ...]()
@@ -174,33 +211,64 @@ def arrange(
         steps = f" and {len(kept.losses)} steps" if kept.losses else ""
         size = kept.settings["batch_size"]
         reasons = (f"{checkpoint} ends after epoch {len(kept.epochs)}{steps}, in batches of {size}",)
-    if batch_size != "auto":
-        size = check_batch_size(batch_size)
+    if shares is not None:
+        size = shares[0]
+    elif not isinstance(batch_size, str) or batch_size != "auto":
+        size = check_batch_size(cast("int", batch_size))
     elif kept is None:
         training_set, _ = files.load_mnist(data)
         course = {name: options[name] for name in ("epochs", "learning_rate", "schedule", "patience", "optimizer")}
         engine.check(
             network, training_set, target_batch_size=target_batch_size, checkpoint_seconds=checkpoint_seconds, **course
         )
-        size, reasons = _tuned(work, target_batch_size, len(training_set), tune or autotune, options["seed"])
+        size, reasons = _tuned(work, parts, target_batch_size, len(training_set), tune or autotune, options["seed"])
     options |= {
         "data": data, "target_batch_size": target_batch_size, "save": save, "checkpoint": checkpoint,
         "checkpoint_seconds": checkpoint_seconds,
     }  # fmt: skip
-    return Arranged(network=network, device=work.device, batch_size=size, reasons=reasons, options=options)
+    return Arranged(
+        network=network, device=work.device, devices=parts, batch_size=size,
+        shares=shares or (None if parts is None else (size,) * len(parts)), reasons=reasons, options=options,
+    )  # fmt: skip
 
 
 def _tuned(
-    work: Workload, target: int | None, most: int, tune: Callable[..., TuningResult], seed: int
+    work: Workload,
+    devices: Sequence[Device] | None,
+    target: int | None,
+    most: int,
+    tune: Callable[..., TuningResult],
+    seed: int,
 ) -> tuple[int, tuple[str, ...]]:
     """Tune, and say what was chosen and why."""
+    count = 1 if devices is None else len(devices)
+    target, most = None if target is None else target // count, most // count
     facts = {"dtype": work.dtype, "optimizer": work.optimizer, "recompute": work.recompute, "seed": seed}
-    result = tune(work.spec, device=work.device, mode="training", max_batch_size=target or most, **facts)
+    where: dict[str, Any] = {"device": work.device} if devices is None else {"devices": list(devices)}
+    result = tune(work.spec, mode="training", max_batch_size=target or most, **where, **facts)
     if target is None:
         size = result.batch_size or 1
         chosen = f"training with batch size {size}, the answer for training {work.name} with {work.optimizer}"
         return size, (chosen, *result.reasons)
-    fitting = fit.cuts(work, target, room.memory_limit(work.device).bytes)
+    fitting = fit.cuts(work, target, tune_devices.memory_limit(devices, work.device, None).bytes)
     found = accumulation.cut(result, target, fitting=fitting)
     added_up = f", whose gradients are added up until they are of {target} samples" if found.steps > 1 else ""
     return found.batch_size, (f"training with batches of {found.batch_size}{added_up}", str(found))
+
+
+def _shares(
+    batch_size: int | Sequence[int] | str, target: int | None, devices: Sequence[Device] | None
+) -> tuple[int, ...] | None:
+    """Give the batch size of each device where they are listed, and refuse what devices cannot share."""
+    count = 1 if devices is None else len(devices)
+    if isinstance(target, int) and target % count:
+        below = target // count * count or count
+        raise InvalidArgument("target_batch_size", target, f"a multiple of the {count} devices", f"{below} is one.")
+    if not isinstance(batch_size, list | tuple):
+        return None
+    if devices is None or len(batch_size) != count:
+        raise InvalidArgument("batch_size", batch_size, f"a size, or one for each of {count} devices")
+    if target is not None and len(set(batch_size)) > 1:
+        remedy = "Let devices that are added up for have batches of one size."
+        raise InvalidArgument("target_batch_size", target, "None where batch sizes differ", remedy)
+    return tuple(check_batch_size(size) for size in batch_size)

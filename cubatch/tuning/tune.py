@@ -7,7 +7,7 @@ Each line of the walk takes records and returns records; no step calls back into
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -25,14 +25,12 @@ from cubatch.measure import clocks, kernel_choice
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Recorder
-from cubatch.measure.remote import RemoteRunner, prepare_limit
-from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit
 from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
 from cubatch.search import walk
 from cubatch.tuning import progress as progresses
-from cubatch.tuning import store, turns
+from cubatch.tuning import runners, store, tune_devices, turns
 from cubatch.tuning import story as stories
 from cubatch.tuning.ladder import Ladder, added, between, plain, propose, timed
 from cubatch.tuning.limits import Limits
@@ -40,16 +38,12 @@ from cubatch.tuning.results import TuningResult
 from cubatch.tuning.story import Story
 from cubatch.workload import Workload
 
-# On the CPU a plan above this share of the limit could take the user's process with it.
-_ISOLATE_SHARE = 0.25
-# Timing kernel variants takes at most this share of the budget.
-_CHOICE_SHARE = 1 / 3
-
 
 def autotune(
     layer_spec: SpecLike,
     *,
     device: Device | str | None = None,
+    devices: int | Sequence[Device | str] | None = None,
     mode: Mode = "inference",
     dtype: Dtype = "float32",
     objective: Objective = "throughput",
@@ -78,6 +72,8 @@ def autotune(
     Args:
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a .toml or .json file.
         device: None: the first GPU, else the CPU. "cpu", "cuda", "cuda:1", or a Device that is present.
+        devices: Several that share a training step: how many, or a list of them. Sizes and rates are then those of one,
+            the slowest one's time and the fullest one's memory count, and `data_parallel` says what sharing costs.
         mode: "inference", or "training": forward, backward and optimiser step.
         dtype: "float32", "tf32" (sm_80 on), "float16", "bfloat16"; the CPU takes float32 only. 16-bit types are
             storage: sums are float32, training steps float32 master weights, and float16 scales its loss. Without
@@ -131,15 +127,17 @@ def autotune(
             layer_spec, device, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate, goal=goal, limits=limits,
             memory_limit=memory_limit, store=store, progress=progress,
         )  # fmt: skip
+    parts = tune_devices.sharing(devices, device, mode)
     work = Workload.of(
-        layer_spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute,
-        present=True,
+        layer_spec, parts[0] if parts else device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
+        recompute=recompute, present=True,
     )  # fmt: skip
     _check_choices(work, goal, isolate=isolate, place=store, progress=progress)
-    room = hardware_room.memory_limit(work.device, memory_limit)
+    tune_devices.check(work, parts)
+    room = tune_devices.memory_limit(parts, work.device, memory_limit)
     largest = fit.largest(work, max(1, room.bytes))
 
-    with _open(store, work, goal, limits, memory_limit, room) as run:
+    with _open(store, work, parts, goal, limits, memory_limit, room) as run:
         run.notes += [*_notes(work), *room.told()]
         winners = _winners(store, run, work)
 
@@ -155,20 +153,18 @@ def autotune(
 
         # The timings: visits until the answer is known, here or in a worker that may die.
         story = stories.of_network(work, goal, limits, room, ladder, winners)
-        factory = _factory(work, limits, winners)
-        is_isolated = _is_isolated(isolate, work.device, ladder, room)
+        factory = runners.factory(work, limits, winners, parts)
+        is_isolated = parts is not None or runners.is_isolated(isolate, work.device, ladder, room)
         measure = functools.partial(
             walk.measure,
-            functools.partial(RemoteRunner, factory, prepare_seconds=prepare_limit(limits.budget))
-            if is_isolated
-            else factory,
+            runners.isolated(factory, limits) if is_isolated else factory,
             extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
             multiple=_multiple(work),
         )
         measured = measured_by(measure, story, run, progress, work.device)
 
         # The answer, and why.
-        return story.answer(measured, notes=run.notes)
+        return tune_devices.with_exchange(story.answer(measured, notes=run.notes), run, factory, parts, limits)
 
 
 def autotune_callable(
@@ -295,6 +291,7 @@ def _notes(work: Workload) -> list[str]:
 def _open(
     place: bool | str | Path,  # noqa: FBT001
     work: Workload,
+    parts: Sequence[Device] | None,
     goal: Goal,
     limits: Limits,
     memory_limit: int | str | None,
@@ -309,6 +306,8 @@ def _open(
         **limits.identity,
         "memory_limit": memory_limit,
     }
+    if parts is not None:
+        identity["devices"] = [part.uuid or part.name for part in parts]
     return store.open_run(
         store.path_of(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
         memory_bytes=room.bytes, refresh=place == "refresh",
@@ -342,20 +341,6 @@ def _kept_ladder(run: store.Run) -> Ladder | None:
     return Ladder(run.ladder, limit.get("largest_batch_size"), limit.get("memory_bytes"))
 
 
-def _factory(work: Workload, limits: Limits, winners: Path | None) -> FactoryRef:
-    """Name the maker of the runner and its arguments, as another process can read them."""
-    arguments = {
-        "spec": work.spec.to_mapping(),
-        # By its uuid: whatever numbers GPUs, the worker measures on the one whose memory was asked.
-        "device": "cpu" if work.device.kind == "cpu" else work.device.uuid or f"cuda:{work.device.index}",
-        **work.settings,
-        "seed": limits.seed,
-        "choice_seconds": _CHOICE_SHARE * limits.budget,
-        "winners": None if winners is None else str(winners),
-    }
-    return FactoryRef("cubatch.measure.network_runner:network_runner", arguments)
-
-
 def _multiple(work: Workload) -> int:
     """Say what sizes that the search adds are multiples of: others leave Tensor Cores, or threads of a CPU, idle."""
     threads = work.device.threads if work.device.kind == "cpu" else None
@@ -378,10 +363,3 @@ def check_progress(progress: object) -> None:
     """Refuse what cannot be called."""
     if progress is not None and not callable(progress):
         raise InvalidArgument("progress", progress, "callable, or None")
-
-
-def _is_isolated(isolate: bool | str, device: Device, ladder: Ladder, room: MemoryLimit) -> bool:  # noqa: FBT001
-    """Decide once for all candidates whether they run in a worker."""
-    if isolate != "auto":
-        return bool(isolate)
-    return device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * room.bytes

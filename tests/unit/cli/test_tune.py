@@ -14,17 +14,18 @@ from tests.unit.tuned import tuned
 def test_tune_passes_every_option_on_under_the_name_that_autotune_knows(run, autotune):
     """The options mirror the keyword arguments of the contract, one to one."""
     code, _, err = run(
-        "tune", "lenet5", "--device", "cpu", "--mode", "training", "--dtype", "float16", "--objective", "latency",
-        "--tolerance", "0.05", "--batch-sizes", "32,64", "--max-batch-size", "512", "--memory-limit", "8GiB",
-        "--latency-limit", "0.5", "--optimizer", "adam", "--library", "im2col", "--recompute", "--budget", "7",
-        "--no-isolate", "--no-store", "--seed", "3",
+        "tune", "lenet5", "--device", "cpu", "--devices", "cpu,cpu", "--mode", "training", "--dtype", "float16",
+        "--objective", "latency", "--tolerance", "0.05", "--batch-sizes", "32,64", "--max-batch-size", "512",
+        "--memory-limit", "8GiB", "--latency-limit", "0.5", "--optimizer", "adam", "--library", "im2col", "--recompute",
+        "--budget", "7", "--no-isolate", "--no-store", "--seed", "3",
     )  # fmt: skip
 
     assert (code, err) == (0, "")
     assert autotune.spec.name == "lenet5"
     assert callable(autotune.options.pop("progress"))
     assert autotune.options == {
-        "device": "cpu", "mode": "training", "dtype": "float16", "objective": "latency", "tolerance": 0.05,
+        "device": "cpu", "devices": ["cpu", "cpu"], "mode": "training", "dtype": "float16", "objective": "latency",
+        "tolerance": 0.05,
         "batch_sizes": [32, 64], "max_batch_size": 512, "memory_limit": "8GiB", "latency_limit": 0.5,
         "optimizer": "adam", "library": "im2col", "recompute": True, "budget": 7.0, "isolate": False, "store": False,
         "seed": 3,
@@ -38,7 +39,8 @@ def test_tune_without_options_asks_for_the_defaults_of_the_contract(run, autotun
     assert code == 0
     assert callable(autotune.options.pop("progress"))
     assert autotune.options == {
-        "device": None, "mode": "inference", "dtype": "float32", "objective": "throughput", "tolerance": 0.01,
+        "device": None, "devices": None, "mode": "inference", "dtype": "float32", "objective": "throughput",
+        "tolerance": 0.01,
         "batch_sizes": None, "max_batch_size": None, "memory_limit": None, "latency_limit": None, "optimizer": "sgd",
         "library": "auto", "recompute": False, "budget": 60.0, "isolate": "auto", "store": True, "seed": 0,
     }  # fmt: skip

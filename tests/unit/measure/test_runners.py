@@ -57,14 +57,14 @@ def test_steps_are_taken_on_random_data():
     """Inputs are normal random numbers, not zeros, and the same for the same seed."""
     runner = network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS)
     runner.prepare(8)
-    place = runner._model._places[0][0]
-    plan = runner._model.plan
+    place = runner.model._places[0][0]
+    plan = runner.model.plan
     (number,) = [n for n in plan.schedule.given if plan.schedule.buffers[n].name == "input"]
     x = place.arena[number].copy()
     assert abs(float(x.mean())) < 0.1
     assert 0.9 < float(x.std()) < 1.1
     runner.prepare(8)
-    assert (runner._model._places[0][0].arena[number] == x).all()
+    assert (runner.model._places[0][0].arena[number] == x).all()
     runner.close()
 
 
@@ -214,9 +214,9 @@ def test_measured_steps_do_not_change_the_parameters():
     """Steps do all the work of training, but random data must not drive the parameters to infinity."""
     runner = network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS)
     runner.prepare(4)
-    before = runner._model.parameters["fc1"]["w"].copy()
+    before = runner.model.parameters["fc1"]["w"].copy()
     runner.step()
     runner.step()
-    assert (runner._model.parameters["fc1"]["w"] == before).all()
-    assert runner._model.gradients["fc1"]["w"].any()
+    assert (runner.model.parameters["fc1"]["w"] == before).all()
+    assert runner.model.gradients["fc1"]["w"].any()
     runner.close()

@@ -1,0 +1,155 @@
+"""
+The process of one rank of a data parallel run, told what to do by a `RankGroup`.
+
+    in the process that has the group                         python -P -m cubatch.rank ADDRESS
+    RankGroup(devices)                                     <-  its number, and which cubatch it runs
+                                                           ->  the CPUs that it may use
+    .do("build", ...)
+        ("build", arguments)                               ->  makes the model and what sums its gradients
+                                                           <-  ("ok", None)
+    .do("time", 10)
+        ("time", (10,))                                    ->  runner.clock.time(runner.step, 10)
+                                                           <-  ("ok", Reading) or ("error", facts)
+
+All ranks are told the same; while they step, they meet in their sums.  On CPUs `mpiexec` starts them, and MPI numbers
+them; on GPUs they are started one by one with their number.  A rank ends when its connection does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cubatch.measure import replies
+from cubatch.measure.expendable import expendable
+from cubatch.measure.remote import identify
+
+if TYPE_CHECKING:
+    from cubatch.engine.exchange import Exchanged
+    from cubatch.engine.train import Training
+    from cubatch.measure.runner import Reading
+
+
+class _Rank:
+    """Does what a `RankGroup` asks for: one method each."""
+
+    def __init__(self, connection: Connection, rank: int, size: int) -> None:
+        self._connection, self._rank, self._size = connection, rank, size
+        self._exchange: Any = None
+        self._runner: Any = None
+
+    def identifier(self) -> Any:
+        """Make what ranks on GPUs find each other by."""
+        from cubatch.engine.exchange import nccl_identifier
+
+        return nccl_identifier()
+
+    def meet(self, device: str, identifier: Any) -> None:
+        """Find the other ranks."""
+        from cubatch.engine.exchange import MpiExchange, NcclExchange
+        from cubatch.hardware import probe
+
+        if device == "cpu":
+            self._exchange = MpiExchange()
+        else:
+            self._exchange = NcclExchange(identifier, self._rank, self._size, probe.resolve(device).index or 0)
+
+    def build(self, device: str, arguments: Mapping[str, Any]) -> None:
+        """Make the runner of a network."""
+        from cubatch.measure.network_runner import network_runner
+
+        self._runner = network_runner(device=device, exchange=self._exchange, **arguments)
+
+    def prepare(self, batch_size: int) -> None:
+        """Make ready for steps of this batch size."""
+        self._runner.prepare(batch_size)
+
+    def time(self, repeats: int) -> Reading:
+        """Time steps of all ranks together."""
+        reading: Reading = self._runner.clock.time(self._runner.step, repeats)
+        return reading
+
+    def time_alone(self, repeats: int) -> Reading:
+        """Time steps of this rank without the others."""
+        with self._runner.model.alone():
+            return self.time(repeats)
+
+    def exchanged(self) -> Exchanged:
+        """Say what sums took since this was last asked."""
+        found: Exchanged = self._exchange.exchanged()
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """Say what memory was taken, and how steps are launched."""
+        runner = self._runner
+        return {
+            "peak_bytes": runner.peak_bytes, "peak_device_bytes": runner.peak_device_bytes, "launch": runner.launch
+        }  # fmt: skip
+
+    def release(self) -> None:
+        """Give back what the last `prepare` took."""
+        self._runner.release()
+
+    def train(self, device: str, network: Any, options: Mapping[str, Any]) -> Training:
+        """Train; rank 0 says how it goes on."""
+        from cubatch.engine import train as engine
+        from cubatch.hardware import probe
+        from cubatch.measure import kernel_choice
+
+        def say(what: Any) -> None:
+            self._connection.send(("said", what))
+
+        found = probe.resolve(device)
+        told = say if self._rank == 0 else None
+        context = kernel_choice.usual_context(found, options["dtype"]) if found.kind == "cuda" else None
+        return engine.train(
+            network, device=found, context=context,
+            exchange=self._exchange, progress=told, stepped=told, **options,
+        )  # fmt: skip
+
+
+def main() -> NoReturn:
+    """Be the rank: do what is asked until the connection ends."""
+    expendable()
+    address, *number = sys.argv[1:]
+    if number:
+        rank, size = int(number[0]), int(number[1])
+    else:
+        from mpi4py import MPI
+
+        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(address)
+    connection = Connection(line.detach())
+    connection.send({"rank": rank, "size": size, **identify()})
+    if cpus := connection.recv():  # before NumPy is imported, whose BLAS counts them
+        os.sched_setaffinity(0, cpus)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    worker = _Rank(connection, rank, size)
+    while True:
+        deed, arguments = inbox.get()
+        try:
+            reply = ("ok", getattr(worker, deed)(*arguments))
+        except Exception as error:  # noqa: BLE001 - the other side raises it
+            reply = ("error", replies.described(error))
+        connection.send(reply)
+
+
+def _listen(connection: Connection, inbox: queue.SimpleQueue[Any]) -> NoReturn:
+    """Take what is asked while the main thread works; at its end, end the process, also in the middle of a sum."""
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What it costs several devices to share a training step, as a record of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+from attrs import field
+
+from cubatch import checks
+from cubatch.units import format_count, format_seconds, format_whole_percent
+
+
+@attrs.frozen(kw_only=True)
+class DataParallel:
+    """
+    Steps that several devices share, each with `batch_size` samples, measured beside steps of the first alone.
+
+    Attributes:
+        devices: What is called what; as many names as ranks.
+        batch_size: Samples of each.
+        step_seconds: Of a step of all of them: the median; the slowest counts.
+        alone_seconds: Of a step of the first by itself with as many samples, while the others rest.
+        exchange_seconds: Of a step, during which sums of gradients were under way.
+        exposed_seconds: Of these, while the optimiser waited for them.
+        overlap: Share of the exchange that was hidden behind the backward pass; None where nothing is exchanged.
+        scaling_efficiency: alone_seconds / step_seconds: 1 where so many devices are so many times as fast as one.
+        samples_per_second: Of all devices together.
+    """
+
+    devices: tuple[str, ...] = field(converter=checks.texts)
+    batch_size: int = field(converter=checks.required_size)
+    step_seconds: float = field(converter=checks.required_positive)
+    alone_seconds: float = field(converter=checks.required_positive)
+    exchange_seconds: float = field(converter=checks.required_number)
+    exposed_seconds: float = field(converter=checks.required_number)
+    overlap: float | None = field(converter=checks.number)
+    scaling_efficiency: float = field(converter=checks.required_positive)
+    samples_per_second: float = field(converter=checks.required_positive)
+
+    @classmethod
+    def of(cls, devices: Sequence[str], batch_size: int, seconds: Mapping[str, float]) -> Self:
+        """
+        Work it out from what `RanksRunner.exchange` measured.
+
+        Example:
+            >>> taken = {"together": 0.25, "alone": 0.125, "exchange": 0.5, "exposed": 0.125}
+            >>> found = DataParallel.of(["cpu", "cpu"], 64, taken)
+            >>> found.overlap, found.scaling_efficiency, found.samples_per_second
+            (0.75, 0.5, 512.0)
+        """
+        step, exchange, exposed = seconds["together"], seconds["exchange"], seconds["exposed"]
+        return cls(
+            devices=tuple(devices),
+            batch_size=batch_size,
+            step_seconds=step,
+            alone_seconds=seconds["alone"],
+            exchange_seconds=exchange,
+            exposed_seconds=exposed,
+            # A wait begins before its sum may: the sums that it is for are then all exposed.
+            overlap=max(0.0, 1 - exposed / exchange) if exchange > 0 else None,
+            scaling_efficiency=seconds["alone"] / step,
+            samples_per_second=len(devices) * batch_size / step,
+        )
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        count, hidden = len(self.devices), ""
+        if self.overlap is not None:
+            hidden = f", {format_whole_percent(self.overlap)} of that behind the backward pass"
+        return (
+            f"{count} devices share a step of {self.batch_size} samples each: "
+            f"{format_count(self.samples_per_second)} samples/s together, "
+            f"{format_whole_percent(self.scaling_efficiency)} of {count} times one alone; summing gradients takes "
+            f"{format_seconds(self.exchange_seconds)} of {format_seconds(self.step_seconds)}{hidden}"
+        )
+
+
+def data_parallel(value: Any) -> DataParallel | None:
+    """Take a record, or its JSON."""
+    if value is None or isinstance(value, DataParallel):
+        return value
+    found, names = checks.mapping(value), [attribute.name for attribute in attrs.fields(DataParallel)]
+    if missing := set(names) - found.keys():
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    return DataParallel(**{name: found[name] for name in names})
