@@ -34,7 +34,9 @@ FEW_SD = 0.1
 MOST_BYTES = 64 * 2**20
 """Of an anchor's file."""
 MOST_ANCHORS = 100
-"""Results to learn from: the time grows with the cube of their sizes."""
+"""Results to learn from: each takes five predictions of its network."""
+MOST_MEASURED = 1000
+"""Batch sizes that were measured, of all anchors together: the time grows with their cube."""
 SHORTEST, LONGEST = 1e-9, 86400.0
 """Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
 _OF_OTHERS = ("torch", "onnxruntime")  # libraries that are measured, and of which the model knows nothing
@@ -85,14 +87,20 @@ def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[
     Raises:
         InvalidData: If a file is no tuning result of this schema, or a prediction, or holds times that no step takes.
         InvalidArgument: If a result was measured on a CPU, of a callable, on a GPU whose facts are unknown, gives
-            no time, or has neither GPU, nor library and dtype, nor network in common with what is asked.
+            no time, or has neither GPU, nor library and dtype, nor network in common with what is asked, or there are
+            too many of them or of their sizes.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
     listed = list(itertools.islice(anchors, MOST_ANCHORS + 1))
     if len(listed) > MOST_ANCHORS:
         raise InvalidArgument("anchors", f"{len(listed)} or more", f"at most {MOST_ANCHORS}")
-    return [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(listed)]
+    found = [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(listed)]
+    measured = sum(len(anchor.seconds) for anchor in found)
+    if measured > MOST_MEASURED:
+        remedy = "Leave out what resembles the prediction least."
+        raise InvalidArgument("anchors", f"{measured} measured batch sizes", f"at most {MOST_MEASURED} in all", remedy)
+    return found
 
 
 def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anchor:

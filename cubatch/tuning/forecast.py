@@ -77,7 +77,8 @@ def predict(
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16".
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
         library: "vendor": cuDNN and cuBLAS as published; "cubatch": our kernels, counted and never timed.
-        anchors: Tuning results, or paths to their JSON, measured on that GPU or another: see `sharpen`.
+        anchors: Tuning results, or paths to their JSON, measured on that GPU or another: see `sharpen`; at most 100,
+            with 1000 measured batch sizes in all.
         objective: "throughput" or "latency".
         tolerance: Share of the best that may be given up for a smaller batch.
         max_batch_size: Propose nothing larger.

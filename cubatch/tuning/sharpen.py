@@ -185,9 +185,10 @@ def _scales_shared(a: Workload, b: Workload) -> float:
     return GPU_SHARE * same_gpu + SOURCE_SHARE * same_source + PAIR_SHARE * (same_gpu and same_source)
 
 
-def _work_shared(a: Workload, b: Workload) -> float:
-    """Give the correlation of the network's error in two steps."""
-    return (work_of(a) == work_of(b)) * (1.0 if gpu_of(a) == gpu_of(b) else OTHER_GPU_SHARE)
+def _works_shared(works: Sequence[Workload]) -> Array:
+    """Give the correlation of the network's error in each two steps."""
+    network, gpu = _numbered([work_of(work) for work in works]), _numbered([gpu_of(work) for work in works])
+    return np.equal.outer(network, network) * np.where(np.equal.outer(gpu, gpu), 1.0, OTHER_GPU_SHARE)
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
@@ -204,10 +205,10 @@ def _own_sd(step: StepPrediction) -> Array:
 
 def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
     """Give the covariance of the networks' errors."""
-    sized = [(work, sizes, _own_sd(step)) for (work, sizes), step in zip(cases, steps, strict=True)]
-    return np.block([
-        [_work_shared(a, b) * np.outer(u, v) * _alike(m, n) for b, n, v in sized] for a, m, u in sized
-    ])  # fmt: skip
+    sizes, sds = [n for _, ladder in cases for n in ladder], np.concatenate([_own_sd(step) for step in steps])
+    owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
+    shared = _works_shared([work for work, _ in cases])
+    return shared[np.ix_(owner, owner)] * np.outer(sds, sds) * _alike(sizes, sizes)
 
 
 def _slopes(work: Workload, sizes: Sequence[int], step: StepPrediction) -> Array:

@@ -268,6 +268,43 @@ def test_intervals_hold_where_measurements_scatter(stated, by_size, by_timing):
     assert inside / trials > 0.9 - 3 * math.sqrt(0.9 * 0.1 / trials)
 
 
+def test_the_covariance_left_is_that_of_the_formula_step_by_step():
+    """
+    Networks, GPUs and sources in all pairings: C - C S^-1 C', written out for each pair of steps, an explicit inverse.
+
+    The measurements are what the model says, so that they scatter by nothing; 1e-9 is far above the rounding of an
+    inverse whose condition is under 1e4.
+    """
+    works = [
+        asked(c, k, device, dtype)
+        for c, k in ((2, 8), (9, 1)) for device in (HERE, THERE) for dtype in ("float32", "float16")
+    ]  # fmt: skip
+    target, sizes = works[0], (16, 64)
+    steps = [(target, n) for n in sizes] + [(work, n) for work in works for n in (8, 64, 100)]
+
+    def slopes(work):
+        c, k = work.spec.c, work.spec.k
+        return [math.log((c * grown[0] + k * grown[1]) / (c + k)) / 0.05 for grown in np.exp(0.05 * np.eye(2))]
+
+    def scales(a, b):
+        return sum(
+            x * y * (0.04 if i == j else 0.032) for i, x in enumerate(slopes(a)) for j, y in enumerate(slopes(b))
+        )
+
+    def covariance(a, m, b, n):
+        gpu, source = a.device == b.device, a.dtype == b.dtype
+        shared = 0.5 * gpu + 0.25 * source + 0.25 * (gpu and source)
+        rest = math.sqrt((0.04 - scales(a, a)) * (0.04 - scales(b, b)))
+        error = 0.01 * (1.0 if gpu else 0.5) * (0.8 + 0.2 * math.exp(-abs(math.log2(m / n))))
+        return shared * (scales(a, b) + rest) + (error if a.spec == b.spec and source else 0.0)
+
+    whole = np.array([[covariance(*one, *other) for other in steps] for one in steps])
+    cross, doubt = whole[:2, 2:], whole[2:, 2:] + 0.02**2 * np.eye(len(steps) - 2)
+    want = whole[:2, :2] - cross @ np.linalg.inv(doubt) @ cross.T
+    found = sharpen(target, sizes, [truth(work, 1, 1, (8, 64, 100)) for work in works])
+    np.testing.assert_allclose(found.covariance, want, rtol=1e-9)
+
+
 def test_passes_still_add_up():
     """What pulls at the step pulls at its passes."""
     own = asked()
