@@ -346,8 +346,7 @@ def _factory(work: Workload, limits: Limits, winners: Path | None) -> FactoryRef
     """Name the maker of the runner and its arguments, as another process can read them."""
     arguments = {
         "spec": work.spec.to_mapping(),
-        # By its uuid: whatever numbers GPUs, the worker measures on the one whose memory was asked.
-        "device": "cpu" if work.device.kind == "cpu" else work.device.uuid or f"cuda:{work.device.index}",
+        "device": work.device.address,
         **work.settings,
         "seed": limits.seed,
         "choice_seconds": _CHOICE_SHARE * limits.budget,
