@@ -247,7 +247,7 @@ def _set_up(database: Database, path: Path, schema: str, version: int, upgrades:
         return
     newer = [statement for number, statement in sorted((upgrades or {}).items()) if number > found]
     with transaction(database):
-        for statement in newer if found else schema.split(";"):
+        for statement in (";".join(newer) if found else schema).split(";"):
             database.execute(statement)
         database.execute(f"PRAGMA user_version = {version}")
 

@@ -11,6 +11,7 @@ from cubatch.frameworks import module_source
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape
 from cubatch.frameworks.torch_module import TorchModule
+from cubatch.hardware import probe
 
 
 def pack(example_inputs: Any) -> Any:
@@ -43,11 +44,29 @@ def unpack(packed: Any) -> Any:
     return torch.load(kept, weights_only=False, map_location="cpu")
 
 
+def place_of(device: str) -> str:
+    """
+    Name a device as PyTorch does, which takes a GPU's number in this process and no uuid.
+
+    Args:
+        device: As `Device.address`.
+
+    Raises:
+        DeviceNotAvailable: If CUDA does not show it to this process.
+
+    Example:
+        >>> place_of("cpu")
+        'cpu'
+    """
+    found = probe.resolve(device)
+    return "cpu" if found.kind == "cpu" else f"cuda:{found.index}"
+
+
 def runner(
     *,
     build: str,
     inputs: Any,
-    place: str,
+    device: str,
     mode: str,
     loss: str | None,
     optimizer: str,
@@ -63,7 +82,7 @@ def runner(
     Args:
         build: "package.module:build", a function without arguments that gives a torch.nn.Module.
         inputs: As `pack` wrote them.
-        place: PyTorch's name of the device.
+        device: What it is to run on, as `Device.address`.
         mode, loss, optimizer, autocast, channels_last, compiled: As for `TorchModule`.
         memory_limit: Bytes that a step may take.
         seed: Draws the parameters, as far as the module draws them by PyTorch's generator, and the inputs.
@@ -75,7 +94,7 @@ def runner(
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument("module", f"{build}, which gives {type(module).__name__}", "one that gives a module")
     subject = TorchModule(
-        module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
+        module.to(place_of(device)), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
         channels_last=channels_last, compiled=compiled,
     )  # fmt: skip
     return subject.ready().runner(memory_limit, seed)

@@ -12,6 +12,7 @@ from cubatch.errors import CubatchError, DeviceNotAvailable, MissingDependency, 
 from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.onnx_graph import Input, OnnxGraph
 from cubatch.frameworks.torch_memory import Peaks
+from cubatch.hardware import probe
 from cubatch.measure import clocks
 from cubatch.measure.memory_meter import Meter, ProcessMeter, ResidentMeter
 
@@ -184,12 +185,11 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
     return generator.integers(0, value.values or 2, shape).astype(dtype)
 
 
-def runner(
-    *, path: str, kind: str, index: int, threads: int | None, uuid: str | None, memory_limit: int, seed: int
-) -> OnnxRuntimeRunner:
-    """Make the runner that a worker process is asked for; `uuid` is the GPU's."""
-    meter = ResidentMeter() if kind == "cpu" else ProcessMeter(clocks.monitor_of(uuid))
-    return OnnxRuntimeRunner(Path(path), kind, index, threads, memory_limit, seed, meter)
+def runner(*, path: str, device: str, threads: int | None, memory_limit: int, seed: int) -> OnnxRuntimeRunner:
+    """Make the runner that a worker process is asked for; `device` is a `Device.address`."""
+    found = probe.resolve(device)
+    meter = ResidentMeter() if found.kind == "cpu" else ProcessMeter(clocks.monitor_of(found.uuid))
+    return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter)
 
 
 def _onnxruntime() -> Any:

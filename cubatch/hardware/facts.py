@@ -124,6 +124,20 @@ class Device:
         """Architecture in the compiler's spelling: "sm_70"; None on a CPU."""
         return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
 
+    @property
+    def address(self) -> str:
+        """
+        What another process on this machine finds a live device by: "cpu", or a GPU's uuid.
+
+        A number depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER: it may be another GPU's there, and it is the
+        free memory of this one that was asked.
+
+        Example:
+            >>> Device(name="NVIDIA H200", uuid="GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", index=1).address
+            'GPU-8932f937-d72c-4106-c12f-20bd9faed9f6'
+        """
+        return "cpu" if self.kind == "cpu" else self.uuid or f"cuda:{self.index}"
+
     def __str__(self) -> str:
         return f"{self.name} (cuda:{self.index})" if self.live and self.kind == "cuda" else self.name
 

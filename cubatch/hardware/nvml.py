@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
-from cubatch.units import format_bytes
+from cubatch.hardware.nvml_records import Listed, Pace, Process, Snapshot, Vitals
 
 _THROTTLE_REASONS = {
     "HW slowdown": 0x08,
@@ -32,95 +30,7 @@ a run (application clocks, sync boost, display clock), and the power cap: a GPU 
 for as long as it is busy, and a few timings taken while it had rested would count against all others.
 """
 
-_MOST_NAMED = 3
-
-
-@attrs.frozen(kw_only=True)
-class Snapshot:
-    """
-    One look at a GPU; None is what this GPU or driver does not tell.
-
-    Attributes:
-        free_bytes, used_bytes, total_bytes: Device memory; of the slice for a MIG device.
-        sm_clock_mhz: SM clock now.
-        max_sm_clock_mhz: The highest it can be set to.
-        throttle_reasons: Why the clock is held down, empty where it is not.
-        power_watts: Drawn by the board; from Ampere on (not the A100) its mean over the last second.
-        power_limit_watts: Limit in force.
-        temperature_celsius: Of the GPU's die.
-        utilization_percent: Share of the last sample period in which some kernel ran.
-    """
-
-    free_bytes: int | None = None
-    used_bytes: int | None = None
-    total_bytes: int | None = None
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    temperature_celsius: float | None = None
-    utilization_percent: float | None = None
-
-    @property
-    def throttled(self) -> bool | None:
-        """Whether the GPU holds its clock down because of heat or power; None where it does not tell."""
-        return None if self.throttle_reasons is None else bool(self.throttle_reasons)
-
-
-@attrs.frozen
-class Pace:
-    """
-    At what clock a GPU works; None is what it does not tell.
-
-    Attributes:
-        sm_clock_mhz: SM clock now.
-        throttled: Whether it holds its clock down because of heat or power.
-        event_reasons: All reasons for its clock, the power cap and what was set included: bits of nvml.h.
-    """
-
-    sm_clock_mhz: float | None = None
-    throttled: bool | None = None
-    event_reasons: int | None = None
-
-
-@attrs.frozen
-class Process:
-    """
-    Who holds memory of a GPU.
-
-    Attributes:
-        pid: As NVML sees it: the host's number.
-        name: Of the program, without its folder; None where NVML does not know it, as in a container.
-        used_bytes: Device memory, the CUDA context included; None where it is not told.
-    """
-
-    pid: int
-    name: str | None = None
-    used_bytes: int | None = None
-
-    def __str__(self) -> str:
-        """Name it with what it holds."""
-        held = "" if self.used_bytes is None else f" holds {format_bytes(self.used_bytes)}"
-        return f"{self.name or 'a process'} (pid {self.pid}){held}"
-
-
-@attrs.frozen(kw_only=True)
-class Listed:
-    """
-    A GPU of this machine, or a slice of one, as NVML lists it.
-
-    Attributes:
-        index: Number of the board, in the order of the PCI bus.
-        name: As the driver calls it.
-        uuid: What `Monitor` takes; None where NVML lists a GPU and gives no access to it.
-        problem: Why it gives none.
-    """
-
-    index: int
-    name: str
-    uuid: str | None = None
-    problem: str = ""
+_ALL_PERCENT = 100
 
 
 class Monitor:
@@ -195,6 +105,32 @@ class Monitor:
         clock = self._told(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM)
         reasons = self._event_reasons(self._told)
         return Pace(_float(clock), None if reasons is None else bool(_throttling(reasons)), reasons)
+
+    def vitals(self) -> Vitals:
+        """
+        Read what is told beside every timing, in four calls, on a MIG device in one.
+
+        Returns:
+            Vitals: None for what was not told, for whatever reason, or cannot be.
+
+        Example:
+            >>> Monitor("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").vitals()  # doctest: +SKIP
+            Vitals(temperature_celsius=61.0, power_watts=412.5, utilization_percent=97.0, used_bytes=42949672960)
+        """
+        nvml, handle = self._nvml, self._handle
+        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
+        # Where it tells nothing NVML may give the largest number that there is, as of processes.
+        used = memory.used if memory is not None and memory.used <= memory.total else None
+        if self.is_mig:
+            return Vitals(used_bytes=used)
+        power = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
+        load = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
+        return Vitals(
+            temperature_celsius=_float(self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)),
+            power_watts=None if power is None else power / 1000,
+            utilization_percent=None if load is None or load.gpu > _ALL_PERCENT else float(load.gpu),
+            used_bytes=used,
+        )
 
     def energy_joules(self) -> float | None:
         """
@@ -277,18 +213,6 @@ class Monitor:
             return self._read(query, *arguments)
         except DeviceFailed:  # a GPU that is really lost fails at the next launch, with more to say
             return None
-
-
-def named(processes: Sequence[Process]) -> str:
-    """
-    Name who holds the most, and how many others there are.
-
-    Example:
-        >>> named([Process(7, "python", 2**31), Process(9)])
-        'python (pid 7) holds 2.00 GiB, a process (pid 9)'
-    """
-    more = len(processes) - _MOST_NAMED
-    return ", ".join(map(str, processes[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def listed() -> list[Listed]:

@@ -9,6 +9,7 @@ import attrs
 from cubatch.errors import DeviceNotAvailable, InvalidArgument
 from cubatch.hardware import device_file, host, nvml, reserve
 from cubatch.hardware.facts import Device
+from cubatch.hardware.nvml_records import named
 from cubatch.units import format_bytes, parse_bytes
 
 _CPU_SHARE = 0.8
@@ -129,8 +130,8 @@ def _read(uuid: str) -> tuple[int | None, str]:
     held = (seen.used_bytes or 0) - own
     if not seen.total_bytes or held < _WORTH_NAMING * seen.total_bytes:
         return seen.free_bytes, ""
-    named = nvml.named([process for process in processes if process.pid != os.getpid()])
-    who = f": {named}." if named else ", and NVML does not say which."
+    holders = named([process for process in processes if process.pid != os.getpid()])
+    who = f": {holders}." if holders else ", and NVML does not say which."
     return (
         seen.free_bytes,
         f"Other processes hold {format_bytes(held)} of the GPU's {format_bytes(seen.total_bytes)}{who}",

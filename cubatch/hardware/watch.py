@@ -9,7 +9,8 @@ import attrs
 
 from cubatch.errors import CubatchError
 from cubatch.hardware import nvml
-from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot
+from cubatch.hardware.nvml import Monitor
+from cubatch.hardware.nvml_records import Listed, Process, Snapshot, named
 
 KEPT_LOOKS = 20
 """Of which the memory is kept, for a picture of its course."""
@@ -42,7 +43,7 @@ class Seen:
 
     def to_mapping(self) -> dict[str, Any]:
         """Give it as a plain mapping, for JSON."""
-        return attrs.asdict(self) | {"course": list(self.course), "holders": nvml.named(self.processes)}
+        return attrs.asdict(self) | {"course": list(self.course), "holders": named(self.processes)}
 
 
 class Watch:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from cubatch.errors import CubatchError, DeviceNotAvailable
 from cubatch.hardware import driver, gpu_library
 from cubatch.measure.runner import Reading
@@ -55,7 +57,7 @@ class HostClock:
 
 class EventClock(HostClock):
     """
-    CUDA events of CuPy or PyTorch around the steps, and NVML's view of clock, throttling and energy.
+    CUDA events of CuPy or PyTorch around the steps, and what NVML tells of the GPU meanwhile.
 
     Args:
         make_event: Makes an event with `record()` and `synchronize()`.
@@ -73,7 +75,12 @@ class EventClock(HostClock):
         self._make_event, self._elapsed_seconds, self._monitor = make_event, elapsed_seconds, monitor
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
-        """Time `repeats` steps back to back on the device."""
+        """
+        Time `repeats` steps back to back on the device.
+
+        NVML is asked eight times, on a MIG device once: twice while the last steps run, the others before the first
+        event and after the last, in no time that counts.
+        """
         before = self._monitor.energy_joules() if self._monitor else None
         start, end = self._make_event(), self._make_event()
         start.record()
@@ -85,6 +92,7 @@ class EventClock(HostClock):
         with gpu_library.translating("waiting for what was timed"):
             end.synchronize()
         after = self._monitor.energy_joules() if self._monitor else None
+        vitals = attrs.asdict(self._monitor.vitals()) if self._monitor else {}
         # The counter stands still between its ticks: no movement is no reading.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
         return Reading(
@@ -93,6 +101,7 @@ class EventClock(HostClock):
             throttled=bool(pace and pace.throttled),
             event_reasons=pace.event_reasons if pace else None,
             joules=joules,
+            **vitals,
         )
 
 

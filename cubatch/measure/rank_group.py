@@ -51,7 +51,7 @@ class RankGroup:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
-        self.names = ["cpu" if one.kind == "cpu" else one.uuid or f"cuda:{one.index}" for one in devices]
+        self.names = [one.address for one in devices]
         self._resources = contextlib.ExitStack()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []

@@ -22,6 +22,8 @@ from cubatch.errors import InvalidArgument
 
 STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
 
+_ALL_PERCENT = 100
+
 _Check = Callable[[str, Any], object]
 
 _size: _Check = functools.partial(checks.check_whole, least=1, most=checks.MAX_BATCH_SIZE)
@@ -47,6 +49,11 @@ def _is(check: _Check) -> Callable[[object, Any, Any], None]:
         check(attribute.name, value)
 
     return validate
+
+
+def _percent(name: str, value: Any) -> None:
+    if checks.check_number(name, value) > _ALL_PERCENT:
+        raise InvalidArgument(name, value, "a share from 0 to 100")
 
 
 def _check_reasons(name: str, value: object) -> None:
@@ -106,8 +113,12 @@ class Timing:
         joules: Energy of one step; None where it cannot be read.
         peak_bytes: The engine's high water of device memory at that time.
         peak_device_bytes: What NVML says the process holds, context included; None without NVML.
-        event_reasons: All reasons for that clock, the power cap too, as bits of nvml.h; None where they cannot be read,
-            and of what was kept in a store.
+        event_reasons: All reasons for that clock, the power cap too, as bits of nvml.h; None where they cannot be read.
+        temperature_celsius: Of the GPU's die, right after the reading; this and the next three are None where NVML does
+            not tell.
+        power_watts: Drawn by its board.
+        utilization_percent: Share of its last sample period in which some kernel ran, 0 to 100.
+        used_bytes: Its memory in use, by whomever.
     """
 
     batch_size: int = field(validator=_is(_size))
@@ -120,6 +131,10 @@ class Timing:
     peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
     peak_device_bytes: int | None = field(default=None, validator=optional(_is(_count)))
     event_reasons: int | None = field(default=None, validator=optional(_is(_count)))
+    temperature_celsius: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    utilization_percent: float | None = field(default=None, validator=optional(_is(_percent)))
+    used_bytes: int | None = field(default=None, validator=optional(_is(_count)))
 
 
 @attrs.frozen

@@ -25,6 +25,8 @@ class Reading:
         throttled: Whether the device says that it slowed itself down meanwhile.
         joules: Energy of one step; None where it cannot be read.
         event_reasons: All reasons for that clock, bits of nvml.h; None where they cannot be read.
+        temperature_celsius, power_watts, utilization_percent, used_bytes: What the GPU was like right after it, as
+            `nvml_records.Vitals`; None where they cannot be read.
     """
 
     seconds: float
@@ -32,6 +34,10 @@ class Reading:
     throttled: bool = False
     joules: float | None = None
     event_reasons: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    utilization_percent: float | None = None
+    used_bytes: int | None = None
 
 
 class Clock(Protocol):

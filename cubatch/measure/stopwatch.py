@@ -211,6 +211,10 @@ class Stopwatch:
             peak_bytes=memory[0],
             peak_device_bytes=memory[1],
             event_reasons=reading.event_reasons,
+            temperature_celsius=reading.temperature_celsius,
+            power_watts=reading.power_watts,
+            utilization_percent=reading.utilization_percent,
+            used_bytes=reading.used_bytes,
         )
 
     def rest(self, timing: Timing) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
 from cubatch.report.answer import answer, points
 from cubatch.report.curve import curve_of
-from cubatch.report.facts import TIMED
+from cubatch.report.facts import TIMED, measurements_of
 from cubatch.report.html import Parts, document, figures, legend_of, output
 from cubatch.report.tables.common import shape, written
 from cubatch.report.tables.result import legend, listed, parted, status, tuning_grid
@@ -98,8 +98,33 @@ def facts_of(result: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     if launch := environment.pop("launch", None):
         way = "in one CUDA graph" if launch["graph"] else f"one by one: {launch['refusal']}"
         environment["launches a step"] = f"{launch['launches'] or 'unknown'}, {way}"
-    tables = {"Device": device, "Settings": settings, "Environment": environment}
+    tables = {"Device": device, "While measured": vitals(result), "Settings": settings, "Environment": environment}
     return {
         name: {key.replace("_", " "): value for key, value in facts.items() if value not in (None, "")}
         for name, facts in tables.items()
     }
+
+
+def vitals(result: Mapping[str, Any]) -> dict[str, object]:
+    """
+    Tell what the GPU was like while it was measured: where it was hottest and fullest, and how it did the answer.
+
+    Example:
+        >>> sizes = [{"batch_size": 8, "temperature_celsius": 61.0, "power_watts": 413.0, "used_bytes": None}]
+        >>> vitals({"batch_size": 8, "measurements": sizes})
+        {'hottest': '61 °C, at batch size 8', 'power at the answer': '413 W'}
+    """
+    told: dict[str, object] = {}
+    most: dict[str, tuple[str, Callable[[float], str]]] = {
+        "hottest": ("temperature_celsius", "{:.0f} °C".format),
+        "fullest": ("used_bytes", lambda size: f"{format_bytes(int(size))} of the GPU's memory in use"),
+    }
+    for label, (name, write) in most.items():
+        known = [(m[name], m["batch_size"]) for m in measurements_of(result) if m.get(name) is not None]
+        if known:
+            value, size = max(known)
+            told[label] = f"{write(value)}, at batch size {size}"
+    answer = next((m for m in measurements_of(result) if m["batch_size"] == result.get("batch_size")), {})
+    told["power at the answer"] = written("{:.0f} W".format, answer.get("power_watts"))
+    told["busy at the answer"] = written("{:.0f} % of the time".format, answer.get("utilization_percent"))
+    return {label: text for label, text in told.items() if text is not None}

@@ -8,6 +8,7 @@ repeat it with a pocket calculator.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -199,8 +200,12 @@ def _measurement(
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
         joules_per_sample=joules / n if joules is not None else None,
-        peak_bytes=max((t.peak_bytes for t in timings if t.peak_bytes is not None), default=None),
-        peak_device_bytes=max((t.peak_device_bytes for t in timings if t.peak_device_bytes is not None), default=None),
+        temperature_celsius=_most(timings, "temperature_celsius"),
+        power_watts=_mean([timing.power_watts for timing in used]),
+        utilization_percent=_mean([timing.utilization_percent for timing in used]),
+        used_bytes=_most(timings, "used_bytes"),
+        peak_bytes=_most(timings, "peak_bytes"),
+        peak_device_bytes=_most(timings, "peak_device_bytes"),
         predicted_peak_bytes=candidate.predicted_peak_bytes,
         predicted_seconds=candidate.predicted_seconds,
         predicted_device_bytes=device_bytes,
@@ -214,6 +219,15 @@ def _measurement(
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return stopping.median(known) if known else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _most(timings: Sequence[Timing], name: str) -> Any:
+    return max((value for timing in timings if (value := getattr(timing, name)) is not None), default=None)
 
 
 def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:

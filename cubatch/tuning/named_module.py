@@ -126,7 +126,7 @@ class NamedModule:
         """Start a worker that makes the module and steps it."""
         arguments = {
             "build": self.name, "inputs": self.inputs, **self.kind, "memory_limit": memory_limit, "seed": seed,
-            "place": "cpu" if self.device.kind == "cpu" else f"cuda:{self.device.index}",
+            "device": self.device.address,
         }  # fmt: skip
         return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments))
 

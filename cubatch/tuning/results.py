@@ -54,6 +54,11 @@ class Measurement:
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
         joules_per_sample: Median energy of a step / batch_size.
+        temperature_celsius: Of the GPU's die, the hottest of all timings; None, as the next three, where NVML does not
+            tell.
+        power_watts, utilization_percent: Means over the timings that count, of what the board drew and of the share of
+            time in which some kernel ran.
+        used_bytes: The most of the GPU's memory that was in use, by whomever.
         peak_bytes: High water of what the engine took from the device.
         peak_device_bytes: What the driver says the process held, context included; on a CPU what its resident set grew
             by at most since before there was a network.
@@ -87,6 +92,10 @@ class Measurement:
     roofline_fraction: float | None = field(default=None, converter=checks.amount)
     sm_clock_mhz: float | None = field(default=None, converter=checks.amount)
     joules_per_sample: float | None = field(default=None, converter=checks.amount)
+    temperature_celsius: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    power_watts: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    utilization_percent: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    used_bytes: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
     peak_bytes: int | None = field(default=None, converter=checks.count)
     peak_device_bytes: int | None = field(default=None, converter=checks.count)
     predicted_peak_bytes: int | None = field(default=None, converter=checks.count)

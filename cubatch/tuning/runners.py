@@ -31,9 +31,9 @@ def factory(work: Workload, limits: Limits, winners: Path | None, devices: Seque
         "winners": None if winners is None else str(winners),
     }
     if devices is not None:
-        arguments["devices"] = [_named(device) for device in devices]
+        arguments["devices"] = [device.address for device in devices]
         return FactoryRef("cubatch.measure.ranks_runner:ranks_runner", arguments)
-    return FactoryRef("cubatch.measure.network_runner:network_runner", arguments | {"device": _named(work.device)})
+    return FactoryRef("cubatch.measure.network_runner:network_runner", arguments | {"device": work.device.address})
 
 
 def isolated(made: FactoryRef, limits: Limits) -> RunnerFactory:
@@ -46,8 +46,3 @@ def is_isolated(isolate: bool | str, device: Device, ladder: Ladder, room: Memor
     if isolate != "auto":
         return bool(isolate)
     return device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * room.bytes
-
-
-def _named(device: Device) -> str:
-    """Name a device by its uuid: whatever numbers GPUs, the worker measures on the one whose memory was asked."""
-    return "cpu" if device.kind == "cpu" else device.uuid or f"cuda:{device.index}"

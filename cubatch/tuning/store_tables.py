@@ -25,7 +25,7 @@ from cubatch import checks
 from cubatch.errors import WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 
-VERSION = 2
+VERSION = 3
 
 SCHEMA = """
 CREATE TABLE runs (
@@ -37,7 +37,8 @@ CREATE INDEX runs_by_identity ON runs (identity_sha256);
 CREATE TABLE timings (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL, round INTEGER NOT NULL,
     seconds REAL NOT NULL, repeats INTEGER NOT NULL, throttled INTEGER NOT NULL, sm_clock_mhz REAL, joules REAL,
-    peak_bytes INTEGER, peak_device_bytes INTEGER, checksum INTEGER, PRIMARY KEY (run, batch_size, round));
+    peak_bytes INTEGER, peak_device_bytes INTEGER, checksum INTEGER, event_reasons INTEGER, temperature_celsius REAL,
+    power_watts REAL, utilization_percent REAL, used_bytes INTEGER, PRIMARY KEY (run, batch_size, round));
 CREATE TABLE outcomes (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL,
     status TEXT NOT NULL, stop_reason TEXT NOT NULL, facts TEXT NOT NULL,
@@ -45,15 +46,23 @@ CREATE TABLE outcomes (
 """
 
 TABLES = (SCHEMA, VERSION)
-UPGRADES = {2: "ALTER TABLE timings ADD COLUMN checksum INTEGER"}
-"""By version, what makes it of a file of the version before; timings of before have no checksum."""
+UPGRADES = {
+    2: "ALTER TABLE timings ADD COLUMN checksum INTEGER",
+    3: """
+        ALTER TABLE timings ADD COLUMN event_reasons INTEGER; ALTER TABLE timings ADD COLUMN temperature_celsius REAL;
+        ALTER TABLE timings ADD COLUMN power_watts REAL; ALTER TABLE timings ADD COLUMN utilization_percent REAL;
+        ALTER TABLE timings ADD COLUMN used_bytes INTEGER
+    """,
+}
+"""By version, what makes it of a file of the version before; timings of before lack what was added."""
 
 _STATES = ("open", "finished")
 _COLUMNS = (
     "batch_size", "round", "seconds", "repeats", "throttled", "sm_clock_mhz", "joules", "peak_bytes",
     "peak_device_bytes",
 )  # fmt: skip
-_REAL = ("seconds", "sm_clock_mhz", "joules")
+_ADDED = ("event_reasons", "temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
+_REAL = ("seconds", "sm_clock_mhz", "joules", "temperature_celsius", "power_watts", "utilization_percent")
 _MOST_SECONDS = 1e9  # of measuring: thirty years
 _MOST_LETTERS = 200  # of what a damaged field may say
 
@@ -187,8 +196,8 @@ def update_run(database: sqlite3.Connection, run: int, column: str, value: objec
 
 def insert_timing(database: sqlite3.Connection, run: int, timing: Timing) -> None:
     """Add a timing; a round that is already there stays as it is."""
-    values = {name: getattr(timing, name) for name in _COLUMNS}
-    names = ("run", *_COLUMNS, "checksum")
+    values = {name: getattr(timing, name) for name in (*_COLUMNS, *_ADDED)}
+    names = ("run", *values, "checksum")
     database.execute(
         f"INSERT INTO timings ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "  # noqa: S608 - literals
         "ON CONFLICT (run, batch_size, round) DO NOTHING",
@@ -197,8 +206,13 @@ def insert_timing(database: sqlite3.Connection, run: int, timing: Timing) -> Non
 
 
 def checksum(run: int, values: Mapping[str, Any]) -> int:
-    """Sum up a timing's columns, so that one that changes by itself is noticed: CRC-32 of their shortest text."""
-    plain = [float(values[name]) if name in _REAL and values[name] is not None else values[name] for name in _COLUMNS]
+    """
+    Sum up a timing's columns, so that one that changes by itself is noticed: CRC-32 of their shortest text.
+
+    Those that were added count where one of them is known, so that the sums of older rows hold.
+    """
+    names = (*_COLUMNS, *_ADDED) if any(values[name] is not None for name in _ADDED) else _COLUMNS
+    plain = [float(values[name]) if name in _REAL and values[name] is not None else values[name] for name in names]
     return zlib.crc32(to_json([run, *(int(value) if isinstance(value, bool) else value for value in plain)]).encode())
 
 
@@ -256,7 +270,7 @@ def read_measured(database: sqlite3.Connection, run: int) -> Measured:
     for row in database.execute("SELECT * FROM timings WHERE run = ? ORDER BY rowid", (run,)):
         found = dict(row)
         with _naming(run, f"the timing of batch size {found.get('batch_size')!r} in round {found.get('round')!r}:"):
-            values = {name: row[name] for name in _COLUMNS}
+            values = {name: row[name] for name in (*_COLUMNS, *_ADDED)}
             if row["throttled"] in (0, 1):
                 values["throttled"] = bool(row["throttled"])
             timings.append(Timing(**values))

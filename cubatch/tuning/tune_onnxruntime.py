@@ -78,8 +78,8 @@ def tune_file(
 
     def runner(memory_limit: int, seed: int) -> WorkersModule:
         arguments = {
-            "path": str(path.resolve()), "kind": found.kind, "index": found.index or 0, "threads": found.threads,
-            "uuid": found.uuid, "memory_limit": memory_limit, "seed": seed,
+            "path": str(path.resolve()), "device": found.address, "threads": found.threads,
+            "memory_limit": memory_limit, "seed": seed,
         }  # fmt: skip
         return WorkersModule(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments))
 

@@ -15,6 +15,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
+from cubatch.frameworks import module_worker  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 
 HERE = "tests.parity.named_modules"
@@ -196,3 +197,21 @@ def test_a_module_without_a_name_is_not_kept(place):
     """A store that is named for it is refused; True, which is the default, keeps nothing."""
     with pytest.raises(cb.InvalidArgument, match="name what makes it"):
         cb.autotune_module(named_modules.small(), SHAPE, store=place / "store.sqlite3", **ASKED)
+
+
+def test_the_module_is_moved_to_the_number_that_its_gpu_has_in_the_worker(monkeypatch):
+    """The worker is told a uuid, which PyTorch does not take."""
+    places = []
+
+    class Moved(torch.nn.Linear):
+        def to(self, place):
+            places.append(place)
+            return self  # there is no such GPU here
+
+    monkeypatch.setattr(module_worker, "place_of", {"GPU-7": "cuda:1"}.get)
+    monkeypatch.setattr(module_worker.module_source, "load", lambda name: lambda: Moved(3, 1))
+    module_worker.runner(
+        build="package:build", inputs=[3], device="GPU-7", mode="inference", loss=None, optimizer="sgd", autocast=None,
+        channels_last=False, compiled=False, memory_limit=2**30, seed=0,
+    )  # fmt: skip
+    assert places == ["cuda:1"]

@@ -41,9 +41,7 @@ def files(tmp_path_factory):
 
 
 def runner_of(path, limit=2**30):
-    return onnxruntime_runner.runner(
-        path=str(path), kind="cpu", index=0, threads=1, uuid=None, memory_limit=limit, seed=0
-    )
+    return onnxruntime_runner.runner(path=str(path), device="cpu", threads=1, memory_limit=limit, seed=0)
 
 
 def statuses(result):
@@ -189,7 +187,7 @@ import resource, sys
 from cubatch.errors import OutOfMemory
 from cubatch.frameworks import onnxruntime_runner
 runner = onnxruntime_runner.runner(
-    path=sys.argv[1], kind="cpu", index=0, threads=1, uuid=None, memory_limit=2**40, seed=0
+    path=sys.argv[1], device="cpu", threads=1, memory_limit=2**40, seed=0
 )
 runner.results(runner._drawn(1))
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))

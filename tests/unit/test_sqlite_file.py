@@ -375,10 +375,12 @@ def test_a_file_whose_latest_rows_are_in_its_journal_is_not_copied(kept):
 
 
 def test_a_file_of_an_older_version_is_brought_up_to_date(kept):
-    """Each step from the version that is found on, once."""
-    steps = {2: "ALTER TABLE numbers ADD COLUMN name TEXT", 3: "ALTER TABLE numbers ADD COLUMN size INTEGER"}
+    """Each step from the version that is found on, once, whatever number of statements it has."""
+    add = "ALTER TABLE numbers ADD COLUMN"
+    steps = {2: f"{add} name TEXT", 3: f"{add} size INTEGER; {add} age INTEGER"}
     for _ in range(2):
         database = sqlite_file.connect(kept, SCHEMA, 3, upgrades=steps)
-        assert [tuple(row) for row in database.execute("SELECT number, name, size FROM numbers")] == [(3, None, None)]
+        rows = database.execute("SELECT number, name, size, age FROM numbers")
+        assert [tuple(row) for row in rows] == [(3, None, None, None)]
         assert pragma(database, "user_version") == 3
         database.close()

@@ -101,7 +101,8 @@ class FakeRunner:
         for _ in range(repeats):
             step()
         # 0.1 + 0.2 is no short decimal, so a reading that were rounded on the way would show.
-        return Reading(seconds=(0.1 + 0.2) * self.batch_size, sm_clock_mhz=float(self.steps), joules=None)
+        seconds = (0.1 + 0.2) * self.batch_size
+        return Reading(seconds=seconds, sm_clock_mhz=float(self.steps), temperature_celsius=61.0, used_bytes=2**53 + 1)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

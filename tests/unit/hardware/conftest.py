@@ -7,7 +7,7 @@ import pytest
 from cubatch.errors import DeviceNotAvailable
 from cubatch.hardware import driver, host
 from cubatch.hardware import nvml as nvml_module
-from cubatch.hardware.nvml import Snapshot
+from cubatch.hardware.nvml_records import Snapshot
 from tests.unit.hardware.gpus import GIB
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
+import attrs
 import pynvml
 import pytest
 
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
-from cubatch.hardware.nvml import Monitor, Pace
+from cubatch.hardware.nvml import Monitor
+from cubatch.hardware.nvml_records import Pace, Vitals
+from cubatch.measure.records import Timing
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
@@ -236,13 +239,49 @@ def test_a_pace_takes_two_calls(nvml):
 @pytest.mark.parametrize("error", [pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown, pynvml.NVMLError_Timeout])
 def test_no_nvml_error_ends_a_measurement(nvml, error):
     """Clock, energy and memory are what a timing can do without; a GPU that is lost fails at the next launch."""
-    for name in (*BOARD_ONLY, "nvmlDeviceGetComputeRunningProcesses"):
+    for name in (*BOARD_ONLY, "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"):
         nvml.answers[name] = error
     monitor = Monitor(GPU)
 
     assert monitor.pace() == Pace()
+    assert monitor.vitals() == Vitals()
     assert monitor.energy_joules() is None
     assert monitor.process_bytes(7) is None
+
+
+def test_vitals_take_four_calls_and_are_in_the_units_they_name(nvml):
+    """They are read after every timing, of which NVML's answers are to be a small part."""
+    monitor = Monitor(GPU)
+    nvml.calls.clear()
+
+    assert monitor.vitals() == Vitals(
+        temperature_celsius=61.0, power_watts=412.5, utilization_percent=97.0, used_bytes=4
+    )
+    assert len(nvml.calls) == 4
+
+
+def test_a_mig_device_tells_the_memory_in_use_of_its_own(nvml):
+    """Heat, power and load are the board's, which other slices share: they are not asked for."""
+    monitor = Monitor(MIG)
+    nvml.calls.clear()
+
+    assert monitor.vitals() == Vitals(used_bytes=4)
+    assert [name for name, _ in nvml.calls] == ["nvmlDeviceGetMemoryInfo"]
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "field"),
+    [
+        ("nvmlDeviceGetMemoryInfo", SimpleNamespace(free=1, used=2**64 - 1, total=10), "used_bytes"),
+        ("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=2**32 - 1, memory=0), "utilization_percent"),
+    ],
+)
+def test_a_vital_that_cannot_be_is_none(nvml, function, answer, field):
+    """NVML's sign for "not known" is the largest number of its type: a record would refuse it, and a timing be lost."""
+    nvml.answers[function] = answer
+    seen = Monitor(GPU).vitals()
+    assert getattr(seen, field) is None
+    assert Timing(batch_size=1, round=0, seconds=1.0, **attrs.asdict(seen)).power_watts == 412.5
 
 
 def test_a_mig_device_is_not_asked_for_its_boards_pace(nvml):

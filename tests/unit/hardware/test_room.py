@@ -10,7 +10,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import catalogue, host, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.hardware.nvml import Process
+from cubatch.hardware.nvml_records import Process
 from tests.unit.hardware.gpus import GIB, V100
 
 pytestmark = pytest.mark.usefixtures("gpus")  # whatever this machine has

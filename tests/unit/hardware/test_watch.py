@@ -10,7 +10,8 @@ import pytest
 
 from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import nvml, watch
-from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot
+from cubatch.hardware.nvml import Monitor
+from cubatch.hardware.nvml_records import Listed, Process, Snapshot, named
 from tests.nvml import GIB, NO_MEMORY_TOLD, OTHER, SLICE, STATUSES, UNTOLD, UUID, Gpu, Library, a_slice
 
 
@@ -82,7 +83,7 @@ def test_processes_are_named_and_the_largest_comes_first(library):
     found = Monitor(UUID).processes()
 
     assert found == (Process(8, "train", 3 * GIB), Process(10, "Xorg", 2 * GIB), Process(7, "python3", GIB), Process(9))
-    assert nvml.named(found) == (
+    assert named(found) == (
         "train (pid 8) holds 3.00 GiB, Xorg (pid 10) holds 2.00 GiB, python3 (pid 7) holds 1.00 GiB and 1 more"
     )
 
@@ -148,6 +149,23 @@ CALLS = (
     "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetName",
     "nvmlDeviceGetUUID", "nvmlDeviceGetMaxMigDeviceCount",
 )  # fmt: skip
+
+
+VITALS = {
+    "nvmlDeviceGetMemoryInfo": "used_bytes", "nvmlDeviceGetPowerUsage": "power_watts",
+    "nvmlDeviceGetTemperature": "temperature_celsius", "nvmlDeviceGetUtilizationRates": "utilization_percent",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("name", VITALS)
+def test_every_status_of_a_vital_costs_that_one(library, name, status):
+    """A GPU without the counter, a driver without the call, a GPU that is lost: None, and the others are told."""
+    monitor = Monitor(UUID)
+    whole = attrs.asdict(monitor.vitals())
+    library.failing = {name: status}
+    assert attrs.asdict(monitor.vitals()) == whole | {VITALS[name]: None}
+    assert None not in whole.values()
 
 
 @pytest.mark.parametrize("name", CALLS)

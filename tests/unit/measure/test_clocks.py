@@ -11,8 +11,10 @@ import pytest
 
 from cubatch.errors import DeviceNotAvailable
 from cubatch.hardware import nvml
+from cubatch.hardware.nvml_records import Vitals
 from cubatch.measure import clocks
 from cubatch.measure.clocks import EventClock, HostClock
+from tests.nvml import SLICE, UUID, Gpu, Library, a_slice
 
 
 class Ticks:
@@ -75,6 +77,10 @@ class FakeGpu:
         self.diary.append("pace")
         return types.SimpleNamespace(sm_clock_mhz=1380.0, throttled=self._throttled, event_reasons=4)
 
+    def vitals(self):
+        self.diary.append("vitals")
+        return Vitals(temperature_celsius=61.0, power_watts=412.5, used_bytes=9)
+
     def energy_joules(self):
         self.diary.append("energy")
         return next(self._joules)
@@ -84,16 +90,19 @@ class FakeGpu:
 
 
 def test_events_stand_around_the_steps_and_the_gpu_is_read_while_it_works():
-    """Nothing but the steps lies between the events; the clock is read before the wait, the energy around it all."""
+    """Nothing but the steps lies between the events; the clock is read before the wait, all else around it."""
     gpu = FakeGpu(throttled=True)
     reading = EventClock(gpu.event, gpu.elapsed, gpu).time(gpu.step, 2)
     assert gpu.diary == [
         "energy", "event 0", "event 1", "record 0", "step", "step", "record 1", "pace", "wait 1", "energy",
+        "vitals",
     ]  # fmt: skip
     assert reading.seconds == 0.125
     assert reading.sm_clock_mhz == 1380.0
     assert reading.event_reasons == 4  # the power cap too, which is no throttling
     assert reading.joules == 1.5
+    told = reading.temperature_celsius, reading.power_watts, reading.utilization_percent, reading.used_bytes
+    assert told == (61.0, 412.5, None, 9)
     assert reading.throttled
 
 
@@ -102,6 +111,16 @@ def test_energy_that_was_not_read_is_none(joules):
     """A counter that stood still, is missing, or started over gives no reading rather than a wrong one."""
     gpu = FakeGpu(joules)
     assert EventClock(gpu.event, gpu.elapsed, gpu).time(gpu.step, 1).joules is None
+
+
+def test_a_reading_asks_nvml_eight_times_and_of_a_slice_once(monkeypatch):
+    """What it costs is known: two calls while the steps run, two of energy and four of vitals around them."""
+    library = Library(Gpu(slices=(a_slice(),))).install(monkeypatch)
+    for uuid, num_calls in ((UUID, 8), (SLICE, 1)):
+        gpu, monitor = FakeGpu(), nvml.Monitor(uuid)
+        library.calls.clear()
+        EventClock(gpu.event, gpu.elapsed, monitor).time(gpu.step, 2)
+        assert len(library.calls) == num_calls
 
 
 def test_without_nvml_the_time_is_still_told():

@@ -122,6 +122,17 @@ def scripted(*readings: Reading | float, seconds: float = 60.0, asks: float = 0.
     return stopwatch
 
 
+def test_a_timing_keeps_all_that_its_reading_told() -> None:
+    """Whatever a reading has a field for is in the record of it, by the same name."""
+    told = Reading(
+        seconds=0.02, sm_clock_mhz=1500.0, throttled=True, joules=3.0, event_reasons=4, temperature_celsius=61.0,
+        power_watts=412.5, utilization_percent=97.0, used_bytes=9,
+    )  # fmt: skip
+    assert None not in attrs.asdict(told).values()
+    for timing in visit(scripted(told)):
+        assert {name: getattr(timing, name) for name in attrs.asdict(told)} == attrs.asdict(told)
+
+
 # --- the steps before the first reading ----------------------------------------------------------------------
 
 

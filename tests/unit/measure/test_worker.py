@@ -72,7 +72,8 @@ def test_readings_cross_the_pipe_unchanged(start):
     reading = runner.clock.time(runner.step, 5)
     assert reading.seconds == (0.1 + 0.2) * 3
     assert reading.sm_clock_mhz == 5.0  # the fake counts its steps
-    assert reading.joules is None
+    assert (reading.joules, reading.power_watts) == (None, None)
+    assert (reading.temperature_celsius, reading.used_bytes) == (61.0, 2**53 + 1)
     runner.step()
     assert runner.clock.time(runner.step, 1).sm_clock_mhz == 7.0
     assert (runner.peak_bytes, runner.peak_device_bytes) == (30, None)

@@ -49,8 +49,24 @@ def everything():
     ruled_out = [measurement(n, status="dropped", stop_reason="by 16 and 64") for n in (1, 2, 3)]
     untried = [measurement(n, status="not_run", stop_reason="too long") for n in (1024, 2048, 4096, 8192)]
     more = [
-        measurement(48, 48 / 2990, peak_bytes=50 * 2**20, roofline_fraction=0.31, reasons=["asked for"]),
-        measurement(96, 96 / 1500, throughput_interval=[900, 2300], reasons=["crest 3 of conv3_2", "coulom n=2"]),
+        measurement(
+            48,
+            48 / 2990,
+            peak_bytes=50 * 2**20,
+            roofline_fraction=0.31,
+            reasons=["asked for"],
+            temperature_celsius=61.0,
+            power_watts=412.0,
+            utilization_percent=97.0,
+            used_bytes=9 * 2**30,
+        ),
+        measurement(
+            96,
+            96 / 1500,
+            temperature_celsius=71.0,
+            throughput_interval=[900, 2300],
+            reasons=["crest 3 of conv3_2", "coulom n=2"],
+        ),
         measurement(512, status="error", stop_reason="RuntimeError: a kernel failed"),
         measurement(600, status="over_limit"),
     ]

@@ -28,6 +28,19 @@ def test_the_page_says_why_beneath_the_table_and_sizes_of_one_reason_together():
     assert max(len(cell) for cell in re.findall("<td[^>]*>(.*?)</td>", table)) <= 80
 
 
+def test_the_page_tells_what_the_gpu_was_like_where_that_is_known():
+    """The hottest size, not the answer, with its size; the answer's own power; without NVML not even the heading."""
+    hot = measurement(128, 0.04, temperature_celsius=71.0, power_watts=500.0)
+    cool = measurement(64, 0.02, temperature_celsius=61.0, power_watts=412.4, utilization_percent=97.0)
+    text = html(tuned(measurements=[cool, hot]))
+
+    for told in ("71 °C, at batch size 128", "412 W", "97 % of the time"):
+        assert told in text
+    assert "500 W" not in text
+    assert "fullest" not in text
+    assert "While measured" not in html(tuned())
+
+
 def test_a_phone_gets_a_figure_of_its_own_whose_ticks_do_not_touch():
     """Shown at 390 pixels its letters have 13, and no two numbers beneath the axis overlap."""
     text = html(tuned(measurements=[measurement(2**k, 2**k / 1000) for k in range(18)], batch_size=64))

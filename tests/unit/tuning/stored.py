@@ -61,6 +61,11 @@ timings = st.builds(
     joules=amounts,
     peak_bytes=st.none() | st.integers(0, 2**62),
     peak_device_bytes=st.none() | st.integers(0, 2**62),
+    event_reasons=st.none() | st.integers(0, 2**62),
+    temperature_celsius=amounts,
+    power_watts=amounts,
+    utilization_percent=st.none() | st.floats(0, 100),
+    used_bytes=st.none() | st.integers(0, 2**62),
 )
 
 

@@ -87,12 +87,27 @@ def test_a_measurement_holds_what_its_timings_say() -> None:
     assert (result.seconds_spent, result.seed, result.spec, result.l2) == (15.0, 3, None, None)
 
 
+def test_heat_and_memory_are_the_most_and_power_and_load_are_means_of_what_counts() -> None:
+    """A throttled timing is as hot as any, and says nothing of the power that the others drew."""
+    timings = [
+        Timing(batch_size=8, round=number, seconds=1.0, temperature_celsius=heat, power_watts=watts,
+               utilization_percent=load, used_bytes=used, throttled=throttled)
+        for number, (heat, watts, load, used, throttled) in enumerate(
+            [(60.0, 300.0, 90.0, 5, False), (62.0, 400.0, None, 7, False), (91.0, 100.0, 10.0, None, True)]
+        )
+    ]  # fmt: skip
+    measured = Measured(timings=tuple(timings), outcomes=(Outcome(8, "ok"),))
+    (m,) = answers.answer([Candidate(8)], measured, goal=Goal(), setting={}).measurements
+    assert (m.temperature_celsius, m.power_watts, m.utilization_percent, m.used_bytes) == (91.0, 350.0, 90.0, 7)
+
+
 def test_what_was_not_measured_is_none() -> None:
     """A size that ran out of memory has no number at all."""
     result = answer_of({8: [1.0] * 5, 16: []}, {16: "out_of_memory"})
     m = result.measurements[1]
     assert (m.latency_seconds, m.latency_interval, m.samples_per_second, m.throughput_interval) == (None,) * 4
     assert (m.flops_per_second, m.roofline_fraction, m.sm_clock_mhz, m.peak_bytes, m.occupancy) == (None,) * 5
+    assert (m.temperature_celsius, m.power_watts, m.utilization_percent, m.used_bytes) == (None,) * 4
     assert m.timings_seconds == ()
     assert result.largest_measured == 8
 

@@ -74,6 +74,10 @@ MEASUREMENT_KEYS = [
     "roofline_fraction",
     "sm_clock_mhz",
     "joules_per_sample",
+    "temperature_celsius",
+    "power_watts",
+    "utilization_percent",
+    "used_bytes",
     "peak_bytes",
     "peak_device_bytes",
     "predicted_peak_bytes",
@@ -95,6 +99,10 @@ ADDED_KEYS = (
     "warmup_seconds",
     "query_seconds",
     "predicted_device_bytes",
+    "temperature_celsius",
+    "power_watts",
+    "utilization_percent",
+    "used_bytes",
 )  # files of before have none
 
 positive = st.floats(min_value=1e-12, max_value=1e12)

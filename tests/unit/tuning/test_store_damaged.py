@@ -7,6 +7,7 @@ import json
 import random
 import sqlite3
 import warnings
+import zlib
 
 import attrs
 import pytest
@@ -27,7 +28,7 @@ def make(path):
     for identity in (ASKED, OTHER):
         with begin(path, identity=identity) as run:
             run.save_ladder([Candidate(8, ("asked for",), 4096, 1e-3)], {"memory_bytes": 9000, "largest_batch_size": 8})
-            run.timing(timing(8, 0, 0.25, sm_clock_mhz=1500.0, peak_bytes=4096))
+            run.timing(timing(8, 0, 0.25, sm_clock_mhz=1500.0, peak_bytes=4096, power_watts=300.0))
             run.timing(timing(8, 1, 0.26))
             run.outcome(Outcome(8, "ok", "2 readings", {"visits": 1, "prepare_seconds": 0.1}))
             run.spent(1.5)
@@ -84,6 +85,11 @@ TAMPERED = [
     *((TIMING, "sm_clock_mhz", value) for value in (-1.0, "fast", 1501.0)),
     *((TIMING, "joules", value) for value in (-1.0, 1.0)),
     *((TIMING, "peak_bytes", value) for value in (-1, 4097)),
+    *((TIMING, "event_reasons", value) for value in (-1, 4)),
+    *((TIMING, "power_watts", value) for value in (-1.0, "much", 301.0, None)),
+    *((TIMING, "temperature_celsius", value) for value in (-1.0, 61.0)),
+    *((TIMING, "utilization_percent", value) for value in (-1.0, 101.0, 97.0)),
+    *((TIMING, "used_bytes", value) for value in (-1, 4)),
     *((OUTCOME, "status", value) for value in ("fine", b"ok", "")),
     *((OUTCOME, "batch_size", value) for value in (-8, "x")),
     *((OUTCOME, "facts", value) for value in (*NO_JSON, '{"visits": "x"}', '{"prepare_seconds": -1}')),
@@ -174,10 +180,33 @@ def test_no_flipped_bit_gives_a_traceback_or_a_figure_that_nobody_measured(path,
         look(path)
 
 
+ADDED = ("event_reasons", "temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
+
+
+def test_a_store_of_before_has_no_vitals_and_its_checksums_hold(path):
+    """Version 2 summed up what it had: its timings are read, without what it did not keep, and damage is noticed."""
+    make(path)
+    tamper(path, "DELETE FROM timings WHERE power_watts IS NOT NULL")
+    as_written = b"[1,8,1,0.26,1,0,null,null,null,null]"  # run, then what version 2 had columns for
+    tamper(path, "UPDATE timings SET checksum = ? WHERE run = 1", zlib.crc32(as_written))
+    for statement in (*(f"ALTER TABLE timings DROP COLUMN {name}" for name in ADDED), "PRAGMA user_version = 2"):
+        tamper(path, statement)
+    new = timing(8, 2, 0.27, event_reasons=4, temperature_celsius=61.0, used_bytes=9)
+    with begin(path) as run:
+        assert run.kept.timings == (timing(8, 1, 0.26),)
+        run.timing(new)
+    with begin(path) as run:
+        assert run.kept.timings == (timing(8, 1, 0.26), new)
+    tamper(path, "UPDATE timings SET seconds = 0.25 WHERE round = 1")
+    with pytest.warns(UserWarning, match="run 1 is damaged: the timing of batch size 8 in round 1"):
+        begin(path).close()
+
+
 def test_a_store_of_before_has_no_checksums_and_is_read(path):
     """Version 1 had no such column: its timings are taken as they are, those that come have one, once and for all."""
     make(path)
-    for statement in ("ALTER TABLE timings DROP COLUMN checksum", "PRAGMA user_version = 1"):
+    lacks = ("checksum", *ADDED)
+    for statement in (*(f"ALTER TABLE timings DROP COLUMN {name}" for name in lacks), "PRAGMA user_version = 1"):
         tamper(path, statement)
     for expected in (2, 3):
         with begin(path) as run:
