@@ -130,8 +130,9 @@ def slowest(readings: Sequence[Reading]) -> Reading:
         Reading: The slowest rank's, throttled if any was; joules are the mean of all ranks, per step of one.
 
     Example:
-        >>> slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])
-        Reading(seconds=2.0, sm_clock_mhz=None, throttled=False, joules=4.0, event_reasons=None)
+        >>> found = slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])
+        >>> found.seconds, found.joules, found.throttled
+        (2.0, 4.0, False)
     """
     found = max(readings, key=operator.attrgetter("seconds"))
     joules = [reading.joules for reading in readings if reading.joules is not None]
