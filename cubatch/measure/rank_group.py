@@ -31,6 +31,7 @@ START_SECONDS = 120.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0  # for the others to answer once one has failed, who may be waiting for its sums
 _TAIL_BYTES = 4000
+_REMEDY = "Without devices= one device does it alone."
 
 
 class RankGroup:
@@ -101,9 +102,11 @@ class RankGroup:
             CubatchError: What one of them raised.
         """
         asked = list(range(len(self._connections))) if ranks is None else list(ranks)
+        if not self.is_open:
+            raise WorkerFailed(f"its ranks had ended before {deed}", _REMEDY)
         kills = oom_kills()
         for rank in asked:
-            with contextlib.suppress(BrokenPipeError):  # its end is seen below
+            with contextlib.suppress(ConnectionError):  # its end is seen below
                 self._connections[rank].send((deed, arguments if each is None else each[rank]))
         answers: dict[int, Any] = {}
         errors: dict[int, Any] = {}
@@ -122,7 +125,7 @@ class RankGroup:
                 break
         if errors:
             rank = next((rank for rank, facts in errors.items() if facts["out_of_memory"]), min(errors))
-            error = replies.rebuilt(errors[rank], deed)
+            error = replies.rebuilt(errors[rank], deed, _REMEDY)
             error.add_note(f"It was rank {rank} of {len(self._devices)}, on {self._devices[rank]}.")
             raise error
         return [answers[rank] for rank in asked]
@@ -182,7 +185,7 @@ class RankGroup:
                     env=own_environment(), start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
-                raise WorkerFailed(f"{command[0]} cannot be started: {error.strerror}") from error
+                raise WorkerFailed(f"{command[0]} cannot be started: {error.strerror}", _REMEDY) from error
             self._processes.append(process)
         self._accept(listener)
 
@@ -207,9 +210,9 @@ class RankGroup:
         size = len(self._devices)
         while len(came) < size:
             if any(process.poll() is not None for process in self._processes):
-                raise WorkerFailed(f"its ranks ended at their start; their last words: {self._last_words()}")
+                raise WorkerFailed(f"its ranks ended at their start; their last words: {self._last_words()}", _REMEDY)
             if time.monotonic() > deadline:
-                raise WorkerFailed(f"only {len(came)} of {size} ranks started within {START_SECONDS:g} s")
+                raise WorkerFailed(f"only {len(came)} of {size} ranks started within {START_SECONDS:g} s", _REMEDY)
             try:
                 line, _ = listener.accept()
             except TimeoutError:
@@ -223,7 +226,7 @@ class RankGroup:
                 remedy = "Let mpiexec and mpi4py be of one MPI: pip install 'cubatch[mpi]' brings both."
                 raise WorkerFailed(f"its ranks do not find each other: MPI counts {found} of {size}", remedy)
             if hello != identify():
-                raise WorkerFailed(f"it would run cubatch {hello}, not cubatch {identify()}")
+                raise WorkerFailed(f"it would run cubatch {hello}, not cubatch {identify()}", _REMEDY)
             came[rank] = connection
         self._connections = [came[rank] for rank in range(size)]
         shares: list[list[int]] = cpu_shares(size) if self._is_on_cpu else [[]] * size
@@ -238,7 +241,7 @@ class RankGroup:
         self.close()
         if kills_before is not None and kills is not None and kills > kills_before:
             return OutOfMemory(f"the kernel killed rank {rank} for memory at {deed}")
-        return WorkerDied(f"rank {rank} ended at {deed}; the last words of all: {tail or 'none'}")
+        return WorkerDied(f"rank {rank} ended at {deed}; the last words of all: {tail or 'none'}", _REMEDY)
 
     def _last_words(self) -> str:
         size = self._stderr.seek(0, os.SEEK_END)

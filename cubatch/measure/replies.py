@@ -51,13 +51,14 @@ def described(error: Exception) -> dict[str, Any]:
     }
 
 
-def rebuilt(facts: Mapping[str, Any], doing: str) -> CubatchError:
-    """Make the worker's error again: one of ours as itself, a foreign one as what it means here."""
+def rebuilt(
+    facts: Mapping[str, Any], doing: str, remedy: str = "Pass isolate=False to have it raised in this process."
+) -> CubatchError:
+    """Make the worker's error again: one of ours as itself, a foreign one as what it means here, with a remedy."""
     error = _own(facts["type"], facts["args"])
     if error is None and facts["out_of_memory"]:
         error = OutOfMemory(f"{doing}: {facts['type']}: {facts['text']}")
     elif error is None:
-        remedy = "Pass isolate=False to have it raised in this process."
         error = WorkerFailed(f"{doing} raised {facts['type']}: {facts['text']}", remedy)
     error.add_note(f"In the measuring process:\n{visible(facts['traceback'])}")
     return error
