@@ -5,12 +5,12 @@ Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep
 
 Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
-medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns, and the
-median of their ratios is given.  An answer that does not run within the limit has lost all.
+medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
+started for it, and the median of their ratios is given.  An answer that does not run within the limit has lost all.
 
-Each module and mode has a process of its own, as at its user's: the C library keeps what a process has freed, or gives
+Each module and mode has processes of its own, as at its user's: the C library keeps what a process has freed, or gives
 it back and fetches it again in every step, by what the process did before (`vit` at 32 samples: 400 samples/s after
-other modules had run, 320 without).
+other modules had run, 320 without), and two processes that did the same differ too, hence several judges.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import cubatch as cb
 from benchmarks.modules import zoo
@@ -39,11 +39,15 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
 from cubatch.hardware import probe
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 MIB = 2**20
 UNBOUNDED = 2**40
 OURS = "cubatch"
 LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
-DUELS = 7
+JUDGES = 3  # processes
+DUELS = 3  # turns in each
 SPAN = 0.2  # seconds of a reading
 
 
@@ -94,7 +98,7 @@ def ours(name: str, mode: str, *, top: int, limit: int, budget: float) -> dict[s
 
 
 def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Ask every finder about a module, sweep it, and judge each answer."""
+    """Ask every finder about a module, and sweep it."""
     limit = options.limit * MIB
     bare = runner_of(name, mode, UNBOUNDED)
     first, second = bare.predicted(1) or 0, bare.predicted(101) or 0
@@ -114,16 +118,32 @@ def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
         for n, rates in in_rounds(runner, sorted({*swept, *answers}), options.rounds).items()
     }
     best = max(truth, key=truth.__getitem__)
-    for answer in answers:
-        duel = in_rounds(runner, sorted({best, answer}), options.duels)
-        turns = zip(duel.get(answer, []), duel[best], strict=False)
-        lost = 1 - statistics.median([a / b for a, b in turns] or [0.0])
-        for row in rows:
-            if row["batch_size"] == answer:
-                row["lost"] = lost
-    for row in rows:
-        row.setdefault("lost", 1.0)
     return {"module": name, "mode": mode, "best_batch_size": best, "samples_per_second": truth, "finders": rows}
+
+
+def ratios(
+    name: str, mode: str, best: int, answers: Sequence[int], options: argparse.Namespace
+) -> dict[int, list[float]]:
+    """Give what each answer reached of the best size's rate, in each turn of one process."""
+    runner = Unguarded(runner_of(name, mode, UNBOUNDED), options.limit * MIB)
+    rates = in_rounds(runner, sorted({best, *answers}), options.duels)
+    return {n: [a / b for a, b in zip(rates.get(n, []), rates[best], strict=False)] for n in answers}
+
+
+def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
+    """Say of each answer what it lost against the best size: the median over turns in several processes."""
+    rows, best = case["finders"], case["best_batch_size"]
+    answers = sorted({row["batch_size"] for row in rows if row["batch_size"]})
+    turns = [alone(ratios, case["module"], case["mode"], best, answers, options) for _ in range(options.judges)]
+    for row in rows:
+        reached = [ratio for of in turns for ratio in of.get(row["batch_size"], [])]
+        row["lost"] = 1 - statistics.median(reached or [0.0])
+
+
+def alone(function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    """Call a function in a process started for it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+        return fresh.submit(function, *given, **named).result()
 
 
 def _seconds(runner: Unguarded, size: int) -> float | None:
@@ -151,13 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
     parser.add_argument("--rounds", type=int, default=2, help="of the sweep")
-    parser.add_argument("--duels", type=int, default=DUELS, help="turns of an answer and the best")
+    parser.add_argument("--judges", type=int, default=JUDGES, help="processes that judge the answers")
+    parser.add_argument("--duels", type=int, default=DUELS, help="turns of the answers and the best in each")
     options = parser.parse_args(arguments)
     rows = []
     for name in options.modules:
         for mode in options.modes:
-            with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-                rows.append(fresh.submit(compare, name, mode, options).result())
+            rows.append(alone(compare, name, mode, options))
+            judge(rows[-1], options)
             print(f"{name} {mode}: best {rows[-1]['best_batch_size']}")
             for row in rows[-1]["finders"]:
                 print(
