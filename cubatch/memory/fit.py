@@ -149,15 +149,19 @@ def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
 
 def _climb(fits: Callable[[int], bool], size: int) -> int:
     """
-    Step up from a size that fits: the proportional step down may have passed a few that fit too.
+    Step up from a size that fits: the proportional step down may have passed many that fit too.
 
-    Placement is greedy, so a size may fit where one a little smaller does not: some are tried beyond the first.
+    The steps double as long as they fit and halve where they do not.  Placement is greedy, so a size may fit where one
+    a little smaller does not: those right beyond the last are tried too, and the steps go on from there.
     """
-    while size + _REACH <= MAX_BATCH_SIZE and fits(size + _REACH):
-        size += _REACH
-    following = size + 1
-    while following <= min(size + _REACH, MAX_BATCH_SIZE):
-        if fits(following):
-            size = following
-        following += 1
+    following: int | None = size
+    while following is not None:
+        size, stride = following, _REACH
+        while stride >= _REACH:
+            if size + stride <= MAX_BATCH_SIZE and fits(size + stride):
+                size, stride = size + stride, 2 * stride
+            else:
+                stride //= 2
+        beyond = range(min(size + _REACH, MAX_BATCH_SIZE), size, -1)
+        following = next((larger for larger in beyond if fits(larger)), None)
     return size

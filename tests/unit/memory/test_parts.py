@@ -213,6 +213,19 @@ def test_a_size_that_fits_beyond_one_that_does_not_is_found():
     assert fit._climb(lambda size: size in fits, 3) == 33
 
 
+@pytest.mark.parametrize("period", [2, 16, 19, 1000])
+def test_sizes_far_above_are_reached_in_few_plans_whatever_lies_between(period):
+    """Up to 100 000 every size fits but each so-manieth: the last is found, and hardly more than 1000 are tried."""
+    tried = []
+
+    def fits(size):
+        tried.append(size)
+        return size <= 100_000 and size % period != 0
+
+    assert fit._climb(fits, 1) == max(size for size in range(99_990, 100_001) if size % period)
+    assert len(tried) < 1000
+
+
 def test_the_largest_batch_of_a_large_memory_is_exact_too():
     """Tens of thousands of samples: the last one fits, the next does not."""
     options = {"mode": "training", "device": V100}
