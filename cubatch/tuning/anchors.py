@@ -211,6 +211,6 @@ def _device(facts: Mapping[str, Any], asked: Device, refused: Callable[..., Inva
             found = catalogue.find(name)
         except InvalidArgument as error:
             raise refused("results of a GPU in the catalogue", f"{error}.") from error
-    if num_sms not in {None, found.num_sms}:
+    if num_sms is not None and num_sms != found.num_sms:
         raise refused(f"results of a whole {found}, of {found.num_sms} SMs", f"This one was measured on {num_sms}.")
     return asked if found.slug == asked.slug else found
