@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import cubatch as cb
 from benchmarks.modules import zoo
@@ -39,7 +39,6 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
 from cubatch.hardware import probe
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 MIB = 2**20
@@ -140,10 +139,10 @@ def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
         row["lost"] = 1 - statistics.median(reached or [0.0])
 
 
-def alone(function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+def alone(function: Callable[..., T], *given: object) -> T:
     """Call a function in a process started for it."""
     with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-        return fresh.submit(function, *given, **named).result()
+        return fresh.submit(function, *given).result()
 
 
 def _seconds(runner: Unguarded, size: int) -> float | None:

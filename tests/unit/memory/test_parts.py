@@ -215,7 +215,7 @@ def test_a_size_that_fits_beyond_one_that_does_not_is_found():
 
 @pytest.mark.parametrize("period", [2, 16, 19, 1000])
 def test_sizes_far_above_are_reached_in_few_plans_whatever_lies_between(period):
-    """Up to 100 000 every size fits but each so-manieth: the last is found, and hardly more than 1000 are tried."""
+    """Up to 100 000 every size fits but each so-manieth: the last is found, and fewer than 1000 are tried."""
     tried = []
 
     def fits(size):

@@ -175,7 +175,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
         ({"device": here(V100, name="GeForce 9999")}, "in the catalogue"),
         ({"device": here(V100, name="Titan X")}, "Several devices"),
         ({"device": here(V100, num_sms=14, mig="1g.5gb")}, "measured on 14"),
-        ({"device": here(V100, num_sms=[80])}, "measured on"),
+        ({"device": here(V100, num_sms=[80])}, "measured on [80]"),
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
         ({"device": here(T4), "dtype": "float16"}, "share nothing"),
         ({"device": here(catalogue.find("rtx-pro-6000-blackwell-server"))}, "peak_bytes_per_second"),
