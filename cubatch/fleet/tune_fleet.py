@@ -26,7 +26,7 @@ from cubatch.tuning import tune
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_bytes
 
-_TICK_SECONDS = 0.2  # between looks at who is still there
+TICK_SECONDS = 0.2  # between looks at who is still there
 _CONNECT_SECONDS = 30
 _PREDICTABLE = (
     "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "latency_limit", "optimizer",
@@ -179,10 +179,14 @@ class _Fleet:
         self._client, self._spec, self._options, self._keep, self._progress = client, spec, options, keep, progress
         self._topic = f"cubatch-{uuid.uuid4().hex}"
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._workers: dict[str, dict[str, Any]] = {}
 
     def measured(self) -> list[FleetDevice]:
         """Measure each kind, and give what came of it."""
-        kinds = _kinds(self._client)
+        self._look()
+        kinds = _kinds(self._workers)
+        if not kinds:
+            raise WorkerFailed("the cluster has no worker", "Start one: dask worker ADDRESS.")
         tasks = [_Task(kind, name) for kind, name in _names(kinds).items()]
         found: list[FleetDevice] = []
         self._client.subscribe_topic(self._topic, lambda event: self._said.put(event[1]))
@@ -190,10 +194,10 @@ class _Fleet:
             for task in tasks:
                 self._begin(task, *next(iter(kinds[task.kind].items())))
             while tasks:
-                time.sleep(_TICK_SECONDS)
+                time.sleep(TICK_SECONDS)
                 self._drain()
-                if self._has_changed(kinds):
-                    kinds = _kinds(self._client)
+                if self._look():
+                    kinds = _kinds(self._workers)
                 for task in list(tasks):
                     if (device := self._ended(task, kinds.get(task.kind, {}))) is not None:
                         tasks.remove(task)
@@ -204,8 +208,16 @@ class _Fleet:
             self._drain()
         return found
 
-    def _has_changed(self, kinds: Mapping[_Kind, Mapping[str, Any]]) -> bool:
-        return set(self._client.nthreads()) != {address for workers in kinds.values() for address in workers}
+    def _look(self) -> bool:
+        """Forget workers that have gone, and ask those that have come what they have; says whether any has."""
+        there = set(self._client.nthreads())
+        come = sorted(there.difference(self._workers))
+        if not come and len(there) == len(self._workers):
+            return False
+        self._workers = {address: facts for address, facts in self._workers.items() if address in there}
+        if come:
+            self._workers |= _described(self._client, come)
+        return True
 
     def _begin(self, task: _Task, address: str, facts: Mapping[str, Any]) -> None:
         """Have a worker go on from what is kept by now."""
@@ -275,18 +287,22 @@ def _connected(client: Any) -> Iterator[Any]:
         raise InvalidArgument("client", client, "the address of a scheduler that answers", str(error)) from error
 
 
-def _kinds(client: Any) -> dict[_Kind, dict[str, dict[str, Any]]]:
-    """Ask all workers what they have, and group them by it."""
-    kinds: dict[_Kind, dict[str, dict[str, Any]]] = {}
+def _described(client: Any, addresses: list[str]) -> dict[str, dict[str, Any]]:
+    """Ask workers what they have; who goes meanwhile says nothing."""
+    found: dict[str, dict[str, Any]] = client.run(on_worker.describe, workers=addresses, on_error="ignore")
     mine = on_worker.versions()
-    for address, facts in client.run(on_worker.describe, on_error="ignore").items():
-        if facts["versions"] != mine:
-            theirs = facts["versions"]
+    for address, facts in found.items():
+        if (theirs := facts["versions"]) != mine:
             named = [f"{name} {theirs.get(name)}, here {mine[name]}" for name in mine if theirs.get(name) != mine[name]]
             raise InvalidArgument("client", address, "a worker with the versions that are here", "; ".join(named))
+    return found
+
+
+def _kinds(workers: Mapping[str, Mapping[str, Any]]) -> dict[_Kind, dict[str, Mapping[str, Any]]]:
+    """Group workers by what they have."""
+    kinds: dict[_Kind, dict[str, Mapping[str, Any]]] = {}
+    for address, facts in workers.items():
         kinds.setdefault(_Kind.of(facts), {})[address] = facts
-    if not kinds:
-        raise WorkerFailed("the cluster has no worker", "Start one: dask worker ADDRESS.")
     return kinds
 
 
