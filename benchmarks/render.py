@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import faults, fusion, gpu, memory, modules, predictor, rooms, search, trust
+from benchmarks.pages import faults, fleet, fusion, gpu, memory, modules, predictor, rooms, search, trust
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -162,6 +162,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "engine_cpu": engine_cpu,
     "search": search.search,
     "faults": faults.faults,
+    "fleet": fleet.fleet,
     "training": training,
     "imports": imports,
     "mixed_precision": mixed_precision,
