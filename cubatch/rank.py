@@ -92,6 +92,11 @@ class _Rank:
             "peak_bytes": runner.peak_bytes, "peak_device_bytes": runner.peak_device_bytes, "launch": runner.launch
         }  # fmt: skip
 
+    def free_bytes(self) -> int | None:
+        """Say how much of this rank's device nobody holds."""
+        found: int | None = self._runner.clock.free_bytes()
+        return found
+
     def release(self) -> None:
         """Give back what the last `prepare` took."""
         self._runner.release()

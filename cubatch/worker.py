@@ -37,11 +37,11 @@ from cubatch.errors import WorkerFailed
 from cubatch.measure import replies
 from cubatch.measure.expendable import expendable
 from cubatch.measure.remote import identify
-from cubatch.measure.runner import FactoryRef, Runner
+from cubatch.measure.runner import FactoryRef, KnowsFree, Runner
 from cubatch.units import shown
 
 _WATCH_SECONDS = 1.0
-_REQUESTS = frozenset({"start", "prepare", "call", "time", "facts", "release", "close"})
+_REQUESTS = frozenset({"start", "prepare", "call", "time", "facts", "free", "release", "close"})
 
 
 class _Worker:
@@ -83,6 +83,10 @@ class _Worker:
     def facts(self) -> dict[str, Any]:
         memory = {"peak_bytes": self._runner.peak_bytes, "peak_device_bytes": self._runner.peak_device_bytes}
         return {**memory, "launch": self._launch()}
+
+    def free(self) -> int | None:
+        clock = self._runner.clock
+        return clock.free_bytes() if isinstance(clock, KnowsFree) else None
 
     def _launch(self) -> dict[str, Any] | None:
         """Say how steps are launched; only runners on our own engine know."""

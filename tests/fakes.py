@@ -275,7 +275,8 @@ class FakeDevice:
         outliers: Share of readings that are disturbed, and come out 5 % to 100 % too long.
         bytes_needed: Device memory that a batch size takes; it need not be monotone. None: 1 KiB a sample.
         memory_bytes: What there is; a size that needs more raises FakeOutOfMemoryError. None: no limit.
-        memory_fails_at: Where it raises: "prepare", or "step" for memory that is taken lazily.
+        memory_fails_at: Where it raises: "prepare", or "step" for memory that is taken lazily; "never" where what is
+            not there is taken from somewhere else.
         joules: True energy of one step at a batch size; None: the device does not tell.
         prepare_seconds: What making a size ready costs, in virtual seconds.
         gives_up: Sessions have a `step_seconds`, and cut a reading that takes longer with TimedOut, as a worker does.
@@ -289,7 +290,7 @@ class FakeDevice:
     bytes_needed: Callable[[int], int] = attrs.field(default=lambda batch_size: 1024 * batch_size, kw_only=True)
     memory_bytes: int | None = attrs.field(default=None, kw_only=True)
     memory_fails_at: str = attrs.field(
-        default="prepare", kw_only=True, validator=attrs.validators.in_(("prepare", "step"))
+        default="prepare", kw_only=True, validator=attrs.validators.in_(("prepare", "step", "never"))
     )
     joules: Curve | None = attrs.field(default=None, kw_only=True)
     prepare_seconds: float = attrs.field(default=0.02, kw_only=True)
@@ -326,6 +327,11 @@ class FakeClock:
     def now(self) -> float:
         """Virtual seconds since the session was opened."""
         return self._now
+
+    def free_bytes(self) -> int | None:
+        """Bytes of the device's memory that nobody holds; None where it has no limit."""
+        memory = self._runner.device.memory_bytes
+        return None if memory is None else max(0, memory - (self._runner.peak_bytes or 0))
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass with the device idle."""

@@ -62,7 +62,9 @@ class BoundedRunner(abc.ABC):
     @property
     def peak_bytes(self) -> int | None:
         """High water of what the model, the batch and its steps took since `prepare`; None where it is not told."""
-        taken = None if self._step is None else self.meter.peak()
+        if self._step is None:
+            return self.own_bytes
+        taken = self.meter.peak()
         return None if taken is None else self.own_bytes + self._batch_bytes + taken
 
     @property

@@ -88,6 +88,11 @@ class Monitor:
             board |= {"free_bytes": memory.free, "used_bytes": memory.used, "total_bytes": memory.total}
         return Snapshot(**board)
 
+    def free_bytes(self) -> int | None:
+        """Read how much device memory nobody holds; None where NVML fails: it is read in the middle of a visit."""
+        memory = self._told(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
+        return None if memory is None else int(memory.free)
+
     def pace(self) -> Pace:
         """
         Read what every timing is judged by, in two calls: a snapshot's eight may last as long as what is timed.

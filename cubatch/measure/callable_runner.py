@@ -48,9 +48,6 @@ class CallableRunner:
     def prepare(self, batch_size: int) -> None:
         """Ask for the step of this batch size, after letting go of the step before."""
         self.release()
-        torch, _ = _gpu_libraries()
-        if torch:
-            torch.cuda.reset_peak_memory_stats()
         step = self._make_step(batch_size)
         if not callable(step):
             raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
@@ -84,6 +81,7 @@ class CallableRunner:
         with contextlib.suppress(Exception):
             if torch:
                 torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             if cupy:
                 cupy.get_default_memory_pool().free_all_blocks()
 

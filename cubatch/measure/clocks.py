@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from cubatch.errors import CubatchError, DeviceNotAvailable
-from cubatch.hardware import driver, gpu_library
+from cubatch.hardware import driver, gpu_library, host
 from cubatch.measure.runner import Reading
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class HostClock:
     def sleep(self, seconds: float) -> None:
         """Let the device rest."""
         time.sleep(seconds)
+
+    def free_bytes(self) -> int | None:
+        """Bytes of main memory that could be taken without swapping; None where the system does not tell."""
+        return host.available_memory_bytes()
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         """Time `repeats` steps back to back, the wait for the device included."""
@@ -73,6 +77,10 @@ class EventClock(HostClock):
     ) -> None:
         super().__init__()
         self._make_event, self._elapsed_seconds, self._monitor = make_event, elapsed_seconds, monitor
+
+    def free_bytes(self) -> int | None:
+        """Bytes of the GPU's own memory that nobody holds, by NVML: CUDA may count what it would move out of it."""
+        return self._monitor.free_bytes() if self._monitor else None
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         """

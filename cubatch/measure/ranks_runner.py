@@ -113,13 +113,18 @@ class RanksRunner:
 class SlowestClock(HostClock):
     """Each rank's own stopwatch, of which the slowest counts, and this process's clock for budgets."""
 
-    def __init__(self, do: Callable[..., list[Reading]]) -> None:
+    def __init__(self, do: Callable[..., list[Any]]) -> None:
         super().__init__()
         self._do = do
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
         """Run the step of every rank `repeats` times back to back, and say how long it took on the slowest."""
         return slowest(self._do("time", repeats))
+
+    def free_bytes(self) -> int | None:
+        """Bytes that nobody holds on the fullest rank's device; None where one is not told."""
+        found = self._do("free_bytes")
+        return None if None in found else min(found)
 
 
 def slowest(readings: Sequence[Reading]) -> Reading:

@@ -130,6 +130,14 @@ class RemoteRunner:
         except TypeError as error:
             raise WorkerFailed(f"it answered with no reading: {answer!r}") from error
 
+    def free_bytes(self) -> int | None:
+        """Ask the worker how much of its device's memory nobody holds."""
+        answer = self._ask({"do": "free"}, ASK_SECONDS)
+        try:
+            return checks.count(answer)
+        except (TypeError, ValueError) as error:
+            raise WorkerFailed(f"it answered with no number of bytes: {shown(answer)}") from error
+
     def release(self) -> None:
         """Give back what the last `prepare` took; a dead worker has done so already."""
         if self._process is not None:
@@ -317,6 +325,10 @@ class _RemoteClock:
     def sleep(self, seconds: float) -> None:
         """Let the device rest."""
         time.sleep(seconds)
+
+    def free_bytes(self) -> int | None:
+        """Bytes of the device's memory that nobody holds; None where the worker's clock is not told."""
+        return self._runner.free_bytes()
 
 
 def oom_kills() -> int | None:

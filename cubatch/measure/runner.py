@@ -105,6 +105,15 @@ class HasWorker(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsFree(Protocol):
+    """A clock that can also say how much of its device's memory nobody holds."""
+
+    def free_bytes(self) -> int | None:
+        """Bytes that are physically free now; None where that is not told."""
+        ...
+
+
 RunnerFactory = Callable[[], Runner]
 
 

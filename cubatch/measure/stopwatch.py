@@ -14,10 +14,10 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 
-from cubatch.errors import DeviceFailed, TimedOut, WorkerDied
+from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
 from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing
-from cubatch.measure.runner import Reading, Runner
+from cubatch.measure.runner import KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
 from cubatch.measure.watch import Watch
@@ -34,6 +34,8 @@ AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
 MOST_OF_VISIT = PER_VISIT - 2  # readings: rounds of their own are kept free
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
+# The bus to main memory is ten times slower than a GPU's own memory and more; no algorithm or wave costs so much.
+SPILLED = 2.5
 # A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
 HANG_SHARE = 0.25  # of what is left of the budget, in the place of the floor, once one has hung
@@ -105,6 +107,7 @@ class Stopwatch:
         first_round: int,
         likely: float | None,
         keep: Callable[[Timing], None],
+        expected: float | None = None,
         settled: float | None = None,
         at_least: int = 0,
     ) -> None:
@@ -119,6 +122,7 @@ class Stopwatch:
             first_round: Written into the first reading; the others take the numbers after it.
             likely: Seconds of a step by what is known, to tell a hang from a long step; None where nothing is.
             keep: Called with each reading as it is taken.
+            expected: Seconds of a step by what was read of smaller sizes; None where nothing was.
             settled: Seconds of a step by other sizes, where those read of this one are doubted: while steps take far
                 longer, more of them are made before the first reading, as long as they take a small share of the rest.
             at_least: How many readings to take, budget allowing; more, where they are cheap.
@@ -126,6 +130,7 @@ class Stopwatch:
         Raises:
             OutOfBudget: If the budget does not hold the first step.
             TimedOut: If a step took so long that it counts as hung.
+            OutOfMemory: If steps take far longer than expected, and hold more memory than the device has free.
             Exception: Whatever the runner raises.
         """
         spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
@@ -140,6 +145,9 @@ class Stopwatch:
         spent.warmup_seconds += asked - prepared
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
         spent.query_seconds += now() - asked
+        if expected is not None and last.seconds > SPILLED * expected:
+            self._check_memory(batch_size, last.seconds / expected, memory[0])
+            last, repeats = self._settle([], 1, likely)
         step = last.seconds
         count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
         count, taken = max(count, at_least), 0
@@ -161,6 +169,26 @@ class Stopwatch:
                 more = readings_for(reading.seconds, self.span_seconds, overhead_seconds=0.0, left=self.budget.left())
                 count = min(MOST_OF_VISIT, taken + max(more, at_least))
             step = min(step, reading.seconds)
+
+    def _check_memory(self, batch_size: int, times: float, held: int | None) -> None:
+        """
+        Refuse a step whose memory was not all there, by what is free without it.
+
+        Drivers for Windows give memory that the device does not have, as CUDA's managed memory and swapping systems do:
+        no error says so, and steps take many times as long.
+        """
+        clock = self.runner.clock
+        if held is None or not isinstance(clock, KnowsFree):
+            return
+        self.forget()
+        self.runner.release()
+        free, stays = clock.free_bytes(), self.runner.peak_bytes or 0
+        if free is not None and held > free + stays:
+            raise OutOfMemory(
+                f"batch size {batch_size} takes {times:.1f} times as long as smaller ones let expect, as a step",
+                held, free + stays, remedy="What is not there lies in main memory or on disk meanwhile.",
+            )  # fmt: skip
+        self._prepare(batch_size)
 
     def _settle_to(self, settled: float | None, last: Reading, repeats: int) -> tuple[Reading, int]:
         """Step on while steps take far longer than other sizes let expect, for a small share of what is left."""

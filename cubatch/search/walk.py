@@ -300,6 +300,7 @@ class _Run:
                 first_round=number * PER_VISIT,
                 likely=self.likely_seconds(n),
                 keep=functools.partial(self.keep, record),
+                expected=self.expected_seconds(n),
                 settled=self.likely_seconds(n) if n in self.view.suspects else None,
                 at_least=rules.readings_wanted(self.view, n),
             )
@@ -316,6 +317,12 @@ class _Run:
         if self.view.seen and n in self.view.sizes:
             return float(self.view.steps[self.view.place(n)])
         return self.candidates[n].predicted_seconds
+
+    def expected_seconds(self, n: int) -> float | None:
+        """Say what a step takes at most by smaller sizes: at their best rate, or on the line through two of them."""
+        rates = [record.seconds / size for size, record in self.view.read.items() if size < n]
+        by_line = [float(self.view.steps[self.view.place(n)])] if len(rates) > 1 and n in self.view.sizes else []
+        return min([*(n * rate for rate in rates), *by_line], default=None)
 
     def keep(self, record: Record, timing: Timing) -> None:
         self.book.timing(timing)

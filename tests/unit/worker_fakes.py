@@ -107,6 +107,9 @@ class FakeRunner:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def free_bytes(self) -> int | None:
+        return 2**53 + self.batch_size
+
     def release(self) -> None:
         self.peak_bytes = 0
 

@@ -247,6 +247,7 @@ def test_no_nvml_error_ends_a_measurement(nvml, error):
     assert monitor.vitals() == Vitals()
     assert monitor.energy_joules() is None
     assert monitor.process_bytes(7) is None
+    assert monitor.free_bytes() is None
 
 
 def test_vitals_take_four_calls_and_are_in_the_units_they_name(nvml):

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from cubatch.errors import DeviceNotAvailable
-from cubatch.hardware import nvml
+from cubatch.hardware import host, nvml
 from cubatch.hardware.nvml_records import Vitals
 from cubatch.measure import clocks
 from cubatch.measure.clocks import EventClock, HostClock
@@ -121,6 +121,16 @@ def test_a_reading_asks_nvml_eight_times_and_of_a_slice_once(monkeypatch):
         library.calls.clear()
         EventClock(gpu.event, gpu.elapsed, monitor).time(gpu.step, 2)
         assert len(library.calls) == num_calls
+
+
+def test_free_memory_is_the_devices_own(monkeypatch):
+    """NVML's free bytes of a GPU, nothing where it is not there; of a host what could be taken without swapping."""
+    gpu = FakeGpu()
+    Library(Gpu(total=80, used=17)).install(monkeypatch)
+    assert EventClock(gpu.event, gpu.elapsed, nvml.Monitor(UUID)).free_bytes() == 63
+    assert EventClock(gpu.event, gpu.elapsed, None).free_bytes() is None
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 12345)
+    assert HostClock().free_bytes() == 12345
 
 
 def test_without_nvml_the_time_is_still_told():

@@ -141,6 +141,7 @@ def test_ranks_that_are_gone_are_started_anew():
         runner.prepare(8)
         assert runner.clock.time(runner.step, 1).seconds > 0
         assert runner.peak_bytes > 0
+        assert runner.clock.free_bytes() > 0
     finally:
         runner.close()
     assert runner.peak_bytes is None

@@ -161,7 +161,7 @@ def test_a_memory_limit_holds_for_a_callable(monkeypatch):
         runner.prepare(6)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (600, 500)
     runner.release()
-    assert torch.calls[-1] == "empty"
+    assert torch.calls[-2:] == ["empty", "reset"]
 
 
 def test_cupys_pool_is_read_and_emptied(monkeypatch):

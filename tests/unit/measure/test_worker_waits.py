@@ -100,12 +100,16 @@ def test_a_process_that_was_suspended_has_not_waited(start, monkeypatch):
     assert runner.time(1).seconds == (0.1 + 0.2) * 2
 
 
-def test_an_answer_that_is_no_reading_is_refused(start, monkeypatch):
+def test_an_answer_of_another_kind_is_refused(start, monkeypatch):
     """What another process says is checked before it is believed."""
     runner = start(fake())
     monkeypatch.setattr(RemoteRunner, "_ask", lambda *_: {"second": 1.0})
     with pytest.raises(WorkerFailed, match="no reading"):
         runner.time(1)
+    for answer in ({"free": 1}, -1, "many"):
+        monkeypatch.setattr(RemoteRunner, "_ask", lambda *_, said=answer: said)
+        with pytest.raises(WorkerFailed, match="no number of bytes"):
+            runner.clock.free_bytes()
     monkeypatch.undo()
 
 
