@@ -8,6 +8,7 @@ import json
 import queue
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ from cubatch.units import format_bytes
 
 TICK_SECONDS = 0.2  # between looks at who is still there
 _CONNECT_SECONDS = 30
+_FIRST_WORKER_SECONDS = 60  # queues and machines that start take their time
 _PREDICTABLE = (
     "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "latency_limit", "optimizer",
     "recompute",
@@ -100,7 +102,8 @@ def autotune_fleet(
 
     One worker of each kind measures, alone on its GPU, or on its host where it has none.  What it times reaches the
     caller as it is taken and is kept in the caller's store, so that neither a worker's death nor the caller's loses it:
-    the same call again goes on from there.  A worker that dies or leaves is replaced by another of its kind.
+    the same call again goes on from there.  A worker that dies or leaves is replaced by another of its kind, and a kind
+    that comes while others are measured is measured too.
 
     Args:
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a spec file.
@@ -120,7 +123,7 @@ def autotune_fleet(
     Raises:
         InvalidArgument: If an argument makes no sense, or the workers do not run the same versions as the caller.
         MissingDependency: If Dask's `distributed` is not installed.
-        WorkerFailed: If the cluster has no worker with a device.
+        WorkerFailed: If the cluster has no worker within a minute.
 
     Example:
         >>> from distributed import LocalCluster                                      # doctest: +SKIP
@@ -183,17 +186,18 @@ class _Fleet:
 
     def measured(self) -> list[FleetDevice]:
         """Measure each kind, and give what came of it."""
-        self._look()
+        self._await_worker()
         kinds = _kinds(self._workers)
-        if not kinds:
-            raise WorkerFailed("the cluster has no worker", "Start one: dask worker ADDRESS.")
-        tasks = [_Task(kind, name) for kind, name in _names(kinds).items()]
+        names: dict[_Kind, str] = {}
+        tasks: list[_Task] = []
         found: list[FleetDevice] = []
         self._client.subscribe_topic(self._topic, lambda event: self._said.put(event[1]))
         try:
-            for task in tasks:
-                self._begin(task, *next(iter(kinds[task.kind].items())))
-            while tasks:
+            while tasks or kinds.keys() - names.keys():
+                for kind, name in _names(kinds, names).items():  # in a queue machines come one by one
+                    tasks.append(_Task(kind, name))
+                    self._begin(tasks[-1], *next(iter(kinds[kind].items())))
+                    names[kind] = name
                 time.sleep(TICK_SECONDS)
                 self._drain()
                 if self._look():
@@ -207,6 +211,17 @@ class _Fleet:
             self._client.unsubscribe_topic(self._topic)
             self._drain()
         return found
+
+    def _await_worker(self) -> None:
+        """Wait until there is a worker."""
+        for tick in range(round(_FIRST_WORKER_SECONDS / TICK_SECONDS)):
+            if self._look() and self._workers:
+                return
+            if tick == 0 and self._progress is not None:
+                self._progress("cluster", f"waiting for its first worker, {_FIRST_WORKER_SECONDS} s at most")
+            time.sleep(TICK_SECONDS)
+        remedy = "Start one: dask worker ADDRESS. Where a queue starts them: client.wait_for_workers(1)."
+        raise WorkerFailed("the cluster has no worker", remedy)
 
     def _look(self) -> bool:
         """Forget workers that have gone, and ask those that have come what they have; says whether any has."""
@@ -306,11 +321,11 @@ def _kinds(workers: Mapping[str, Mapping[str, Any]]) -> dict[_Kind, dict[str, Ma
     return kinds
 
 
-def _names(kinds: Iterable[_Kind]) -> dict[_Kind, str]:
-    """Name each kind, by more than its device's name where others have the same."""
-    kinds = list(kinds)
-    names = [kind.name for kind in kinds]
-    return {kind: kind.name if names.count(kind.name) == 1 else kind.described() for kind in kinds}
+def _names(kinds: Iterable[_Kind], before: Mapping[_Kind, str]) -> dict[_Kind, str]:
+    """Name each kind that has no name yet, by more than its device's name where others have the same."""
+    taken = Counter(kind.name for kind in {*kinds, *before})
+    new = [kind for kind in kinds if kind not in before]
+    return {kind: kind.name if taken[kind.name] == 1 else kind.described() for kind in new}
 
 
 def _predicted(

@@ -12,6 +12,7 @@ from benchmarks import bench_fleet
 from benchmarks.fleet import streams
 from benchmarks.fleet.costs import Costs, Line
 from benchmarks.fleet.simulated import SimulatedClient, Worker, standing_in
+from cubatch.errors import WorkerFailed
 from cubatch.hardware import catalogue
 from cubatch.network import models
 from cubatch.tuning import store
@@ -86,6 +87,34 @@ def test_a_worker_that_goes_is_followed_by_another_without_a_timing_lost_or_take
     assert gone >= 1
     assert client.messages <= sum(len(kind.messages) for kind in kinds) + 5 * gone  # outcomes are said again
     assert kept(path) == {kind.device.name: [t["seconds"] for t in said(kind)] for kind in kinds}
+
+
+def test_a_queue_is_waited_for_and_who_comes_later_measures_too(kinds, tmp_path):
+    """Nobody is there, then one kind, then the others while it measures: all answer, as if they had been there."""
+    path, told = tmp_path / "store.sqlite3", []
+    first, *others = kinds
+    workers = {"first": Worker(first, comes=20.0)} | of(others, comes=22.0)
+    result, _ = tuned(workers, path, progress=lambda name, sentence: told.append((name, sentence)))
+    assert all(device.result is not None for device in result.devices)
+    assert kept(path) == {kind.device.name: [t["seconds"] for t in said(kind)] for kind in kinds}
+    assert told[0] == ("cluster", "waiting for its first worker, 60 s at most")
+
+
+def test_a_cluster_where_nobody_comes_is_refused(kinds, tmp_path):
+    """After a minute, with what to do."""
+    with pytest.raises(WorkerFailed, match=r"no worker.*wait_for_workers"):
+        tuned(of(kinds, comes=61.0), tmp_path / "store.sqlite3")
+
+
+def test_kinds_of_one_name_are_told_apart_when_they_come(kinds, tmp_path):
+    """Two GPUs of a model with unequal power limits, one of them later: two lines, two names."""
+    first = attrs.evolve(kinds[0], device=attrs.evolve(kinds[0].device, power_limit_watts=150.0))
+    slow = attrs.evolve(kinds[0], device=attrs.evolve(kinds[0].device, power_limit_watts=70.0))
+    workers = {"a": Worker(first), "b": Worker(slow, comes=2.0)}
+    result, _ = tuned(workers, tmp_path / "store.sqlite3")
+    names = [device.name for device in result.devices]
+    assert len(set(names)) == 2
+    assert any("70 W" in name for name in names)
 
 
 def test_a_kind_whose_workers_are_all_gone_is_named(kinds, tmp_path):
