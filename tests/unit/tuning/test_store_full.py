@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -49,6 +52,49 @@ def test_what_a_full_disk_held_back_is_kept_once_there_is_room(path, monkeypatch
     with begin(path) as run:
         assert run.kept.timings == tuple(taken)
         assert run.finished
+
+
+ON_TMPFS = """
+import json, sys, warnings
+from pathlib import Path
+from cubatch.tuning import store_writer
+from tests.unit.tuning.stored import begin, timing
+warnings.simplefilter("ignore")
+store_writer.AGAIN_SECONDS = 0.0
+folder = Path(sys.argv[1])
+with begin(folder / "store.sqlite3") as run:
+    run.timing(timing(number=0))
+    with (folder / "ballast").open("wb", buffering=0) as ballast:
+        try:
+            while ballast.write(bytes(4096)):
+                pass
+        except OSError as error:
+            full = error.errno
+    for number in range(1, 1000):
+        run.timing(timing(number=number))
+    while_full = run.is_kept
+    (folder / "ballast").unlink()
+    run.timing(timing(number=1000))
+    run.finish()
+    notes = run.notes
+with begin(folder / "store.sqlite3") as run:
+    print(json.dumps([full, while_full, notes, [one.round for one in run.kept.timings], run.finished]))
+"""
+
+
+def test_a_file_system_that_is_full_loses_nothing(tmp_path):
+    """On a tmpfs of 16 MiB, filled to the last block and emptied again: all is kept, nothing is left to be said."""
+    mount = 'mount -t tmpfs -o size=16m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    apart = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    if subprocess.run([*apart[:3], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody mount a file system of their own")
+    done = subprocess.run([*apart, tmp_path, sys.executable, ON_TMPFS], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    full, while_full, notes, rounds, finished = json.loads(done.stdout)
+    assert full == errno.ENOSPC
+    assert (while_full, notes) == (False, [])
+    assert rounds == list(range(1001))
+    assert finished
 
 
 def test_what_was_held_back_is_tried_a_last_time_when_a_run_is_closed(path, monkeypatch):
