@@ -127,6 +127,10 @@ HAND = {
         [node("Pad", "x pads", "a"), node("Conv", "a w b")],
         {"pads": [0, 0, 1, 0, 0, 0, 2, 1], "w": FILTER, "b": drawn(4)},
     ),
+    "zeros around, by a list of one": (
+        [node("Pad", "x pads value", "a"), node("Conv", "a w b")],
+        {"pads": [0, 0, 1, 0, 0, 0, 2, 1], "value": np.zeros(1, np.float32), "w": FILTER, "b": drawn(4)},
+    ),
     "linear layers": (
         [node("Flatten", "x", "a"), node("Gemm", "a w b", "c"), node("Relu", "c", "d"), node("MatMul", "d v", "e"),
          node("Add", "e u")],
@@ -214,6 +218,11 @@ REFUSED = {
         ("Gemm", "block/y", "scaled"),
     ),
     "constant": ([node("Mul", "x two")], {"two": np.float32(2)}, ("Mul", "block/y", "no factor for each channel")),
+    "ones around": (
+        [node("Pad", "x pads value")],
+        {"pads": [0, 0, 1, 1, 0, 0, 1, 1], "value": np.ones(1, np.float32)},
+        ("Pad", "block/y", "else than zeros"),
+    ),
     "reflected": (
         [node("Pad", "x pads", mode="reflect")],
         {"pads": [0, 0, 1, 1, 0, 0, 1, 1]},

@@ -251,7 +251,7 @@ def _transpose(call: Call) -> Meaning:
 
 def _pad(call: Call) -> Meaning:
     pads, value = call.given("pads", 1), call.given("value", 2)
-    if call.get("mode", "constant") != "constant" or value not in {None, 0} or call.constant(3) is not None:
+    if call.get("mode", "constant") != "constant" or value not in (None, 0, [0]) or call.constant(3) is not None:
         return unlike("it pads with something else than zeros, or names its axes")
     if pads is None or len(pads) != 8 or any(pads[i] for i in (0, 1, 4, 5)) or min(pads) < 0:  # noqa: PLR2004
         return unlike("it pads other axes than height and width, or crops")
