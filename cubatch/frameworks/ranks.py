@@ -38,9 +38,12 @@ _DEEDS: Mapping[str, Callable[..., Any]] = {
     "step": ModuleRunner.step,
     "time": lambda runner, repeats: runner.clock.time(runner.step, repeats),
     "peak": operator.attrgetter("peak_bytes"),
+    "free_bytes": lambda runner: runner.clock.free_bytes(),
     "release": ModuleRunner.release,
 }
 """What rank 0 has all ranks do to their runners, itself among them."""
+
+_TOGETHER = ("step", "time")  # of these: in them ranks exchange something
 
 T = TypeVar("T")
 
@@ -118,6 +121,7 @@ class Ranks:
             value = _DEEDS[deed](runner, *arguments)
         except Exception as error:  # noqa: BLE001 - raised again when all have answered
             own = error
+            self._tell(deed, error)
         outcomes = self.gathered(_Outcome(value, None if own is None else self._named(own)))
         if own is not None:
             raise own
@@ -163,8 +167,17 @@ class Ranks:
                 outcome = _Outcome(_DEEDS[deed](runner, *said))
             except Exception as error:  # noqa: BLE001 - rank 0 raises it
                 _log.info("rank %d could not %s", self.rank, deed, exc_info=True)
+                self._tell(deed, error)
                 outcome = _Outcome(error=self._named(error))
             self.gathered(outcome)
+
+    def _tell(self, deed: str, error: Exception) -> None:
+        """Say at once what keeps the others waiting: what they exchange in a step ends with their group's timeout."""
+        if deed in _TOGETHER:
+            text = (
+                "rank %d failed in a step with the others, who may wait for it until their process group's timeout: %s"
+            )
+            _log.warning(text, self.rank, f"{type(error).__name__}: {error}")
 
     def _named(self, error: Exception) -> CubatchError:
         """Turn what this rank has met into what another can raise."""
@@ -191,8 +204,9 @@ class RankedRunner(BoundedRunner):
     @property
     def peak_bytes(self) -> int | None:
         """High water of memory since `prepare`, on the fullest rank; None where it is not told."""
-        peaks = [] if self._step is None else [peak for peak in self._do("peak") if peak is not None]
-        return max(peaks, default=None)
+        if self._step is None:
+            return self.own_bytes
+        return max((peak for peak in self._do("peak") if peak is not None), default=None)
 
     def _do(self, deed: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, deed, *arguments)

@@ -16,7 +16,12 @@ HERE = Path(__file__)
 
 
 def job(folder: Path, ranks: int, kind: str = "small", **options) -> list[dict]:
-    """Run a job, and give what each rank says."""
+    """Run a job, and give what each rank was given."""
+    return logged_job(folder, ranks, kind, **options)[0]
+
+
+def logged_job(folder: Path, ranks: int, kind: str, **options) -> tuple[list[dict], str]:
+    """Run a job, and give what each rank was given, and all that they wrote."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
         str(HERE.with_name("ranks_job.py")), str(folder), kind, json.dumps(options),
@@ -25,7 +30,7 @@ def job(folder: Path, ranks: int, kind: str = "small", **options) -> list[dict]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert not done.returncode, done.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)], done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,17 @@ def test_what_finds_no_memory_on_one_rank_is_out_of_memory_on_all(tmp_path):
     assert {statuses[16], statuses[32]} == {"out_of_memory"}
     assert {statuses[4], statuses[8]} <= {"ok", "dropped"}
     assert "rank 1" in next(m["stop_reason"] for m in results[0]["measurements"] if m["batch_size"] == 16)
+
+
+def test_a_failure_in_a_step_with_the_others_is_said_at_once(tmp_path):
+    """They wait until their group's timeout, 5 s here; then the size is an error, and the answer is of those before."""
+    said, written = logged_job(tmp_path, 2, "late", batch_sizes=[4, 8, 16], timeout=5)
+    assert "rank 1 failed in a step with the others" in written
+    assert "ValueError: injected" in written
+    results = [json.loads(each["result"]) for each in said]
+    assert results[0] == results[1]
+    assert results[0]["batch_size"] in {4, 8}
+    assert {m["batch_size"]: m["status"] for m in results[0]["measurements"]}[16] == "error"
 
 
 def test_a_rank_on_which_nothing_runs_is_named_on_every_rank(tmp_path):
