@@ -113,7 +113,8 @@ def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> 
         parameters = [fakes[name] for name, _ in module.named_parameters()]
         step = kind.step(call, parameters, device.type, arguments)
         step()
-        step()  # which finds the optimiser's state
+        if kind.training and kind.optimizer != "sgd":
+            step()  # which finds the optimiser's state
     return watch.peak
 
 
