@@ -48,8 +48,8 @@ class BoundedRunner(abc.ABC):
         self._has_run = False
 
     @abc.abstractmethod
-    def walk(self, num_bytes: int) -> Peaks:
-        """Say what steps take by a walk without data, up to the largest that fits into so many bytes."""
+    def walk(self, num_bytes: int, top: int | None) -> Peaks:
+        """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
 
     @abc.abstractmethod
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
@@ -78,13 +78,13 @@ class BoundedRunner(abc.ABC):
 
         Args:
             seconds: What these steps may take.
-            top: No larger one is wanted; 0 to step none.
+            top: No larger one is wanted; 0 to step none, None where there is no maximum.
 
         Returns:
             dict: "largest", the largest batch size that fits, 0 if none does, or None where it cannot be known;
             then "why_not" says why; "first", what a step of one sample takes; "dtype".
         """
-        plan = self._planned()
+        plan = self._planned(top or None)
         if plan is None:
             return {"largest": None, "why_not": self._why_not, "first": None, "dtype": self.dtype}
         if not plan.largest(self._memory_limit):
@@ -155,11 +155,11 @@ class BoundedRunner(abc.ABC):
         """Let go of everything."""
         self.release()
 
-    def _planned(self) -> MemoryPlan | None:
+    def _planned(self, top: int | None = None) -> MemoryPlan | None:
         """Walk through a step without data, once; None where the module cannot be."""
         if self._plan is None and self._why_not is None:
             try:
-                self._plan = MemoryPlan(self.walk(self._memory_limit), self.meter.grain, self.meter.scatter)
+                self._plan = MemoryPlan(self.walk(self._memory_limit, top), self.meter.grain, self.meter.scatter)
             except CubatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data

@@ -26,7 +26,7 @@ class ModuleRunner(BoundedRunner):
         inputs: An example of its inputs.
         kind: How it is stepped.
         device: PyTorch's device.
-        walk: What steps take by a walk without data, up to the largest that fits into so many bytes.
+        walk: What steps take by a walk without data, up to the largest that fits into so many bytes or is wanted.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
         channels_last: Lay four-dimensional inputs out as NHWC.
@@ -37,8 +37,8 @@ class ModuleRunner(BoundedRunner):
 
     def __init__(
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
-        device: Any, walk: Callable[[int], Peaks], memory_limit: int, seed: int, *, channels_last: bool, dtype: str,
-        bare: Callable[..., Any] | None = None, meter: Meter | None = None,
+        device: Any, walk: Callable[[int, int | None], Peaks], memory_limit: int, seed: int, *, channels_last: bool,
+        dtype: str, bare: Callable[..., Any] | None = None, meter: Meter | None = None,
     ) -> None:  # fmt: skip
         import torch
 
@@ -54,9 +54,9 @@ class ModuleRunner(BoundedRunner):
         self._bare = module if bare is None else bare
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
-    def walk(self, num_bytes: int) -> Peaks:
-        """Say what steps take by a walk without data, up to the largest that fits into so many bytes."""
-        return self._walk_of(num_bytes)
+    def walk(self, num_bytes: int, top: int | None) -> Peaks:
+        """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
+        return self._walk_of(num_bytes, top)
 
     def rehearse(self) -> None:
         """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""

@@ -80,7 +80,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         found: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
         return found
 
-    def walk(self, num_bytes: int) -> Peaks:  # noqa: ARG002 - it is a line, whatever fits
+    def walk(self, num_bytes: int, top: int | None) -> Peaks:  # noqa: ARG002 - it is a line, whatever fits
         """Say what runs take by the file's shapes."""
         return self._graph.peaks()
 

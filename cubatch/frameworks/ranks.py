@@ -211,9 +211,9 @@ class RankedRunner(BoundedRunner):
     def _do(self, deed: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, deed, *arguments)
 
-    def walk(self, num_bytes: int) -> Peaks:
+    def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, alike on all ranks."""
-        return self._runner.walk(num_bytes)
+        return self._runner.walk(num_bytes, top)
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
         self._do("draw", batch_size)

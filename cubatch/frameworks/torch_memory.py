@@ -21,6 +21,7 @@ from cubatch.frameworks.torch_step import StepKind
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _MOST_CORRECTIONS = 4
+_NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
 
 
 @attrs.frozen
@@ -70,17 +71,19 @@ def num_bytes(tensors: Iterable[Any]) -> int:
     return sum(storages.values())
 
 
-def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int) -> Peaks:
+def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int, top: int | None) -> Peaks:
     """
-    Work out what steps of a module take, up to the largest that fits into so many bytes.
+    Work out what steps of a module take, up to the largest that fits into so many bytes, or is wanted at all.
 
     Raises:
         Exception: Whatever a step raises on fake tensors: of what looks into its data, for one.
     """
-    known = {size: peak_bytes(module, inputs, kind, size) for size in _PROBES}
+    top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
+    known = {size: peak_bytes(module, inputs, kind, size) for size in sorted({min(size, top) for size in _PROBES})}
     for _ in range(_MOST_CORRECTIONS):
-        largest = Peaks(known).largest(num_bytes)
-        if largest <= _PROBES[-1] or largest in known:
+        largest = min(Peaks(known).largest(num_bytes), top)
+        is_met = any(abs(taken - num_bytes) <= _NEAR * num_bytes for taken in known.values())
+        if largest <= max(min(size, top) for size in _PROBES) or largest in known or is_met:
             break
         known[largest] = peak_bytes(module, inputs, kind, largest)
     return Peaks(known)

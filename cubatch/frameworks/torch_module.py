@@ -102,7 +102,7 @@ class TorchModule:
             self._called = torch.compile(self._module, dynamic=True)
         return self
 
-    def peaks(self, num_bytes: int) -> Peaks:
+    def peaks(self, num_bytes: int, top: int | None = None) -> Peaks:
         """
         Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`.
 
@@ -112,7 +112,7 @@ class TorchModule:
         """
         if any(hasattr(parameter, "to_local") for parameter in self._module.parameters()):
             raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
-        return torch_memory.peaks(self._bare, self._inputs, self._kind, num_bytes)
+        return torch_memory.peaks(self._bare, self._inputs, self._kind, num_bytes, top)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""

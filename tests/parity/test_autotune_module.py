@@ -11,7 +11,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
 
-from cubatch.frameworks import torch_module  # noqa: E402
+from cubatch.frameworks import torch_memory, torch_module  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
 
 nn = torch.nn
@@ -133,6 +133,42 @@ def test_no_size_above_the_memory_limit_is_run():
     assert max(module.sizes) == 2
     with pytest.raises(cb.DoesNotFit, match="Recorder does not fit"):
         cb.autotune_module(module, (3, 8, 8), memory_limit=peaks.at(1) - 1, **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "top", "walked"),
+    [
+        (1 << 40, 32, [2, 16, 32]),  # no more than is wanted
+        (1 << 40, 1, [2, 3]),  # a line needs two
+        (80 * 8 * 64 * 4, None, [2, 16, 64]),  # the limit lies between them
+    ],
+)
+def test_no_size_is_walked_through_that_tells_nothing_new(num_bytes, top, walked, monkeypatch):
+    """A walk of a large module takes seconds, and users wait for it."""
+    sizes = []
+
+    def peak_bytes(_module, _inputs, _kind, size):
+        sizes.append(size)
+        return 100_000 + 8 * 64 * 4 * size
+
+    monkeypatch.setattr(torch_memory, "peak_bytes", peak_bytes)
+    torch_memory.peaks(None, None, None, num_bytes, top)
+    assert sizes == walked
+
+
+def test_walks_end_near_the_limit(monkeypatch):
+    """Beyond the last probe the largest that fits is walked through, again where a line misled, until it fills it."""
+    sizes = []
+
+    def peak_bytes(_module, _inputs, _kind, size):
+        sizes.append(size)
+        return 1000 + 10 * size + (5 * (size - 64) if size > 64 else 0)  # a line that bends upwards
+
+    monkeypatch.setattr(torch_memory, "peak_bytes", peak_bytes)
+    found = torch_memory.peaks(None, None, None, 11_000, None)
+    assert sizes == [2, 16, 64, 1000, 688]
+    assert all(found.at(n) >= peak_bytes(None, None, None, n) for n in range(64, found.largest(11_000) + 1))
+    assert found.largest(11_000) == (11_000 - 1000 + 320) // 15
 
 
 class LooksInside(nn.Module):
