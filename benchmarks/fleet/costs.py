@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,7 +48,8 @@ class Costs:
         submit: A task is handed to a worker, and its result comes back.
         event: A worker says something to the client, whatever the number of workers.
         idle: A second of nothing else, heartbeats of the workers included.
-        describe_seconds: What a worker takes to say what it has for the first time, which imports cubatch.
+        describe_seconds: What a worker takes to say what it has for the first time, which imports cubatch: where it has
+            its machine for itself.
         files: That the scheduler has open.
         memory: Bytes that the scheduler holds.
     """
@@ -81,7 +81,7 @@ class Costs:
         }
         return cls(
             **both,
-            describe_seconds=statistics.median(row["describe_seconds"] for row in rows),
+            describe_seconds=min(row["describe_seconds"] for row in rows),
             files=line([row["files"] for row in rows]),
             memory=line([row["memory"] for row in rows]),
         )
