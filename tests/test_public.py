@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -47,7 +49,9 @@ for _ in range(2):
 def fresh(code):
     """Run code in an interpreter that has imported nothing, warnings being errors."""
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as cache:  # of its own: who else measures on this machine is told of there
+        environment = os.environ | {"XDG_CACHE_HOME": cache}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
