@@ -145,8 +145,8 @@ class Stopwatch:
         spent.warmup_seconds += asked - prepared
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
         spent.query_seconds += now() - asked
-        if expected is not None and last.seconds > SPILLED * expected:
-            self._check_memory(batch_size, last.seconds / expected, memory[0])
+        times = 0.0 if expected is None else last.seconds / expected
+        if times > SPILLED and self._is_prepared_anew(batch_size, times, memory[0]):
             last, repeats = self._settle([], 1, likely)
         step = last.seconds
         count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
@@ -170,16 +170,16 @@ class Stopwatch:
                 count = min(MOST_OF_VISIT, taken + max(more, at_least))
             step = min(step, reading.seconds)
 
-    def _check_memory(self, batch_size: int, times: float, held: int | None) -> None:
+    def _is_prepared_anew(self, batch_size: int, times: float, held: int | None) -> bool:
         """
-        Refuse a step whose memory was not all there, by what is free without it.
+        Refuse a step whose memory was not all there, by what is free without it; else say whether that was looked at.
 
         Drivers for Windows give memory that the device does not have, as CUDA's managed memory and swapping systems do:
         no error says so, and steps take many times as long.
         """
         clock = self.runner.clock
-        if held is None or not isinstance(clock, KnowsFree):
-            return
+        if held is None or not isinstance(clock, KnowsFree) or clock.free_bytes() is None:
+            return False
         self.forget()
         self.runner.release()
         free, stays = clock.free_bytes(), self.runner.peak_bytes or 0
@@ -189,6 +189,7 @@ class Stopwatch:
                 held, free + stays, remedy="What is not there lies in main memory or on disk meanwhile.",
             )  # fmt: skip
         self._prepare(batch_size)
+        return True
 
     def _settle_to(self, settled: float | None, last: Reading, repeats: int) -> tuple[Reading, int]:
         """Step on while steps take far longer than other sizes let expect, for a small share of what is left."""

@@ -9,7 +9,7 @@ from cubatch.errors import OutOfMemory
 from cubatch.measure.records import Measured, Timing
 from cubatch.measure.stopwatch import SPILLED
 from tests.fakes import Curve, FakeClock, FakeDevice, FakeRunner, affine
-from tests.unit.search.walking import given, go, outcome_of, seek, statuses
+from tests.unit.search.walking import Sessions, given, go, outcome_of, seek, statuses
 
 KIB = 1024
 ROOM = 40  # samples of 1 KiB
@@ -48,12 +48,14 @@ def test_the_answer_is_found_below() -> None:
     assert result.decided_by == "memory"
 
 
-@pytest.mark.parametrize("memory", [1024 * KIB, None], ids=["there is enough", "nobody tells"])
-def test_slowness_alone_refuses_nothing(memory: int | None) -> None:
-    """A curve that jumps for another reason is measured as it is."""
-    measured = go(spilling(memory_bytes=memory), given())
+@pytest.mark.parametrize(("memory", "visits"), [(1024 * KIB, 2), (None, 1)], ids=["there is enough", "nobody tells"])
+def test_slowness_alone_refuses_nothing(memory: int | None, visits: int) -> None:
+    """A curve that jumps for another reason is measured as it is, prepared once more where memory was looked at."""
+    sessions = Sessions(spilling(memory_bytes=memory))
+    measured = go(sessions, given())
     assert "out_of_memory" not in statuses(measured).values()
     assert {timing.batch_size for timing in measured.timings} >= {1, 128}
+    assert sessions.opened[0].prepared.count(128) == visits
 
 
 def test_memory_alone_refuses_nothing() -> None:
