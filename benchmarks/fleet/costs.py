@@ -23,6 +23,7 @@ MESSAGE_BYTES = 4096  # of what an event carries: a message of a worker's is as 
 _REPEATS = 20
 _EVENTS = 400  # in a burst, of all workers together
 _IDLE_SECONDS = 5.0
+_LOST_SECONDS = 60.0  # an event that takes longer was lost
 
 
 @attrs.frozen
@@ -132,10 +133,12 @@ def _event_cost(client: Any, pid: int, addresses: Sequence[str]) -> dict[str, fl
     """Have workers say something until so many events have come."""
     arrived, each = threading.Semaphore(0), -(-_EVENTS // len(addresses))
     client.subscribe_topic("burst", lambda _: arrived.release())
+    client.submit(len, "", pure=False).result()  # by the same stream: the scheduler has heard of it by then
 
     def burst() -> None:
         for _ in range(each * len(addresses)):
-            arrived.acquire()
+            if not arrived.acquire(timeout=_LOST_SECONDS):
+                raise TimeoutError("an event never came")
 
     def begin() -> None:
         client.run(_talk, each)
