@@ -40,7 +40,7 @@ _KIND = {"loss": None, "optimizer": "sgd", "autocast": None, "channels_last": Fa
 def opened(name: str, mode: str, limit: int) -> RemoteRunner:
     """Start a worker with a module's runner."""
     arguments = {
-        "build": f"benchmarks.modules.zoo:{name}", "inputs": module_worker.pack(zoo.example(name)), "place": "cpu",
+        "build": f"benchmarks.modules.zoo:{name}", "inputs": module_worker.pack(zoo.example(name)), "device": "cpu",
         "mode": mode, "memory_limit": limit, "seed": 0, **_KIND,
     }  # fmt: skip
     return RemoteRunner(FactoryRef("cubatch.frameworks.module_worker:runner", arguments))

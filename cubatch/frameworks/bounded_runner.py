@@ -46,6 +46,7 @@ class BoundedRunner(abc.ABC):
         self._step: Callable[[], None] | None = None
         self._batch_size, self._batch_bytes = 0, 0
         self._has_run = False
+        self._tidied_at: int | None = None
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
@@ -114,10 +115,21 @@ class BoundedRunner(abc.ABC):
     def ran(self) -> list[dict[str, int]]:
         """Each `batch_size` that has run: what was `said` of it just before, what it `took`, what the walk says."""
         plan = self._plan
+        took = {} if plan is None else {**plan.earlier, **plan.measured}
         return [] if plan is None else [
-            {"batch_size": n, "said": plan.said[n], "took": plan.measured[n], "walked": plan.walked(n)}
-            for n in sorted(plan.measured)
+            {"batch_size": n, "said": plan.said[n], "took": took[n], "walked": plan.walked(n)} for n in sorted(took)
         ]  # fmt: skip
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the memory of its steps."""
+        if self._tidied_at is None:
+            return []
+        since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
+        return [
+            f"{since} the C library's heap was kept in order (mallopt). A process that leaves it to itself may keep "
+            "freed blocks, and take up to twice as much."
+        ]
 
     def prepare(self, batch_size: int) -> None:
         """
@@ -139,6 +151,8 @@ class BoundedRunner(abc.ABC):
         """Do a step: on a GPU it is enqueued."""
         if self._step is not None:
             self._step()
+            if not self._has_run:
+                self.meter.settle()
             self._has_run = True
 
     def release(self) -> None:
@@ -149,6 +163,7 @@ class BoundedRunner(abc.ABC):
         if self._plan is not None and taken is not None and self._has_run:
             self._plan.learn(self._batch_size, taken)
         self._step, self._has_run = None, False
+        self.meter.settle()  # also where no step came to an end
         self._drop()
 
     def close(self) -> None:
@@ -173,6 +188,10 @@ class BoundedRunner(abc.ABC):
         if plan is None:
             return
         while plan.most(batch_size) > limit:
+            if self._tidy():
+                self._tidied_at = batch_size
+                plan.restart(self.meter.scatter)
+                continue
             likely = plan.at(batch_size)
             safe = plan.largest(limit, plan.most)
             if not plan.measured and likely <= limit:
@@ -187,6 +206,9 @@ class BoundedRunner(abc.ABC):
                 self._learn_of(safe)
             finally:
                 self.release()
+
+    def _tidy(self) -> bool:
+        return self.meter.tidy()
 
     def _learn_of(self, batch_size: int) -> None:
         self.draw(batch_size)

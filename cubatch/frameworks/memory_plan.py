@@ -41,7 +41,8 @@ class MemoryPlan:
 
     Attributes:
         measured: Bytes by batch size, as learned.
-        said: What was said of each of these sizes just before it was measured.
+        said: What was said of each size just before it was measured.
+        earlier: What was measured before steps came to take less.
 
     Example:
         >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0, scatter=0.08)
@@ -57,6 +58,7 @@ class MemoryPlan:
         self._fixed = min(max(0, walked.at(0)), walked.at(1))
         self.measured: dict[int, int] = {}
         self.said: dict[int, int] = {}
+        self.earlier: dict[int, int] = {}
 
     def walked(self, batch_size: int) -> int:
         """Say what a step takes by the walk alone."""
@@ -64,12 +66,16 @@ class MemoryPlan:
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
         """Correct it by what a size took; the most that it took counts."""
-        if batch_size not in self.measured:
+        if batch_size not in {**self.earlier, **self.measured}:
             self.said[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)
         if abs(num_bytes - walked) < self._grain:
             num_bytes = walked
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
+
+    def restart(self, scatter: float) -> None:
+        """Learn anew, since steps take less from now on, and scatter otherwise."""
+        self.earlier, self.measured, self._scatter = {**self.earlier, **self.measured}, {}, scatter
 
     def at(self, batch_size: int) -> int:
         """Say what a step takes, as far as is known."""

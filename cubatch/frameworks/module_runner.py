@@ -83,6 +83,7 @@ class ModuleRunner(BoundedRunner):
             return self._kind.step(module, self._parameters, self._device.type, arguments)
 
         if not self._is_loaded:  # libraries load their code, and take what they keep, in the first step of all
+            self.meter.start()
             bound(self._bare)()
             self._drop_gradients()
             self._is_loaded = True

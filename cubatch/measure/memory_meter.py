@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cubatch.hardware import host
+from cubatch.measure import heap
 
 if TYPE_CHECKING:
     from cubatch.hardware.nvml import Monitor
 
 RESIDENT_GRAIN = 16 * 2**20
 """What the resident set moves by for other reasons: code that is loaded, stacks, what the C library keeps."""
+
+_SCATTER, _TIDY_SCATTER = 1.0, 0.2
+"""In a heap that was left to itself a step took twice what was said of it: benchmarks/README.md, PyTorch modules."""
 
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5)
@@ -31,10 +34,22 @@ class Meter(Protocol):
     """
 
     grain: int
-    scatter: float
+
+    @property
+    def scatter(self) -> float:
+        """As above."""
+        ...
 
     def start(self) -> None:
         """Give back what nobody uses, and count from here."""
+        ...
+
+    def settle(self) -> None:
+        """Be told that a first step is done: libraries have what they keep."""
+        ...
+
+    def tidy(self) -> bool:
+        """Have readings scatter less from now on, which may cost time; False where there is no way, or none is left."""
         ...
 
     def peak(self) -> int | None:
@@ -46,18 +61,34 @@ class ResidentMeter:
     """The resident set of this process, other threads and what the C library keeps of freed memory included."""
 
     grain = RESIDENT_GRAIN
-    scatter = 0.2  # of 24 largest sizes two took more above what was said: benchmarks/bench_module_memory.py
 
     def __init__(self) -> None:
         self._start: int | None = None
+        self._is_tidy = not heap.is_movable()
+
+    @property
+    def scatter(self) -> float:
+        """Share by which a size may take more than its neighbours say: as much again, unless the heap is in order."""
+        return _TIDY_SCATTER if self._is_tidy else _SCATTER
+
+    def tidy(self) -> bool:
+        """Keep the heap in order from now on."""
+        was_tidy, self._is_tidy = self._is_tidy, True
+        return not was_tidy
 
     def start(self) -> None:
         """Have the C library return what it can, and count from here."""
+        if self._is_tidy and heap.is_movable():
+            heap.apart()
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # not glibc
-            ctypes.CDLL(None).malloc_trim(0)
+        heap.trim()
         self._start = host.process_bytes("VmRSS")
         self.restart()
+
+    def settle(self) -> None:
+        """Have later blocks lie together again: what is kept for good is there."""
+        if self._is_tidy and heap.is_movable():
+            heap.together()
 
     def restart(self) -> None:
         """Forget the peak so far, and go on counting from the same start."""
@@ -96,6 +127,13 @@ class AllocatorMeter:
             self._cuda.reset_peak_memory_stats(self._device)
             self._start = int(self._cuda.memory_reserved(self._device))
 
+    def settle(self) -> None:
+        """Nothing lies between blocks of an allocator's own."""
+
+    def tidy(self) -> bool:
+        """There is nothing to put in order."""
+        return False
+
     def peak(self) -> int | None:
         """Bytes at the peak above those at the start."""
         return max(0, int(self._cuda.max_memory_reserved(self._device)) - self._start)
@@ -120,6 +158,13 @@ class ProcessMeter:
         """Count from here."""
         gc.collect()
         self._start = self._held()
+
+    def settle(self) -> None:
+        """Nothing lies between blocks of an allocator's own."""
+
+    def tidy(self) -> bool:
+        """There is nothing to put in order."""
+        return False
 
     def peak(self) -> int | None:
         """Bytes held above those at the start; None where NVML does not see into a container, for one."""

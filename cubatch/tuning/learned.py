@@ -69,7 +69,9 @@ def tuned(
     finally:
         if made.cache_info().currsize:
             made().close()
-    if made.cache_info().currsize:  # what was said of a size just before it ran was said knowing more
+    if made.cache_info().currsize:
+        run.notes += made().notes
+        # What was said of a size just before it ran was said knowing more.
         said = {row["batch_size"]: row["said"] for row in made().ran}
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))

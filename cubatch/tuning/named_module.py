@@ -31,6 +31,7 @@ class WorkersModule(RemoteRunner):
     """A `ModuleRunner` in a worker process."""
 
     _ran: list[dict[str, int]] = []  # noqa: RUF012 - replaced, never changed
+    _notes: list[str] = []  # noqa: RUF012 - as above
 
     def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
         """Have it find out what steps take: see `ModuleRunner.look`."""
@@ -47,11 +48,16 @@ class WorkersModule(RemoteRunner):
         """Sizes that have run, and their memory: see `ModuleRunner.ran`; none where the worker died last."""
         return self._ran
 
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the memory of its steps, as far as the worker lived to tell it."""
+        return self._notes
+
     def close(self) -> None:
         """End the worker, after asking it for the last time."""
         if self.worker_pid is not None:
             with contextlib.suppress(CubatchError):
-                self._ran = self.call("ran")
+                self._ran, self._notes = self.call("ran"), self.call("notes")
         super().close()
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cubatch.measure import memory_meter
+from cubatch.measure import heap, memory_meter
 from cubatch.measure.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ProcessMeter, ResidentMeter
 
 MIB = 2**20
@@ -31,6 +31,23 @@ def test_where_the_peak_cannot_be_reset_nothing_is_told(monkeypatch, tmp_path):
     meter = ResidentMeter()
     meter.start()
     assert meter.peak() is None
+
+
+def test_a_heap_is_put_in_order_once(monkeypatch):
+    """Readings scatter less from then on; where the user has chosen the bounds himself they do from the beginning."""
+    for name in (*heap._OF_THE_USERS, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if not heap.is_movable():
+        pytest.skip("no glibc")
+    meter = ResidentMeter()
+    loose = meter.scatter
+    assert meter.tidy()
+    assert not meter.tidy()
+    assert meter.scatter < loose
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    chosen = ResidentMeter()
+    assert not chosen.tidy()
+    assert chosen.scatter == meter.scatter
 
 
 class Allocator:
@@ -65,6 +82,7 @@ def test_the_caching_allocator_is_asked_for_all_that_it_holds():
     meter = AllocatorMeter(cuda, "cuda:0")
     cuda.take(30)
     meter.start()
+    assert not meter.tidy()
     cuda.take(7)
     assert meter.peak() == 7
     meter.start()

@@ -1,0 +1,53 @@
+"""
+The C library's heap, kept in order: glibc's `malloc` on the host.
+
+What a step frees is found again by the next only as far as it lies together.  A library takes a few kilobytes for good
+in its first step with each shape, in between of the large blocks; later ones then do not fit into what is left, and the
+heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, took 555 to 1308 MiB in processes that
+did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGE = 2**20
+_LARGEST = 32 * 2**20
+_OF_THE_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+
+
+def is_movable() -> bool:
+    """Say whether blocks can be kept apart: by glibc, if the user has not said himself where they are to lie."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    is_chosen = any(name in os.environ for name in _OF_THE_USERS) or "glibc.malloc." in tunables
+    return hasattr(ctypes.CDLL(None), "gnu_get_libc_version") and not is_chosen
+
+
+def apart() -> None:
+    """Have each large block be a mapping of its own, which is gone once it is freed: exact, and half as fast."""
+    _set(_LARGE)
+
+
+def together() -> None:
+    """
+    Have blocks lie in the heap again, and be found again by the next step.
+
+    The bounds are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
+    (mallopt(3), M_MMAP_THRESHOLD); a process cannot have it move them by itself again.
+    """
+    _set(_LARGEST)
+
+
+def trim() -> None:
+    """Give back what nobody uses."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _set(threshold: int) -> None:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, threshold)
+    libc.mallopt(_M_TRIM_THRESHOLD, 2 * threshold)

@@ -1,0 +1,73 @@
+"""What is kept for good between large blocks does not make the heap grow, once blocks lie apart in the first step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cubatch.measure import heap
+
+MIB = 2**20
+NUM_BLOCKS = 40
+# Each shape's first step frees large blocks and keeps some kilobytes between them; those of the next are larger.
+STEPS = f"""
+import ctypes, sys
+from cubatch.measure import heap
+from cubatch.measure.memory_meter import ResidentMeter
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+
+def step(size, kept):
+    blocks = []
+    for _ in range({NUM_BLOCKS}):
+        blocks.append(libc.malloc(size))
+        ctypes.memset(blocks[-1], 1, size)
+        libc.malloc(kept)
+    for block in blocks:
+        libc.free(block)
+
+libc.free(libc.malloc(31 * {MIB}))  # from now on glibc has blocks of up to so much lie in the heap
+meter = ResidentMeter()
+if sys.argv[1] == "in order":
+    meter.tidy()
+meter.start()
+for size in (4 * {MIB}, 5 * {MIB}, 6 * {MIB}):
+    step(size, 40000)
+    meter.settle()
+    step(size, 0)
+    meter.restart()
+    step(size, 0)
+    print(meter.peak())
+    if meter._is_tidy:
+        heap.apart()
+"""
+
+
+@pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
+def test_a_heap_in_order_takes_what_its_blocks_take():
+    """Left to itself it takes the blocks of earlier shapes too; in order, within what it need not give back."""
+
+    def peaks(how):
+        done = subprocess.run((sys.executable, "-c", STEPS, how), capture_output=True, text=True, check=True)
+        return [int(line) for line in done.stdout.split()]
+
+    loose, tidy = peaks("as it is"), peaks("in order")
+    for size, peak in zip((4, 5, 6), tidy, strict=True):
+        assert peak <= NUM_BLOCKS * size * MIB + 2 * 32 * MIB
+    assert loose[-1] > 1.4 * tidy[-1]
+
+
+def test_bounds_that_the_user_has_chosen_stay(monkeypatch):
+    """Whoever tunes glibc has their process measured as it is."""
+    for name in (*heap._OF_THE_USERS, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert heap.is_movable() == ("glibc" in os.confstr("CS_GNU_LIBC_VERSION"))
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072")
+    assert not heap.is_movable()
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX512F")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "131072")
+    assert not heap.is_movable()
