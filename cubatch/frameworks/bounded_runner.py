@@ -126,10 +126,8 @@ class BoundedRunner(abc.ABC):
         if self._tidied_at is None:
             return []
         since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
-        return [
-            f"{since} the C library's heap was kept in order (mallopt). A process that leaves it to itself may keep "
-            "freed blocks, and take up to twice as much."
-        ]
+        what = "the C library's heap was kept in order (mallopt)"
+        return [f"{since} {what}. A process that leaves it to itself keeps freed blocks and may take twice as much."]
 
     def prepare(self, batch_size: int) -> None:
         """
