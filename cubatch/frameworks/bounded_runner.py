@@ -195,7 +195,8 @@ class BoundedRunner(abc.ABC):
             if not plan.measured and likely <= limit:
                 safe = max(1, min(safe, batch_size))  # something must be first, and nothing is smaller
             nearest = max((n for n in plan.measured if n <= batch_size), default=0)
-            if likely > limit or safe <= nearest + _CLIMB_SHARE * batch_size:
+            is_old = bool(plan.earlier) and not plan.measured  # and says too much rather than too little
+            if (likely > limit and not is_old) or safe <= nearest + _CLIMB_SHARE * batch_size:
                 what = f"a step of batch size {batch_size}, which was not tried, by what smaller ones took"
                 raise OverLimit(what, plan.most(batch_size), limit)
             if safe >= batch_size:

@@ -42,7 +42,7 @@ class MemoryPlan:
     Attributes:
         measured: Bytes by batch size, as learned.
         said: What was said of each size just before it was measured.
-        earlier: What was measured before steps came to take less.
+        earlier: What was measured before steps came to take less: all that is known until one was measured anew.
 
     Example:
         >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0, scatter=0.08)
@@ -74,37 +74,37 @@ class MemoryPlan:
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
 
     def restart(self, scatter: float) -> None:
-        """Learn anew, since steps take less from now on, and scatter otherwise."""
+        """Learn anew, since steps take no more from now on than so far, and scatter otherwise."""
         self.earlier, self.measured, self._scatter = {**self.earlier, **self.measured}, {}, scatter
 
     def at(self, batch_size: int) -> int:
         """Say what a step takes, as far as is known."""
-        below = self._nearest(batch_size)
+        known, below = self._known, self._nearest(batch_size)
         walked = self._walked.at(batch_size)
         if below is None:
             return walked
-        if batch_size in self.measured:
-            return self.measured[batch_size]
+        if batch_size in known:
+            return known[batch_size]
         start = self._fixed - self._grain
         times = statistics.mean(
             max(0, taken - start) / max(1, self._walked.at(n) - start)
-            for n, taken in self.measured.items()
+            for n, taken in known.items()
             if _NEAR * below <= n <= below
         )
         return round(start + (walked - start) * times)
 
     def most(self, batch_size: int) -> int:
         """Say what a step takes at most: the further from what was measured, the more."""
-        below = self._nearest(batch_size)
+        known, below = self._known, self._nearest(batch_size)
         if below is None:
             return round(self._fixed + (self._walked.at(batch_size) - self._fixed) * _UNMEASURED)
-        measured, growth = self.measured[below], max(1, self._walked.at(below) - self._fixed)
+        taken, growth = known[below], max(1, self._walked.at(below) - self._fixed)
         # What the meter cannot tell may all be of what grows: a size that is small beside it says little.
-        times = min(_UNMEASURED, (measured - self._fixed + self._grain) / growth)
+        times = min(_UNMEASURED, (taken - self._fixed + self._grain) / growth)
         further = self._walked.at(batch_size) - self._walked.at(below)
-        likely = max(self.at(batch_size), measured + round(further * times))
+        likely = max(self.at(batch_size), taken + round(further * times))
         scatter = 0.0 if batch_size in self.measured else self._scatter * likely
-        unseen = max(0, likely - measured) + self._fixed * max(0.0, 1 - below / batch_size)
+        unseen = max(0, likely - taken) + self._fixed * max(0.0, 1 - below / batch_size)
         return likely + round(_DOUBT * unseen + scatter)
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
@@ -113,6 +113,9 @@ class MemoryPlan:
 
     def _nearest(self, batch_size: int) -> int | None:
         """Give the largest size measured that is no larger, else the smallest measured."""
-        if not self.measured:
-            return None
-        return max((n for n in self.measured if n <= batch_size), default=min(self.measured))
+        known = self._known
+        return max((n for n in known if n <= batch_size), default=min(known)) if known else None
+
+    @property
+    def _known(self) -> dict[int, int]:
+        return self.measured or self.earlier

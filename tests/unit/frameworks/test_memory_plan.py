@@ -114,14 +114,15 @@ def test_no_size_that_is_said_to_fit_by_most_is_above_the_limit_of_a_device_with
     assert steps < 20
 
 
-def test_what_is_learned_anew_is_learned_from_nothing():
-    """Readings of a time when steps took more say nothing of those that come; what was said of them is kept."""
+def test_what_was_learned_counts_until_a_size_was_measured_anew():
+    """Readings of a time when steps took more bound those that come, and say nothing of them once one is there."""
     plan = made(scatter=1.0)
     plan.learn(10, 400 * MIB)
+    loose = plan.most(20)
     plan.restart(scatter=0.08)
-    assert plan.at(20) == 300 * MIB
-    assert plan.most(10) == (100 + 16 * 100) * MIB
-    plan.learn(10, 210 * MIB)
+    assert plan.at(20) == 700 * MIB
+    assert plan.most(20) == loose - round(0.92 * 700 * MIB)
+    plan.learn(20, 320 * MIB)
+    assert (plan.said, plan.earlier) == ({10: 200 * MIB, 20: 700 * MIB}, {10: 400 * MIB})
     assert plan.at(10) == 210 * MIB
-    assert plan.most(20) == pytest.approx((1.08 * 320 + (110 + 50) / 2) * MIB)
-    assert (plan.said, plan.earlier) == ({10: 200 * MIB}, {10: 400 * MIB})
+    assert plan.at(30) == 430 * MIB
