@@ -114,11 +114,12 @@ class BoundedRunner(abc.ABC):
     @property
     def ran(self) -> list[dict[str, int]]:
         """Each `batch_size` that has run: what was `said` of it just before, what it `took`, what the walk says."""
-        plan = self._plan
-        took = {} if plan is None else {**plan.earlier, **plan.measured}
-        return [] if plan is None else [
+        if (plan := self._plan) is None:
+            return []
+        took = {**plan.earlier, **plan.measured}
+        return [
             {"batch_size": n, "said": plan.said[n], "took": took[n], "walked": plan.walked(n)} for n in sorted(took)
-        ]  # fmt: skip
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -127,7 +128,7 @@ class BoundedRunner(abc.ABC):
             return []
         since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
         what = "the C library's heap was kept in order (mallopt)"
-        return [f"{since} {what}. A process that leaves it to itself keeps freed blocks and may take twice as much."]
+        return [f"{since} {what}. A process that leaves it to itself keeps freed blocks: twice as much, or more."]
 
     def prepare(self, batch_size: int) -> None:
         """

@@ -66,7 +66,7 @@ class MemoryPlan:
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
         """Correct it by what a size took; the most that it took counts."""
-        if batch_size not in {**self.earlier, **self.measured}:
+        if batch_size not in self.said:
             self.said[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)
         if abs(num_bytes - walked) < self._grain:
@@ -75,7 +75,7 @@ class MemoryPlan:
 
     def restart(self, scatter: float) -> None:
         """Learn anew, since steps take no more from now on than so far, and scatter otherwise."""
-        self.earlier, self.measured, self._scatter = {**self.earlier, **self.measured}, {}, scatter
+        self.earlier, self.measured, self._scatter = self.measured, {}, scatter
 
     def at(self, batch_size: int) -> int:
         """Say what a step takes, as far as is known."""

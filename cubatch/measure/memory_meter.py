@@ -46,39 +46,39 @@ class Meter(Protocol):
 
     def settle(self) -> None:
         """Be told that a first step is done: libraries have what they keep."""
-        ...
 
     def tidy(self) -> bool:
-        """Have readings scatter less from now on, which may cost time; False where there is no way, or none is left."""
-        ...
+        """Have readings scatter less from now on; False where there is no way, or none is left."""
+        return False
 
     def peak(self) -> int | None:
         """Bytes at the peak above those at the start; None where that is not told."""
         ...
 
 
-class ResidentMeter:
+class ResidentMeter(Meter):
     """The resident set of this process, other threads and what the C library keeps of freed memory included."""
 
     grain = RESIDENT_GRAIN
 
     def __init__(self) -> None:
         self._start: int | None = None
-        self._is_tidy = not heap.is_movable()
+        self._is_left, self._is_tidy = heap.is_movable(), False
 
     @property
     def scatter(self) -> float:
         """Share by which a size may take more than its neighbours say: as much again, unless the heap is in order."""
-        return _TIDY_SCATTER if self._is_tidy else _SCATTER
+        return _SCATTER if self._is_left else _TIDY_SCATTER
 
     def tidy(self) -> bool:
         """Keep the heap in order from now on."""
-        was_tidy, self._is_tidy = self._is_tidy, True
-        return not was_tidy
+        was_left, self._is_left = self._is_left, False
+        self._is_tidy |= was_left
+        return was_left
 
     def start(self) -> None:
         """Have the C library return what it can, and count from here."""
-        if self._is_tidy and heap.is_movable():
+        if self._is_tidy:
             heap.apart()
         gc.collect()
         heap.trim()
@@ -87,7 +87,7 @@ class ResidentMeter:
 
     def settle(self) -> None:
         """Have later blocks lie together again: what is kept for good is there."""
-        if self._is_tidy and heap.is_movable():
+        if self._is_tidy:
             heap.together()
 
     def restart(self) -> None:
@@ -104,7 +104,7 @@ class ResidentMeter:
         return max(0, peak - self._start)
 
 
-class AllocatorMeter:
+class AllocatorMeter(Meter):
     """
     What PyTorch's caching allocator holds of a GPU, its unused blocks included: other processes cannot have those.
 
@@ -127,19 +127,12 @@ class AllocatorMeter:
             self._cuda.reset_peak_memory_stats(self._device)
             self._start = int(self._cuda.memory_reserved(self._device))
 
-    def settle(self) -> None:
-        """Nothing lies between blocks of an allocator's own."""
-
-    def tidy(self) -> bool:
-        """There is nothing to put in order."""
-        return False
-
     def peak(self) -> int | None:
         """Bytes at the peak above those at the start."""
         return max(0, int(self._cuda.max_memory_reserved(self._device)) - self._start)
 
 
-class ProcessMeter:
+class ProcessMeter(Meter):
     """
     What this process holds of a GPU, by NVML: for a library that does not tell, and gives back nothing on its own.
 
@@ -158,13 +151,6 @@ class ProcessMeter:
         """Count from here."""
         gc.collect()
         self._start = self._held()
-
-    def settle(self) -> None:
-        """Nothing lies between blocks of an allocator's own."""
-
-    def tidy(self) -> bool:
-        """There is nothing to put in order."""
-        return False
 
     def peak(self) -> int | None:
         """Bytes held above those at the start; None where NVML does not see into a container, for one."""
