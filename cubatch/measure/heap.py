@@ -3,8 +3,8 @@ The C library's heap, kept in order: glibc's `malloc` on the host.
 
 What a step frees is found again by the next only as far as it lies together.  A library takes a few kilobytes for good
 in its first step with each shape, in between of the large blocks; later ones then do not fit into what is left, and the
-heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, took 555 to 1308 MiB in processes that
-did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
+heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, took 566 to 1306 MiB in nine
+processes that did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
 """
 
 from __future__ import annotations
