@@ -46,6 +46,7 @@ class Meter(Protocol):
 
     def settle(self) -> None:
         """Be told that a first step is done: libraries have what they keep."""
+        return  # an empty body would be abstract to a type checker
 
     def tidy(self) -> bool:
         """Have readings scatter less from now on; False where there is no way, or none is left."""
