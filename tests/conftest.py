@@ -1,6 +1,7 @@
 """How every test runs: no example is timed, in CI all draw the same ones, and what is thorough runs when asked for."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -14,7 +15,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_configure(config):
-    """Make the mark known by which a case runs only where all is tried."""
+    """Let Ctrl-C be heard, and make the mark known by which a case runs only where all is tried."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would not hear it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "thorough: adds little to other cases, or tests what tests; CUBATCH_THOROUGH=1 runs it"
     )
