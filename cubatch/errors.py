@@ -292,12 +292,12 @@ class TimedOut(CubatchError):
 class WorkerFailed(CubatchError):
     """The measuring process could not start, or did not keep to the protocol."""
 
-    def __init__(self, reason: str, remedy: str = "Pass isolate=False to measure in this process.") -> None:
+    def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason, remedy)
         self.reason, self.remedy = reason, remedy
 
     def __str__(self) -> str:
-        return f"the measuring process failed: {self.reason}. {self.remedy}"
+        return _with(self.remedy, f"the measuring process failed: {self.reason}")
 
 
 class WorkerDied(WorkerFailed):

@@ -58,7 +58,7 @@ class _Worker:
         pythonpath: str | None,
     ) -> None:
         if (mine := identify()) != expected:
-            raise WorkerFailed(f"it would run cubatch {mine}, not cubatch {expected}")
+            raise WorkerFailed(f"it would run cubatch {mine}, not cubatch {expected}", "Install only one.")
         os.environ.pop("PYTHONPATH", None)  # it was for this process only
         if pythonpath is not None:
             os.environ["PYTHONPATH"] = pythonpath

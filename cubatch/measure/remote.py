@@ -65,6 +65,7 @@ class RemoteRunner:
     Args:
         factory: Builds the real runner, in the worker.
         prepare_seconds: How long the start, one `prepare` or one `call` may take; None for ever.
+        remedy: What to do about a WorkerFailed.
 
     Attributes:
         step_seconds: How long one clock reading may take; None for ever.
@@ -78,8 +79,14 @@ class RemoteRunner:
         CubatchError: From any call: whatever the runner itself raised of them.
     """
 
-    def __init__(self, factory: FactoryRef, *, prepare_seconds: float | None = PREPARE_SECONDS) -> None:
-        self._factory, self._prepare_seconds = factory, prepare_seconds
+    def __init__(
+        self,
+        factory: FactoryRef,
+        *,
+        prepare_seconds: float | None = PREPARE_SECONDS,
+        remedy: str = "Pass isolate=False (--no-isolate) to have it in this process.",
+    ) -> None:
+        self._factory, self._prepare_seconds, self._remedy = factory, prepare_seconds, remedy
         self.step_seconds: float | None = None
         self.launch: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,7 +135,7 @@ class RemoteRunner:
         try:
             return Reading(**answer)
         except TypeError as error:
-            raise WorkerFailed(f"it answered with no reading: {answer!r}") from error
+            raise WorkerFailed(f"it answered with no reading: {answer!r}", self._remedy) from error
 
     def free_bytes(self) -> int | None:
         """Ask the worker how much of its device's memory nobody holds."""
@@ -136,7 +143,7 @@ class RemoteRunner:
         try:
             return checks.count(answer)
         except (TypeError, ValueError) as error:
-            raise WorkerFailed(f"it answered with no number of bytes: {shown(answer)}") from error
+            raise WorkerFailed(f"it answered with no number of bytes: {shown(answer)}", self._remedy) from error
 
     def release(self) -> None:
         """Give back what the last `prepare` took; a dead worker has done so already."""
@@ -161,12 +168,12 @@ class RemoteRunner:
         try:
             self.launch, figure = facts["launch"], checks.count(facts[name])
         except (LookupError, TypeError, ValueError) as error:
-            raise WorkerFailed(f"it answered with no figures of memory: {shown(facts)}") from error
+            raise WorkerFailed(f"it answered with no figures of memory: {shown(facts)}", self._remedy) from error
         return figure
 
     def _start(self) -> None:
         if not sys.executable:
-            raise WorkerFailed("this Python does not know where its own executable is")
+            raise WorkerFailed("this Python does not know where its own executable is", self._remedy)
         behind = _split_path(sys.path)[1]
         # Memory: no pipe that must be emptied, no disk that may be full.
         self._stderr = os.fdopen(os.memfd_create("cubatch-worker-stderr"), "rb")
@@ -181,7 +188,7 @@ class RemoteRunner:
             )
         except OSError as error:
             self._end()
-            raise WorkerFailed(f"{sys.executable} cannot be started: {error.strerror}") from error
+            raise WorkerFailed(f"{sys.executable} cannot be started: {error.strerror}", self._remedy) from error
         start = {
             "do": "start",
             "factory": self._factory.path,
@@ -213,12 +220,13 @@ class RemoteRunner:
             reply = None if answer is None else replies.parsed(answer)
         except ValueError as error:
             self._end()
-            raise WorkerFailed(f"it answered with something that is no answer: {error}") from error
+            raise WorkerFailed(f"it answered with something that is no answer: {error}", self._remedy) from error
         except TimeoutError:
             is_suspended = _is_suspended(self._process.pid)
             self._end()
             if is_suspended:  # by somebody else, so that it says nothing of what it did
-                raise WorkerDied(f"it was suspended at {self._doing}, for all of {seconds or 0.0:g} s") from None
+                reason = f"it was suspended at {self._doing}, for all of {seconds or 0.0:g} s"
+                raise WorkerDied(reason, self._remedy) from None
             raise TimedOut(f"{request['do']} of {self._doing}", seconds or 0.0) from None
         except BaseException:  # such as Ctrl-C: the answer is still to come, so nothing more can be asked
             self._end()
@@ -226,7 +234,7 @@ class RemoteRunner:
         if reply is None:
             raise self._death(kills)
         if "error" in reply:
-            raise replies.rebuilt(reply["error"], self._doing)
+            raise replies.rebuilt(reply["error"], self._doing, self._remedy)
         return reply["ok"]
 
     def _read_line(self, seconds: float | None, what: str) -> bytes | None:
@@ -278,7 +286,7 @@ class RemoteRunner:
             reason = f"signal {-code} ({signal.strsignal(-code)}) ended it at {self._doing}"
         else:
             reason = f"it ended with exit status {code} at {self._doing}"
-        return WorkerDied(f"{reason}; its last words: {tail}" if tail else reason)
+        return WorkerDied(f"{reason}; its last words: {tail}" if tail else reason, self._remedy)
 
     def _end(self, grace_seconds: float = 0.0) -> tuple[int | None, str]:
         """End the worker's whole session, wait for it, and close what led to it; exit code if by itself, last words."""

@@ -51,9 +51,7 @@ def described(error: Exception) -> dict[str, Any]:
     }
 
 
-def rebuilt(
-    facts: Mapping[str, Any], doing: str, remedy: str = "Pass isolate=False to have it raised in this process."
-) -> CubatchError:
+def rebuilt(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchError:
     """Make the worker's error again: one of ours as itself, a foreign one as what it means here, with a remedy."""
     error = _own(facts["type"], facts["args"])
     if error is None and facts["out_of_memory"]:

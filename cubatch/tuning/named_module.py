@@ -134,7 +134,8 @@ class NamedModule:
             "build": self.name, "inputs": self.inputs, **self.kind, "memory_limit": memory_limit, "seed": seed,
             "device": self.device.address,
         }  # fmt: skip
-        return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments))
+        remedy = "Pass the module itself, not its name, to autotune_module to have it in this process."
+        return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
 
     def _conditions(self) -> dict[str, Any]:
         found: dict[str, Any] = {"omp_threads": os.environ.get("OMP_NUM_THREADS")}

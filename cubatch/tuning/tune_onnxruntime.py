@@ -81,7 +81,7 @@ def tune_file(
             "path": str(path.resolve()), "device": found.address, "threads": found.threads,
             "memory_limit": memory_limit, "seed": seed,
         }  # fmt: skip
-        return WorkersModule(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments))
+        return WorkersModule(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments), remedy="")
 
     with kept.open_run(
         kept.path_of(store), identity=identity, conditions=conditions(found) | versions | _sums(path),

@@ -161,11 +161,11 @@ def try_line(line):
     _, answer = worker._answer(asked, line)
     reply = replies.parsed(answer)  # what the worker says is always an answer
     if "error" in reply:
-        assert str(replies.rebuilt(reply["error"], "fuzzing"))
+        assert str(replies.rebuilt(reply["error"], "fuzzing", ""))
     with contextlib.suppress(ValueError):
         reply = replies.parsed(line)
         if "error" in reply:
-            assert len(str(replies.rebuilt(reply["error"], "fuzzing"))) < 1e6
+            assert len(str(replies.rebuilt(reply["error"], "fuzzing", ""))) < 1e6
 
 
 LINES = [json.dumps(line).encode() for line in documents("protocol")]

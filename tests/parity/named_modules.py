@@ -64,6 +64,10 @@ def no_module():
     return {}
 
 
+def broken():
+    raise RuntimeError("no weights")
+
+
 def scalar(output):
     return output.logsumexp(1).mean()
 

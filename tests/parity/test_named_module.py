@@ -16,6 +16,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.frameworks import module_worker  # noqa: E402
+from cubatch.tuning import store as results  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 
 HERE = "tests.parity.named_modules"
@@ -82,7 +83,7 @@ def test_another_question_is_not_answered_from_the_store(place, nothing_runs, ot
     for each in (asked, asked | other):
         with pytest.raises(KeyboardInterrupt):
             cb.autotune_module(**each)
-    assert len(cb.tuning.store.list_runs(place / "store.sqlite3")) == 2
+    assert len(results.list_runs(place / "store.sqlite3")) == 2
 
 
 def test_the_store_finds_the_same_tensors_again(place, nothing_runs):
@@ -90,7 +91,7 @@ def test_the_store_finds_the_same_tensors_again(place, nothing_runs):
     for ids in (torch.tensor([[1, 2]]), torch.arange(1, 3).reshape(1, 2), torch.tensor([[1, 3]])):
         with pytest.raises(KeyboardInterrupt):
             cb.autotune_module(f"{HERE}:of_words", {"ids": ids}, store=place / "store.sqlite3", **ASKED)
-    assert len(cb.tuning.store.list_runs(place / "store.sqlite3")) == 2
+    assert len(results.list_runs(place / "store.sqlite3")) == 2
 
 
 def test_dicts_and_functions_by_name_reach_the_worker(place):
@@ -108,6 +109,12 @@ def test_a_worker_that_dies_is_replaced(place):
     assert (place / "died").exists()
     assert set(statuses(result).values()) <= {"ok", "dropped"}
     assert len({process for process, _ in calls(place)}) == 2
+
+
+def test_what_cannot_be_built_names_a_way_that_is_there():
+    """The module itself is what `autotune_module` takes beside a name; an argument of `autotune` would not help."""
+    with pytest.raises(cb.WorkerFailed, match=r"RuntimeError: no weights\. Pass the module itself, not its name"):
+        cb.autotune_module(f"{HERE}:broken", SHAPE, store=False, **ASKED)
 
 
 def source(folder, text=""):
@@ -157,13 +164,13 @@ def test_an_interrupted_run_goes_on_where_it_was(place, how):
         rest = run.communicate()[0]
     assert lines == ["timing\n"] * 3
     assert "done" not in rest
-    (kept,) = cb.tuning.store.list_runs(store)
+    (kept,) = results.list_runs(store)
     assert kept.num_timings >= 3
-    before = cb.tuning.store.show(store, kept.id)[1].timings
+    before = results.show(store, kept.id)[1].timings
     worker = calls(place)[0][0]
     asked = {"device": "cpu", "batch_sizes": [2, 4, 8], "budget": 60.0}
     result = cb.autotune_module(f"{HERE}:small", SHAPE, store=store, **asked)
-    after = cb.tuning.store.show(store, kept.id)[1].timings
+    after = results.show(store, kept.id)[1].timings
     assert after[: len(before)] == before
     assert set(statuses(result).values()) <= {"ok", "dropped"}
     deadline = time.monotonic() + 10

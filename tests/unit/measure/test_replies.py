@@ -21,7 +21,7 @@ class Mute(Exception):
 def described(error):
     """Send an error from one side to the other."""
     reply = replies.parsed(json.dumps({"error": replies.described(error)}).encode())
-    return replies.rebuilt(reply["error"], "batch size 8")
+    return replies.rebuilt(reply["error"], "batch size 8", "Retry.")
 
 
 def test_errors_of_ours_arrive_as_themselves_and_others_as_what_they_mean():
@@ -58,9 +58,9 @@ def test_what_is_no_answer_is_told_apart(line):
 def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, args):
     """Arguments that no such error has, and names that are of something else."""
     facts = {"type": name, "args": args, "text": "said", "traceback": "T", "out_of_memory": False}
-    error = replies.rebuilt(facts, "batch size 8")
+    error = replies.rebuilt(facts, "batch size 8", "Retry.")
     assert type(error) is WorkerFailed
-    assert f"raised {name}: said" in str(error)
+    assert str(error).endswith(f"raised {name}: said. Retry.")
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_a_request_that_makes_no_sense_is_answered(line):
 def test_openblas_without_memory_is_out_of_memory(code, words, is_memory):
     """L11: it ends the process by exit(1), and its last words are the only sign of why."""
     runner = object.__new__(remote.RemoteRunner)
-    runner._doing, runner._end = "batch size 8", lambda **_: (code, words)
+    runner._doing, runner._remedy, runner._end = "batch size 8", "", lambda **_: (code, words)
     assert isinstance(runner._death(0), OutOfMemory) == is_memory

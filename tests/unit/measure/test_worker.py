@@ -238,7 +238,7 @@ def test_a_factory_that_fails_says_so_at_once():
     before = children()
     with pytest.raises(DeviceNotAvailable, match="no driver"):
         RemoteRunner(FactoryRef("tests.unit.worker_fakes:refuse"))
-    with pytest.raises(WorkerFailed, match="no_such_module"):
+    with pytest.raises(WorkerFailed, match=r"no_such_module.*isolate=False \(--no-isolate\)"):
         RemoteRunner(FactoryRef("no_such_module:make"))
     with pytest.raises(InvalidArgument, match="JSON"):
         RemoteRunner(FactoryRef("tests.unit.worker_fakes:make", {"habits": object()}))
