@@ -95,7 +95,7 @@ class Load:
         cpus = f"{self.num_cpus} CPU{'s' if self.num_cpus > 1 else ''}"
         taken = f"Other processes kept {self.others:.1f} of {cpus} busy while it was measured"
         left = max(1, int(self.num_cpus - self.others + _ROUNDED_AWAY))
-        fewer = f", or give BLAS fewer threads (OPENBLAS_NUM_THREADS={left})," if left < threads else ""
+        fewer = f", or give it fewer threads (OMP_NUM_THREADS={left})," if left < threads else ""
         return f"{taken}{f', and the {stolen}' if is_stolen else ''}: end them{fewer} and measure again."
 
 

@@ -104,7 +104,7 @@ def test_ticks_are_those_of_the_machine():
 
 BUSY = "Other processes kept 1.0 of 2 CPUs busy while it was measured"
 STOLEN = "hypervisor took 5 % of the CPU time (steal)"
-FEWER = "end them, or give BLAS fewer threads (OPENBLAS_NUM_THREADS=1), and measure again."
+FEWER = "end them, or give it fewer threads (OMP_NUM_THREADS=1), and measure again."
 
 
 @pytest.mark.parametrize(
