@@ -13,7 +13,8 @@ from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit
 from cubatch.frameworks.memory_plan import MemoryPlan
 from cubatch.frameworks.torch_memory import Peaks
-from cubatch.measure.memory_meter import Meter
+from cubatch.measure.memory_meter import Meter, ResidentMeter
+from cubatch.measure.page_faults import PageFaults
 from cubatch.measure.runner import Clock
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
@@ -45,7 +46,7 @@ class BoundedRunner(abc.ABC):
         self._why_not: str | None = None
         self._step: Callable[[], None] | None = None
         self._batch_size, self._batch_bytes = 0, 0
-        self._has_run = False
+        self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
 
     @abc.abstractmethod
@@ -124,11 +125,12 @@ class BoundedRunner(abc.ABC):
     @property
     def notes(self) -> list[str]:
         """What is to be told of the memory of its steps."""
-        if self._tidied_at is None:
-            return []
-        since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
-        what = "the C library's heap was kept in order (mallopt)"
-        return [f"{since} {what}. A process that leaves it to itself keeps freed blocks: twice as much, or more."]
+        told = self._page_faults.told() if isinstance(self.meter, ResidentMeter) else []
+        if self._tidied_at is not None:
+            since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
+            what = "the C library's heap was kept in order (mallopt)"
+            told += [f"{since} {what}. A process that leaves it to itself keeps freed blocks: twice as much, or more."]
+        return told
 
     def prepare(self, batch_size: int) -> None:
         """
@@ -150,18 +152,20 @@ class BoundedRunner(abc.ABC):
         """Do a step: on a GPU it is enqueued."""
         if self._step is not None:
             self._step()
-            if not self._has_run:
+            if not self._steps:
                 self.meter.settle()
-            self._has_run = True
+                self._page_faults.begin()
+            self._steps += 1
 
     def release(self) -> None:
         """Let go of the batch and what its steps left behind; what they took is learned from."""
         taken = None
         with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
             taken = self.peak_bytes
-        if self._plan is not None and taken is not None and self._has_run:
+        if self._plan is not None and taken is not None and self._steps:
             self._plan.learn(self._batch_size, taken)
-        self._step, self._has_run = None, False
+        self._page_faults.end(self._batch_size, self._steps - 1)
+        self._step, self._steps = None, 0
         self.meter.settle()  # also where no step came to an end
         self._drop()
 

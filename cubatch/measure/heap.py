@@ -15,14 +15,28 @@ import os
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGE = 2**20
 _LARGEST = 32 * 2**20
-_OF_THE_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+
+KEPT = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184"
+"""Variables with which glibc keeps all that is freed, up to 16 GiB."""
 
 
 def is_movable() -> bool:
     """Say whether blocks can be kept apart: by glibc, if the user has not said himself where they are to lie."""
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    is_chosen = any(name in os.environ for name in _OF_THE_USERS) or "glibc.malloc." in tunables
-    return hasattr(ctypes.CDLL(None), "gnu_get_libc_version") and not is_chosen
+    is_chosen = any(name in os.environ for name in _CHOICES) or "glibc.malloc." in tunables
+    return _is_glibcs(ctypes.CDLL(None)) and not is_chosen
+
+
+def settings() -> str | None:
+    """Give the variables by which the user has said how memory is kept, as a shell has them; None without any."""
+    names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
+    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or None
+
+
+def is_kept() -> bool:
+    """Say whether the user has all that is freed kept, which a step does not always find again."""
+    return os.environ.get("MALLOC_MMAP_MAX_") == "0"
 
 
 def apart() -> None:
@@ -45,6 +59,14 @@ def trim() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def _is_glibcs(libc: ctypes.CDLL) -> bool:
+    """Say whether `malloc` is glibc's own: another allocator may be loaded before it."""
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    addresses = {ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (libc, ctypes.CDLL("libc.so.6"))}
+    return len(addresses) == 1
 
 
 def _set(threshold: int) -> None:

@@ -20,6 +20,7 @@ from cubatch.frameworks.torch_module import check_kind
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import heap
 from cubatch.measure.goal import Goal
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
@@ -138,7 +139,7 @@ class NamedModule:
         return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
 
     def _conditions(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"omp_threads": os.environ.get("OMP_NUM_THREADS")}
+        found: dict[str, Any] = {"omp_threads": os.environ.get("OMP_NUM_THREADS"), "malloc": heap.settings()}
         for number, source in enumerate(self.sources):
             facts = source.conditions()
             if number:  # where the loss or the optimiser is in a file of its own

@@ -86,6 +86,16 @@ def test_another_question_is_not_answered_from_the_store(place, nothing_runs, ot
     assert len(results.list_runs(place / "store.sqlite3")) == 2
 
 
+def test_timings_of_another_allocator_are_refused(place, nothing_runs, monkeypatch):
+    """How freed memory is kept decides the speed on a CPU as much as the batch size does."""
+    for kept in ("0", "65536"):
+        monkeypatch.setenv("MALLOC_MMAP_MAX_", kept)
+        with pytest.raises(KeyboardInterrupt):
+            cb.autotune_module(f"{HERE}:small", SHAPE, store=place / "store.sqlite3", **ASKED)
+    before, after = (run.conditions["malloc"] for run in results.list_runs(place / "store.sqlite3"))
+    assert {before, after} == {"MALLOC_MMAP_MAX_=0", "MALLOC_MMAP_MAX_=65536"}
+
+
 def test_the_store_finds_the_same_tensors_again(place, nothing_runs):
     """Equal inputs make one question, however they were made; other values are another."""
     for ids in (torch.tensor([[1, 2]]), torch.arange(1, 3).reshape(1, 2), torch.tensor([[1, 3]])):

@@ -50,7 +50,7 @@ def test_the_worker_of_a_module_is_told_the_uuid(monkeypatch):
     """What goes over the pipe names the GPU, not a number."""
     shown(monkeypatch, T4, V100)
     sent = []
-    monkeypatch.setattr(named_module, "WorkersModule", sent.append)
+    monkeypatch.setattr(named_module, "WorkersModule", lambda factory, remedy: sent.append(factory))
     asked = NamedModule(name="package.module:build", inputs=[3], kind={}, device=probe.device("cuda:1"), sources=())
     asked.runner(2**30, 0)
     assert sent[0].arguments["device"] == V100.uuid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -63,11 +64,40 @@ def test_a_heap_in_order_takes_what_its_blocks_take():
 
 def test_bounds_that_the_user_has_chosen_stay(monkeypatch):
     """Whoever tunes glibc has their process measured as it is."""
-    for name in (*heap._OF_THE_USERS, "GLIBC_TUNABLES"):
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     assert heap.is_movable() == ("glibc" in os.confstr("CS_GNU_LIBC_VERSION"))
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072")
     assert not heap.is_movable()
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX512F")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "131072")
+    assert not heap.is_movable()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or not hasattr(os, "confstr"), reason="no C compiler")
+def test_another_allocator_is_not_taken_for_glibcs(tmp_path):
+    """One that is loaded before it, as jemalloc is, hears nothing of mallopt, and glibc's variables are not its own."""
+    (tmp_path / "other.c").write_text(
+        "#include <stddef.h>\nextern void *__libc_malloc(size_t);\n"
+        "void *malloc(size_t size) { return __libc_malloc(size); }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "other.so", "other.c"], cwd=tmp_path, check=True)
+    ask = "from cubatch.measure import heap; print(heap.is_movable(), heap.settings())"
+    library = str(tmp_path / "other.so")
+    clean = {name: value for name, value in os.environ.items() if name not in (*heap._CHOICES, "GLIBC_TUNABLES")}
+    said = subprocess.run(
+        [sys.executable, "-c", ask], env={**clean, "LD_PRELOAD": library}, capture_output=True, text=True, check=True
+    ).stdout
+    assert said == f"False LD_PRELOAD={library}\n"
+
+
+def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch):
+    """Kept timings apply only where it is the same."""
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    assert (heap.settings(), heap.is_kept()) == (None, False)
+    for variable in heap.KEPT.split():
+        monkeypatch.setenv(*variable.split("="))
+    assert sorted(heap.settings().split()) == sorted(heap.KEPT.split())
+    assert heap.is_kept()
     assert not heap.is_movable()

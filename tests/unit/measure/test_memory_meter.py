@@ -35,7 +35,7 @@ def test_where_the_peak_cannot_be_reset_nothing_is_told(monkeypatch, tmp_path):
 
 def test_a_heap_is_put_in_order_once(monkeypatch):
     """Readings scatter less from then on; where the user has chosen the bounds himself they do from the beginning."""
-    for name in (*heap._OF_THE_USERS, "GLIBC_TUNABLES"):
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     if not heap.is_movable():
         pytest.skip("no glibc")
@@ -48,6 +48,10 @@ def test_a_heap_is_put_in_order_once(monkeypatch):
     chosen = ResidentMeter()
     assert not chosen.tidy()
     assert chosen.scatter == meter.scatter
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")  # all that is freed is kept, found again or not
+    kept = ResidentMeter()
+    assert not kept.tidy()
+    assert kept.scatter == loose
 
 
 class Allocator:
