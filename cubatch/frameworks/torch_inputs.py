@@ -96,6 +96,8 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
         shape = (batch_size, *tensor.shape[1:])
         if tensor.dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).to(device, torch.bool)
+        if tensor.dtype.is_complex:  # which have no range
+            return torch.randn(shape, dtype=tensor.dtype, generator=generator).to(device)
         low, high = tensor.min().item(), tensor.max().item()
         if not tensor.dtype.is_floating_point:
             return torch.randint(low, high + 1, shape, generator=generator).to(device, tensor.dtype)

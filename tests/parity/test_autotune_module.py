@@ -388,3 +388,11 @@ def test_a_compiled_module_is_left_as_it_was(mode):
     assert "ok" in {m.status for m in result.measurements}
     assert_unchanged(module, before)
     assert module(torch.zeros(2, 4)).shape == (2, 8)
+
+
+def test_complex_numbers_are_normal_in_both_parts():
+    """They have no range to be drawn from; of 4000 draws each part's deviation is within 5 errors of sqrt(1/2)."""
+    drawn = random_like(torch.Generator().manual_seed(0), "cpu")(torch.zeros(1, 4, dtype=torch.complex64), 1000)
+    assert (drawn.dtype, drawn.shape) == (torch.complex64, (1000, 4))
+    for part in (drawn.real, drawn.imag):
+        assert abs(part.std() - 0.5**0.5) < 5 * 0.5**0.5 / 8000**0.5
