@@ -80,7 +80,8 @@ class Load:
         Say what was taken and what to do about it; None where it is too little to matter.
 
         Args:
-            threads: How many the measured step used.  Where fewer would have had CPUs of their own, that is a way out.
+            threads: How many the measured step used.  Where fewer would have had CPUs of their own, that is a way out:
+                by the affinity mask, by which every library counts its threads; each has variables of its own.
 
         Example:
             >>> Load(others=1.02, steal=0.0, num_cpus=4).sentence(threads=1)
@@ -95,7 +96,8 @@ class Load:
         cpus = f"{self.num_cpus} CPU{'s' if self.num_cpus > 1 else ''}"
         taken = f"Other processes kept {self.others:.1f} of {cpus} busy while it was measured"
         left = max(1, int(self.num_cpus - self.others + _ROUNDED_AWAY))
-        fewer = f", or give it fewer threads (OMP_NUM_THREADS={left})," if left < threads else ""
+        few = f"{left} CPU{'s' if left > 1 else ''} (taskset --cpu-list 0{f'-{left - 1}' if left > 1 else ''})"
+        fewer = f", or leave it {few}," if left < threads else ""
         return f"{taken}{f', and the {stolen}' if is_stolen else ''}: end them{fewer} and measure again."
 
 

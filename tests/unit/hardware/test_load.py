@@ -104,7 +104,8 @@ def test_ticks_are_those_of_the_machine():
 
 BUSY = "Other processes kept 1.0 of 2 CPUs busy while it was measured"
 STOLEN = "hypervisor took 5 % of the CPU time (steal)"
-FEWER = "end them, or give it fewer threads (OMP_NUM_THREADS=1), and measure again."
+FEW = "end them, or leave it 5 CPUs (taskset --cpu-list 0-4), and measure again."
+FEWER = "end them, or leave it 1 CPU (taskset --cpu-list 0), and measure again."
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ FEWER = "end them, or give it fewer threads (OMP_NUM_THREADS=1), and measure aga
         (
             Load(others=3.02, steal=0.05, num_cpus=8),
             8,
-            f"{BUSY.replace('1.0 of 2', '3.0 of 8')}, and the {STOLEN}: {FEWER.replace('=1', '=5')}",
+            f"{BUSY.replace('1.0 of 2', '3.0 of 8')}, and the {STOLEN}: {FEW}",
         ),
         (
             Load(others=0.5, steal=0.0, num_cpus=1),
