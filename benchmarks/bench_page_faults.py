@@ -77,6 +77,17 @@ def median(row: dict[str, Any], how: str, figure: str) -> float:
     return statistics.median(reading[figure] for reading in row[how])
 
 
+def _told(row: dict[str, Any]) -> str:
+    rates, peaks = (
+        [median(row, how, figure) for how in ("given_back", "kept")] for figure in ("samples_per_second", "peak_bytes")
+    )
+    return (
+        f"{rates[0]:.0f} samples/s, kept {rates[1]:.0f} ({rates[1] / rates[0] - 1:+.1%}); "
+        f"{median(row, 'given_back', 'page_faults'):.0f} page faults a step, "
+        f"{median(row, 'given_back', 'system_share'):.1%} of the CPU time; peak {peaks[1] / peaks[0] - 1:+.1%}"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read each module and print a line for it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
@@ -94,14 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for mode in MODES:
             for batch_size in SIZES[mode]:
                 rows.append(row := in_turns(name, mode, batch_size, options.rounds))
-                rates = [median(row, how, "samples_per_second") for how in ("given_back", "kept")]
-                print(
-                    f"{name} {mode} {batch_size}: {rates[0]:.0f} samples/s, kept {rates[1]:.0f} "
-                    f"({rates[1] / rates[0] - 1:+.1%}); {median(row, 'given_back', 'page_faults'):.0f} page faults a step, "
-                    f"{median(row, 'given_back', 'system_share'):.1%} of the CPU time; the process's peak "
-                    f"{median(row, 'kept', 'peak_bytes') / median(row, 'given_back', 'peak_bytes') - 1:+.1%}",
-                    flush=True,
-                )
+                print(f"{name} {mode} {batch_size}: {_told(row)}", flush=True)
     if options.json:
         device = probe.device("cpu")
         content = {

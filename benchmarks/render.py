@@ -173,6 +173,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "fusion": fusion.fusion,
     "memory": memory.memory,
     "module_memory": modules.memory,
+    "page_faults": modules.page_faults,
     "module_answers": modules.answers,
     **gpu.KINDS,
 }
