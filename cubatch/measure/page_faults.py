@@ -2,8 +2,8 @@
 What it costs that freed memory is given back to the system and fetched anew by the next step, page by page.
 
 glibc has each block above a threshold as a mapping of its own, and gives back the top of its heap.  How much that is
-depends on what the process freed before.  `resnet18`, 128 samples in inference, met 37 000 to 44 000 page faults in
-each step and made 463 to 488 samples/s; with all that is freed kept 604 to 611.
+depends on what the process freed before.  `resnet18`, 128 samples in inference, met 41 805 page faults in each step and
+made 474 samples/s, and 618 with all that is freed kept (benchmarks/README.md, page faults).
 """
 
 from __future__ import annotations
