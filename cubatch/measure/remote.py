@@ -28,6 +28,7 @@ from cubatch.measure import replies
 from cubatch.measure.runner import FactoryRef, Reading
 from cubatch.units import shown
 
+_REMEDY = "Pass isolate=False (--no-isolate) to have it in this process."
 PREPARE_SECONDS = 600.0  # start, compile and prepare; a hang, not a slow compiler, takes longer
 LEAST_PREPARE_SECONDS, PREPARE_SHARE = 120.0, 10.0  # whatever the budget is, and of the budget
 ASK_SECONDS = 30.0  # for what is known or given back
@@ -80,11 +81,7 @@ class RemoteRunner:
     """
 
     def __init__(
-        self,
-        factory: FactoryRef,
-        *,
-        prepare_seconds: float | None = PREPARE_SECONDS,
-        remedy: str = "Pass isolate=False (--no-isolate) to have it in this process.",
+        self, factory: FactoryRef, *, prepare_seconds: float | None = PREPARE_SECONDS, remedy: str = _REMEDY
     ) -> None:
         self._factory, self._prepare_seconds, self._remedy = factory, prepare_seconds, remedy
         self.step_seconds: float | None = None
@@ -190,13 +187,9 @@ class RemoteRunner:
             self._end()
             raise WorkerFailed(f"{sys.executable} cannot be started: {error.strerror}", self._remedy) from error
         start = {
-            "do": "start",
-            "factory": self._factory.path,
-            "arguments": dict(self._factory.arguments),
-            "expected": identify(),
-            "paths": behind,
-            "pythonpath": os.environ.get("PYTHONPATH"),
-        }
+            "do": "start", "factory": self._factory.path, "arguments": dict(self._factory.arguments),
+            "expected": identify(), "paths": behind, "pythonpath": os.environ.get("PYTHONPATH"),
+        }  # fmt: skip
         try:
             self._ask(start, self._prepare_seconds)
         except BaseException:
