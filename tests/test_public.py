@@ -31,7 +31,7 @@ GPU_MODULES = {
     "frameworks/ranks.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
     "frameworks/torch_module.py": {"torch"}, "frameworks/torch_state.py": {"torch"},
     "frameworks/torch_step.py": {"torch"},
-    "integrations/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
+    "frameworks/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
 }  # fmt: skip
 
 # Loads everything else first, so that no module can hide a function of its name, then uses every name twice.

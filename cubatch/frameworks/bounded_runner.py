@@ -210,6 +210,8 @@ class BoundedRunner(abc.ABC):
                 self._learn_of(safe)
             finally:
                 self.release()
+            if safe not in plan.measured:  # nobody tells what steps take, and the walk is all there is
+                return
 
     def _tidy(self) -> bool:
         return self.meter.tidy()
@@ -217,6 +219,7 @@ class BoundedRunner(abc.ABC):
     def _learn_of(self, batch_size: int) -> None:
         self.draw(batch_size)
         self.clock.time(self.step, _STEPS_TO_LEARN)
+        self._steps = _STEPS_TO_LEARN  # also where the clock has ranks do steps of their own
 
     def draw(self, batch_size: int) -> None:
         """Replace what is prepared by a batch of this size, and begin to measure memory."""

@@ -86,12 +86,24 @@ class _Module:
         return self.path or Path()
 
 
-def load(name: str) -> Any:
-    """Import what "package.module:function" names."""
+def load(name: str, field: str = "module") -> Any:
+    """
+    Import what "package.module:function" names.
+
+    Raises:
+        InvalidArgument: Naming the field, if there is no such module, or it has no such function.
+    """
     module, _, attribute = name.partition(":")
-    found = importlib.import_module(module)
+    if not module or not attribute:
+        raise InvalidArgument(field, name, "'package.module:function'")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and imports what is not
+        raise InvalidArgument(field, name, "a function of a module that can be imported (sys.path)") from error
     if not callable(made := getattr(found, attribute, None)):
-        raise InvalidArgument("module", name, f"a function of {found.__file__}")
+        raise InvalidArgument(field, name, f"a function of {getattr(found, '__file__', module)}")
     return made
 
 

@@ -209,6 +209,11 @@ class RankedRunner(BoundedRunner):
             return self.own_bytes
         return max((peak for peak in self._do("peak") if peak is not None), default=None)
 
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the memory of their steps, and of page faults on this rank."""
+        return [*self._runner.notes, *super().notes]
+
     def _do(self, deed: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, deed, *arguments)
 

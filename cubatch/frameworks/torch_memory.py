@@ -16,6 +16,7 @@ from typing import Any, Self
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import StepKind
 
@@ -96,7 +97,8 @@ def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> 
     from torch.func import functional_call
 
     device = next((tensor.device for tensor in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _Watch() as watch:
+    # A table that a module makes when it is first needed would be one without data from then on.
+    with kept_attributes(module), FakeTensorMode(allow_non_fake_inputs=True) as mode, _Watch() as watch:
         fakes: dict[str, Any] = {}
         for name, parameter in module.named_parameters():
             fake = mode.from_tensor(parameter.detach())

@@ -47,7 +47,10 @@ class TorchModule:
         check_kind(mode, loss, optimizer, autocast)
         self._module, self._channels_last, self._compiled = module, channels_last, compiled
         self._kind = StepKind(
-            training=mode == "training", loss=_function(loss), optimizer=_function(optimizer), autocast=autocast
+            training=mode == "training",
+            loss=_function(loss, "loss"),
+            optimizer=_function(optimizer, "optimizer"),
+            autocast=autocast,
         )
         first = next((p for p in [*module.parameters(), *module.buffers()] if p.is_floating_point()), None)
         self._place = torch.device("cpu") if first is None else first.device
@@ -144,8 +147,8 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and ":" in value
 
 
-def _function(value: Any) -> Any:
-    return module_source.load(value) if _is_name(value) else value
+def _function(value: Any, field: str) -> Any:
+    return module_source.load(value, field) if _is_name(value) else value
 
 
 def _torch() -> Any:

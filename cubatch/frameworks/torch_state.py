@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from cubatch.frameworks.attributes import kept_attributes
+
 
 class SavedState:
     """
     Keeps what steps may change of a module and of PyTorch, and puts it back to the bit.
 
     Parameters and buffers (in training; in inference buffers alone, since nothing writes to parameters) are copied to
-    the host, so that the device keeps its room.  Gradients, the train flag of each part, and PyTorch's random
-    generators are kept too.  Use it with `with`: it puts back also after an error or Ctrl-C.
+    the host, so that the device keeps its room.  Gradients, other attributes such as the train flag of each part, and
+    PyTorch's random generators are kept too.  Use it with `with`: it puts back also after an error or Ctrl-C.
     """
 
     def __init__(self, module: Any, *, training: bool) -> None:
@@ -20,12 +22,13 @@ class SavedState:
     def __enter__(self) -> Self:
         import torch
 
+        self._attributes = kept_attributes(self._module)
+        self._attributes.__enter__()
         parameters = list(self._module.parameters())
         copied = [*(parameters if self._training else ()), *self._module.buffers()]
         self._values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in copied]
         self._places = [(tensor, tensor.data) for tensor in [*parameters, *self._module.buffers()]]
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
-        self._parts = [(part, part.training, dict(part._buffers)) for part in self._module.modules()]  # noqa: SLF001 - a module's own dictionary: a step may put other tensors there
         self._random = torch.get_rng_state()
         self._cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         for parameter in parameters:
@@ -35,9 +38,7 @@ class SavedState:
     def __exit__(self, *_: object) -> None:
         import torch
 
-        for part, training, buffers in self._parts:
-            part.training = training
-            part._buffers.update(buffers)  # noqa: SLF001 - as above
+        self._attributes.__exit__(None, None, None)  # the train flag and the buffers among them
         for tensor, data in self._places:
             tensor.data = data
         with torch.no_grad():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.integrations.attributes import kept_attributes
+from cubatch.frameworks.attributes import kept_attributes
 from cubatch.report.answer import answer
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections import UserList
 
 import pytest
 
@@ -28,7 +29,7 @@ class Recorder(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.head = nn.Linear(4 * 8 * 8, 5)
         self.register_buffer("calls", torch.zeros(()))
-        self.sizes = []
+        self.sizes = UserList()  # a list would get its old items back
 
     def forward(self, x):
         if not isinstance(x, torch._subclasses.FakeTensor):
@@ -197,7 +198,7 @@ class Embeds(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(50, 8)
-        self.seen = []
+        self.seen = UserList()
 
     def forward(self, ids=None, mask=None, *, tokens=None, labels=None):
         ids = ids if tokens is None else tokens.ids
@@ -396,3 +397,38 @@ def test_complex_numbers_are_normal_in_both_parts():
     assert (drawn.dtype, drawn.shape) == (torch.complex64, (1000, 4))
     for part in (drawn.real, drawn.imag):
         assert abs(part.std() - 0.5**0.5) < 5 * 0.5**0.5 / 8000**0.5
+
+
+class Lazy(nn.Module):
+    """Makes tables when they are first needed: an attribute, a buffer, a list; and notes what it computed with."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.table, self.found, self.kinds = nn.Linear(4, 3), None, [], UserList()
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(4.0)
+            self.register_buffer("scale", torch.ones(4))
+        self.kinds.append((type(x).__name__, type(self.table).__name__, type(self.scale).__name__))
+        self.found.append(x.sum())
+        return self.head(x * self.table * self.scale)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_tables_that_are_made_when_they_are_needed_are_real_ones(mode):
+    """The walk on tensors without data leaves none of its own; afterwards the module has none, and learns from data."""
+    module = Lazy()
+    cb.autotune_module(module, (4,), mode=mode, batch_sizes=[2, 4], **SHORT)
+    assert set(module.kinds) == {("FakeTensor",) * 3, ("Tensor",) * 3}
+    assert (module.table, module.found, "scale" in module.state_dict()) == (None, [], False)
+    module(torch.ones(2, 4)).sum().backward()
+    assert module.head.weight.grad.abs().sum() > 0
+
+
+def test_a_named_function_that_is_not_there_is_told_by_its_argument():
+    """Whichever part of the name is wrong, for a loss or an optimiser."""
+    for field, name in (("loss", "nowhere_at_all:fn"), ("loss", "os:nope"), ("loss", ":"), ("optimizer", "sys:nope")):
+        with pytest.raises(cb.InvalidArgument, match=rf"^{field} must be") as caught:
+            cb.autotune_module(nn.Linear(2, 2), (2,), mode="training", **{field: name})
+        assert caught.value.value == name

@@ -14,7 +14,7 @@ with registering_nothing():  # its metrics import torchvision where that is inst
     pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
-from cubatch.integrations.attributes import kept_attributes  # noqa: E402
+from cubatch.frameworks.attributes import kept_attributes  # noqa: E402
 
 with warnings.catch_warnings():  # Lightning's dependencies warn of each other
     warnings.simplefilter("ignore")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserList
+
 import pytest
 
 import cubatch as cb
@@ -24,7 +26,7 @@ class Sized(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.sizes = []
+        self.sizes = UserList()  # a list would get its old items back
 
     def forward(self, x):
         if not isinstance(x, torch._subclasses.FakeTensor):
@@ -170,7 +172,11 @@ def test_what_was_not_told_is_not_learned(on_device, monkeypatch):
     runner = runner_of(module, 100 * MIB)
     facts = runner.look(seconds=10.0, top=None)
     assert runner.ran == []
-    assert facts["largest"] == runner._planned().largest(100 * MIB)
+    largest = runner._planned().largest(100 * MIB)
+    assert facts["largest"] == largest
+    runner.prepare(largest)
+    with pytest.raises(OverLimit):
+        runner.prepare(2 * largest)
 
 
 def test_the_resident_set_bounds_what_is_tried_on_the_cpu():

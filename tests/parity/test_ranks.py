@@ -98,6 +98,14 @@ def test_sharded_modules_are_tuned_without_a_bound_on_memory(tmp_path):
     assert said[0]["sizes"] == said[1]["sizes"]
 
 
+def test_a_size_near_the_limit_is_climbed_to_on_all_ranks(tmp_path):
+    """Sizes that are stepped to learn what larger ones take are learned of: the run ends, and says how it went."""
+    for said in job(tmp_path, 2, batch_sizes=[2000], memory_limit="300MiB"):
+        statuses = {m["batch_size"]: m["status"] for m in json.loads(said["result"])["measurements"]}
+        assert statuses == {2000: "ok"}
+        assert any(1 < size < 2000 for size in said["sizes"])
+
+
 def test_the_memory_of_a_host_is_shared_by_its_ranks(tmp_path):
     """Two ranks may take no more than half of what one may."""
     said = job(tmp_path, 2, max_batch_size=4)

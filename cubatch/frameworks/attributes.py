@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_OWN = ("_parameters", "_buffers", "_modules")  # kept by whoever steps the module
+_OWN = ("_parameters", "_buffers", "_modules")  # whose values are kept by whoever steps the module
 
 
 @contextmanager
@@ -14,13 +14,18 @@ def kept_attributes(module: Any) -> Iterator[None]:
     """
     Put the attributes of a module and its parts back when the block ends, however it does.
 
-    Steps write to them: lists of outputs grow, metrics count.  Lists, dicts and sets get their old items back, tensors
-    their values; of what lies deeper in them only the identity is kept.
+    Steps write to them: lists of outputs grow, metrics count, tables are made when they are first needed, also as
+    buffers.  Lists, dicts and sets get their old items back, tensors their values, and buffers are those that were
+    there; of what lies deeper only the identity is kept.
     """
+    buffers = [(part, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001 - a module's own dictionary
     kept = [(part, {name: (value, _copied(value)) for name, value in _own(part).items()}) for part in module.modules()]
     try:
         yield
     finally:
+        for part, before in buffers:
+            part._buffers.clear()  # noqa: SLF001 - as above
+            part._buffers.update(before)  # noqa: SLF001 - as above
         for part, attributes in kept:
             for name in set(_own(part)) - set(attributes):
                 del vars(part)[name]
@@ -37,7 +42,7 @@ def _copied(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().clone(), None if value.is_inference() else value._version  # noqa: SLF001 - its only name
     return value.copy() if isinstance(value, list | dict | set) else None
 
 
@@ -45,8 +50,10 @@ def _put_back(value: Any, copy: Any) -> None:
     import torch
 
     if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            value.copy_(copy)
+        before, version = copy
+        if version is None or value._version != version:  # noqa: SLF001 - as above
+            with torch.no_grad(), torch.inference_mode(value.is_inference()):
+                value.copy_(before)
     elif isinstance(value, list):
         value[:] = copy
     elif isinstance(value, dict | set):
