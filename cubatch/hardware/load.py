@@ -96,7 +96,8 @@ class Load:
         cpus = f"{self.num_cpus} CPU{'s' if self.num_cpus > 1 else ''}"
         taken = f"Other processes kept {self.others:.1f} of {cpus} busy while it was measured"
         left = max(1, int(self.num_cpus - self.others + _ROUNDED_AWAY))
-        few = f"{left} CPU{'s' if left > 1 else ''} (taskset --cpu-list 0{f'-{left - 1}' if left > 1 else ''})"
+        names = ",".join(map(str, sorted(os.sched_getaffinity(0))[:left]))
+        few = f"{left} CPU{'s' if left > 1 else ''} (taskset --cpu-list {names})"
         fewer = f", or leave it {few}," if left < threads else ""
         return f"{taken}{f', and the {stolen}' if is_stolen else ''}: end them{fewer} and measure again."
 

@@ -104,8 +104,8 @@ def test_ticks_are_those_of_the_machine():
 
 BUSY = "Other processes kept 1.0 of 2 CPUs busy while it was measured"
 STOLEN = "hypervisor took 5 % of the CPU time (steal)"
-FEW = "end them, or leave it 5 CPUs (taskset --cpu-list 0-4), and measure again."
-FEWER = "end them, or leave it 1 CPU (taskset --cpu-list 0), and measure again."
+FEW = "end them, or leave it 5 CPUs (taskset --cpu-list 2,3,5,6,7), and measure again."
+FEWER = "end them, or leave it 1 CPU (taskset --cpu-list 2), and measure again."
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,9 @@ FEWER = "end them, or leave it 1 CPU (taskset --cpu-list 0), and measure again."
         ),
     ],
 )
-def test_a_sentence_says_what_was_taken_and_what_to_do(found, threads, sentence):
-    """Fewer threads are a way out only where they would have CPUs of their own, and fewer than were used."""
+def test_a_sentence_says_what_was_taken_and_what_to_do(monkeypatch, found, threads, sentence):
+    """Fewer CPUs, of those that may be used, are a way out only where they are left, and fewer than were used."""
+    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {2, 3, 5, 6, 7, 8})
     assert found.sentence(threads) == sentence
 
 
