@@ -23,9 +23,7 @@ KEPT = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184"
 
 def is_movable() -> bool:
     """Say whether blocks can be kept apart: by glibc, if the user has not said himself where they are to lie."""
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    is_chosen = any(name in os.environ for name in _CHOICES) or "glibc.malloc." in tunables
-    return _is_glibcs(ctypes.CDLL(None)) and not is_chosen
+    return is_glibcs() and not _chosen()
 
 
 def settings() -> str | None:
@@ -36,7 +34,21 @@ def settings() -> str | None:
 
 def is_kept() -> bool:
     """Say whether the user has all that is freed kept, which a step does not always find again."""
-    return os.environ.get("MALLOC_MMAP_MAX_") == "0"
+    return _chosen().get("MALLOC_MMAP_MAX_") == "0"
+
+
+def is_apart() -> bool:
+    """Say whether the user has large blocks lie apart from the heap, by a threshold that glibc does not move."""
+    return is_glibcs() and "MALLOC_MMAP_THRESHOLD_" in _chosen() and not is_kept()
+
+
+def is_glibcs() -> bool:
+    """Say whether `malloc` is glibc's own: another allocator may be loaded before it."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    addresses = {ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (libc, ctypes.CDLL("libc.so.6"))}
+    return len(addresses) == 1
 
 
 def apart() -> None:
@@ -61,12 +73,12 @@ def trim() -> None:
         libc.malloc_trim(0)
 
 
-def _is_glibcs(libc: ctypes.CDLL) -> bool:
-    """Say whether `malloc` is glibc's own: another allocator may be loaded before it."""
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    addresses = {ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (libc, ctypes.CDLL("libc.so.6"))}
-    return len(addresses) == 1
+def _chosen() -> dict[str, str]:
+    """Give what the user has said where blocks lie by, whichever way: each tunable of glibc's is a variable, too."""
+    tunables = dict(item.partition("=")[::2] for item in os.environ.get("GLIBC_TUNABLES", "").split(":"))
+    names = {name: f"glibc.malloc.{name.removeprefix('MALLOC_').rstrip('_').lower()}" for name in _CHOICES}
+    found = {name: os.environ.get(name, tunables.get(names[name])) for name in _CHOICES}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _set(threshold: int) -> None:

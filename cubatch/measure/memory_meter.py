@@ -69,7 +69,7 @@ class ResidentMeter(Meter):
     @property
     def scatter(self) -> float:
         """Share by which a size may take more than its neighbours say: as much again, unless the heap is in order."""
-        return _SCATTER if self._is_left or heap.is_kept() else _TIDY_SCATTER
+        return _TIDY_SCATTER if self._is_tidy or heap.is_apart() else _SCATTER
 
     def tidy(self) -> bool:
         """Keep the heap in order from now on."""

@@ -19,6 +19,7 @@ from cubatch.frameworks.onnxruntime_runner import PROVIDERS
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
+from cubatch.measure import heap
 from cubatch.measure.goal import Goal
 from cubatch.measure.runner import FactoryRef
 from cubatch.search import walk
@@ -84,7 +85,8 @@ def tune_file(
         return WorkersModule(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments), remedy="")
 
     with kept.open_run(
-        kept.path_of(store), identity=identity, conditions=conditions(found) | versions | _sums(path),
+        kept.path_of(store), identity=identity,
+        conditions=conditions(found) | {"malloc": heap.settings()} | versions | _sums(path),
         budget=limits.budget, memory_bytes=room.bytes, refresh=store == "refresh",
     ) as run:  # fmt: skip
         return tuned(path.name, LIBRARY, found, mode, None, runner, run, goal, limits, room, progress, versions)

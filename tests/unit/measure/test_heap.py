@@ -101,3 +101,16 @@ def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch):
     assert sorted(heap.settings().split()) == sorted(heap.KEPT.split())
     assert heap.is_kept()
     assert not heap.is_movable()
+
+
+def test_only_tunables_that_say_where_blocks_lie_count(monkeypatch):
+    """Each is a variable of the same meaning; how many arenas there are is none of them."""
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    is_movable = heap.is_movable()
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.tcache_count=0")
+    assert (heap.is_movable(), heap.is_kept(), heap.is_apart()) == (is_movable, False, False)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.mmap_max=0")
+    assert (heap.is_movable(), heap.is_kept(), heap.is_apart()) == (False, True, False)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1048576")
+    assert (heap.is_movable(), heap.is_kept(), heap.is_apart()) == (False, False, is_movable)

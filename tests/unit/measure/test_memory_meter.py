@@ -34,7 +34,7 @@ def test_where_the_peak_cannot_be_reset_nothing_is_told(monkeypatch, tmp_path):
 
 
 def test_a_heap_is_put_in_order_once(monkeypatch):
-    """Readings scatter less from then on; where the user has chosen the bounds himself they do from the beginning."""
+    """Readings scatter less from then on; where the user has chosen a threshold himself they do from the beginning."""
     for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     if not heap.is_movable():
@@ -44,7 +44,7 @@ def test_a_heap_is_put_in_order_once(monkeypatch):
     assert meter.tidy()
     assert not meter.tidy()
     assert meter.scatter < loose
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
     chosen = ResidentMeter()
     assert not chosen.tidy()
     assert chosen.scatter == meter.scatter
