@@ -109,7 +109,9 @@ class MemoryPlan:
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
         """Give the largest batch size that takes no more, by `at` or another function of its sizes; 0 if none does."""
-        return bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
+        found = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
+        # A size that was measured is known better than those around it, so that these may be thought to take more.
+        return max([found, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
 
     def _nearest(self, batch_size: int) -> int | None:
         """Give the largest size measured that is no larger, else the smallest measured."""

@@ -48,7 +48,7 @@ class ModuleRunner(BoundedRunner):
             meter or (AllocatorMeter(torch.cuda, device) if is_cuda else ResidentMeter()),
             memory_limit, dtype, num_bytes([*parameters, *buffers]),
         )  # fmt: skip
-        self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs, kind
+        self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
         self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
         self._bare = module if bare is None else bare

@@ -64,6 +64,11 @@ class Inputs:
             raise InvalidArgument("example_inputs", example, _ALLOWED)
         return cls(positional, keyword, len(found[0]))
 
+    def on(self, device: Any) -> Inputs:
+        """Give them with their tensors on a device: those that do not hold the batch are handed on as they are."""
+        positional, keyword = _mapped((self.positional, dict(self.keyword)), lambda tensor: tensor.to(device))
+        return Inputs(positional, keyword, self.batch_size)
+
     def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
         Give the arguments for another batch size.

@@ -114,6 +114,15 @@ def test_no_size_that_is_said_to_fit_by_most_is_above_the_limit_of_a_device_with
     assert steps < 20
 
 
+def test_the_largest_that_fits_is_no_smaller_than_one_that_was_measured():
+    """Its neighbours are known less well: smaller ones may be thought to take more than it did."""
+    plan = made()
+    plan.learn(60, 700 * MIB)
+    plan.learn(100, 995 * MIB)
+    assert plan.most(95) > 1000 * MIB
+    assert plan.largest(1000 * MIB, plan.most) >= 100
+
+
 def test_what_was_learned_counts_until_a_size_was_measured_anew():
     """Readings of a time when steps took more bound those that come, and say nothing of them once one is there."""
     plan = made(scatter=1.0)
