@@ -191,7 +191,45 @@ def through_a_view(_, x):
     return x + flat.view(x.shape)
 
 
+def set_to_zero(_, x):
+    """Write to a part, then read the whole."""
+    x[:, 0] = 0
+    return x.relu()
+
+
+def added_to(_, x):
+    """Add to a part in place."""
+    x[:, :2] += 1
+    return x.relu()
+
+
+def doubled(_, x):
+    """Double it under another shape."""
+    flat = x.view(x.shape[0], -1)
+    flat *= 2
+    return x.relu()
+
+
+def after(change):
+    """A convolution whose result is changed by a module of its own."""
+    return Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(change))
+
+
 REFUSED = {
+    "a part set to zero": (after(set_to_zero), ("aten.fill_", "changed", "changes in place")),
+    "a part added to": (after(added_to), ("aten.add_", "changed", "changes in place")),
+    "doubled under another shape": (after(doubled), ("aten.mul_", "changed", "changes in place")),
+    "whole numbers": (after(lambda _, x: x.to(torch.int32).float()), ("aten.to", "changed", "whole numbers")),
+    "dropout that stays": (
+        after(lambda _, x: nn.functional.dropout(x, 0.5)), ("aten.dropout", "changed", "in evaluation"),
+    ),
+    "statistics of the batch": (
+        Of(lambda self, x: nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True),
+           norm=nn.BatchNorm2d(3)),
+        ("aten.batch_norm", "batch_norm", "training mode"),
+    ),
+    "mean of all": (after(lambda _, x: x.mean() * x), ("aten.mean", "changed", "other axes")),
+    "imaginary": (after(lambda _, x: (x * 1j).real), ("aten.mul", "changed", "no real number")),
     "cumsum": (
         Of(lambda self, x: self.conv(x).cumsum(1), conv=nn.Conv2d(3, 3, 1)),
         ("aten.cumsum", "cumsum", "no layer"),
@@ -216,6 +254,18 @@ REFUSED = {
         ("aten.conv2d", "conv", "not (batch, channels, height, width)"),
     ),
 }  # fmt: skip
+
+
+def test_what_clamps_below_at_zero_is_relu():
+    """Whichever bounds an operator has."""
+    module = after(lambda _, x: x.clamp_min(0))
+    assert_same(from_torch(module, (3, 8, 7)), module, zoo.images((3, 8, 7)))
+
+
+def test_a_transposed_convolution_counts_what_it_multiplies():
+    """Each of its 8 x 7 inputs of 3 channels meets a window of 2 x 2 for 5 channels."""
+    network = from_torch(nn.Sequential(nn.ConvTranspose2d(3, 5, 2, stride=2), nn.ReLU()), (3, 8, 7), opaque=True)
+    assert network.layers[0].flop == 2 * 8 * 7 * 3 * 5 * 2 * 2
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -210,6 +210,26 @@ REFUSED = {
         {},
         ("Relu", "block/y", "some of the channels"),
     ),
+    "turned around": (
+        [node("Relu", "x", "a"), node("Slice", "a start end axis step") ],
+        {"start": [-1], "end": [-(2**31)], "axis": [3], "step": [-1]},
+        ("Slice", "block/y", "takes steps"),
+    ),
+    "a bias of the input's": (
+        [node("Flatten", "x", "a"), node("Gemm", "a w", "b"), node("Gemm", "a w b")],
+        {"w": drawn(168, 2)},
+        ("Gemm", "block/y", "2 values that depend"),
+    ),
+    "a row for each sample": (
+        [node("Flatten", "x", "a"), node("Gemm", "a w b")],
+        {"w": drawn(168, 4), "b": drawn(2, 4)},
+        ("Gemm", "block/y", "another row"),
+    ),
+    "whole numbers": (
+        [node("Cast", "x", "a", to=onnx.TensorProto.INT32), node("Cast", "a", to=onnx.TensorProto.FLOAT)],
+        {},
+        ("Cast", "block/a", "whole numbers"),
+    ),
     "slope": ([node("HardSigmoid", "x")], {}, ("HardSigmoid", "block/y", "slope is 0.2")),
     "bound": ([node("Clip", "x one")], {"one": np.float32(1)}, ("Clip", "block/y", "bounds")),
     "scaled": (

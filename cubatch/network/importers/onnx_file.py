@@ -16,7 +16,7 @@ from cubatch.network.importers.onnx_operators import OPERATORS, Call, Shape
 from cubatch.network.importers.onnx_patterns import Patterns
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Meaning, Source, Step, unlike
+from cubatch.network.importers.source import Meaning, Source, Step, of_one, unlike
 
 EXAMPLE_BATCH = 2  # where the file leaves it open
 _OWN_DOMAINS = ("", "ai.onnx")
@@ -50,6 +50,8 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
         >>> load_onnx("resnet50.onnx").parameters                                     # doctest: +SKIP
         25530472
     """
+    if not isinstance(path, str | Path):
+        raise InvalidArgument("path", path, "the path of an ONNX file")
     path = Path(path)
     try:
         import onnx
@@ -214,7 +216,9 @@ class _Reader:
             axis = call.get("axis", 0)
             before = [self._shapes.get(name, ()) for name in node.output[:number]]
             return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in before)}
-        return OPERATORS[call.name](call) if call.name in OPERATORS and not number else ("", {}, {})
+        if call.name not in OPERATORS or number:
+            return "", {}, {}
+        return of_one(OPERATORS[call.name](call), len(call.values))
 
     def _attribute(self, attribute: Any) -> Any:
         value = self._onnx.helper.get_attribute_value(attribute)

@@ -13,6 +13,8 @@ from cubatch.network.importers.source import Meaning, einsum_flop, unlike
 
 Shape = tuple[int, ...]
 
+_FLOATS = frozenset({1, 10, 11, 16})  # onnx.TensorProto: FLOAT, FLOAT16, DOUBLE, BFLOAT16
+
 
 @attrs.frozen
 class Call:
@@ -71,6 +73,8 @@ class Call:
             return 2 * first[-1] * math.prod(self.result_shape)
         if self.name == "Conv":
             return 2 * math.prod(second[1:]) * math.prod(self.result_shape)
+        if self.name == "ConvTranspose":  # each input meets the whole window
+            return 2 * math.prod(second[1:]) * math.prod(first)
         return einsum_flop(self["equation"], [first, second]) if self.name == "Einsum" else 0
 
 
@@ -114,6 +118,8 @@ def _gemm(call: Call) -> Meaning:
     if w is None or call.get("transA", 0) or factors != (1.0, 1.0):
         return unlike("its weights are no constant, turned, or scaled")
     w, bias = (w if call.get("transB", 0) else w.T), call.constant(2)
+    if bias is not None and bias.size not in {1, w.shape[0]}:
+        return unlike("it adds another row to each sample")
     return "linear", {"w": w, "b": None if bias is None else np.broadcast_to(bias.reshape(-1), w.shape[:1])}, {}
 
 
@@ -229,9 +235,11 @@ def _slice(call: Call) -> Meaning:
     source = call.shapes[call.inputs[0]]
     axes = [axis for axis, (size, kept) in enumerate(zip(source, call.result_shape, strict=True)) if size != kept]
     starts, steps = call.given("starts", 1), call.given("steps", 4)
+    if any(step != 1 for step in steps or ()):  # -1 turns an axis around and leaves its extent
+        return unlike("it cuts several axes, or takes steps")
     if not axes:
         return "identity", {}, {}
-    if len(axes) != 1 or starts is None or len(starts) != 1 or (steps or [1]) != [1]:
+    if len(axes) != 1 or starts is None or len(starts) != 1:
         return unlike("it cuts several axes, or takes steps")
     return "slice", {}, {"axis": axes[0], "start": starts[0] % source[axes[0]]}
 
@@ -256,6 +264,10 @@ def _pad(call: Call) -> Meaning:
     if pads is None or len(pads) != 8 or any(pads[i] for i in (0, 1, 4, 5)) or min(pads) < 0:  # noqa: PLR2004
         return unlike("it pads other axes than height and width, or crops")
     return "pad", {}, {"pad": (pads[2], pads[6], pads[3], pads[7])}
+
+
+def _cast(call: Call) -> Meaning:
+    return ("identity", {}, {}) if call["to"] in _FLOATS else unlike("it rounds to whole numbers")
 
 
 OPERATORS: dict[str, Callable[[Call], Meaning]] = {
@@ -290,6 +302,6 @@ OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     "Unsqueeze": _plain("reshape"),
     "Transpose": _transpose,
     "Identity": _plain("identity"),
-    "Cast": _plain("identity"),
+    "Cast": _cast,
 }
 """The operators that have a meaning for us."""

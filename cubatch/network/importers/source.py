@@ -36,6 +36,16 @@ def unlike(reason: str) -> Meaning:
     return "", {}, {"reason": reason}
 
 
+_OF_SEVERAL = frozenset({"", "add", "mul", "concat", "prepend", "attention", "attention of turned keys", "reshape"})
+
+
+def of_one(meaning: Meaning, num_values: int) -> Meaning:
+    """Refuse what has a layer of one input, and reads more that depends on the network's input: a bias, a bound."""
+    if meaning[0] in _OF_SEVERAL or num_values == 1:
+        return meaning
+    return unlike(f"it reads {num_values} values that depend on the input, where its layer reads one")
+
+
 @attrs.frozen(kw_only=True)
 class Step:
     """

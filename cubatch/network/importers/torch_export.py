@@ -13,13 +13,14 @@ from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Source, Step, unlike
+from cubatch.network.importers.source import Source, Step, of_one, unlike
 from cubatch.network.importers.torch_operators import OPERATORS, Call, part
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
 _RESHAPES = ("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze")
-_VIEWS = frozenset(f"aten.{name}" for name in _RESHAPES)
+_PARTS = ("slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "expand", "diagonal")
+_VIEWS = frozenset(f"aten.{name}" for name in (*_RESHAPES, *_PARTS))
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
 
 
@@ -171,9 +172,14 @@ class _Reader:
         if not isinstance(node.meta.get("val"), self._torch.Tensor):
             self._several[node] = base, reads  # each of them is a step
             return
-        kind, constants, options = OPERATORS[base](call) if base in OPERATORS else ("", {}, {})
-        if self._changes_a_view(node):
+        kind, constants, options = of_one(OPERATORS[base](call), len(reads)) if base in OPERATORS else ("", {}, {})
+        shape = call.result_shape
+        if written := self._written_through(node):
             kind, constants, options = unlike("it changes in place what is read under another shape, too")
+            shape = tuple(written[-1].meta["val"].shape)
+            for each in written:  # whoever reads these later reads what was written
+                self._known.pop(each, None)
+                self._now[each] = name
         if node.target is operator.getitem:
             origin, number = node.args
             base, reads = self._several[origin]
@@ -182,20 +188,24 @@ class _Reader:
         constants = {key: array for key, array in constants.items() if array is not None}
         self._steps.append(
             Step(
-                kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=call.result_shape,
+                kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=shape,
                 constants={key: call.array(array) for key, array in constants.items()}, options=options,
                 flop=call.flop, weights=sum(self._trained.get(each, 0) for each in call.read),
             )
         )  # fmt: skip
         self._now[node] = name
 
-    @staticmethod
-    def _changes_a_view(node: Any) -> bool:
-        """Whether a node writes through a view into what others read too; those of the graph read what was before."""
-        if not str(node.target).rpartition(".")[0].endswith("_"):
-            return False
-        written = node.args[0]
-        return str(written.target).rpartition(".")[0] in _VIEWS and len(written.args[0].users) > 1
+    def _written_through(self, node: Any) -> list[Any]:
+        """Give the nodes whose tensors a node writes through a view, and others read too, the last the whole one."""
+        name = str(node.target).rpartition(".")[0]
+        if not name.endswith("_") or name.endswith("__") or not node.args:
+            return []
+        found, at = [], node.args[0]
+        while str(at.target).rpartition(".")[0] in _VIEWS or at.target is operator.getitem:
+            at = at.args[0]
+            if isinstance(at.meta.get("val"), self._torch.Tensor):
+                found.append(at)
+        return found if any(len(each.users) > 1 for each in found) else []
 
     def _place(self, node: Any) -> str:
         """Give the path of the module that a node is in, and what the node does where the module does more."""

@@ -61,6 +61,11 @@ class Call:
         return tuple(self._node.meta["val"].shape)
 
     @property
+    def is_floating(self) -> bool:
+        """Whether the result holds floating-point numbers."""
+        return bool(self._node.meta["val"].dtype.is_floating_point)
+
+    @property
     def result_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the results, where there are several."""
         return [tuple(each.shape) for each in self._node.meta["val"]]
@@ -73,8 +78,12 @@ class Call:
         shapes = [tuple(map(int, shape)) for shape in found]
         if name in {"matmul", "bmm", "mm", "linear"}:
             return 2 * shapes[0][-1] * math.prod(self.result_shape)
-        if name == "conv2d":
+        if name in {"addmm", "baddbmm"}:
+            return 2 * shapes[-1][-2] * math.prod(self.result_shape)
+        if name in {"conv1d", "conv2d", "conv3d"}:
             return 2 * math.prod(shapes[1][1:]) * math.prod(self.result_shape)
+        if name in {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}:  # each input meets the whole window
+            return 2 * math.prod(shapes[1][1:]) * math.prod(shapes[0])
         if name == "scaled_dot_product_attention":
             return 4 * math.prod(shapes[0]) * shapes[1][-2]
         return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
@@ -128,6 +137,8 @@ def _batch_norm(call: Call) -> Meaning:
     mean, var = call.constant("running_mean"), call.constant("running_var")
     if mean is None or var is None:
         return unlike("it keeps no running statistics")
+    if call.option("training", False):  # noqa: FBT003 - the operator's own
+        return unlike("it is in training mode")
     gamma, beta = call.constant("weight"), call.constant("bias")
     arrays = {
         "gamma": mean.new_ones(mean.shape) if gamma is None else gamma,
@@ -171,8 +182,9 @@ def _adaptive_avg_pool(call: Call) -> Meaning:
 
 
 def _mean(call: Call) -> Meaning:
-    axes = range(len(call.shape("self"))) if call["dim"] is None else call["dim"]
-    return "mean", {}, {"axes": tuple(axes), "keep": call["keepdim"]}
+    dims = call.option("dim", None)
+    axes = range(len(call.shape("self"))) if dims is None else dims
+    return "mean", {}, {"axes": tuple(axes), "keep": call.option("keepdim", False)}  # noqa: FBT003 - as above
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:
@@ -182,6 +194,8 @@ def _joined(kind: str) -> Callable[[Call], Meaning]:
         if call.option("alpha", 1) != 1:
             return unlike("it scales its second input")
         constants = [call.constant(name) for name in ("self", "other") if not call.is_value(name)]
+        if any(each is None for each in constants):
+            return unlike("its constant is no real number")
         return kind, dict(zip(["constant"], constants, strict=False)), {}
 
     return meaning
@@ -224,14 +238,17 @@ def _gelu(call: Call) -> Meaning:
 
 def _clamp(low: str, high: str) -> Callable[[Call], Meaning]:
     def meaning(call: Call) -> Meaning:
-        if (call[low], call[high]) == (0, 6):
+        bounds = call.option(low, None), call.option(high, None)
+        if bounds == (0, 6):
             return "relu6", {}, {}
-        return ("relu", {}, {}) if (call[low], call[high]) == (0, None) else unlike("its bounds are not 0 and 6")
+        return ("relu", {}, {}) if bounds == (0, None) else unlike("its bounds are not 0 and 6")
 
     return meaning
 
 
 def _dropout(call: Call) -> Meaning:
+    if call.option("train", False):  # noqa: FBT003 - as above
+        return unlike("it drops in evaluation, too")
     return "dropout", {}, {"p": float(call["p"])} if call["p"] < 1 else {}
 
 
@@ -270,6 +287,10 @@ def part(call: Call, name: str, number: int) -> Meaning:
     return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in call.result_shapes[:number])}
 
 
+def _cast(call: Call) -> Meaning:
+    return ("identity", {}, {}) if call.is_floating else unlike("it rounds to whole numbers")
+
+
 SEVERAL = frozenset({"aten.unbind", "aten.chunk", "aten.split", "aten.split_with_sizes"})
 """Operators that cut a tensor up, of which each part is known."""
 
@@ -304,7 +325,8 @@ _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
     _plain("reshape"): ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view"),
     _permute: ("permute",),
     _transpose: ("transpose",),
-    _plain("identity"): ("contiguous", "clone", "alias", "detach", "to", "_to_copy", "lift_fresh_copy"),
+    _plain("identity"): ("contiguous", "clone", "alias", "detach", "lift_fresh_copy"),
+    _cast: ("to", "_to_copy"),
 }
 OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     f"aten.{name}": meaning for meaning, names in _BY_KIND.items() for name in names
