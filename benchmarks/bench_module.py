@@ -32,12 +32,10 @@ from typing import Any, TypeVar
 import cubatch as cb
 from benchmarks.modules import zoo
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
-from benchmarks.provenance import provenance
-from cubatch.engine.conditions import environment
+from benchmarks.provenance import on_cpu
 from cubatch.errors import CubatchError
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
-from cubatch.hardware import probe
 
 T = TypeVar("T")
 
@@ -191,10 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _write(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
-    device = probe.device("cpu")
+    about = on_cpu("module")
     content = {
-        "schema": 1, "benchmark": "module", **provenance(), "device": device.name, "threads": device.threads,
-        "environment": {**environment(device), "torch": importlib.metadata.version("torch")},
+        **about, "environment": {**about["environment"], "torch": importlib.metadata.version("torch")},
         "budget_seconds": options.budget, "max_batch_size": options.top,
         "memory_limit": options.limit * MIB, "rows": rows,
     }  # fmt: skip

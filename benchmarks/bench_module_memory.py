@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.modules import zoo
-from benchmarks.provenance import provenance
-from cubatch.engine.conditions import environment
+from benchmarks.provenance import on_cpu
 from cubatch.errors import OverLimit
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.torch_module import MODES
-from cubatch.hardware import probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 
@@ -106,11 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _content(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    device = probe.device("cpu")
-    return {
-        "schema": 1, "benchmark": "module_memory", **provenance(), "device": device.name, "threads": device.threads,
-        "environment": environment(device), "image": zoo.IMAGE, "rows": rows,
-    }  # fmt: skip
+    return {**on_cpu("module_memory"), "image": zoo.IMAGE, "rows": rows}
 
 
 if __name__ == "__main__":

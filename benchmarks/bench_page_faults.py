@@ -22,27 +22,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_module import UNBOUNDED, runner_of
 from benchmarks.modules import zoo
-from benchmarks.provenance import provenance
-from cubatch.engine.conditions import environment
-from cubatch.frameworks.torch_module import MODES, TorchModule
-from cubatch.hardware import probe
+from benchmarks.pages.modules import medians
+from benchmarks.provenance import on_cpu
+from cubatch.frameworks.torch_module import MODES
 from cubatch.measure import heap
 
 MODULES = ("resnet18", "resnet50", "mobilenet_v3_large", "convnext_tiny", "vit", "encoder")
 SIZES = {"inference": (16, 128), "training": (32,)}
 WARM_UP = 3
 SECONDS = 2.0
-KEPT = dict(variable.split("=") for variable in heap.KEPT.split())
 _OTHERS = ("MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 def read(name: str, mode: str, batch_size: int) -> dict[str, float]:
     """Step a module in this process."""
-    runner = TorchModule(
-        zoo.build(name), zoo.example(name), mode=mode, loss=None, optimizer="sgd", autocast=None, channels_last=False,
-        compiled=False,
-    ).ready().runner(2**40, 0)  # fmt: skip
+    runner = runner_of(name, mode, UNBOUNDED)
     runner.draw(batch_size)
     for _ in range(WARM_UP):
         runner.step()
@@ -61,8 +57,8 @@ def read(name: str, mode: str, batch_size: int) -> dict[str, float]:
 
 def in_turns(name: str, mode: str, batch_size: int, rounds: int) -> dict[str, Any]:
     """Read it in processes that keep freed memory, and in such that do not."""
-    bare = {key: value for key, value in os.environ.items() if key not in {*KEPT, *_OTHERS}}
-    environments = {"given_back": bare, "kept": bare | KEPT}
+    bare = {key: value for key, value in os.environ.items() if key not in {*heap.KEPT, *_OTHERS}}
+    environments = {"given_back": bare, "kept": {**bare, **heap.KEPT}}
     command = [sys.executable, "-m", "benchmarks.bench_page_faults", "--one", name, mode, str(batch_size)]
     readings: dict[str, list[dict[str, float]]] = {how: [] for how in environments}
     for turn in range(rounds):
@@ -72,19 +68,13 @@ def in_turns(name: str, mode: str, batch_size: int, rounds: int) -> dict[str, An
     return {"module": name, "mode": mode, "batch_size": batch_size, **readings}
 
 
-def median(row: dict[str, Any], how: str, figure: str) -> float:
-    """Give the median of a figure over processes."""
-    return statistics.median(reading[figure] for reading in row[how])
-
-
 def _told(row: dict[str, Any]) -> str:
-    rates, peaks = (
-        [median(row, how, figure) for how in ("given_back", "kept")] for figure in ("samples_per_second", "peak_bytes")
-    )
+    before, kept = medians(row["given_back"]), medians(row["kept"])
+    gain, more = (kept[figure] / before[figure] - 1 for figure in ("samples_per_second", "peak_bytes"))
     return (
-        f"{rates[0]:.0f} samples/s, kept {rates[1]:.0f} ({rates[1] / rates[0] - 1:+.1%}); "
-        f"{median(row, 'given_back', 'page_faults'):.0f} page faults a step, "
-        f"{median(row, 'given_back', 'system_share'):.1%} of the CPU time; peak {peaks[1] / peaks[0] - 1:+.1%}"
+        f"{before['samples_per_second']:.0f} samples/s, kept {kept['samples_per_second']:.0f} ({gain:+.1%}); "
+        f"{before['page_faults']:.0f} page faults a step, {before['system_share']:.1%} of the CPU time; "
+        f"peak {more:+.1%}"
     )
 
 
@@ -107,11 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append(row := in_turns(name, mode, batch_size, options.rounds))
                 print(f"{name} {mode} {batch_size}: {_told(row)}", flush=True)
     if options.json:
-        device = probe.device("cpu")
-        content = {
-            "schema": 1, "benchmark": "page_faults", **provenance(), "device": device.name, "threads": device.threads,
-            "environment": environment(device), "kept": heap.KEPT, "rows": rows,
-        }  # fmt: skip
+        content = {**on_cpu("page_faults"), "kept": heap.spelt(heap.KEPT), "rows": rows}
         options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import cubatch as cb
-from benchmarks.provenance import provenance
-from cubatch.engine.conditions import environment
-from cubatch.hardware import probe
+from benchmarks.provenance import on_cpu
 from cubatch.measure.network_runner import network_runner
 
 LONGEST_STEP = 2.5
@@ -105,11 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             sys.stdout.flush()
     if options.json:
-        device = probe.device("cpu")
-        content = {
-            "schema": 1, "benchmark": "tune_cpu", **provenance(), "device": device.name, "threads": device.threads,
-            "environment": environment(device), "budget_seconds": options.budget, "rows": rows,
-        }  # fmt: skip
+        content = {**on_cpu("tune_cpu"), "budget_seconds": options.budget, "rows": rows}
         options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

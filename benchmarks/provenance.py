@@ -5,6 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import subprocess
+from typing import Any
+
+from cubatch.engine.conditions import environment
+from cubatch.hardware import probe
 
 
 def provenance(commit: str = "") -> dict[str, str]:
@@ -15,6 +19,15 @@ def provenance(commit: str = "") -> dict[str, str]:
     """
     commit = commit or os.environ.get("CUBATCH_COMMIT", "") or _of_checkout()
     return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": commit}
+
+
+def on_cpu(benchmark: str) -> dict[str, Any]:
+    """Give what the result of a benchmark on this CPU begins with: what it is, where it comes from, what it ran on."""
+    device = probe.device("cpu")
+    return {
+        "schema": 1, "benchmark": benchmark, **provenance(), "device": device.name, "threads": device.threads,
+        "environment": environment(device),
+    }  # fmt: skip
 
 
 def _of_checkout() -> str:

@@ -74,7 +74,7 @@ def page_faults(result: dict[str, Any]) -> str:
     """Each module and size in processes of its own: as glibc is by itself, and with freed memory kept."""
     rows = []
     for row in result["rows"]:
-        given_back, kept = (_medians(row[how]) for how in ("given_back", "kept"))
+        given_back, kept = (medians(row[how]) for how in ("given_back", "kept"))
         rows.append(
             [
                 f"`{row['module']}`",
@@ -106,7 +106,8 @@ def page_faults(result: dict[str, Any]) -> str:
     return f"{caption}\n\n{table(head, rows)}"
 
 
-def _medians(readings: list[dict[str, float]]) -> dict[str, float]:
+def medians(readings: list[dict[str, float]]) -> dict[str, float]:
+    """Give the median of each figure."""
     return {figure: statistics.median(reading[figure] for reading in readings) for figure in readings[0]}
 
 

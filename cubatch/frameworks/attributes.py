@@ -18,15 +18,16 @@ def kept_attributes(module: Any) -> Iterator[None]:
     buffers.  Lists, dicts and sets get their old items back, tensors their values, and buffers are those that were
     there; of what lies deeper only the identity is kept.
     """
-    buffers = [(part, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001 - a module's own dictionary
-    kept = [(part, {name: (value, _copied(value)) for name, value in _own(part).items()}) for part in module.modules()]
+    kept = [
+        (part, dict(part._buffers), {name: (value, _copied(value)) for name, value in _own(part).items()})  # noqa: SLF001 - a module's own dictionary
+        for part in module.modules()
+    ]
     try:
         yield
     finally:
-        for part, before in buffers:
+        for part, buffers, attributes in kept:
             part._buffers.clear()  # noqa: SLF001 - as above
-            part._buffers.update(before)  # noqa: SLF001 - as above
-        for part, attributes in kept:
+            part._buffers.update(buffers)  # noqa: SLF001 - as above
             for name in set(_own(part)) - set(attributes):
                 del vars(part)[name]
             for name, (value, copy) in attributes.items():

@@ -26,6 +26,11 @@ from cubatch.errors import InvalidArgument
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _ALLOWED = "a torch.nn.Module, or the name of a function that makes one: 'package.module:build'"
 
+_IMPORTED = (
+    "in a module that can be imported",
+    "Its folder must be on sys.path (PYTHONPATH); a script's own functions must be in a file of theirs.",
+)
+
 
 @attrs.frozen(kw_only=True)
 class ModuleSource:
@@ -55,10 +60,7 @@ class ModuleSource:
         module = name.partition(":")[0]
         found = None if module == "__main__" else _located(module)
         if found is None:
-            remedy = (
-                "Its folder must be on sys.path (PYTHONPATH); a script's own functions must be in a file of theirs."
-            )
-            raise InvalidArgument(field, name, "in a module that can be imported", remedy)
+            raise InvalidArgument(field, name, *_IMPORTED)
         files, installed = _followed(found)
         return cls(
             name=name, files=tuple(files), packages={name: version for name in installed if (version := _version(name))}
@@ -93,15 +95,15 @@ def load(name: str, field: str = "module") -> Any:
     Raises:
         InvalidArgument: Naming the field, if there is no such module, or it has no such function.
     """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
+    if not _FORM.fullmatch(name):
         raise InvalidArgument(field, name, "'package.module:function'")
+    module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and imports what is not
-        raise InvalidArgument(field, name, "a function of a module that can be imported (sys.path)") from error
+        raise InvalidArgument(field, name, *_IMPORTED) from error
     if not callable(made := getattr(found, attribute, None)):
         raise InvalidArgument(field, name, f"a function of {getattr(found, '__file__', module)}")
     return made

@@ -11,25 +11,37 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGE = 2**20
 _LARGEST = 32 * 2**20
 _CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
-KEPT = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184"
+KEPT: Mapping[str, str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 """Variables with which glibc keeps all that is freed, up to 16 GiB."""
 
 
 def is_movable() -> bool:
     """Say whether blocks can be kept apart: by glibc, if the user has not said himself where they are to lie."""
-    return is_glibcs() and not _chosen()
+    return _is_glibcs() and not _chosen()
 
 
 def settings() -> str | None:
     """Give the variables by which the user has said how memory is kept, as a shell has them; None without any."""
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or None
+    return spelt({name: os.environ[name] for name in names if name in os.environ}) or None
+
+
+def spelt(variables: Mapping[str, str]) -> str:
+    """
+    Write variables as a shell has them.
+
+    Example:
+        >>> spelt(KEPT)
+        'MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184'
+    """
+    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def is_kept() -> bool:
@@ -39,16 +51,7 @@ def is_kept() -> bool:
 
 def is_apart() -> bool:
     """Say whether the user has large blocks lie apart from the heap, by a threshold that glibc does not move."""
-    return is_glibcs() and "MALLOC_MMAP_THRESHOLD_" in _chosen() and not is_kept()
-
-
-def is_glibcs() -> bool:
-    """Say whether `malloc` is glibc's own: another allocator may be loaded before it."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    addresses = {ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (libc, ctypes.CDLL("libc.so.6"))}
-    return len(addresses) == 1
+    return _is_glibcs() and "MALLOC_MMAP_THRESHOLD_" in _chosen() and not is_kept()
 
 
 def apart() -> None:
@@ -71,6 +74,15 @@ def trim() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def _is_glibcs() -> bool:
+    """Say whether `malloc` is glibc's own: another allocator may be loaded before it."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    addresses = {ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (libc, ctypes.CDLL("libc.so.6"))}
+    return len(addresses) == 1
 
 
 def _chosen() -> dict[str, str]:

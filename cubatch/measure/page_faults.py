@@ -49,4 +49,5 @@ class PageFaults:
             return []
         met = f"At batch size {batch_size} the system took {format_whole_percent(share)} of the CPU time for"
         cause = f"{format_count(faults)} page faults a step: glibc gives freed memory back and fetches it anew."
-        return [f"{met} {cause} Set {heap.KEPT} for this and where you run it to have it kept, for more memory."]
+        variables = heap.spelt(heap.KEPT)
+        return [f"{met} {cause} Set {variables} for this and where you run it to have it kept, for more memory."]

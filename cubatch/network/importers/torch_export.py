@@ -14,13 +14,13 @@ from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step, of_one, unlike
-from cubatch.network.importers.torch_operators import OPERATORS, Call, part
+from cubatch.network.importers.torch_operators import OPERATORS, SEVERAL, Call, part
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
 _RESHAPES = ("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze")
-_PARTS = ("slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "expand", "diagonal")
-_VIEWS = frozenset(f"aten.{name}" for name in (*_RESHAPES, *_PARTS))
+_PARTS = ("slice", "select", "narrow", "expand", "diagonal")
+_VIEWS = SEVERAL | {f"aten.{name}" for name in (*_RESHAPES, *_PARTS)}
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
 
 
@@ -161,7 +161,7 @@ class _Reader:
 
     def _read(self, node: Any) -> None:
         """Compute a node's constant, or note its step."""
-        base, name = str(node.target).rpartition(".")[0], node.name
+        base, name = _operator(node), node.name
         stand_in = {node.args[0]: self._torch.empty(0)} if base in _ONLY_TYPED_BY else {}
         if all(each in self._known or each in stand_in for each in node.all_input_nodes):
             arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
@@ -197,11 +197,11 @@ class _Reader:
 
     def _written_through(self, node: Any) -> list[Any]:
         """Give the nodes whose tensors a node writes through a view, and others read too, the last the whole one."""
-        name = str(node.target).rpartition(".")[0]
+        name = _operator(node)
         if not name.endswith("_") or name.endswith("__") or not node.args:
             return []
         found, at = [], node.args[0]
-        while str(at.target).rpartition(".")[0] in _VIEWS or at.target is operator.getitem:
+        while _operator(at) in _VIEWS or at.target is operator.getitem:
             at = at.args[0]
             if isinstance(at.meta.get("val"), self._torch.Tensor):
                 found.append(at)
@@ -215,3 +215,8 @@ class _Reader:
         if not path:
             return short
         return f"{path}.{short}" if path in self._parents else path
+
+
+def _operator(node: Any) -> str:
+    """Give what a node calls, whichever form of it: "aten.add" of "aten.add.Tensor"."""
+    return str(node.target).rpartition(".")[0]

@@ -96,9 +96,9 @@ def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch):
     for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     assert (heap.settings(), heap.is_kept()) == (None, False)
-    for variable in heap.KEPT.split():
-        monkeypatch.setenv(*variable.split("="))
-    assert sorted(heap.settings().split()) == sorted(heap.KEPT.split())
+    for name, value in heap.KEPT.items():
+        monkeypatch.setenv(name, value)
+    assert sorted(heap.settings().split()) == sorted(heap.spelt(heap.KEPT).split())
     assert heap.is_kept()
     assert not heap.is_movable()
 
