@@ -19,6 +19,7 @@ from cubatch.fleet import kept_rows
 from cubatch.hardware import probe
 from cubatch.search.walk import Event
 from cubatch.tuning import store, tune
+from cubatch.tuning.store_tables import StoredRun
 
 _PACKAGES = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "distributed")
 
@@ -108,5 +109,11 @@ class _Said:
         for run in store.list_runs(self._path):
             before = self._seen.get(run.id)
             if run != before:
-                self._say(kept_rows.of_run(self._path, run, past=0 if before is None else before.num_timings))
+                past = 0 if before is None else before.num_timings
+                anew = before is None and _question(run) in map(_question, self._seen.values())
+                self._say(kept_rows.of_run(self._path, run, past=past, anew=anew))
                 self._seen[run.id] = run
+
+
+def _question(run: StoredRun) -> str:
+    return kept_rows.question(run.identity, run.conditions)

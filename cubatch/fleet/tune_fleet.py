@@ -166,7 +166,7 @@ class _Keep:
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Keep what a worker says."""
-        key = json.dumps([message["identity"], message["conditions"]], sort_keys=True)
+        key = kept_rows.question(message["identity"], message["conditions"])
         if key not in self._runs:
             self._runs[key] = self._stack.enter_context(kept_rows.opened(self._path, message, refresh=self._refresh))
         kept_rows.replay(self._runs[key], message)

@@ -15,7 +15,7 @@ import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,14 +25,14 @@ from cubatch import checks
 from cubatch.errors import WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 
-VERSION = 3
+VERSION = 4
 
 SCHEMA = """
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT, identity_sha256 TEXT NOT NULL, identity TEXT NOT NULL,
     conditions TEXT NOT NULL, budget REAL NOT NULL, ladder TEXT, "limit" TEXT,
     seconds_spent REAL NOT NULL DEFAULT 0, state TEXT NOT NULL DEFAULT 'open', notes TEXT NOT NULL,
-    created TEXT NOT NULL, updated TEXT NOT NULL);
+    created TEXT NOT NULL, updated TEXT NOT NULL, disturbed TEXT);
 CREATE INDEX runs_by_identity ON runs (identity_sha256);
 CREATE TABLE timings (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL, round INTEGER NOT NULL,
@@ -53,8 +53,9 @@ UPGRADES = {
         ALTER TABLE timings ADD COLUMN power_watts REAL; ALTER TABLE timings ADD COLUMN utilization_percent REAL;
         ALTER TABLE timings ADD COLUMN used_bytes INTEGER
     """,
+    4: "ALTER TABLE runs ADD COLUMN disturbed TEXT",
 }
-"""By version, what makes it of a file of the version before; timings of before lack what was added."""
+"""By version, what makes it of a file of the version before; rows of before lack what was added."""
 
 _STATES = ("open", "finished")
 _COLUMNS = (
@@ -101,6 +102,7 @@ class StoredRun:
         ladder: The candidates; None where nothing was measured yet.
         limit: Facts of the memory limit that the ladder was made under.
         num_timings, num_outcomes: How much is kept.
+        disturbed: What was told of others who were busy while its timings were taken, by the latest call that was.
     """
 
     id: int
@@ -116,6 +118,7 @@ class StoredRun:
     limit: Mapping[str, Any] | None
     num_timings: int
     num_outcomes: int
+    disturbed: tuple[str, ...]
 
 
 def to_json(value: object) -> str:
@@ -233,7 +236,7 @@ def read_run(database: sqlite3.Connection, run: int) -> StoredRun:
     """
     row = database.execute(
         "SELECT identity_sha256, identity, conditions, budget, seconds_spent, state, created, updated, notes, ladder, "
-        '"limit", (SELECT count(*) FROM timings WHERE run = id) AS num_timings, '
+        '"limit", disturbed, (SELECT count(*) FROM timings WHERE run = id) AS num_timings, '
         "(SELECT count(*) FROM outcomes WHERE run = id) AS num_outcomes FROM runs WHERE id = ?",
         (run,),
     ).fetchone()
@@ -256,6 +259,7 @@ def damaged(database: sqlite3.Connection, damage: DamagedRun) -> StoredRun:
     return StoredRun(
         id=damage.run, identity={}, conditions={}, budget=0.0, seconds_spent=0.0, state="damaged", created="",
         updated="", notes=(f"{damage}.",), ladder=None, limit=None, num_timings=counts[0], num_outcomes=counts[1],
+        disturbed=(),
     )  # fmt: skip
 
 
@@ -324,6 +328,10 @@ def _mapping(value: Any) -> dict[str, Any]:
     return checks.mapping(json.loads(_text(value)))
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    return checks.texts(json.loads(_text(value)))
+
+
 def _ladder(value: Any) -> tuple[Candidate, ...] | None:
     if value is None:
         return None
@@ -344,10 +352,10 @@ def _limit(value: Any) -> dict[str, Any] | None:
     return facts
 
 
-_READ = {
+_READ: Mapping[str, Callable[[Any], Any]] = {
     "identity": _mapping, "conditions": _mapping, "budget": _positive, "seconds_spent": _seconds, "state": _state,
-    "created": _text, "updated": _text, "notes": lambda value: checks.texts(json.loads(_text(value))),
-    "ladder": _ladder, "limit": _limit,
+    "created": _text, "updated": _text, "notes": _texts,
+    "ladder": _ladder, "limit": _limit, "disturbed": lambda value: () if value is None else _texts(value),
 }  # fmt: skip
 
 

@@ -42,6 +42,21 @@ class Writer:
         if self.trouble is None or time.monotonic() >= self._next_try:
             self.flush()
 
+    def turn_to(self, begin: Callable[[], int]) -> None:
+        """
+        Write what comes from now on to another run, which is begun here.
+
+        Args:
+            begin: Inserts it, and gives its number.
+
+        Raises:
+            sqlite3.DatabaseError: As `write`, and where what came before is held back.
+            OSError: As `write`.
+        """
+        self.flush(is_last=True)
+        with sqlite_file.transaction(self._database):
+            self._run = begin()
+
     def flush(self, *, is_last: bool = False) -> None:
         """
         Write what is held back.

@@ -39,6 +39,7 @@ class Run:
         ladder, limit: What was decided when the run began; None for a run with nothing measured.
         finished: Whether `kept` is the whole run, so that nothing is left to measure.
         notes: What a person should know: refused results, a wait, a damaged file, a lost store.
+        disturbed: What was told of others who were busy while what is kept was taken.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -48,11 +49,13 @@ class Run:
         self.limit: Mapping[str, Any] | None = None
         self.finished = False
         self.notes: list[str] = []
+        self.disturbed: tuple[str, ...] = ()
         self._resources = contextlib.ExitStack()
         self._writer: Writer | None = None
         self._held_note = ""
         self._memory_bytes: int | None = None
         self._candidates: list[Candidate] = []
+        self._begin_row: Callable[[], int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +113,24 @@ class Run:
         """Keep what devices exchange in a step of the answer's size, beside the limit."""
         self.limit = {**(self.limit or {}), "exchange": dict(facts)}
         self._write(store_tables.update_run, '"limit"', store_tables.to_json(self.limit))
+
+    def save_disturbed(self, told: Sequence[str]) -> None:
+        """Keep what is told of others who were busy meanwhile, for whoever is answered from these timings."""
+        if told:
+            self.disturbed = tuple(told)
+            self._write(store_tables.update_run, "disturbed", store_tables.to_json(list(told)))
+
+    def begin_anew(self) -> None:
+        """Leave what is kept where it is, and measure the same candidates in another run."""
+        self.kept, self.disturbed = Measured(), ()
+        if self._writer is None or self._begin_row is None:
+            return
+        try:
+            self._writer.turn_to(self._begin_row)
+        except (sqlite3.DatabaseError, OSError) as error:
+            self._go_unkept(sqlite_file.reason(error))
+            return
+        self.save_ladder(self._candidates, self.limit or {})
 
     def finish(self) -> None:
         """Say that the run is whole: a rerun with no larger budget measures nothing."""
@@ -190,24 +211,20 @@ class Run:
             database, refusal = sqlite_file.copied(path, *TABLES, upgrades=UPGRADES), error
         self._resources.callback(database.close)
         self._memory_bytes = memory_bytes
+        self._begin_row = lambda: store_tables.insert_run(
+            database, identity_sha256=digest, identity=identity, conditions=conditions, budget=budget, notes=self.notes
+        )
         with sqlite_file.transaction(database):
             run = self._find(database, digest, conditions, refresh=refresh)
             if run is None:
-                number = store_tables.insert_run(
-                    database,
-                    identity_sha256=digest,
-                    identity=identity,
-                    conditions=conditions,
-                    budget=budget,
-                    notes=self.notes,
-                )
+                number = self._begin_row()
             else:
                 number = run.id
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, number)
                 self.finished = store_tables.read_run(database, number).state == "finished"
         if run is not None and (self.kept.timings or self.kept.outcomes):
-            self.ladder, self.limit = run.ladder, run.limit
+            self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
         if refusal is None:
             self._writer = Writer(database, number)

@@ -266,16 +266,33 @@ def measured_by(
     progress: Callable[[walk.Event], None] | None,
     device: Device,
 ) -> Measured:
-    """Measure what is not kept yet, and note who else was busy; on Ctrl-C hand out what there is."""
+    """
+    Measure what is not kept yet, and note who else was busy; on Ctrl-C hand out what there is.
+
+    What was kept from a busy machine is not mixed with what a quiet one shows: the sizes read again would win.
+    """
+    before = [f"Of the timings that are kept: {sentence}" for sentence in run.disturbed]
     if run.finished:
-        run.notes.append("Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew.")
+        answered = "Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew."
+        run.notes += [*before, answered]
         return run.kept
-    recorder, limits = Recorder(run.kept, run), story.limits
-    with turns.alone(device) as met, progresses.shown(progress) as told, story.told_on_interrupt(recorder, run.notes):
-        measured = measure(
-            story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
-            seed=limits.seed, sweeps=limits.sweeps, progress=told,
-        )  # fmt: skip
+    if before and turns.is_quiet(device):
+        run.begin_anew()
+        before = ["What was kept from a busy machine does not count: it is quiet now, and all was measured anew."]
+    run.notes += before
+    recorder, limits, met = Recorder(run.kept, run), story.limits, list[str]()
+    try:
+        with (
+            turns.alone(device) as met,
+            progresses.shown(progress) as told,
+            story.told_on_interrupt(recorder, run.notes),
+        ):
+            measured = measure(
+                story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
+                seed=limits.seed, sweeps=limits.sweeps, progress=told,
+            )  # fmt: skip
+    finally:
+        run.save_disturbed(met)
     run.notes += met
     run.finish()
     return measured

@@ -27,6 +27,7 @@ _NOT_ALONE = (
     "Another cubatch was measuring on this device at the same time, and each disturbs the other's timings: run them "
     "one after the other."
 )
+_WATCH_SECONDS = 1.2 * load.MIN_SECONDS
 _TRIES, _TRY_SECONDS = 100, 0.01  # while another process looks who is there
 
 
@@ -62,12 +63,37 @@ def alone(device: Device) -> Iterator[list[str]]:
         else:
             before = load.snapshot()
             with _marked(device) as met:
-                yield met
-            taken = load.between(before, load.snapshot())
-            met += [sentence] if taken is not None and (sentence := taken.sentence(device.threads or 1)) else []
+                if met:
+                    warnings.warn(_NOT_ALONE, stacklevel=3)
+                try:
+                    yield met
+                finally:
+                    met.extend(_busy_since(before, device))
     finally:
         _depth -= 1
         _TURN.release()
+
+
+def is_quiet(device: Device) -> bool:
+    """
+    Watch a device for a moment, and say whether nobody else is busy on it.
+
+    Example:
+        >>> from cubatch.hardware.probe import device
+        >>> is_quiet(device("cpu")) in {True, False}
+        True
+    """
+    before = load.snapshot()
+    with _marked(device) as met:
+        time.sleep(_WATCH_SECONDS)
+        return not met and not _busy_since(before, device)
+
+
+def _busy_since(before: load.Snapshot | None, device: Device) -> list[str]:
+    """Say what others took of the CPUs, where it matters."""
+    taken = load.between(before, load.snapshot())
+    sentence = None if taken is None else taken.sentence(device.threads or 1)
+    return [] if sentence is None else [sentence]
 
 
 def folder() -> Path:
@@ -88,8 +114,6 @@ def _marked(device: Device) -> Iterator[list[str]]:
         return
     with mark:
         met = [] if _is_only(mark) else [_NOT_ALONE]
-        if met:
-            warnings.warn(_NOT_ALONE, stacklevel=4)
         yield met
         if not met and not _is_only(mark):
             met.append(_NOT_ALONE)

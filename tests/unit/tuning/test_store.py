@@ -330,3 +330,47 @@ def test_a_killed_tuner_blocks_nobody(path):
         child.wait()
         with begin(path, wait_seconds=10.0) as run:
             assert run.is_kept
+
+
+# --- timings of a busy machine --------------------------------------------------------------------------------
+
+
+def test_what_was_told_of_others_comes_back_with_the_timings(path):
+    """Whoever is answered from them must know; a call that met nobody adds timings and takes nothing back."""
+    told = ["Other processes kept 1.9 of 2 CPUs busy."]
+    with begin(path) as run:
+        run.timing(timing(8))
+        run.save_disturbed(told)
+    with begin(path) as run:
+        assert run.disturbed == tuple(told)
+        run.save_disturbed([])
+    with begin(path, budget=90.0) as run:
+        assert run.disturbed == tuple(told)
+    assert [kept.disturbed for kept in store.list_runs(path)] == [tuple(told)]
+
+
+def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
+    """The new one has the same candidates and nothing measured, and is the one that is gone on with."""
+    ladder, limit = (Candidate(8), Candidate(16)), {"memory_bytes": 9000, "largest_batch_size": 16}
+    with begin(path) as run:
+        run.save_ladder(ladder, limit)
+        run.timing(timing(8, 0, 0.5))
+        run.outcome(Outcome(8, "dropped"))
+        run.save_disturbed(["busy"])
+    with begin(path) as run:
+        run.begin_anew()
+        assert (run.kept, run.disturbed) == (Measured(), ())
+        run.timing(timing(8, 0, 0.25))
+    with begin(path) as run:
+        assert (run.kept.timings, run.kept.outcomes, run.disturbed) == ((timing(8, 0, 0.25),), (), ())
+        assert (run.ladder, run.limit) == (ladder, limit)
+    assert store.show(path, 1)[1].timings == (timing(8, 0, 0.5),)
+    assert [kept.num_timings for kept in store.list_runs(path)] == [1, 1]
+
+
+def test_without_a_store_a_run_is_begun_anew_all_the_same():
+    """There is nothing to leave behind."""
+    with begin(None) as run:
+        run.kept = Measured(timings=(timing(8),))
+        run.begin_anew()
+        assert run.kept == Measured()

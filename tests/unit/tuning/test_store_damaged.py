@@ -77,6 +77,7 @@ TAMPERED = [
     (RUN, "ladder", json.dumps([attrs.asdict(Candidate(8)) | {"colour": "red"}])),
     (RUN, "ladder", '[{"batch_size": 8}]'),
     (RUN, '"limit"', '{"memory_bytes": "a"}'),
+    *((RUN, "disturbed", value) for value in (*NO_JSON, "[3]") if value != "null"),
     *((TIMING, "seconds", value) for value in (-0.25, 0.0, 1e-300, 9e999, "slow", b"x", 0.250001)),
     *((TIMING, "batch_size", value) for value in (-8, 0, "x", 2**40, 9)),
     *((TIMING, "round", value) for value in (-1, 7, 1.5)),
@@ -183,13 +184,31 @@ def test_no_flipped_bit_gives_a_traceback_or_a_figure_that_nobody_measured(path,
 ADDED = ("event_reasons", "temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
 
 
+def dropped(*of_timings):
+    """Give the statements that take away what came with later versions."""
+    statements = [f"ALTER TABLE timings DROP COLUMN {name}" for name in of_timings]
+    return [*statements, "ALTER TABLE runs DROP COLUMN disturbed"]
+
+
+def test_a_store_of_before_tells_of_nobody_and_is_gone_on_with(path):
+    """Version 3 had no column for others who were busy."""
+    make(path)
+    for statement in (*dropped(), "PRAGMA user_version = 3"):
+        tamper(path, statement)
+    with begin(path) as run:
+        assert (len(run.kept.timings), run.disturbed) == (2, ())
+        run.save_disturbed(["busy"])
+    with begin(path) as run:
+        assert run.disturbed == ("busy",)
+
+
 def test_a_store_of_before_has_no_vitals_and_its_checksums_hold(path):
     """Version 2 summed up what it had: its timings are read, without what it did not keep, and damage is noticed."""
     make(path)
     tamper(path, "DELETE FROM timings WHERE power_watts IS NOT NULL")
     as_written = b"[1,8,1,0.26,1,0,null,null,null,null]"  # run, then what version 2 had columns for
     tamper(path, "UPDATE timings SET checksum = ? WHERE run = 1", zlib.crc32(as_written))
-    for statement in (*(f"ALTER TABLE timings DROP COLUMN {name}" for name in ADDED), "PRAGMA user_version = 2"):
+    for statement in (*dropped(*ADDED), "PRAGMA user_version = 2"):
         tamper(path, statement)
     new = timing(8, 2, 0.27, event_reasons=4, temperature_celsius=61.0, used_bytes=9)
     with begin(path) as run:
@@ -205,8 +224,7 @@ def test_a_store_of_before_has_no_vitals_and_its_checksums_hold(path):
 def test_a_store_of_before_has_no_checksums_and_is_read(path):
     """Version 1 had no such column: its timings are taken as they are, those that come have one, once and for all."""
     make(path)
-    lacks = ("checksum", *ADDED)
-    for statement in (*(f"ALTER TABLE timings DROP COLUMN {name}" for name in lacks), "PRAGMA user_version = 1"):
+    for statement in (*dropped("checksum", *ADDED), "PRAGMA user_version = 1"):
         tamper(path, statement)
     for expected in (2, 3):
         with begin(path) as run:

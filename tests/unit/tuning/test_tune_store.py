@@ -13,7 +13,7 @@ import types
 
 import pytest
 
-from cubatch.hardware import host, probe
+from cubatch.hardware import host, load, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.parts import footprint
@@ -23,6 +23,69 @@ from cubatch.tuning.tune import autotune
 from tests.unit.tuning.small_runs import CHECKOUT, rows, statuses, tune
 
 pytestmark = pytest.mark.usefixtures("quiet")
+
+BUSY = load.Load(others=1.9, steal=0.0, num_cpus=2)
+SENTENCE = "Other processes kept 1.9 of 2 CPUs busy"
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Say what others take of the CPUs while something is measured, or watched for a moment."""
+    found = types.SimpleNamespace(load=BUSY)
+    monkeypatch.setattr(load, "between", lambda *_: found.load)
+    return found
+
+
+def about_others(result):
+    return [reason for reason in result.reasons if "busy" in reason]
+
+
+def test_an_answer_from_the_store_says_that_its_timings_were_disturbed(tmp_path, virtual, others):
+    """However quiet it is when it is given."""
+    (first,) = about_others(tune(store=tmp_path / "kept"))
+    assert first.startswith(SENTENCE)
+    others.load = None
+    (second,) = about_others(tune(store=tmp_path / "kept"))
+    assert second == f"Of the timings that are kept: {first}"
+
+
+def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_path, virtual, others):
+    """A run that goes on when it is quiet reads every size anew; the old timings stay in the store, as a run."""
+    kept = tmp_path / "kept"
+
+    def interrupt(event):
+        if event.kind == "timing" and event.batch_size == 32:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(store=kept, progress=interrupt)
+    before = rows(kept)
+    others.load = None
+    result = tune(store=kept)
+    (said,) = about_others(result)
+    assert "does not count" in said
+    busy, quiet = (tuner.store.show(kept, run.id)[1].timings for run in tuner.store.list_runs(kept))
+    assert len(busy) == len(before)
+    for m in result.measurements:
+        assert set(m.timings_seconds) <= {timing.seconds for timing in quiet if timing.batch_size == m.batch_size}
+        assert {timing.round for timing in quiet} >= {0}
+    assert about_others(tune(store=kept)) == []
+
+
+def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
+    """Beginning anew each time would never end there; both calls' disturbances are told."""
+    kept = tmp_path / "kept"
+
+    def interrupt(event):
+        if event.kind == "timing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(store=kept, progress=interrupt)
+    old, new = about_others(tune(store=kept))
+    assert old == f"Of the timings that are kept: {new}"
+    assert len(tuner.store.list_runs(kept)) == 1
+
 
 # --- the store -----------------------------------------------------------------------------------------------
 
