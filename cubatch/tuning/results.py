@@ -14,6 +14,7 @@ from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES
+from cubatch.report.facts import TIMED
 from cubatch.tuning.data_parallel import DataParallel, data_parallel
 from cubatch.units import shown
 
@@ -24,7 +25,6 @@ _MOST_TOLD = 300  # characters of what a validator says
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
 
 
-_RAN = ("ok", "dropped")  # and keep every limit
 _APART = 1.25  # times, that sizes to choose among differ
 
 _ADDED = {"added": True}  # a key that older files of the same schema do not have
@@ -292,7 +292,7 @@ class TuningResult:
         """
         if isinstance(within, bool) or not isinstance(within, int | float) or not 0 <= within < 1:
             raise InvalidArgument("within", within, "a share from 0 to below 1")
-        rates = {m.batch_size: m.samples_per_second for m in self.measurements if m.status in _RAN}
+        rates = {m.batch_size: m.samples_per_second for m in self.measurements if m.status in TIMED}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
         able = {n: cost for n, cost in costs.items() if cost <= within}

@@ -14,9 +14,9 @@ from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import measurement, tuned
 
 
-def result(seconds):
-    """A result in which batches of these sizes took so long."""
-    measurements = [measurement(size, took) for size, took in seconds.items()]
+def result(seconds, dropped=()):
+    """A result in which batches of these sizes took so long, some of which were not measured to their end."""
+    measurements = [measurement(size, took, "dropped" if size in dropped else "ok") for size, took in seconds.items()]
     return TuningResult.from_json(json.dumps(tuned(measurements=measurements)))
 
 
@@ -24,16 +24,17 @@ def result(seconds):
     seconds=st.dictionaries(st.integers(1, 60), st.floats(1e-4, 1.0), min_size=1, max_size=6),
     target=st.integers(1, 240),
     fitting=st.none() | st.sets(st.integers(1, 80)),
+    dropped=st.sets(st.integers(1, 60)),
 )
-def test_no_other_cut_takes_less_time(seconds, target, fitting):
+def test_no_other_cut_takes_less_time(seconds, target, fitting, dropped):
     """Of all sizes that divide the target, were measured or lie between such, and fit; by trying each."""
     allowed = {n for n in range(1, target + 1) if target % n == 0 and n <= max(seconds)}
     allowed &= allowed if fitting is None else fitting
     if not allowed:
         with pytest.raises(InvalidArgument, match="target_batch_size"):
-            cut(result(seconds), target, fitting=fitting)
+            cut(result(seconds, dropped), target, fitting=fitting)
         return
-    found = cut(result(seconds), target, fitting=fitting)
+    found = cut(result(seconds, dropped), target, fitting=fitting)
     assert found.batch_size * found.steps == target
     assert found.batch_size in allowed
     assert found.is_measured == (found.batch_size in seconds)
@@ -52,3 +53,9 @@ def test_no_other_cut_takes_less_time(seconds, target, fitting):
 def test_a_cut_says_why(target, fitting, text):
     """The size, the time of the whole, and whether it was measured."""
     assert text in str(cut(result({16: 0.007, 32: 0.008, 64: 0.010}), target, fitting=fitting))
+
+
+def test_a_size_that_was_measured_and_dropped_is_not_drawn_over():
+    """Between 64 and 256 a line says 33 ms for 128, which took 200."""
+    found = cut(result({64: 0.020, 128: 0.200, 256: 0.060}, dropped={128}), 128)
+    assert (found.batch_size, found.steps, found.seconds) == (64, 2, 0.020)
