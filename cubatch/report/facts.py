@@ -44,6 +44,11 @@ def is_recommended(result: Mapping[str, Any]) -> bool:
     return bool(result.get("batch_size")) and (is_compared or is_predicted(result))
 
 
+def is_above(seconds: float | None, latency_limit: float | None) -> bool:
+    """Say whether a size that is over a limit is over that of latency; else it is memory's, also of one that ran."""
+    return seconds is not None and latency_limit is not None and seconds > latency_limit
+
+
 def subject(result: Mapping[str, Any]) -> str:
     """
     Name what was tuned: the network's name, else the kind of layer, else "a callable".

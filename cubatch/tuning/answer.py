@@ -7,7 +7,6 @@ repeat it with a pocket calculator.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
 from cubatch.measure.goal import Goal, pick
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing, counting
+from cubatch.report.facts import is_above
 from cubatch.tuning import wording
 from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.results import Measurement, TuningResult
@@ -274,17 +274,13 @@ def _fate(measurement: Measurement, outcome: Outcome | None, used: Sequence[Timi
 
 def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
     first = min(measurements, key=lambda m: m.batch_size, default=None)
-    if (
-        first is not None
-        and first.status == "over_limit"
-        and (first.latency_seconds or 0) > (goal.latency_limit or math.inf)
-    ):
+    if first is not None and first.status == "over_limit" and is_above(first.latency_seconds, goal.latency_limit):
         # All larger ones take longer still: whatever became of them, only another limit helps.
         smaller = " or allow smaller batch sizes" if first.batch_size > 1 else ""
         reason = f"batch size {wording.breaks_latency_limit(first, goal)}"
         return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
     statuses = {m.status for m in measurements}
-    over = [m.latency_seconds is not None for m in measurements if m.status == "over_limit"]
+    over = [is_above(m.latency_seconds, goal.latency_limit) for m in measurements if m.status == "over_limit"]
     remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
     remedies += ["Raise memory_limit."] if not all(over) else []
     remedies += ["Raise latency_limit."] if any(over) else []

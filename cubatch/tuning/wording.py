@@ -16,7 +16,7 @@ import attrs
 from cubatch.measure.goal import Goal
 from cubatch.measure.stopping import MIN_ROUNDS, paired_interval
 from cubatch.report import facts
-from cubatch.report.facts import NOISY_SHARE, TIMED, is_only_noise
+from cubatch.report.facts import NOISY_SHARE, TIMED, is_above, is_only_noise
 from cubatch.tuning.decision import FAILURE, Decision
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_objective, format_percent, format_seconds
@@ -89,7 +89,8 @@ def count_statuses(measurements: Sequence[Measurement], goal: Goal) -> str:
     ways: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.status == "over_limit":
-            way = "over the memory limit" if m.latency_seconds is None else "above the latency limit"
+            is_slow = is_above(m.latency_seconds, goal.latency_limit)
+            way = "above the latency limit" if is_slow else "over the memory limit"
         else:
             way = m.status.replace("_", " ")
         if m.status not in TIMED:
@@ -107,7 +108,7 @@ def breaks_latency_limit(measurement: Measurement, goal: Goal) -> str:
 
 def _first_reason(those: Sequence[Measurement], goal: Goal) -> str:
     first = those[0]
-    if first.status == "over_limit" and first.latency_seconds is not None:
+    if first.status == "over_limit" and is_above(first.latency_seconds, goal.latency_limit):
         return f" ({breaks_latency_limit(first, goal)})"
     whose = f"{first.batch_size}: " if len(those) > 1 else ""
     why = textwrap.shorten(first.stop_reason, MAX_REASON, placeholder=" …")

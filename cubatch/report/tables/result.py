@@ -12,6 +12,7 @@ from typing import Any
 from cubatch.report.answer import answer, points
 from cubatch.report.facts import (
     half_width,
+    is_above,
     is_only_noise,
     is_predicted,
     is_recommended,
@@ -124,7 +125,8 @@ def status(measurement: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     if word == "ok":
         return "predicted" if is_predicted(result) else ""
     if word == "over_limit":
-        return "over memory" if measurement.get("latency_seconds") is None else "over latency"
+        limit = (result.get("limits") or {}).get("latency_seconds")
+        return "over latency" if is_above(measurement.get("latency_seconds"), limit) else "over memory"
     return word.replace("_", " ")
 
 

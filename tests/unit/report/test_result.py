@@ -136,10 +136,12 @@ def test_many_sizes_in_a_line_are_cut_off_with_their_number():
 
 
 def test_over_limit_says_which_limit():
-    """One was refused by the plan, the other measured and too slow."""
-    refused = [measurement(512, status="over_limit"), measurement(1024, 2.0, status="over_limit")]
-    grid = tuning_grid(tuned(measurements=[*tuned()["measurements"], *refused]))
-    assert [row_of(grid, n)["status"] for n in (512, 1024)] == ["over memory", "over latency"]
+    """One was refused by the plan, one measured and too slow, one ran once and might take too much memory."""
+    refused = [(512, None), (1024, 2.0), (1500, 0.5)]
+    measurements = [*tuned()["measurements"], *(measurement(n, took, status="over_limit") for n, took in refused)]
+    limits = {"max_batch_size": None, "memory_bytes": 2**30, "latency_seconds": 1.0}
+    grid = tuning_grid(tuned(measurements=measurements, limits=limits))
+    assert [row_of(grid, n)["status"] for n, _ in refused] == ["over memory", "over latency", "over memory"]
 
 
 def test_a_prediction_says_so_in_every_line():

@@ -219,6 +219,15 @@ def test_refusals_are_told_apart_by_their_limit() -> None:
     )
 
 
+def test_a_size_that_ran_and_is_refused_for_memory_breaks_no_latency_limit() -> None:
+    """A later visit is refused by what was learned meanwhile; with no limit of latency "0 s" was named."""
+    for goal in (Goal(), Goal(latency_limit=0.05)):
+        result = decide({1: Ended(0.01), 64: Ended(0.04, "over_limit", "memory", 2)}, goal)
+        assert result.reasons[-1] == "No answer could come from: over the memory limit: 64 (why of 64)."
+    with pytest.raises(NothingMeasured, match=r"over the memory limit.*Raise memory_limit\.$"):
+        decide({64: Ended(0.04, "over_limit", "memory", 2)})
+
+
 def test_a_long_message_is_cut_in_a_sentence_and_kept_in_the_measurement() -> None:
     """Foreign libraries write paragraphs."""
     outcomes = (Outcome(8, "ok"), Outcome(16, "error", "RuntimeError: " + "no " * 200))
