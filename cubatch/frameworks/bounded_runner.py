@@ -145,7 +145,7 @@ class BoundedRunner(abc.ABC):
         self.draw(batch_size)
         self.step()
         taken = self.peak_bytes
-        if self._plan is not None and taken is not None and taken > self._memory_limit + self.meter.grain:
+        if self._plan is not None and taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
 
     def step(self) -> None:

@@ -35,8 +35,8 @@ class MemoryPlan:
 
     Args:
         walked: What a walk without data says.
-        grain: Bytes that a measurement says nothing about.  A size counts as if it took so much more, exactly as
-            walked: little tells little of the rest.
+        grain: Bytes that a measurement does not tell from code, stacks and the like, which grow with nothing.  A size
+            counts as if it took so much more, exactly as walked: little tells little of the rest.
         scatter: Share by which one size may take more than its neighbours say: freed blocks are not always found again.
 
     Attributes:
@@ -69,7 +69,7 @@ class MemoryPlan:
         if batch_size not in self.said:
             self.said[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)
-        if abs(num_bytes - walked) < self._grain:
+        if walked - self._grain < num_bytes < walked:
             num_bytes = walked
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
 
@@ -86,12 +86,12 @@ class MemoryPlan:
         if batch_size in known:
             return known[batch_size]
         start = self._fixed - self._grain
+        near = [n for n in known if _NEAR * below <= n <= below]
         times = statistics.mean(
-            max(0, taken - start) / max(1, self._walked.at(n) - start)
-            for n, taken in known.items()
-            if _NEAR * below <= n <= below
+            max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start) for n in near
         )
-        return round(start + (walked - start) * times)
+        beside = max(known[n] - self._growing(n, known[n]) for n in near)
+        return round(start + (walked - start) * times) + beside
 
     def most(self, batch_size: int) -> int:
         """Say what a step takes at most: the further from what was measured, the more."""
@@ -100,7 +100,7 @@ class MemoryPlan:
             return round(self._fixed + (self._walked.at(batch_size) - self._fixed) * _UNMEASURED)
         taken, growth = known[below], max(1, self._walked.at(below) - self._fixed)
         # What the meter cannot tell may all be of what grows: a size that is small beside it says little.
-        times = min(_UNMEASURED, (taken - self._fixed + self._grain) / growth)
+        times = min(_UNMEASURED, (self._growing(below, taken) - self._fixed + self._grain) / growth)
         further = self._walked.at(batch_size) - self._walked.at(below)
         likely = max(self.at(batch_size), taken + round(further * times))
         scatter = 0.0 if batch_size in self.measured else self._scatter * likely
@@ -112,6 +112,11 @@ class MemoryPlan:
         found = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.
         return max([found, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
+
+    def _growing(self, batch_size: int, taken: int) -> int:
+        """Give what of the bytes of a size is to grow with it: a difference within the grain does not."""
+        walked = self._walked.at(batch_size)
+        return walked if abs(taken - walked) < self._grain else taken
 
     def _nearest(self, batch_size: int) -> int | None:
         """Give the largest size measured that is no larger, else the smallest measured."""

@@ -29,7 +29,7 @@ class Meter(Protocol):
     Reads the high water of a device's memory.
 
     Attributes:
-        grain: Bytes that a reading says nothing about.
+        grain: Bytes that a reading does not tell from what grows with no batch.
         scatter: Share by which readings of neighbouring sizes differ, one from the other.
     """
 

@@ -84,10 +84,10 @@ def autotune_module(
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free. On the CPU it bounds what the
-            resident set of the process grows by, to within 16 MiB, on a GPU what PyTorch's allocator holds, to within
-            20 MiB, the module included.  On the CPU, before a size that might take more by chance, glibc's bounds for
-            blocks that lie in its heap are set, in this process for good where the module is not named: see the notes
-            of the result.
+            resident set of the process grows by, on a GPU what PyTorch's allocator holds, the module included; of a
+            limit of some tens of MiB a good part may stay unused.  On the CPU, before a size that might take more by
+            chance, glibc's bounds for blocks that lie in its heap are set, in this process for good where the module
+            is not named: see the notes of the result.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more.

@@ -73,14 +73,23 @@ def test_doubt_grows_with_the_distance_from_what_was_measured():
     assert plan.most(110) == pytest.approx((1700 + 96 + 100 / 2.2) * MIB)
 
 
-def test_what_a_meter_cannot_tell_is_not_learned():
-    """A difference within the grain is none, whichever way it points; beyond it all of it counts."""
+def test_what_a_meter_cannot_tell_does_not_grow():
+    """Less by the grain is nothing, more is there at every size alike; beyond the grain all of it grows."""
     plan = made(grain=16 * MIB)
-    for taken in (185, 215):
+    for taken, at_10, at_30 in ((185, 200, 400), (215, 215, 415)):
         plan.learn(10, taken * MIB)
-        assert plan.at(10) == 200 * MIB
+        assert (plan.at(10), plan.at(30)) == (at_10 * MIB, at_30 * MIB)
     plan.learn(10, 217 * MIB)
     assert plan.at(10) == 217 * MIB
+    assert plan.at(30) == pytest.approx((84 + 316 * 133 / 116) * MIB)
+
+
+def test_a_small_limit_is_kept_where_steps_take_a_little_more_than_was_walked():
+    """5 MiB more at every size, less than the grain: no size is said to fit that would not."""
+    plan = made(grain=16 * MIB)
+    plan.learn(1, 115 * MIB)
+    assert plan.largest(120 * MIB) == 1
+    assert plan.largest(145 * MIB) == 4
 
 
 def test_a_size_that_is_small_beside_the_grain_says_little_of_larger_ones():
