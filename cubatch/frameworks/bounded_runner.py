@@ -84,11 +84,13 @@ class BoundedRunner(abc.ABC):
 
         Returns:
             dict: "largest", the largest batch size that fits, 0 if none does, or None where it cannot be known;
-            then "why_not" says why; "first", what a step of one sample takes; "dtype".
+            then "why_not" says why; "raised", what a real step raises there, where that was to be found out; "first",
+            what a step of one sample takes; "dtype".
         """
         plan = self._planned(top or None)
         if plan is None:
-            return {"largest": None, "why_not": self._why_not, "first": None, "dtype": self.dtype}
+            raised = self._raised() if top is None else None
+            return {"largest": None, "why_not": self._why_not, "raised": raised, "first": None, "dtype": self.dtype}
         if not plan.largest(self._memory_limit):
             return {"largest": 0, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
         began, size = time.monotonic(), 1
@@ -106,6 +108,18 @@ class BoundedRunner(abc.ABC):
                 break
         largest = plan.largest(self._memory_limit)
         return {"largest": largest, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
+
+    def _raised(self) -> str | None:
+        """Say what a step raises: in training one sample is too few for a batch norm."""
+        try:
+            self._learn_of(2)
+        except CubatchError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a user's module raises
+            return first_line(error)
+        finally:
+            self.release()
+        return None
 
     def predicted(self, batch_size: int) -> int | None:
         """Say what a step takes, as far as is known now."""
@@ -181,8 +195,7 @@ class BoundedRunner(abc.ABC):
             except CubatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
-                text = f"on tensors without data the module raised {type(error).__name__}: {error}"
-                self._why_not = text.splitlines()[0]
+                self._why_not = f"on tensors without data the module raised {first_line(error)}"
         return self._plan
 
     def _confirm(self, batch_size: int) -> None:
@@ -226,3 +239,14 @@ class BoundedRunner(abc.ABC):
         self.release()
         step, self._batch_bytes = self._make(batch_size)
         self._batch_size, self._step = batch_size, step
+
+
+def first_line(error: Exception) -> str:
+    r"""
+    Say in a line what was raised, without the stop at its end.
+
+    Example:
+        >>> first_line(ValueError("No.\nAnd a second line."))
+        'ValueError: No'
+    """
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(".")

@@ -19,6 +19,7 @@ from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import StepKind
+from cubatch.network.importers import fake_logs
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _MOST_CORRECTIONS = 4
@@ -98,7 +99,12 @@ def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> 
 
     device = next((tensor.device for tensor in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
     # A table that a module makes when it is first needed would be one without data from then on.
-    with kept_attributes(module), FakeTensorMode(allow_non_fake_inputs=True) as mode, _Watch() as watch:
+    with (
+        kept_attributes(module),
+        fake_logs.silent(),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        _Watch() as watch,
+    ):
         fakes: dict[str, Any] = {}
         for name, parameter in module.named_parameters():
             fake = mode.from_tensor(parameter.detach())

@@ -14,6 +14,7 @@ from cubatch.frameworks.torch_state import SavedState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
+from cubatch.network.importers.torch_export import check_initialized
 
 MODES = ("inference", "training")
 
@@ -45,6 +46,7 @@ class TorchModule:
                 "Hand other steps to autotune_callable().",
             )
         check_kind(mode, loss, optimizer, autocast)
+        check_initialized(module)
         self._module, self._channels_last, self._compiled = module, channels_last, compiled
         self._kind = StepKind(
             training=mode == "training",
@@ -136,9 +138,14 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
     if mode not in MODES:
         raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
     if loss is not None and not callable(loss) and not _is_name(loss):
-        raise InvalidArgument("loss", loss, "a function from the module's output to a scalar, or None")
+        allowed = "a function from the module's output to a scalar, its name ('package.module:function'), or None"
+        raise InvalidArgument("loss", loss, allowed)
+    if loss is not None and mode == "inference":
+        raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or tune with mode='training'.")
     if not (callable(optimizer) or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
-        raise InvalidArgument("optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters")
+        raise InvalidArgument(
+            "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
+        )
     if autocast is not None and autocast not in AUTOCAST:
         raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
 

@@ -280,6 +280,8 @@ def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured
         reason = f"batch size {wording.breaks_latency_limit(first, goal)}"
         return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
     statuses = {m.status for m in measurements}
+    if "error" in statuses:  # which no budget mends, and smaller sizes come first
+        statuses.discard("not_run")
     over = [is_above(m.latency_seconds, goal.latency_limit) for m in measurements if m.status == "over_limit"]
     remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
     remedies += ["Raise memory_limit."] if not all(over) else []

@@ -98,6 +98,9 @@ def _ladder(
     """Propose sizes for what is known of its memory."""
     largest: int | None = facts["largest"]
     if largest is None:
+        if facts["raised"]:
+            allowed = f"one whose {mode} step runs on batches like example_inputs"
+            raise InvalidArgument("module", name, allowed, f"On two samples it raised {facts['raised']}.")
         if limits.max_batch_size is None and limits.batch_sizes is None:
             raise InvalidArgument(
                 "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."

@@ -290,6 +290,10 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"module": len}, "torch.nn.Module"),
         ({"mode": "eval"}, "mode"),
         ({"loss": 3}, "loss"),
+        ({"loss": "cross_entropy", "mode": "training"}, "package.module:function"),
+        ({"loss": scalar}, "loss must be left out in inference"),
+        ({"module": nn.Sequential(nn.LazyLinear(3))}, "0.weight has no shape yet"),
+        ({"example_inputs": (3,)}, "one whose inference step .* like example_inputs.*On two samples it raised"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "example_inputs"),
@@ -304,6 +308,13 @@ def test_bad_arguments_are_named(wrong, match):
     given = {"module": Recorder(), "example_inputs": (3, 8, 8)} | SHORT | wrong
     with pytest.raises(cb.InvalidArgument, match=match):
         cb.autotune_module(given.pop("module"), given.pop("example_inputs"), **given)
+
+
+def test_what_real_steps_raise_is_told_by_the_error_alone(caplog):
+    """PyTorch logs the stack of whatever refuses its arguments in the walk without data, thirty lines each."""
+    with pytest.raises(cb.InvalidArgument, match="mat1 and mat2"):
+        cb.autotune_module(nn.Linear(4, 4), (3,), **SHORT)
+    assert caplog.records == []
 
 
 def test_training_needs_something_to_train():

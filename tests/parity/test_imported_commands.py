@@ -26,6 +26,9 @@ def build():
 def scanned():
     return nn.Sequential(nn.Conv2d(3, 8, 3), Scan(), nn.Conv2d(8, 4, 1))
 
+def fixed():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
+
 class Scan(nn.Module):
     def forward(self, x):
         return x.cumsum(1)
@@ -94,6 +97,16 @@ def test_an_operator_without_a_layer_is_one_message_and_exit_code_1(run, model):
     assert (code, out) == (1, "")
     assert "aten.cumsum at '1' cannot be imported" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("model", ["of_users:fixed"], indirect=True)
+def test_an_input_of_another_shape_is_one_message_that_names_the_option(run, model):
+    """224 x 224 x 3 is a guess; PyTorch's log of what it raised stays away."""
+    code, out, err = run("memory", model)
+    assert (code, out) == (2, "")
+    assert "One sample is 224 x 224 x 3: another is given as --input-shape H,W,C" in err
+    assert len(err.splitlines()) == 1
+    assert run("memory", model, "--input-shape", "8,8,3")[0] == 0
 
 
 def test_a_network_and_a_file_are_read_wherever_a_spec_goes(tmp_path, monkeypatch):

@@ -36,7 +36,14 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(found, torch.nn.Module):
         h, w, c = input_shape or USUAL_INPUT
-        return from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
+        try:
+            return from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
+        except InvalidArgument as error:
+            if "trace" in error.allowed:
+                error.remedy += (
+                    f" One sample is {h} x {w} x {c}: another is given as --input-shape H,W,C (input_shape)."
+                )
+            raise
     if not isinstance(found, Layer | Network):
         raise InvalidArgument(
             "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"

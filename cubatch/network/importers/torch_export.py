@@ -10,6 +10,7 @@ from typing import Any
 
 from cubatch.errors import CubatchError, InvalidArgument, MissingDependency
 from cubatch.network.graph import Network
+from cubatch.network.importers import fake_logs
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
@@ -59,11 +60,28 @@ def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opa
         raise MissingDependency("PyTorch", "from_torch", "torch") from error
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument("module", module, "a torch.nn.Module")
+    check_initialized(module)
     shape = _checked_shape(input_shape)
     with _in_eval_mode(module):
         program = _exported(torch, module, shape)
     source = _Reader(torch, program, type(module).__name__).source((EXAMPLE_BATCH, *shape))
     return Builder(source, RULES, keep if opaque else None).network()
+
+
+def check_initialized(module: Any) -> None:
+    """
+    Refuse a module of which parameters have no shape yet.
+
+    Raises:
+        InvalidArgument: If it holds a lazy module that was never called.
+    """
+    import torch
+
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    bare = [name for name, tensor in tensors if torch.nn.parameter.is_lazy(tensor)]
+    if bare:
+        remedy = f"{bare[0]} has no shape yet: call the module once on a batch, as lazy modules want it."
+        raise InvalidArgument("module", type(module).__name__, "initialized", remedy)
 
 
 def _checked_shape(value: object) -> tuple[int, ...]:
@@ -91,7 +109,7 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
     like = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), torch.empty(0))
     example = torch.zeros((EXAMPLE_BATCH, *shape), dtype=like.dtype, device=like.device)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of operators that nobody runs
+        with warnings.catch_warnings(action="ignore"), fake_logs.silent():  # of operators that nobody runs
             return torch.export.export(module, (example,), strict=False)
     except CubatchError:
         raise
