@@ -119,11 +119,18 @@ def train(
     try:
         with _watching(model, epochs) as tell:
             trained = arranged.run(done.append, tell)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if done:
             partial = [common.plain(epoch) for epoch in done]
             console.emit([training.epochs(partial, title=title)], {"schema": 1, "epochs": partial}, json)
-        raise
+        is_kept = checkpoint is not None and checkpoint.is_file()
+        kept = (
+            f"the same command goes on from {checkpoint}"
+            if is_kept
+            else "nothing is kept (--checkpoint FILE keeps a run)"
+        )
+        console.say(f"cubatch: interrupted; {kept}")
+        raise typer.Exit(console.INTERRUPTED) from stop
     facts = common.plain(trained)
     ends = {"diverged": trained.diverged, "stopped_early": trained.stopped_early}
     console.emit([training.epochs(facts["epochs"], title=title, **ends)], {"schema": 1, **facts}, json)

@@ -25,6 +25,7 @@ from cubatch.engine import data as data_module
 from cubatch.engine.data import Dataset
 from cubatch.engine.data_parallel import DataParallel, Share
 from cubatch.engine.exchange import Exchange, totals
+from cubatch.engine.interrupts import Interrupts
 from cubatch.engine.native.context import Context
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
@@ -165,7 +166,8 @@ def train(
         save: Where the weights go when training ends, as `save_weights` has it; those of the last epoch.
         checkpoint: Keeps the run after every epoch, and goes on with it if the file is there, on the same machine to
             the bit; a run that had ended is given back as it is.
-        checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step.
+        checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step. With
+            Ctrl-C it is kept once the step is done, except by several devices; a second one ends it at once.
         context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
         progress: Called after every epoch of this call.
         stepped: Called after every step of the optimiser.
@@ -210,6 +212,7 @@ def train(
             recompute=recompute, seed=seed, context=context,
         ) as model,
         Model(network, device=device, dtype=dtype, share=model, context=context) as tested,
+        Interrupts(are_held=checkpoint is not None and exchange is None) as stop,
     ):  # fmt: skip
         if kept.arrays:
             model.restore(kept.arrays)
@@ -223,9 +226,10 @@ def train(
                 losses.append(_step(model, images, labels, batch_size))
                 if stepped:
                     stepped(Step(done + 1, epochs * steps, number, losses[-1], accuracy_before))
-                if keeper.is_due:
+                if keeper.is_due or stop.is_asked:
                     seconds = time.perf_counter() - begun
                     keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=seconds)
+                stop.deliver()
             seconds = time.perf_counter() - begun
             if isinstance(model, DataParallel):
                 model.share_statistics()
@@ -241,6 +245,7 @@ def train(
             keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=spent)
             if progress:
                 progress(record)
+            stop.deliver()
         if save is not None and share.is_first:
             save_weights(model.trained(), save)
     return Training(

@@ -21,6 +21,7 @@ import pytest
 import cubatch
 from cubatch import array_file
 from cubatch.engine import checkpoint, conditions
+from cubatch.engine import train as training
 from cubatch.engine.train import train
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.hardware import probe
@@ -92,6 +93,55 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(run, tmp_path, optimize
     again = run(save=tmp_path / "again.safetensors", **options)
     assert same(tmp_path / "whole.safetensors", tmp_path / "again.safetensors")
     assert without_times(again.epochs) == without_times(whole.epochs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_in_a_step_is_heard_after_it_and_the_run_kept(run, tmp_path, number, monkeypatch):
+    """Within an epoch and in its last step; the run goes on to the bit, and the signal is as it was."""
+    options = {"checkpoint": tmp_path / "run.safetensors", "checkpoint_seconds": 3600.0}
+    real, done = training._step, []
+
+    def step(*arguments):
+        done.append(None)
+        if len(done) in (3, 8, 13):
+            signal.raise_signal(number)
+        return real(*arguments)
+
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        whole = run(save=tmp_path / "whole.safetensors")
+        monkeypatch.setattr(training, "_step", step)
+        for last in (3, 8, 13):
+            with pytest.raises(KeyboardInterrupt):
+                run(**options)
+            kept = checkpoint.read(options["checkpoint"])
+            assert 8 * len(kept.epochs) + len(kept.losses) == last
+            assert signal.getsignal(number) is signal.default_int_handler
+        again = run(save=tmp_path / "again.safetensors", **options)
+    finally:
+        signal.signal(number, before)
+    assert same(tmp_path / "whole.safetensors", tmp_path / "again.safetensors")
+    assert without_times(again.epochs) == without_times(whole.epochs)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": "run.safetensors"}], ids=["nothing is kept", "a second one"])
+def test_a_signal_that_nothing_waits_for_is_heard_at_once(run, tmp_path, monkeypatch, options):
+    """Where there is no checkpoint to write, and where somebody insists."""
+    monkeypatch.chdir(tmp_path)
+
+    def step(*_):
+        for _ in range(1 + len(options)):
+            signal.raise_signal(signal.SIGINT)
+        pytest.fail("the step went on")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(training, "_step", step)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(**options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_ended_is_given_back_as_it_is(run, tmp_path):

@@ -111,7 +111,20 @@ def test_interrupted_training_shows_the_epochs_that_are_done(run, train):
 
     assert code == 130
     assert out.count("98.00 %") == 1
-    assert "interrupted" in err
+    assert err.endswith("cubatch: interrupted; nothing is kept (--checkpoint FILE keeps a run)\n")
+
+
+@pytest.mark.usefixtures("autotune")
+def test_interrupted_training_says_where_it_is_kept(run, train, tmp_path, monkeypatch):
+    """And that the same command goes on."""
+    monkeypatch.setattr("cubatch.engine.checkpoint.read", lambda _: None)
+    train.stop, kept = True, tmp_path / "run.safetensors"
+    kept.touch()
+
+    code, _, err = run("train", "mnist-cnn", "--data", "here", "--batch-size", "32", "--checkpoint", str(kept))
+
+    assert code == 130
+    assert err.endswith(f"cubatch: interrupted; the same command goes on from {kept}\n")
 
 
 def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):
