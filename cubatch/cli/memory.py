@@ -86,6 +86,7 @@ def memory(
             "max_batch_size": largest[each],
         }
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
-    title = f"{model}, {dtype}, batch {batch_size}{of_target}: memory of a step"
+    title = f"{model} on {found}, {dtype}, batch {batch_size}{of_target}: memory of a step"
     payload = {"schema": 2, "modes": modes, "memory": limit}
-    console.emit(footprint.modes(modes, title=title, limit=limit), payload, json)
+    threads = found.threads if found.kind == "cpu" else None
+    console.emit(footprint.modes(modes, title=title, limit=limit, threads=threads), payload, json)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from cubatch.hardware.facts import Device
     from cubatch.kernels.resources import Needs
     from cubatch.kernels.variant import Kernel
+    from cubatch.network.layer import Layer
+    from cubatch.network.passes import Pass
 
 
 _Fact = TypeVar("_Fact")
@@ -91,7 +93,8 @@ def occupancy(
         num_sms = _known(gpu, gpu.num_sms, "number of SMs")
         spread = batch_sweep.spread
         answers = [evolve(one, spread=spread(blocks, num_sms, blocks_per_sm=one.held.blocks_per_sm)) for one in answers]
-    tables = [occupancy_table.answers(answers, gpu, architectures.of(capability), title=f"{subject} on {gpu}")]
+    title = f"{subject} on {gpu}{_of_layer(place, model, layer)}"
+    tables = [occupancy_table.answers(answers, gpu, architectures.of(capability), title=title)]
     swept: Sweep | BatchSweep | None = None
     if sweep == "batch-size" and at is not None and place is not None:
         what = f"{model}, {place[0].name}, {place[1].value}, on {gpu}"
@@ -108,6 +111,14 @@ def occupancy(
     console.emit(tables, occupancy_table.mapping(gpu, answers, swept, place), json)
     if plot is not None:
         console.say(f"wrote {plot}")
+
+
+def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, asked: str | None) -> str:
+    """Say which layer of the model it is about, and who chose it."""
+    if place is None:
+        return ""
+    chosen = "" if asked else ", the layer with most FLOP that it computes (--layer names another)"
+    return f": {place[1].value} of {place[0].name} in {model}{chosen}"
 
 
 def _check_options(

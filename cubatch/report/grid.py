@@ -51,8 +51,8 @@ class Listed:
 
     Example:
         >>> found = Listed(("power of two", "crest 1 of conv1", "asked for"))
-        >>> str(found), found.within(20), found.within(8)
-        ('power of two, crest 1 of conv1, asked for', 'power of two +2', 'powe… +2')
+        >>> str(found), found.within(20), found.within(10)
+        ('power of two, crest 1 of conv1, asked for', 'power of two, +2', 'power…, +2')
     """
 
     texts: tuple[str, ...] = attrs.field(converter=_as_texts)
@@ -66,10 +66,10 @@ class Listed:
         if not self.texts or len(str(self)) <= width:
             return str(self) or None
         for count in range(len(self.texts) - 1, 0, -1):
-            text = f"{', '.join(self.texts[:count])} +{len(self.texts) - count}"
+            text = f"{', '.join(self.texts[:count])}, +{len(self.texts) - count}"
             if len(text) <= width:
                 return text
-        more = f" +{len(self.texts) - 1}" if len(self.texts) > 1 else ""
+        more = f", +{len(self.texts) - 1}" if len(self.texts) > 1 else ""
         return f"{self.texts[0][: width - len(more) - 1]}…{more}"
 
 

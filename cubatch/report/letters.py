@@ -7,7 +7,7 @@ import attrs
 from cubatch.report.grid import Cell, Grid, Listed
 
 _SIGNS = str.maketrans({
-    "→": "->", "≈": "~", "±": "+-", "µ": "u", "×": "x", "–": "-", "—": "-", "…": ".", "·": "*", "≤": "<=", "≥": ">=",  # noqa: RUF001
+    "→": "->", "≈": "~", "±": "+-", "µ": "u", "×": "x", "–": "-", "—": "-", "…": "...", "·": "*", "≤": "<=", "≥": ">=",  # noqa: RUF001
     "\N{NO-BREAK SPACE}": " ", "\N{MINUS SIGN}": "-", "²": "2", "³": "3", "°": "deg ",
     **dict(zip("▁▂▃▄▅▆▇█", "12345678", strict=True)),
 })  # fmt: skip

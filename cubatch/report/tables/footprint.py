@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import shape, written
 from cubatch.units import format_bytes, format_count
@@ -23,7 +25,9 @@ def footprint(plan: Mapping[str, Any], *, title: str) -> list[Grid]:
     return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
 
 
-def modes(found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | str) -> list[Grid]:
+def modes(
+    found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | str, threads: int | None = None
+) -> list[Grid]:
     """
     Lay out the memory of a step in one mode, or in both side by side; then its layers and the rules of thumb.
 
@@ -31,14 +35,22 @@ def modes(found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | st
         found: Of each mode the footprint, the rules of thumb and the largest batch, as JSON.
         title: Above the parts.
         limit: The memory that the largest batch fits into.
+        threads: Of a CPU, each of which walks through samples of its own.
     """
     by_mode = {mode: facts["footprint"] for mode, facts in found.items()}
     last = list(by_mode)[-1]
     beside = [
-        rules(facts["rules_of_thumb"], largest=facts["max_batch_size"], limit=limit, mode=mode)
+        rules(
+            facts["rules_of_thumb"], largest=facts["max_batch_size"], limit=limit, mode=mode,
+            batch_size=facts["footprint"]["batch_size"],
+        )
         for mode, facts in found.items()
-    ]
-    return [_parts(by_mode, title), _by_layer(by_mode[last], f"By layer, {last}"), *beside]
+    ]  # fmt: skip
+    parts = _parts(by_mode, title)
+    members = min(threads or 1, by_mode[last]["batch_size"])
+    if members > 1 and by_mode[last]["gradients"]:
+        parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has gradients of its own."])
+    return [parts, _by_layer(by_mode[last], f"By layer, {last}"), *beside]
 
 
 def _parts(plans: Mapping[str, Mapping[str, Any]], title: str) -> Grid:
@@ -80,7 +92,7 @@ def _by_layer(plan: Mapping[str, Any], title: str) -> Grid:
     return Grid(title=title, columns=names, rows=rows)
 
 
-def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str, mode: str) -> Grid:
+def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str, mode: str, batch_size: int) -> Grid:
     """Lay out the rules of thumb beside the plan, and the largest batch beneath."""
     write: dict[str, Callable[[float], str]] = {"bytes": format_bytes}
     rows = [
@@ -95,9 +107,10 @@ def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str,
         for rule in found
     ]
     size = format_bytes(limit) if isinstance(limit, int) else limit
+    beyond = f"; {batch_size} does not fit" if 0 < largest < batch_size else ""
     return Grid(
         title=f"Rules of thumb beside the plan, {mode}",
         columns=["rule", "says", "plan", "off by", "unit", "formula"],
         rows=rows,
-        notes=[f"Largest batch size whose step fits in {size}, by the plan: {largest or 'no batch does'}."],
+        notes=[f"Largest batch size whose step fits in {size}, by the plan: {largest or 'no batch does'}{beyond}."],
     )

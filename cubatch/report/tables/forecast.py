@@ -179,7 +179,7 @@ def layers(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
         covered += sum(one["share"] for one in group)
         first = group[0]
         facts = [_shortened(first["algorithm"]), first["bound"], *_fall(first["blocks"], num_sms)]
-        name = first["layer"] + (f" +{len(group) - 1}" if len(group) > 1 else "")
+        name = first["layer"] + (f", +{len(group) - 1}" if len(group) > 1 else "")
         rows.append([name, first["pass"], *_taken(group), *facts, _PREDICTED])
     names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
     title = f"Predicted: where the time of a step goes at batch {result['batch_size']}"

@@ -10,6 +10,8 @@ import pytest
 import cubatch
 import cubatch.engine
 import cubatch.tuning
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
 
 
 def test_memory_shows_the_textbook_numbers_of_the_mlp(run):
@@ -20,6 +22,20 @@ def test_memory_shows_the_textbook_numbers_of_the_mlp(run):
     assert "1 410 elements per sample forward, 1 820 with gradients; times 256 is 465 920 elements" in " ".join(
         out.split()
     )
+
+
+def test_memory_says_of_which_device_it_is_and_what_does_not_fit(run, monkeypatch):
+    """A GPU that is not here by its name; on a CPU gradients are once for each thread, and that is said."""
+    code, out, _ = run("memory", "resnet50", "--batch-size", "256", "--device", "t4")
+    assert code == 0
+    assert out.startswith("resnet50 on Tesla T4, float32, batch 256: memory of a step")
+    assert out.rstrip().endswith("256 does not fit.")
+    assert "gradients of its own" not in out
+    cpu = Device(name="A CPU", kind="cpu", threads=3, memory_bytes=2**30)
+    monkeypatch.setattr(probe, "resolve", lambda *_, **__: cpu)
+    _, out, _ = run("memory", "mlp", "--batch-size", "8", "--memory", "1GiB")
+    assert out.startswith("mlp on A CPU, ")
+    assert "Each of 3 threads has gradients of its own." in out
 
 
 @pytest.mark.parametrize("options", [["--recompute"], ["--library", "im2col"]])

@@ -54,6 +54,17 @@ def test_a_launch_that_cannot_be_has_0_blocks_and_the_reason(run):
     assert "0 blocks: such a launch fails" in run("--threads", 1024, "--registers", 96, *V100)[1]
 
 
+def test_the_table_names_the_layer_and_who_chose_it(run):
+    """The one with most FLOP where none is named."""
+    asked = (FPROP, *V100, "--model", "resnet18", "--batch-size", 32)
+    title = "fprop of {} in resnet18"
+    out = " ".join(run(*asked)[1].split())
+    assert title.format("conv1") + ", the layer with most FLOP that it computes (--layer names another)" in out
+    out = " ".join(run(*asked, "--layer", "layer2.0.conv2")[1].split())
+    assert title.format("layer2.0.conv2") in out
+    assert "most FLOP" not in out
+
+
 def test_json_holds_all_that_the_table_says(run):
     """The launch, what it takes, the GPU, the layer, the grid and the sweep."""
     code, out, _ = run(FPROP, *V100, *GO, "--batch-size", 29, "--sweep", "batch-size", "--json", "-")

@@ -93,7 +93,7 @@ def test_explain_adds_equal_passes_and_spreads_their_blocks():
     grid = forecast_table.layers(predicted(passes=[*rest, *reversed(twice)]))
     rows = rows_of(grid)
     assert [(row["layer"], row["time"], row["share"]) for row in rows] == [
-        ("conv2 +1", "8.00 ms", "50.0 %"), ("conv3", "6.40 ms", "40.0 %"), ("relu0 +1", "1.60 ms", "10.0 %"),
+        ("conv2, +1", "8.00 ms", "50.0 %"), ("conv3", "6.40 ms", "40.0 %"), ("relu0, +1", "1.60 ms", "10.0 %"),
     ]  # fmt: skip
     assert [(row["blocks"], row["busiest SM"], row["fill"]) for row in rows] == [
         (100, 2, "62.5 %"), (160, 2, "100 %"), (None, None, None),

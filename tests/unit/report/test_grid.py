@@ -185,7 +185,9 @@ def test_a_column_that_is_not_shown_takes_no_room():
     assert grid.fit(10, ("n",)) == grid
 
 
-@pytest.mark.parametrize(("width", "shown"), [(110, LONG), (30, "power of two +2"), (23, "power of two +2"), (5, "p")])
+@pytest.mark.parametrize(
+    ("width", "shown"), [(110, LONG), (30, "power of two, +2"), (23, "power of two, +2"), (5, "p")]
+)
 def test_what_the_last_column_lists_gets_what_the_others_leave(width, shown):
     """As many texts as there is room for, and how many more there are; 16 characters in any case."""
     grid = Grid(columns=["batch", "why"], rows=[[8, Listed(REASONS)], [16, Listed(())]]).fit(width)
@@ -211,8 +213,8 @@ def test_a_list_keeps_to_its_width_and_counts_what_it_leaves_out(texts, width):
     assert len(shown) <= width
     if len(", ".join(texts)) <= width:
         assert shown == ", ".join(texts)
-    elif " +" in shown:
-        kept, _, more = shown.rpartition(" +")
+    elif ", +" in shown:
+        kept, _, more = shown.rpartition(", +")
         assert kept.endswith("…") or kept == ", ".join(texts[: len(texts) - int(more)])
 
 
