@@ -197,6 +197,11 @@ def update_run(database: sqlite3.Connection, run: int, column: str, value: objec
     database.execute(f"UPDATE runs SET {column} = ?, updated = ? WHERE id = ?", (value, _now(), run))  # noqa: S608 - see above
 
 
+def delete_run(database: sqlite3.Connection, run: int) -> None:
+    """Forget a run, with all that is kept of it."""
+    database.execute("DELETE FROM runs WHERE id = ?", (run,))
+
+
 def insert_timing(database: sqlite3.Connection, run: int, timing: Timing) -> None:
     """Add a timing; a round that is already there stays as it is."""
     values = {name: getattr(timing, name) for name in (*_COLUMNS, *_ADDED)}

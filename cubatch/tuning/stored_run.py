@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sqlite3
 import time
 import warnings
@@ -18,6 +19,7 @@ from typing import Any, Self
 import attrs
 
 from cubatch import sqlite_file
+from cubatch.errors import CubatchError
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import store_tables
 from cubatch.tuning.store_tables import TABLES, UPGRADES, DamagedRun, StoredRun
@@ -25,6 +27,8 @@ from cubatch.tuning.store_writer import Writer
 from cubatch.units import format_seconds
 
 _LOG = logging.getLogger(__name__)
+_HASH = re.compile(r"[0-9a-f]{40,}")
+_HASH_SHOWN = 12  # characters of it: two that differ do so within them
 
 
 class Run:
@@ -33,6 +37,8 @@ class Run:
 
     Made by `open_run`.  A run without a database (`store=False`, or a store that failed) answers the same
     calls and keeps nothing.
+
+    One that ends with an error of ours before anything is kept leaves nothing behind: what was asked made no sense.
 
     Attributes:
         kept: Timings, outcomes and seconds that earlier calls left; all of them still apply.
@@ -56,6 +62,7 @@ class Run:
         self._memory_bytes: int | None = None
         self._candidates: list[Candidate] = []
         self._begin_row: Callable[[], int] | None = None
+        self._holds_anything = False
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +70,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, CubatchError) and not self._holds_anything:  # nobody will ask this again
+            self._write(store_tables.delete_run)
         self.close()
 
     def close(self) -> None:
@@ -86,10 +95,12 @@ class Run:
 
     def timing(self, timing: Timing) -> None:
         """Keep one timing; a round that is already there stays as it is."""
+        self._holds_anything = True
         self._write(store_tables.insert_timing, timing)
 
     def outcome(self, outcome: Outcome) -> None:
         """Keep how a candidate's measuring ended, in place of what was said of it before."""
+        self._holds_anything = True
         if outcome.status == "out_of_memory" and self._memory_bytes is not None:  # for a rerun that has more
             outcome = attrs.evolve(outcome, facts={**outcome.facts, "memory_bytes": self._memory_bytes})
         self._write(store_tables.replace_outcome, outcome)
@@ -122,7 +133,7 @@ class Run:
 
     def begin_anew(self) -> None:
         """Leave what is kept where it is, and measure the same candidates in another run."""
-        self.kept, self.disturbed = Measured(), ()
+        self.kept, self.disturbed, self._holds_anything = Measured(), (), False
         if self._writer is None or self._begin_row is None:
             return
         try:
@@ -223,7 +234,8 @@ class Run:
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, number)
                 self.finished = store_tables.read_run(database, number).state == "finished"
-        if run is not None and (self.kept.timings or self.kept.outcomes):
+        self._holds_anything = bool(self.kept.timings or self.kept.outcomes)
+        if run is not None and self._holds_anything:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
         if refusal is None:
@@ -251,7 +263,8 @@ class Run:
         ).fetchall()
         same = [int(row["id"]) for row in rows if row["conditions"] == conditions]
         if refresh:
-            database.executemany("DELETE FROM runs WHERE id = ?", [(run,) for run in same])
+            for number in same:
+                store_tables.delete_run(database, number)
             return None
         for number in same or [row["id"] for row in rows[:1]]:
             try:
@@ -278,7 +291,19 @@ def is_there(path: Path) -> bool:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name the fields that differ, with both values."""
     return [
-        f"{name} was {before.get(name)}, is {now.get(name)}"
+        f"{name} was {_told(before.get(name))}, is {_told(now.get(name))}"
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
+
+
+def _told(value: object) -> str:
+    """
+    Write a condition, a hash by its beginning.
+
+    Example:
+        >>> _told("2.1"), _told("0123456789abcdef" * 4)
+        ('2.1', '0123456789ab…')
+    """
+    text = str(value)
+    return f"{text[:_HASH_SHOWN]}…" if _HASH.fullmatch(text) else text

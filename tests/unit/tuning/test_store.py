@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import sqlite3
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubatch.errors import InvalidArgument
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
 from tests.thorough import examples
@@ -374,3 +376,25 @@ def test_without_a_store_a_run_is_begun_anew_all_the_same():
         run.kept = Measured(timings=(timing(8),))
         run.begin_anew()
         assert run.kept == Measured()
+
+
+@pytest.mark.parametrize("measured", ["nothing", "now", "before"])
+def test_a_question_that_made_no_sense_is_not_listed(path, measured):
+    """An error of ours before anything was kept leaves no run; timings stay, whenever they were taken."""
+    if measured == "before":
+        with begin(path) as run:
+            run.timing(timing(8))
+    with contextlib.suppress(InvalidArgument), begin(path) as run:
+        run.save_ladder([Candidate(8)], {})
+        if measured == "now":
+            run.timing(timing(8))
+        raise InvalidArgument("module", "misspelt:build", "there")
+    assert [kept.num_timings for kept in store.list_runs(path)] == ([] if measured == "nothing" else [1])
+
+
+def test_a_hash_that_differs_is_told_by_its_beginning(path):
+    """64 digits twice are three lines of a terminal."""
+    with begin(path, conditions={"source_sha256": "a1" * 32}) as run:
+        run.timing(timing(8))
+    with begin(path, conditions={"source_sha256": "b2" * 32}) as run:
+        assert run.notes == ["kept results refused: source_sha256 was a1a1a1a1a1a1…, is b2b2b2b2b2b2…"]
