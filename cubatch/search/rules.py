@@ -15,7 +15,8 @@ When none does, the answer is known, or the budget holds no more.
     latency_limit_at_last   the same as latency_limit, where a visit is dear
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
-    certain           the answer and its ties, until each has readings enough for an interval
+    certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
+                      visit has another, even a dear one: the best of many readings mostly had luck
     leftover          a size that may be much better, where what is left of the budget holds it
 """
 
@@ -48,6 +49,7 @@ SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
 VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.06  # visits, of what is left, behind the fastest
 CERTAIN_SHARE, TIES_SHARE, UNSETTLED_SHARE = 0.2, 0.002, 0.02  # of what is left: the answer's own readings, others'
+SOLE_SHARE = 0.5  # of what is left, for a second visit to an answer that rests on one
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
 AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
@@ -308,7 +310,7 @@ def readings_wanted(view: View, n: int) -> int:
     """
     Say how many readings a size that may be the answer still wants, where they cost a small share of what is left.
 
-    The answer and the fastest are worth a larger share than their ties.
+    The answer and the fastest are worth a larger share than their ties, and a second visit to the answer half of all.
     """
     if n not in view.read or n not in _ties(view):
         return 0
@@ -316,9 +318,11 @@ def readings_wanted(view: View, n: int) -> int:
     few = max(0, MIN_ROUNDS - len(record.counting), int(record.visits < VISITS_TO_BELIEVE))
     if record.visits >= MOST_VISITS_OF_LATENCY or not few:
         return 0
-    share = CERTAIN_SHARE if n == view.answer else TIES_SHARE
-    cost = float(view.visit_seconds[view.place(n)]) + (few - 1) * record.seconds
-    return few if cost <= share * view.of.left else 0
+    visit, left = float(view.visit_seconds[view.place(n)]), view.of.left
+    if visit + (few - 1) * record.seconds <= (CERTAIN_SHARE if n == view.answer else TIES_SHARE) * left:
+        return few
+    is_sole = n == view.answer and record.visits < VISITS_TO_BELIEVE
+    return 1 if is_sole and visit <= SOLE_SHARE * left else 0
 
 
 def _ties(view: View) -> list[int]:

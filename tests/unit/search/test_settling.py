@@ -102,7 +102,9 @@ def test_the_answer_and_its_ties_have_five_timings_in_two_visits_where_that_is_c
     """A reading wants four more of 0.1 s: a visit of 1 s and 0.3 s more are a fifth of 6.5 s; a tie is worth less."""
     read = {n: record(n, [[0.1 * n / 64]]) for n in (64, 65)}
     assert rules.readings_wanted(view(read, ladder=[], left=6.51), 64) == 4
-    assert rules.readings_wanted(view(read, ladder=[], left=6.4), 64) == 0
+    assert rules.readings_wanted(view(read, ladder=[], left=6.4), 64) == 1
+    assert rules.readings_wanted(view(read, ladder=[], left=2.01), 64) == 1
+    assert rules.readings_wanted(view(read, ladder=[], left=1.99), 64) == 0
     assert rules.readings_wanted(view(read, ladder=[], left=6.51), 65) == 0
     assert sorted(rules.certain(view(read, ladder=[], left=660.0))) == [64, 65]
     twice = {n: record(n, [[0.1 * n / 64] * 3] * 2) for n in (64, 65)}
