@@ -123,12 +123,10 @@ def train(
         if done:
             partial = [common.plain(epoch) for epoch in done]
             console.emit([training.epochs(partial, title=title)], {"schema": 1, "epochs": partial}, json)
-        is_kept = checkpoint is not None and checkpoint.is_file()
-        kept = (
-            f"the same command goes on from {checkpoint}"
-            if is_kept
-            else "nothing is kept (--checkpoint FILE keeps a run)"
-        )
+        kept = "nothing is kept (--checkpoint FILE keeps a run)"
+        if checkpoint is not None:
+            is_there = checkpoint.is_file()
+            kept = f"the same command goes on from {checkpoint}" if is_there else "nothing was kept yet"
         console.say(f"cubatch: interrupted; {kept}")
         raise typer.Exit(console.INTERRUPTED) from stop
     facts = common.plain(trained)

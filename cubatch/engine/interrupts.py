@@ -47,7 +47,7 @@ class Interrupts:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if kind is None:
+        if kind is None or issubclass(kind, Exception):  # whoever goes on after an error is to hear it too
             self.deliver()
 
     @property

@@ -214,8 +214,9 @@ def _signals_wait() -> Iterator[None]:
 
     def hold(number: int, frame: FrameType | None) -> None:
         came.append((number, frame))
-        if len(came) > 1:
-            usual[number](number, frame)
+        if len(came) > 1:  # the first too: whoever holds signals himself must know that this is not it
+            for one in came:
+                usual[one[0]](*one)
 
     for number in usual:
         signal.signal(number, hold)

@@ -167,7 +167,8 @@ def train(
         checkpoint: Keeps the run after every epoch, and goes on with it if the file is there, on the same machine to
             the bit; a run that had ended is given back as it is.
         checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step. With
-            Ctrl-C it is kept once the step is done, except by several devices; a second one ends it at once.
+            Ctrl-C it is kept once the step, or the test after an epoch, is done, except by several devices; a second
+            one ends it at once.
         context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
         progress: Called after every epoch of this call.
         stepped: Called after every step of the optimiser.

@@ -19,7 +19,6 @@ from cubatch.fleet import kept_rows
 from cubatch.hardware import probe
 from cubatch.search.walk import Event
 from cubatch.tuning import store, tune
-from cubatch.tuning.store_tables import StoredRun
 
 _PACKAGES = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "distributed")
 
@@ -98,6 +97,7 @@ class _Said:
     def __init__(self, path: Path, say: Callable[[Mapping[str, Any]], None]) -> None:
         self._path, self._say = path, say
         self._seen = {run.id: run for run in store.list_runs(path)}
+        self._questions = {kept_rows.question(run.identity, run.conditions) for run in self._seen.values()}
 
     def event(self, event: Event) -> None:
         """Say what is new after something was kept."""
@@ -110,10 +110,8 @@ class _Said:
             before = self._seen.get(run.id)
             if run != before:
                 past = 0 if before is None else before.num_timings
-                anew = before is None and _question(run) in map(_question, self._seen.values())
+                question = kept_rows.question(run.identity, run.conditions)
+                anew = before is None and question in self._questions
+                self._questions.add(question)
                 self._say(kept_rows.of_run(self._path, run, past=past, anew=anew))
                 self._seen[run.id] = run
-
-
-def _question(run: StoredRun) -> str:
-    return kept_rows.question(run.identity, run.conditions)

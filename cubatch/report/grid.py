@@ -70,7 +70,7 @@ class Listed:
             if len(text) <= width:
                 return text
         more = f", +{len(self.texts) - 1}" if len(self.texts) > 1 else ""
-        return f"{self.texts[0][: width - len(more) - 1]}…{more}"
+        return f"{self.texts[0][: max(0, width - len(more) - 1)]}…{more}"
 
 
 Cell = str | float | Listed | None

@@ -27,12 +27,17 @@ class Writer:
     def __init__(self, database: sqlite_file.Database, run: int) -> None:
         self.trouble: str | None = None
         self._database, self._run = database, run
-        self._held: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._held: list[tuple[Callable[..., int | None], tuple[object, ...]]] = []
         self._next_try = 0.0
 
-    def write(self, statement: Callable[..., None], *values: object) -> None:
+    def write(self, statement: Callable[..., int | None], *values: object) -> None:
         """
         Write, with all that was held back before, or hold it back too.
+
+        Args:
+            statement: What writes into a database, about a run; what gives a run's number has begun it, and what comes
+                later is about that.
+            values: More that it is given.
 
         Raises:
             sqlite3.DatabaseError: If the file fails in a way that does not pass.
@@ -41,21 +46,6 @@ class Writer:
         self._held.append((statement, values))
         if self.trouble is None or time.monotonic() >= self._next_try:
             self.flush()
-
-    def turn_to(self, begin: Callable[[], int]) -> None:
-        """
-        Write what comes from now on to another run, which is begun here.
-
-        Args:
-            begin: Inserts it, and gives its number.
-
-        Raises:
-            sqlite3.DatabaseError: As `write`, and where what came before is held back.
-            OSError: As `write`.
-        """
-        self.flush(is_last=True)
-        with sqlite_file.transaction(self._database):
-            self._run = begin()
 
     def flush(self, *, is_last: bool = False) -> None:
         """
@@ -70,16 +60,17 @@ class Writer:
         """
         if not self._held:
             return
+        run = self._run
         try:
             with sqlite_file.transaction(self._database):
                 for statement, values in self._held:
-                    statement(self._database, self._run, *values)
+                    run = statement(self._database, run, *values) or run
         except sqlite3.DatabaseError as error:
             if is_last or not sqlite_file.is_passing(error):
                 raise
             self.trouble, self._next_try = sqlite_file.reason(error), time.monotonic() + AGAIN_SECONDS
             return
-        self._held, self.trouble = [], None
+        self._held, self.trouble, self._run = [], None, run
         if self._database.has_moved():
             words = "it was moved or removed while in use, with what was kept in it so far"
             raise OSError(errno.ESTALE, words)

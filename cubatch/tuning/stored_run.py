@@ -28,6 +28,7 @@ from cubatch.units import format_seconds
 
 _LOG = logging.getLogger(__name__)
 _HASH = re.compile(r"[0-9a-f]{40,}")
+_MOST_TOLD = 4  # sentences about others, of the latest calls
 _HASH_SHOWN = 12  # characters of it: two that differ do so within them
 
 
@@ -46,6 +47,7 @@ class Run:
         finished: Whether `kept` is the whole run, so that nothing is left to measure.
         notes: What a person should know: refused results, a wait, a damaged file, a lost store.
         disturbed: What was told of others who were busy while what is kept was taken.
+        was_begun_anew: Whether it was begun in the place of another, whose timings were disturbed.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -56,13 +58,14 @@ class Run:
         self.finished = False
         self.notes: list[str] = []
         self.disturbed: tuple[str, ...] = ()
+        self.was_begun_anew = False
         self._resources = contextlib.ExitStack()
         self._writer: Writer | None = None
         self._held_note = ""
         self._memory_bytes: int | None = None
         self._candidates: list[Candidate] = []
-        self._begin_row: Callable[[], int] | None = None
-        self._holds_anything = False
+        self._begin_row: Callable[[sqlite3.Connection], int] | None = None
+        self._has_rows = False
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +73,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, CubatchError) and not self._holds_anything:  # nobody will ask this again
+        is_nonsense = isinstance(error, CubatchError)  # which nobody will ask again
+        if not self._has_rows and (is_nonsense or (self.was_begun_anew and error is not None)):
             self._write(store_tables.delete_run)
         self.close()
 
@@ -95,12 +99,12 @@ class Run:
 
     def timing(self, timing: Timing) -> None:
         """Keep one timing; a round that is already there stays as it is."""
-        self._holds_anything = True
+        self._has_rows = True
         self._write(store_tables.insert_timing, timing)
 
     def outcome(self, outcome: Outcome) -> None:
         """Keep how a candidate's measuring ended, in place of what was said of it before."""
-        self._holds_anything = True
+        self._has_rows = True
         if outcome.status == "out_of_memory" and self._memory_bytes is not None:  # for a rerun that has more
             outcome = attrs.evolve(outcome, facts={**outcome.facts, "memory_bytes": self._memory_bytes})
         self._write(store_tables.replace_outcome, outcome)
@@ -127,21 +131,21 @@ class Run:
 
     def save_disturbed(self, told: Sequence[str]) -> None:
         """Keep what is told of others who were busy meanwhile, for whoever is answered from these timings."""
-        if told:
-            self.disturbed = tuple(told)
-            self._write(store_tables.update_run, "disturbed", store_tables.to_json(list(told)))
+        known = tuple(dict.fromkeys([*self.disturbed, *told]))[-_MOST_TOLD:]
+        if known != self.disturbed:
+            self.disturbed = known
+            self._write(store_tables.update_run, "disturbed", store_tables.to_json(list(known)))
 
     def begin_anew(self) -> None:
-        """Leave what is kept where it is, and measure the same candidates in another run."""
-        self.kept, self.disturbed, self._holds_anything = Measured(), (), False
-        if self._writer is None or self._begin_row is None:
-            return
-        try:
-            self._writer.turn_to(self._begin_row)
-        except (sqlite3.DatabaseError, OSError) as error:
-            self._go_unkept(sqlite_file.reason(error))
-            return
-        self.save_ladder(self._candidates, self.limit or {})
+        """
+        Leave the timings that are kept where they are, and measure the same candidates in another run.
+
+        That one is gone on with whatever disturbs it: beginning anew each time would never end.
+        """
+        self.kept, self.disturbed, self._has_rows, self.was_begun_anew = Measured(), (), False, True
+        if (begin := self._begin_row) is not None:
+            self._write(lambda database, _: begin(database))
+            self.save_ladder(self._candidates, self.limit or {})
 
     def finish(self) -> None:
         """Say that the run is whole: a rerun with no larger budget measures nothing."""
@@ -149,7 +153,7 @@ class Run:
         self._write(store_tables.update_run, "state", "finished")
         self._write_last()
 
-    def _write(self, statement: Callable[..., None], *values: object) -> None:
+    def _write(self, statement: Callable[..., int | None], *values: object) -> None:
         if self._writer is None:
             return
         try:
@@ -222,20 +226,20 @@ class Run:
             database, refusal = sqlite_file.copied(path, *TABLES, upgrades=UPGRADES), error
         self._resources.callback(database.close)
         self._memory_bytes = memory_bytes
-        self._begin_row = lambda: store_tables.insert_run(
+        self._begin_row = lambda database: store_tables.insert_run(
             database, identity_sha256=digest, identity=identity, conditions=conditions, budget=budget, notes=self.notes
         )
         with sqlite_file.transaction(database):
             run = self._find(database, digest, conditions, refresh=refresh)
             if run is None:
-                number = self._begin_row()
+                number = self._begin_row(database)
             else:
                 number = run.id
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, number)
                 self.finished = store_tables.read_run(database, number).state == "finished"
-        self._holds_anything = bool(self.kept.timings or self.kept.outcomes)
-        if run is not None and self._holds_anything:
+        self._has_rows = bool(self.kept.timings or self.kept.outcomes)
+        if run is not None and self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
         if refusal is None:
@@ -262,6 +266,7 @@ class Run:
             "SELECT id, conditions FROM runs WHERE identity_sha256 = ? ORDER BY id DESC", (digest,)
         ).fetchall()
         same = [int(row["id"]) for row in rows if row["conditions"] == conditions]
+        self.was_begun_anew = len(same) > 1 and not refresh
         if refresh:
             for number in same:
                 store_tables.delete_run(database, number)

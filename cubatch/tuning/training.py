@@ -77,7 +77,8 @@ def train(
         save: Where the weights of the last epoch go, as `save_weights` has it.
         checkpoint: Keeps the run after every epoch, and goes on with it if the file is there.
         checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step. With
-            Ctrl-C it is kept once the step is done, except by several devices; a second one ends it at once.
+            Ctrl-C it is kept once the step, or the test after an epoch, is done, except by several devices; a second
+            one ends it at once.
         device: A device in this machine, or its name; None is the first GPU, else the CPU.
         devices: Several that share every step: how many, or a list of them. `batch_size` is then that of one, and
             `target_batch_size` that of all together; running statistics of batch norms are those of the first.

@@ -6,8 +6,9 @@ Each line of the walk takes records and returns records; no step calls back into
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -276,26 +277,35 @@ def measured_by(
         answered = "Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew."
         run.notes += [*before, answered]
         return run.kept
-    if before and turns.is_quiet(device):
+    if before and not run.was_begun_anew and turns.is_quiet(device):
         run.begin_anew()
-        before = ["What was kept from a busy machine does not count: it is quiet now, and all was measured anew."]
+        before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
     run.notes += before
-    recorder, limits, met = Recorder(run.kept, run), story.limits, list[str]()
-    try:
-        with (
-            turns.alone(device) as met,
-            progresses.shown(progress) as told,
-            story.told_on_interrupt(recorder, run.notes),
-        ):
-            measured = measure(
-                story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
-                seed=limits.seed, sweeps=limits.sweeps, progress=told,
-            )  # fmt: skip
-    finally:
-        run.save_disturbed(met)
-    run.notes += met
+    recorder, limits = Recorder(run.kept, run), story.limits
+    with (
+        story.told_on_interrupt(recorder, run.notes),
+        _others_told(run, device),
+        progresses.shown(progress) as told,
+    ):
+        measured = measure(
+            story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
+            seed=limits.seed, sweeps=limits.sweeps, progress=told,
+        )  # fmt: skip
     run.finish()
     return measured
+
+
+@contextlib.contextmanager
+def _others_told(run: store.Run, device: Device) -> Iterator[None]:
+    """Have the turn to measure, and tell and keep who else was busy, however it ends."""
+    met: list[str] = []
+    try:
+        with turns.alone(device) as met:
+            run.save_disturbed(met)  # who measures here now is known also after a kill
+            yield
+    finally:
+        run.save_disturbed(met)
+        run.notes += met
 
 
 def _notes(work: Workload) -> list[str]:

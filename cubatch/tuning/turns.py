@@ -61,14 +61,14 @@ def alone(device: Device) -> Iterator[list[str]]:
         if _depth > 1:
             yield []
         else:
-            before = load.snapshot()
-            with _marked(device) as met:
-                if met:
-                    warnings.warn(_NOT_ALONE, stacklevel=3)
-                try:
+            before, met = load.snapshot(), list[str]()
+            try:
+                with _marked(device, met):
+                    if met:
+                        warnings.warn(_NOT_ALONE, stacklevel=3)
                     yield met
-                finally:
-                    met.extend(_busy_since(before, device))
+            finally:
+                met.extend(_busy_since(before, device))
     finally:
         _depth -= 1
         _TURN.release()
@@ -84,9 +84,9 @@ def is_quiet(device: Device) -> bool:
         True
     """
     before = load.snapshot()
-    with _marked(device) as met:
-        time.sleep(_WATCH_SECONDS)
-        return not met and not _busy_since(before, device)
+    time.sleep(_WATCH_SECONDS)
+    with _mark_of(device) as mark:
+        return not _busy_since(before, device) and (mark is None or _is_only(mark, is_marked=False))
 
 
 def _busy_since(before: load.Snapshot | None, device: Device) -> list[str]:
@@ -102,26 +102,34 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def _marked(device: Device) -> Iterator[list[str]]:
-    """Mark a device as one that is measured on, and see who else has marked it, at both ends of the block."""
+def _marked(device: Device, met: list[str]) -> Iterator[None]:
+    """Mark a device as one that is measured on, and say who else has marked it, at both ends of the block."""
+    with _mark_of(device) as mark:
+        is_alone = mark is None or _is_only(mark)
+        if not is_alone:
+            met.append(_NOT_ALONE)
+        try:
+            yield
+        finally:
+            if mark is not None and is_alone and not _is_only(mark):
+                met.append(_NOT_ALONE)
+
+
+@contextlib.contextmanager
+def _mark_of(device: Device) -> Iterator[BinaryIO | None]:
+    """Open the file that is locked by who measures on a device; None where there can be none."""
     mark: BinaryIO | None = None
     with contextlib.suppress(OSError, RuntimeError):  # a place that cannot be written, or no home: measure all the same
         place = folder().expanduser()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark = (place / re.sub(r"[^\w-]", "_", device.uuid or device.kind)).open("ab")
-    if mark is None:
-        yield []
-        return
-    with mark:
-        met = [] if _is_only(mark) else [_NOT_ALONE]
-        yield met
-        if not met and not _is_only(mark):
-            met.append(_NOT_ALONE)
+    with mark or contextlib.nullcontext():
+        yield mark
 
 
-def _is_only(mark: BinaryIO) -> bool:
+def _is_only(mark: BinaryIO, *, is_marked: bool = True) -> bool:
     """
-    Say whether no other process has marked the device, which this one has marked afterwards.
+    Say whether no other process has marked the device, which this one has marked afterwards, if it is to.
 
     Those who measure share a lock of the kernel's, which it drops however they end; for a moment, who looks around
     tries to have it alone.
@@ -129,7 +137,7 @@ def _is_only(mark: BinaryIO) -> bool:
     for _ in range(_TRIES):
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(mark, fcntl.LOCK_SH)
+            fcntl.flock(mark, fcntl.LOCK_SH if is_marked else fcntl.LOCK_UN)
         except BlockingIOError:
             with contextlib.suppress(BlockingIOError):  # another looks around, and lets go at once
                 fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)

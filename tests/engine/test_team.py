@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from cubatch.engine.interrupts import Interrupts
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
 
@@ -127,7 +128,7 @@ def test_a_team_has_a_whole_number_of_members(size):
 
 def test_ctrl_c_waits_until_the_members_have_met():
     """A signal in the middle of a region comes out after it, and the team still works."""
-    done = []
+    done, usual = [], signal.getsignal(signal.SIGINT)
 
     def work(rank):
         if rank == 0:
@@ -140,4 +141,27 @@ def test_ctrl_c_waits_until_the_members_have_met():
         assert sorted(done) == [0, 1]
         team.run(done.append)
     assert sorted(done) == [0, 0, 1, 1]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
+def test_a_second_ctrl_c_comes_through_whoever_holds_the_first():
+    """Also where a run of training waits for its step to end; an error of the step does not hide the first."""
+    usual = signal.getsignal(signal.SIGINT)
+
+    def work(rank):
+        if rank == 0:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the second was held back too")
+
+    with Team(2) as team, pytest.raises(KeyboardInterrupt), Interrupts():
+        team.run(work)
+
+    def failing():
+        with Interrupts():
+            signal.raise_signal(signal.SIGINT)
+            raise MemoryError
+
+    with pytest.raises(KeyboardInterrupt):
+        failing()
+    assert signal.getsignal(signal.SIGINT) is usual

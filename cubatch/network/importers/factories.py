@@ -10,7 +10,7 @@ from typing import Any
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.network.extents import Extents
 from cubatch.network.graph import Network, Spec
-from cubatch.network.importers.torch_export import from_torch
+from cubatch.network.importers.torch_export import CannotTrace, from_torch
 from cubatch.network.layer import Layer
 
 USUAL_INPUT = (224, 224, 3)
@@ -38,12 +38,11 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
         h, w, c = input_shape or USUAL_INPUT
         try:
             return from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
-        except InvalidArgument as error:
-            if "trace" in error.allowed:
-                error.remedy += (
-                    f" One sample is {h} x {w} x {c}: another is given as --input-shape H,W,C (input_shape)."
-                )
-            raise
+        except CannotTrace as error:
+            remedy = (
+                f"{error.remedy} One sample is {h} x {w} x {c}: another is given as --input-shape H,W,C (input_shape)."
+            )
+            raise CannotTrace(error.field, error.value, error.allowed, remedy) from error
     if not isinstance(found, Layer | Network):
         raise InvalidArgument(
             "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"

@@ -25,6 +25,10 @@ _VIEWS = SEVERAL | {f"aten.{name}" for name in (*_RESHAPES, *_PARTS)}
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
 
 
+class CannotTrace(InvalidArgument):
+    """A module that refuses the shape of its input, or is written as no graph can be made of."""
+
+
 def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opaque: bool = False) -> Network:
     """
     Give a PyTorch module as a network, with its weights.
@@ -115,7 +119,7 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
         raise
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")
-        raise InvalidArgument(
+        raise CannotTrace(
             "module",
             type(module).__name__,
             f"one that torch.export can trace on a batch of {EXAMPLE_BATCH} x {shape}",

@@ -125,6 +125,10 @@ def test_interrupted_training_says_where_it_is_kept(run, train, tmp_path, monkey
 
     assert code == 130
     assert err.endswith(f"cubatch: interrupted; the same command goes on from {kept}\n")
+    kept.unlink()
+    assert run("train", "mnist-cnn", "--data", "here", "--batch-size", "32", "--checkpoint", str(kept))[2].endswith(
+        "cubatch: interrupted; nothing was kept yet\n"
+    )
 
 
 def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):

@@ -348,7 +348,8 @@ def test_what_was_told_of_others_comes_back_with_the_timings(path):
         run.save_disturbed([])
     with begin(path, budget=90.0) as run:
         assert run.disturbed == tuple(told)
-    assert [kept.disturbed for kept in store.list_runs(path)] == [tuple(told)]
+        run.save_disturbed([*told, "Another cubatch was measuring."])
+    assert [kept.disturbed for kept in store.list_runs(path)] == [(*told, "Another cubatch was measuring.")]
 
 
 def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
@@ -368,6 +369,23 @@ def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
         assert (run.ladder, run.limit) == (ladder, limit)
     assert store.show(path, 1)[1].timings == (timing(8, 0, 0.5),)
     assert [kept.num_timings for kept in store.list_runs(path)] == [1, 1]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
+def test_a_run_that_is_begun_anew_and_measures_nothing_hides_no_other(path, stop):
+    """What was kept is found again, however the new one ended."""
+    with begin(path) as run:
+        run.timing(timing(8))
+        run.save_disturbed(["busy"])
+    with contextlib.suppress(stop), begin(path) as run:
+        run.begin_anew()
+        raise stop
+    with begin(path) as run:
+        assert (run.kept.timings, run.disturbed, run.was_begun_anew) == ((timing(8),), ("busy",), False)
+        run.begin_anew()
+        run.timing(timing(8, 0, 0.5))
+    with begin(path) as run:
+        assert (run.kept.timings, run.was_begun_anew) == ((timing(8, 0, 0.5),), True)
 
 
 def test_without_a_store_a_run_is_begun_anew_all_the_same():

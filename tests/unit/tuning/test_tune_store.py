@@ -66,10 +66,41 @@ def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_p
     assert "does not count" in said
     busy, quiet = (tuner.store.show(kept, run.id)[1].timings for run in tuner.store.list_runs(kept))
     assert len(busy) == len(before)
-    for m in result.measurements:
-        assert set(m.timings_seconds) <= {timing.seconds for timing in quiet if timing.batch_size == m.batch_size}
-        assert {timing.round for timing in quiet} >= {0}
+    told = sum(len(m.timings_seconds) + m.disturbed + m.throttled for m in result.measurements)
+    assert told == len(quiet)
     assert about_others(tune(store=kept)) == []
+
+
+def test_a_run_is_begun_anew_once(tmp_path, virtual, others):
+    """Where others are busy on and off it would never end; what is kept then goes on, and is said to be disturbed."""
+    kept = tmp_path / "kept"
+
+    def interrupt(event):
+        if event.kind == "timing":
+            others.load = BUSY
+            raise KeyboardInterrupt
+
+    for _ in range(4):
+        others.load = None if tuner.store.list_runs(kept) else BUSY
+        with pytest.raises(KeyboardInterrupt):
+            tune(store=kept, progress=interrupt)
+    assert len(tuner.store.list_runs(kept)) == 2
+    others.load = None
+    (said,) = about_others(tune(store=kept))
+    assert said.startswith("Of the timings that are kept: ")
+
+
+def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
+    """Ctrl-C is what one does when a machine is slow."""
+
+    def interrupt(event):
+        if event.kind == "timing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        tune(store=tmp_path / "kept", progress=interrupt)
+    (said,) = about_others(stopped.value.partial)
+    assert said.startswith(SENTENCE)
 
 
 def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):

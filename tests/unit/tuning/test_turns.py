@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cubatch.hardware import probe
+from cubatch.hardware import load, probe
 from cubatch.tuning import turns
 from cubatch.tuning.tune import autotune_callable
 
@@ -124,6 +124,39 @@ def test_a_process_that_begins_meanwhile_is_noticed_at_the_end():
         assert met == []
         stack.enter_context(other_process())
     assert len(met) == 1
+
+
+@pytest.mark.usefixtures("others_load")
+def test_both_are_told_whoever_came_meanwhile_and_however_it_ends():
+    """What others take of the CPUs does not hide that another cubatch was there, nor does an error either."""
+    told = []
+
+    def measure(stack):
+        with turns.alone(CPU) as met:
+            told.append(met)
+            stack.enter_context(other_process())
+            raise KeyError
+
+    with contextlib.ExitStack() as stack, pytest.raises(KeyError):
+        measure(stack)
+    assert [sentence.partition(" ")[0] for sentence in told[0]] == ["Another", "Other"]
+
+
+@pytest.fixture
+def others_load(monkeypatch):
+    monkeypatch.setattr(load, "between", lambda *_: load.Load(others=1.9, steal=0.0, num_cpus=2))
+
+
+def test_who_only_watches_is_not_met(monkeypatch):
+    """A process that looks whether it is quiet leaves no mark; it sees those who measure."""
+    monkeypatch.setattr(load, "between", lambda *_: None)
+    assert turns.is_quiet(CPU)
+    with other_process():
+        assert not turns.is_quiet(CPU)
+    with turns._mark_of(CPU) as mark:
+        assert turns._is_only(mark, is_marked=False)
+        with turns.alone(CPU) as met:
+            assert met == []
 
 
 def test_devices_are_marked_apart():
