@@ -123,7 +123,7 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
             "module",
             type(module).__name__,
             f"one that torch.export can trace on a batch of {EXAMPLE_BATCH} x {shape}",
-            f"It said {type(error).__name__}: {first}",
+            f"It said {type(error).__name__}: {first.removesuffix('.')}.",
         ) from error
 
 
