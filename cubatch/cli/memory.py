@@ -55,7 +55,9 @@ def memory(
     from cubatch.memory import fit
     from cubatch.memory import parts as planner
     from cubatch.memory import rules as memory_rules
+    from cubatch.memory.plan import plan
     from cubatch.report.tables import common, footprint
+    from cubatch.workload import Workload
 
     console.check_writable(json=json)
     spec = read_spec(model, input_shape, classes, opaque=opaque)
@@ -88,5 +90,6 @@ def memory(
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
     title = f"{model} on {found}, {dtype}, batch {batch_size}{of_target}: memory of a step"
     payload = {"schema": 2, "modes": modes, "memory": limit}
-    threads = found.threads if found.kind == "cpu" else None
-    console.emit(footprint.modes(modes, title=title, limit=limit, threads=threads), payload, json)
+    options.pop("target_batch_size", None)
+    members = plan(Workload.of(spec, mode=asked[-1], **options), batch_size).members
+    console.emit(footprint.modes(modes, title=title, limit=limit, members=members), payload, json)

@@ -25,9 +25,7 @@ def footprint(plan: Mapping[str, Any], *, title: str) -> list[Grid]:
     return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
 
 
-def modes(
-    found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | str, threads: int | None = None
-) -> list[Grid]:
+def modes(found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | str, members: int = 1) -> list[Grid]:
     """
     Lay out the memory of a step in one mode, or in both side by side; then its layers and the rules of thumb.
 
@@ -35,7 +33,7 @@ def modes(
         found: Of each mode the footprint, the rules of thumb and the largest batch, as JSON.
         title: Above the parts.
         limit: The memory that the largest batch fits into.
-        threads: Of a CPU, each of which walks through samples of its own.
+        members: Threads of a CPU that each walk through samples of their own, by the plan of the last mode.
     """
     by_mode = {mode: facts["footprint"] for mode, facts in found.items()}
     last = list(by_mode)[-1]
@@ -47,7 +45,6 @@ def modes(
         for mode, facts in found.items()
     ]  # fmt: skip
     parts = _parts(by_mode, title)
-    members = min(threads or 1, by_mode[last]["batch_size"])
     if members > 1 and by_mode[last]["gradients"]:
         parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has gradients of its own."])
     return [parts, _by_layer(by_mode[last], f"By layer, {last}"), *beside]

@@ -33,9 +33,11 @@ def test_memory_says_of_which_device_it_is_and_what_does_not_fit(run, monkeypatc
     assert "gradients of its own" not in out
     cpu = Device(name="A CPU", kind="cpu", threads=3, memory_bytes=2**30)
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: cpu)
-    _, out, _ = run("memory", "mlp", "--batch-size", "8", "--memory", "1GiB")
-    assert out.startswith("mlp on A CPU, ")
+    _, out, _ = run("memory", "resnet18", "--batch-size", "8", "--memory", "1GiB")
+    assert out.startswith("resnet18 on A CPU, ")
     assert "Each of 3 threads has gradients of its own." in out
+    _, out, _ = run("memory", "mlp", "--batch-size", "8", "--memory", "1GiB")  # too short for threads to share it
+    assert "gradients of its own" not in out
 
 
 @pytest.mark.parametrize("options", [["--recompute"], ["--library", "im2col"]])
