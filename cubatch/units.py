@@ -266,3 +266,15 @@ def said(error: BaseException) -> str:
         return visible(str(error))
     except Exception:  # noqa: BLE001 - as of an exception of somebody's own
         return f"<{type(error).__name__} that does not say what it is>"
+
+
+def first_line(error: BaseException) -> str:
+    r"""
+    Say in a line what was raised, without the stop at its end.
+
+    Example:
+        >>> first_line(ValueError("No.\nAnd a second line."))
+        'ValueError: No'
+    """
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}".removesuffix(".")

@@ -34,6 +34,7 @@ class Interrupts:
         self._are_held = are_held and threading.current_thread() is threading.main_thread()
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._came: int | None = None
+        self._are_through = False
 
     def __enter__(self) -> Self:
         for number in _SIGNALS if self._are_held else ():
@@ -47,8 +48,7 @@ class Interrupts:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if kind is None or issubclass(kind, Exception):  # whoever goes on after an error is to hear it too
-            self.deliver()
+        self.deliver()  # also after an error: whoever goes on is to hear it
 
     @property
     def is_asked(self) -> bool:
@@ -67,6 +67,9 @@ class Interrupts:
             self._handlers[came](came, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._came is not None:
-            self._handlers[number](number, frame)
-        self._came = number
+        if self._came is None and not self._are_through:
+            self._came = number
+            return
+        self._are_through = True
+        self.deliver()  # whoever holds signals around this must know that the next is not the first
+        self._handlers[number](number, frame)

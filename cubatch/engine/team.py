@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import select
-import signal
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from threadpoolctl import threadpool_limits
 
+from cubatch.engine.interrupts import Interrupts
 from cubatch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
 
 class Team:
@@ -76,7 +76,7 @@ class Team:
         if self.size == 1:
             work(0)
             return
-        with _signals_wait():
+        with Interrupts():  # one between two locks would leave a member that waits for ever
             self._run_together(work)
 
     def _run_together(self, work: Callable[[int], object]) -> None:
@@ -196,37 +196,6 @@ class _Blas:
 
 
 _BLAS = _Blas()
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """
-    Hold Ctrl-C and SIGTERM back until the members have met again; a second one comes through at once.
-
-    An exception between two locks would leave a member that waits for ever.  Only the main thread gets signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = ((number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM))
-    usual: dict[int, Callable[[int, FrameType | None], Any]] = {n: h for n, h in handlers if callable(h)}
-    came: list[tuple[int, FrameType | None]] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        came.append((number, frame))
-        if len(came) > 1:  # the first too: whoever holds signals himself must know that this is not it
-            for one in came:
-                usual[one[0]](*one)
-
-    for number in usual:
-        signal.signal(number, hold)
-    try:
-        yield
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-        if len(came) == 1:
-            usual[came[0][0]](*came[0])
 
 
 class _Barrier:

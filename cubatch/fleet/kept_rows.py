@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import attrs
 from cubatch.errors import StoreError
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.tuning import store
-from cubatch.tuning.store_tables import StoredRun
+from cubatch.tuning.store_tables import StoredRun, to_json
 
 
 def of_run(path: Path | str, run: StoredRun, *, past: int = 0, anew: bool = False) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def about(path: Path | str, identity: Mapping[str, Any]) -> Iterator[dict[str, A
 
 def question(identity: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
     """Give what runs have in common whose timings could be one run's."""
-    return json.dumps([identity, conditions], sort_keys=True)
+    return to_json([identity, conditions])
 
 
 def replay(run: store.Run, message: Mapping[str, Any]) -> None:

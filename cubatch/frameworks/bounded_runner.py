@@ -16,6 +16,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.measure.memory_meter import Meter, ResidentMeter
 from cubatch.measure.page_faults import PageFaults
 from cubatch.measure.runner import Clock
+from cubatch.units import first_line
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
 _CLIMB_SHARE = 0.03  # of a size: what is nearer below it tells no more of it
@@ -240,14 +241,3 @@ class BoundedRunner(abc.ABC):
         self.release()
         step, self._batch_bytes = self._make(batch_size)
         self._batch_size, self._step = batch_size, step
-
-
-def first_line(error: Exception) -> str:
-    r"""
-    Say in a line what was raised, without the stop at its end.
-
-    Example:
-        >>> first_line(ValueError("No.\nAnd a second line."))
-        'ValueError: No'
-    """
-    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(".")

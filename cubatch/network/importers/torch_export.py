@@ -16,6 +16,7 @@ from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step, of_one, unlike
 from cubatch.network.importers.torch_operators import OPERATORS, SEVERAL, Call, part
+from cubatch.units import first_line
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
@@ -118,12 +119,11 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
     except CubatchError:
         raise
     except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
         raise CannotTrace(
             "module",
             type(module).__name__,
             f"one that torch.export can trace on a batch of {EXAMPLE_BATCH} x {shape}",
-            f"It said {type(error).__name__}: {first.removesuffix('.')}.",
+            f"It said {first_line(error)}.",
         ) from error
 
 
