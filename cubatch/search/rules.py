@@ -15,6 +15,7 @@ When none does, the answer is known, or the budget holds no more.
     latency_limit_at_last   the same as latency_limit, where a visit is dear
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
+    rungs             sizes of the ladder beside the fastest, where no model of time speaks of them: a peak, a cliff
     certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
                       visit has another, even a dear one: the best of many readings mostly had luck
     leftover          a size that may be much better, where what is left of the budget holds it
@@ -33,13 +34,12 @@ from numpy.typing import NDArray
 
 from cubatch.measure.budget import FEWEST_READINGS
 from cubatch.measure.stopping import MIN_ROUNDS
-from cubatch.search import bisection, race
+from cubatch.search import race
 from cubatch.search.belief import Array, believe
 from cubatch.search.history import Record
-from cubatch.search.view import SURE, View
+from cubatch.search.limit_rules import latency_limit, latency_limit_at_last, memory
+from cubatch.search.view import KNOWN, SURE, View
 
-KNOWN = 0.5
-"""The answer is known where going on would win, on average, less than this share of the tolerance."""
 WORTH, WORTH_SECONDS = 0.85, 60.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
 share."""
@@ -49,10 +49,10 @@ SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
 VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.06  # visits, of what is left, behind the fastest
 CERTAIN_SHARE, TIES_SHARE, UNSETTLED_SHARE = 0.2, 0.002, 0.02  # of what is left: the answer's own readings, others'
-SOLE_SHARE = 0.5  # of what is left, for a second visit to an answer that rests on one
+SOLE_SHARE, SOLE_BEST_SHARE = 0.5, 0.05  # of what is left, for a second visit to the answer, to the fastest
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
-AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
+BESIDE, BESIDE_SHARE = 2.0, 0.1  # factor from the fastest, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
@@ -83,6 +83,7 @@ def next_visits(view: View) -> list[int]:
         latency_limit_at_last,
         believed,
         doubts,
+        rungs,
         certain,
         leftover,
     )
@@ -135,7 +136,7 @@ def scouts(view: View) -> list[int]:
         rates = {n: n / view.model[n] for n in open_sizes}
     listed = race.scouts(open_sizes, rates)
     for n in listed:
-        if n in view.read or any(max(view.read) < size < n for size in view.walls):
+        if n in view.read or view.is_walled(n):
             continue
         if view.goal.objective == "latency":
             hopeless = view.steps[view.place(max(view.read))] > FAR_LATENCY * view.read[view.answer].seconds
@@ -146,68 +147,6 @@ def scouts(view: View) -> list[int]:
             return []
         return [n]
     return []
-
-
-def latency_limit(view: View) -> list[int]:
-    """Name a size between the largest that keeps the latency limit and the smallest that does not, if cheap."""
-    return _at_latency_limit(view, GAP_SHARE)
-
-
-def latency_limit_at_last(view: View) -> list[int]:
-    """Name such a size however dear it is: nothing else is left to do."""
-    return _at_latency_limit(view, 1.0)
-
-
-def _at_latency_limit(view: View, share: float) -> list[int]:
-    limit = view.goal.latency_limit
-    if limit is None or view.answer is None or view.goal.objective == "latency":
-        return []
-    low = max(n for n in view.read if view.is_able(n))
-    high = min((n for n, record in view.read.items() if n > low and record.seconds > limit), default=None)
-    first = view.read[low].seconds
-    if high is not None:
-        last = view.read[high].seconds
-    else:  # by what is believed, until one is read
-        beyond = [n for n in view.sizes if n > low and n not in view.of.closed and view.steps[view.place(n)] > limit]
-        if not beyond or not view.affordable(beyond[0], share):
-            return []
-        high, last = beyond[0], float(view.steps[view.place(beyond[0])])
-        if bisection.is_met(low, high) or not any(low < n < high for n in view.sizes):
-            return [high]
-    return _in_gap(view, low, high, low + (limit - first) / (last - first) * (high - low))
-
-
-def memory(view: View) -> list[int]:
-    """Name a size between the largest that ran and the smallest that ran out of memory or failed otherwise."""
-    able = [n for n in view.read if view.is_able(n)]
-    if not able or view.goal.objective == "latency":
-        return []
-    low = max(able)
-    ends = [n for n in view.walls if n > low] or [n for n in view.of.failed if n > low]
-    high = min(ends, default=None)
-    if high is None or any(low < n < high for n in view.read):  # what ran and breaks a limit ends the sizes earlier
-        return []
-    return _in_gap(view, low, high, None)
-
-
-def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
-    """
-    Narrow the gap of a limit, while the curve rises there and the budget holds a visit.
-
-    Where it rises by less than the tolerance, the end of what may be the answer is worth only what is cheap.
-    """
-    inside = [n for n in view.sizes if low < n < high]
-    if not inside:
-        return []
-    rise = view.gain(inside[-1])
-    is_at_limit = view.answer is not None and low < AT_LIMIT * view.answer
-    share = 1.0 if rise >= KNOWN * view.tolerance else LIMIT_SHARE if rise > 0 and is_at_limit else 0.0
-    wanted = bisection.between(low, high, guess, view.of.multiple)
-    if wanted is None:
-        return []
-    like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
-    size = wanted if view.of.extends and wanted not in view.of.closed else like
-    return [size] if size not in view.of.closed and view.affordable(like, share) else []
 
 
 def lowest_latency(view: View) -> list[int]:
@@ -310,7 +249,7 @@ def readings_wanted(view: View, n: int) -> int:
     """
     Say how many readings a size that may be the answer still wants, where they cost a small share of what is left.
 
-    The answer and the fastest are worth a larger share than their ties, and a second visit to the answer half of all.
+    The answer is worth a larger share than its ties, and a second visit half of all; to the fastest a twentieth.
     """
     if n not in view.read or n not in _ties(view):
         return 0
@@ -321,8 +260,8 @@ def readings_wanted(view: View, n: int) -> int:
     visit, left = float(view.visit_seconds[view.place(n)]), view.of.left
     if visit + (few - 1) * record.seconds <= (CERTAIN_SHARE if n == view.answer else TIES_SHARE) * left:
         return few
-    is_sole = n == view.answer and record.visits < VISITS_TO_BELIEVE
-    return 1 if is_sole and visit <= SOLE_SHARE * left else 0
+    share = {view.fastest: SOLE_BEST_SHARE, view.answer: SOLE_SHARE}.get(n, 0.0)  # both may be one
+    return 1 if record.visits < VISITS_TO_BELIEVE and visit <= share * left else 0
 
 
 def _ties(view: View) -> list[int]:
@@ -362,6 +301,20 @@ def _is_doubtful(view: View, n: int) -> bool:
         return True
     last = n == max(view.read) and any(size > n and size not in view.of.closed for size in view.sizes)
     return not is_latency and expected * (1 + DOUBTFUL) < read and behind < (LAST if last else 0.0)
+
+
+def rungs(view: View) -> list[int]:
+    """
+    Name the nearest size of the ladder beside the fastest that was not read.
+
+    What is believed of teeth is a guess.  Of a module's sizes one may be 7 % faster than both its neighbours: the last
+    whose results the C library keeps.
+    """
+    if view.model is not None or view.fastest is None or view.goal.objective == "latency" or not view.of.extends:
+        return []
+    waiting = [n for n in view.of.ladder if n not in view.read and n not in view.of.closed and not view.is_walled(n)]
+    apart = {n: max(n, view.fastest) / min(n, view.fastest) for n in waiting if view.affordable(n, BESIDE_SHARE)}
+    return [n for n, factor in sorted(apart.items(), key=lambda item: item[1]) if factor <= BESIDE][:1]
 
 
 def leftover(view: View) -> list[int]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from cubatch.search.rules import KNOWN
-from cubatch.search.view import SURE, View
+from cubatch.search.view import KNOWN, SURE, View
 from cubatch.units import format_percent, format_seconds
 
 FLAT = 4  # how far beyond the answer must have been looked, to expect nothing of what lies farther

@@ -19,6 +19,8 @@ from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
 from cubatch.search.history import Noise, Record, noise_of, seen_of, suspect
 
+KNOWN = 0.5
+"""The answer is known where going on would win, on average, less than this share of the tolerance."""
 LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
 UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
 SURE = 1.645  # standard deviations: 90 % two-sided
@@ -160,6 +162,10 @@ class View:
         top = max((n for n in self.read if n not in self.of.failed), default=0)
         errors = [n for n in self.of.failed if n > top and self.of.broken.get(n) == "error"]
         return set(self.of.failed) - (set(errors) if len(errors) == 1 else set())
+
+    def is_walled(self, n: int) -> bool:
+        """Whether a size lies above one that failed, and that above all that were read."""
+        return any(max(self.read) < size < n for size in self.walls)
 
     def _runs(self, n: int, top: int) -> float:
         """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""

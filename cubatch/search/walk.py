@@ -37,7 +37,7 @@ from cubatch.search import rules, verdicts
 from cubatch.search.events import Event, Teller
 from cubatch.search.failures import Failure, clear
 from cubatch.search.history import Record
-from cubatch.search.view import Situation, View
+from cubatch.search.view import KNOWN, Situation, View
 from cubatch.units import format_seconds
 
 __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
@@ -223,7 +223,7 @@ class _Run:
     def next(self) -> list[int]:
         self.view = self.look()
         best = self.view.read[self.view.fastest].cost if self.view.fastest else None
-        if best is not None and best < self.best_cost * (1 - rules.KNOWN * self.view.tolerance):
+        if best is not None and best < self.best_cost * (1 - KNOWN * self.view.tolerance):
             self.fruitless, self.best_cost = 0, best
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
