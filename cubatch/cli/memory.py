@@ -65,7 +65,11 @@ def memory(
         "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device, "library": library,
     }  # fmt: skip
     found = probe.resolve(device, live=False)
-    limit = fit.limit_bytes(memory, found) if memory else room.memory_limit(found).bytes
+    if memory:
+        limit, why = fit.limit_bytes(memory, found), ""
+    else:
+        there = room.memory_limit(found)
+        limit, why = there.bytes, there.note
     asked: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
     if target_batch_size is not None:
         asked, options["target_batch_size"] = (mode or "training",), target_batch_size
@@ -88,8 +92,9 @@ def memory(
             "max_batch_size": largest[each],
         }
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
-    title = f"{model} on {found}, {dtype}, batch {batch_size}{of_target}: memory of a step"
+    trained = f", training by {optimizer}" if "training" in asked else ""
+    title = f"{model} on {found}, {dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
     payload = {"schema": 2, "modes": modes, "memory": limit}
     options.pop("target_batch_size", None)
     members = plan(Workload.of(spec, mode=asked[-1], **options), batch_size).members
-    console.emit(footprint.modes(modes, title=title, limit=limit, members=members), payload, json)
+    console.emit(footprint.modes(modes, title=title, limit=limit, why=why, members=members), payload, json)

@@ -69,7 +69,12 @@ MemoryOption = Annotated[
     str | None, typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory.')
 ]
 ShapeOption = Annotated[
-    str | None, typer.Option("--input-shape", metavar="H,W,C", help="Input of one sample; default: the model's own.")
+    str | None,
+    typer.Option(
+        "--input-shape",
+        metavar="H,W,C",
+        help="Input of one sample, channels last, of a PyTorch module too; default: the model's own, or 224,224,3.",
+    ),
 ]
 ClassesOption = Annotated[int | None, typer.Option("--classes", metavar="N", help="Outputs of a named model.")]
 OpaqueOption = Annotated[

@@ -28,6 +28,7 @@ _REMEDIES = {
     "error": "Mend what the error names, or leave those sizes out with batch_sizes.",
     "interrupted": "Run it again: what was measured is kept.",
 }
+_ALL_FAILED = "Mend what the error names: every size that was tried raised one."
 _NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
 
 
@@ -44,6 +45,7 @@ def answer(
     roofline_seconds: Mapping[int, float] | None = None,
     layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
     device_bytes: Mapping[int, int] | None = None,
+    caveats: Sequence[str] = (),
     notes: Sequence[str] = (),
     partial: bool = False,
 ) -> TuningResult:
@@ -76,6 +78,7 @@ def answer(
         device_bytes: What the process takes of the device in all, as predicted, by batch size, where known.
         layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
             them, weighted by "seconds" if all have it, else by "predicted_seconds".
+        caveats: Sentences that stand before the reasons: what they rest on is less than it seems.
         notes: Further sentences, such as what the store refused.
         partial: Give a result without an answer instead of raising NothingMeasured: after Ctrl-C.
 
@@ -162,7 +165,7 @@ def answer(
         seconds_spent=measured.seconds_spent,
         largest_batch_size=largest_batch_size,
         largest_measured=max((n for n, timings in used.items() if timings), default=None),
-        reasons=[*reasons, *notes],
+        reasons=[*caveats, *reasons, *notes],
         measurements=tuple(measurements),
     )
 
@@ -280,13 +283,15 @@ def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured
         reason = f"batch size {wording.breaks_latency_limit(first, goal)}"
         return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
     statuses = {m.status for m in measurements}
+    reason = wording.count_statuses(measurements, goal) or "there are no candidates"
+    if "error" in statuses and statuses <= {"error", "dropped"} and not any(m.latency_seconds for m in measurements):
+        return NothingMeasured(reason, _ALL_FAILED)
     if "error" in statuses:  # which no budget mends, and smaller sizes come first
         statuses.discard("not_run")
     over = [is_above(m.latency_seconds, goal.latency_limit) for m in measurements if m.status == "over_limit"]
     remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
     remedies += ["Raise memory_limit."] if not all(over) else []
     remedies += ["Raise latency_limit."] if any(over) else []
-    reason = wording.count_statuses(measurements, goal) or "there are no candidates"
     if any(over):
         return NothingMeasured(reason, " ".join(remedies), _NO_ANSWER)
     return NothingMeasured(reason, " ".join(remedies))

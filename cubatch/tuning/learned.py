@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,10 +74,28 @@ def tuned(
         run.notes += made().notes
         # What was said of a size just before it ran was said knowing more.
         said = {row["batch_size"]: row["said"] for row in made().ran}
+        run.notes += _falls(said)
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
         run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
-    return story.answer(measured, notes=run.notes)
+    return story.answer(measured, run)
+
+
+def _falls(said: Mapping[int, int]) -> list[str]:
+    """
+    Explain predictions that are less for a larger size; they are given by ascending size.
+
+    Example:
+        >>> _falls({1: 10, 2: 12})
+        []
+        >>> _falls({1: 10, 12: 12, 26: 7})
+        ['Less memory was predicted for 26 than for 12: each is what was said before it ran, by what had run by then.']
+    """
+    for (smaller, more), (larger, less) in itertools.pairwise(said.items()):
+        if less < more:
+            what = f"Less memory was predicted for {larger} than for {smaller}"
+            return [f"{what}: each is what was said before it ran, by what had run by then."]
+    return []
 
 
 def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:
@@ -100,7 +119,8 @@ def _ladder(
     if largest is None:
         if facts["raised"]:
             allowed = f"one whose {mode} step runs on batches like example_inputs"
-            raise InvalidArgument("module", name, allowed, f"On two samples it raised {facts['raised']}.")
+            inputs = "example_inputs is the shape of one sample, without the batch, or a batch of tensors."
+            raise InvalidArgument("module", name, allowed, f"{facts['raised']}. {inputs}")
         if limits.max_batch_size is None and limits.batch_sizes is None:
             raise InvalidArgument(
                 "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."

@@ -46,6 +46,7 @@ class Run:
         ladder, limit: What was decided when the run began; None for a run with nothing measured.
         finished: Whether `kept` is the whole run, so that nothing is left to measure.
         notes: What a person should know: refused results, a wait, a damaged file, a lost store.
+        caveats: What is told before all else of an answer: who else was busy, and that nothing was measured now.
         disturbed: What was told of others who were busy while what is kept was taken.
         was_begun_anew: Whether it was begun in the place of another, whose timings were disturbed.
     """
@@ -57,6 +58,7 @@ class Run:
         self.limit: Mapping[str, Any] | None = None
         self.finished = False
         self.notes: list[str] = []
+        self.caveats: list[str] = []
         self.disturbed: tuple[str, ...] = ()
         self.was_begun_anew = False
         self._resources = contextlib.ExitStack()

@@ -24,6 +24,7 @@ from cubatch.tuning import answer as answers
 from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.stored_run import Run
 from cubatch.workload import Workload
 
 _DEVICE_FACTS = (
@@ -48,7 +49,7 @@ class Story:
     setting: Mapping[str, Any]
     facts: Callable[[Sequence[int]], Mapping[str, Any]]
 
-    def answer(self, measured: Measured, *, notes: Sequence[str], partial: bool = False) -> TuningResult:
+    def answer(self, measured: Measured, run: Run, *, partial: bool = False) -> TuningResult:
         """
         Apply the rule of the answer to what was measured.
 
@@ -66,20 +67,21 @@ class Story:
             setting=setting,
             asked=self.limits.batch_sizes is not None,
             compared=self.limits.sweeps is not None,
-            notes=[*notes, *launch_notes(measured.launch)],
+            caveats=run.caveats,
+            notes=[*run.notes, *launch_notes(measured.launch)],
             partial=partial,
             **self.facts([rung.batch_size for rung in rungs]),
         )
 
     @contextmanager
-    def told_on_interrupt(self, recorder: Recorder, notes: Sequence[str]) -> Iterator[None]:
+    def told_on_interrupt(self, recorder: Recorder, run: Run) -> Iterator[None]:
         """Hand out what there is with Ctrl-C, or whatever else ends a run from outside, as `partial`."""
         try:
             yield
         except CubatchError:  # says itself what became of the run
             raise
         except BaseException as stop:
-            stop.partial = self.answer(recorder.measured, notes=notes, partial=True)  # type: ignore[attr-defined]
+            stop.partial = self.answer(recorder.measured, run, partial=True)  # type: ignore[attr-defined]
             raise
 
 

@@ -165,7 +165,7 @@ def autotune(
         measured = measured_by(measure, story, run, progress, work.device)
 
         # The answer, and why.
-        return tune_devices.with_exchange(story.answer(measured, notes=run.notes), run, factory, parts, limits)
+        return tune_devices.with_exchange(story.answer(measured, run), run, factory, parts, limits)
 
 
 def autotune_callable(
@@ -257,7 +257,7 @@ def autotune_callable(
             run.notes.append(
                 "memory_limit was not watched: no library that says what it holds is loaded and has a GPU."
             )
-    return story.answer(measured, notes=run.notes)
+    return story.answer(measured, run)
 
 
 def measured_by(
@@ -272,18 +272,21 @@ def measured_by(
 
     What was kept from a busy machine is not mixed with what a quiet one shows: the sizes read again would win.
     """
-    before = [f"Of the timings that are kept: {sentence}" for sentence in run.disturbed]
+    before = [f'When timings that are kept were taken it said: "{sentence}"' for sentence in run.disturbed]
     if run.finished:
         answered = "Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew."
-        run.notes += [*before, answered]
+        run.caveats += [answered, *before]
         return run.kept
-    if before and not run.was_begun_anew and turns.is_quiet(device):
-        run.begin_anew()
-        before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
-    run.notes += before
+    if before and not run.was_begun_anew:
+        if turns.is_quiet(device):
+            run.begin_anew()
+            before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
+        else:
+            before.append("It is still busy, so this run went on with them: --fresh (store='refresh') measures anew.")
+    run.caveats += before
     recorder, limits = Recorder(run.kept, run), story.limits
     with (
-        story.told_on_interrupt(recorder, run.notes),
+        story.told_on_interrupt(recorder, run),
         _others_told(run, device),
         progresses.shown(progress) as told,
     ):
@@ -305,7 +308,7 @@ def _others_told(run: store.Run, device: Device) -> Iterator[None]:
             yield
     finally:
         run.save_disturbed(met)
-        run.notes += met
+        run.caveats += met
 
 
 def _notes(work: Workload) -> list[str]:

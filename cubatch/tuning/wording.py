@@ -70,7 +70,7 @@ def sentences(
     if len(timed) == 1 and len(measurements) > 1:
         why = [f"Only {answer.batch_size} was measured, so there is nothing to compare it with."]
     else:
-        why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
+        why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with, rounds)]
     return [
         *why,
         _limit(answer, fastest, measurements, goal, decision, tied_with, needed or {}),
@@ -137,7 +137,13 @@ def _why(answer: Measurement, fastest: Measurement, timed: Sequence[Measurement]
     ]
 
 
-def _ties(fastest: Measurement, measurements: Sequence[Measurement], goal: Goal, tied_with: Sequence[int]) -> list[str]:
+def _ties(
+    fastest: Measurement,
+    measurements: Sequence[Measurement],
+    goal: Goal,
+    tied_with: Sequence[int],
+    rounds: Mapping[int, Mapping[int, float]],
+) -> list[str]:
     """Name the sizes that cannot be told from the fastest, apart from those of which too little is known to say so."""
     best = value_of(fastest, goal.objective) or 0.0
     shares = {}
@@ -145,10 +151,14 @@ def _ties(fastest: Measurement, measurements: Sequence[Measurement], goal: Goal,
         if m.batch_size in tied_with and (value := value_of(m, goal.objective)):
             shares[m.batch_size] = best / value if goal.objective == "latency" else value / best
     noisy = [m for m in measurements if is_only_noise(shares.get(m.batch_size), m.throughput_interval)]
-    ties = _join([str(n) for n in tied_with if n not in {m.batch_size for m in noisy}])
+    known = [n for n in tied_with if n not in {m.batch_size for m in noisy}]
+    common = {n: rounds.get(n, {}).keys() & rounds.get(fastest.batch_size, {}).keys() for n in known}
+    ties = _join([str(n) for n in known if len(common[n]) >= MIN_ROUNDS])
+    few = _join([str(n) for n in known if len(common[n]) < MIN_ROUNDS])
     told = [f"{m.batch_size} ({format_percent(shares[m.batch_size])} of it{_known_to(m)})" for m in noisy]
     return [
         *([f"Paired rounds cannot tell {ties} from {fastest.batch_size}."] if ties else []),
+        *([f"Too few rounds are common to {few} and {fastest.batch_size} to tell them apart."] if few else []),
         *([f"Too noisy to tell from {fastest.batch_size}: {_join(told)}."] if told else []),
     ]
 

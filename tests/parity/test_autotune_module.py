@@ -293,7 +293,9 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"loss": "cross_entropy", "mode": "training"}, "package.module:function"),
         ({"loss": scalar}, "loss must be left out in inference"),
         ({"module": nn.Sequential(nn.LazyLinear(3))}, "0.weight has no shape yet"),
-        ({"example_inputs": (3,)}, "one whose inference step .* like example_inputs.*On two samples it raised"),
+        ({"example_inputs": (3,)}, "one whose inference step .* like example_inputs.*On 2 samples it raised"),
+        ({"example_inputs": (3,), "max_batch_size": 64}, "example_inputs.*On 2 samples it raised"),
+        ({"example_inputs": (8, 3, 8, 8), "max_batch_size": 64}, "the shape of one sample, without the batch"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "example_inputs"),
@@ -315,6 +317,22 @@ def test_what_real_steps_raise_is_told_by_the_error_alone(caplog):
     with pytest.raises(cb.InvalidArgument, match="mat1 and mat2"):
         cb.autotune_module(nn.Linear(4, 4), (3,), **SHORT)
     assert caplog.records == []
+
+
+class OfFour(nn.Linear):
+    """What takes batches of four samples alone, and no tensors without data."""
+
+    def forward(self, x):
+        if len(x) != 4 or isinstance(x, torch._subclasses.FakeTensor):
+            raise ValueError("four samples only")
+        return super().forward(x)
+
+
+def test_a_module_of_one_batch_size_is_tuned_where_a_largest_is_given():
+    """Its steps raise on two samples and on one, and the walk without data does: it runs all the same, at 4."""
+    result = cb.autotune_module(OfFour(3, 2), (3,), max_batch_size=8, **SHORT)
+    assert result.batch_size == 4
+    assert {m.batch_size: m.status for m in result.measurements}[8] == "error"
 
 
 def test_training_needs_something_to_train():

@@ -104,7 +104,9 @@ def test_an_input_of_another_shape_is_one_message_that_names_the_option(run, mod
     """224 x 224 x 3 is a guess; PyTorch's log of what it raised stays away."""
     code, out, err = run("memory", model)
     assert (code, out) == (2, "")
-    assert "One sample is 224 x 224 x 3: another is given as --input-shape H,W,C" in err
+    assert "2 samples of shape (3, 224, 224)" in err
+    assert "One sample was taken to be, since nothing else was said, 224,224,3 (height, width, channels" in err
+    assert "another is given as --input-shape H,W,C" in err
     assert len(err.splitlines()) == 1
     assert run("memory", model, "--input-shape", "8,8,3")[0] == 0
 

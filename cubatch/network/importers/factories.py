@@ -39,10 +39,12 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
         try:
             return from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
         except CannotTrace as error:
+            taken = "was given as" if input_shape else "was taken to be, since nothing else was said,"
             remedy = (
-                f"{error.remedy} One sample is {h} x {w} x {c}: another is given as --input-shape H,W,C (input_shape)."
+                f"One sample {taken} {h},{w},{c} (height, width, channels; PyTorch has channels first): "
+                "another is given as --input-shape H,W,C (input_shape)."
             )
-            raise CannotTrace(error.field, error.value, error.allowed, remedy) from error
+            raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {remedy}") from error
     if not isinstance(found, Layer | Network):
         raise InvalidArgument(
             "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"

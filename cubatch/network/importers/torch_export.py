@@ -122,7 +122,7 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
         raise CannotTrace(
             "module",
             type(module).__name__,
-            f"one that torch.export can trace on a batch of {EXAMPLE_BATCH} x {shape}",
+            f"one that torch.export can trace on {EXAMPLE_BATCH} samples of shape {shape}",
             f"It said {first_line(error)}.",
         ) from error
 

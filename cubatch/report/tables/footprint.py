@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import attrs
 
 from cubatch.report.grid import Grid
-from cubatch.report.tables.common import shape, written
+from cubatch.report.tables.common import joined, shape, written
 from cubatch.units import format_bytes, format_count
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
@@ -25,29 +25,43 @@ def footprint(plan: Mapping[str, Any], *, title: str) -> list[Grid]:
     return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
 
 
-def modes(found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int | str, members: int = 1) -> list[Grid]:
+def modes(
+    found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int, why: str = "", members: int = 1
+) -> list[Grid]:
     """
     Lay out the memory of a step in one mode, or in both side by side; then its layers and the rules of thumb.
 
     Args:
         found: Of each mode the footprint, the rules of thumb and the largest batch, as JSON.
         title: Above the parts.
-        limit: The memory that the largest batch fits into.
+        limit: Bytes that the largest batch fits into.
+        why: How they came about; empty where they were asked for.
         members: Threads of a CPU that each walk through samples of their own, by the plan of the last mode.
     """
     by_mode = {mode: facts["footprint"] for mode, facts in found.items()}
     last = list(by_mode)[-1]
-    beside = [
-        rules(
-            facts["rules_of_thumb"], largest=facts["max_batch_size"], limit=limit, mode=mode,
-            batch_size=facts["footprint"]["batch_size"],
-        )
-        for mode, facts in found.items()
-    ]  # fmt: skip
+    beside = [rules(facts["rules_of_thumb"], mode=mode) for mode, facts in found.items()]
     parts = _parts(by_mode, title)
+    parts = attrs.evolve(parts, notes=[_fits(found, limit, why), *parts.notes])
     if members > 1 and by_mode[last]["gradients"]:
         parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has gradients of its own."])
     return [parts, _by_layer(by_mode[last], f"By layer, {last}"), *beside]
+
+
+def _fits(found: Mapping[str, Mapping[str, Any]], limit: int, why: str) -> str:
+    """Say which is the largest batch that fits in each mode, and where the one that was asked for does not."""
+    asked = next(iter(found.values()))["footprint"]["batch_size"]
+    largest = {mode: int(facts["max_batch_size"]) for mode, facts in found.items()}
+    sizes = joined([f"{format_count(n) if n else 'no batch'}{_in([mode], found)}" for mode, n in largest.items()])
+    beyond = [mode for mode, n in largest.items() if n < asked]
+    does_not = f"; {asked} does not fit{_in(beyond, found)}" if beyond else ""
+    where = f"{format_bytes(limit)}{f' ({why})' if why else ''}"
+    return f"The largest batch whose step fits in {where}, by the plan: {sizes}{does_not}."
+
+
+def _in(modes: Sequence[str], found: Sized) -> str:
+    """Name the modes, where there are several."""
+    return f" in {joined(modes)}" if len(found) > 1 else ""
 
 
 def _parts(plans: Mapping[str, Mapping[str, Any]], title: str) -> Grid:
@@ -89,8 +103,8 @@ def _by_layer(plan: Mapping[str, Any], title: str) -> Grid:
     return Grid(title=title, columns=names, rows=rows)
 
 
-def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str, mode: str, batch_size: int) -> Grid:
-    """Lay out the rules of thumb beside the plan, and the largest batch beneath."""
+def rules(found: Sequence[Mapping[str, Any]], *, mode: str) -> Grid:
+    """Lay out the rules of thumb beside the plan."""
     write: dict[str, Callable[[float], str]] = {"bytes": format_bytes}
     rows = [
         [
@@ -103,11 +117,8 @@ def rules(found: Sequence[Mapping[str, Any]], *, largest: int, limit: int | str,
         ]
         for rule in found
     ]
-    size = format_bytes(limit) if isinstance(limit, int) else limit
-    beyond = f"; {batch_size} does not fit" if 0 < largest < batch_size else ""
     return Grid(
         title=f"Rules of thumb beside the plan, {mode}",
         columns=["rule", "says", "plan", "off by", "unit", "formula"],
         rows=rows,
-        notes=[f"Largest batch size whose step fits in {size}, by the plan: {largest or 'no batch does'}{beyond}."],
     )

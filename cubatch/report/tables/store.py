@@ -21,12 +21,13 @@ def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
             run["identity"].get("dtype"),
             run["state"],
             run["num_timings"],
+            "yes" if run["disturbed"] else None,
             format_seconds(run["seconds_spent"]),
         ]
         for run in kept
     ]
     notes = [] if rows else ["No runs are kept."]
-    columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "measured for"]
+    columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "others busy", "measured for"]
     return Grid(title=f"Kept in {path}", columns=columns if rows else [], rows=rows, notes=notes)
 
 
@@ -53,7 +54,7 @@ def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
     return [
         _facts(title, asked),
         _facts("Conditions", facts["conditions"]),
-        Grid(title="Timings", columns=columns, rows=rows, notes=facts["notes"]),
+        Grid(title="Timings", columns=columns, rows=rows, notes=[*facts["disturbed"], *facts["notes"]]),
     ]
 
 

@@ -28,8 +28,11 @@ def test_memory_says_of_which_device_it_is_and_what_does_not_fit(run, monkeypatc
     """A GPU that is not here by its name; on a CPU gradients are once for each thread, and that is said."""
     code, out, _ = run("memory", "resnet50", "--batch-size", "256", "--device", "t4")
     assert code == 0
-    assert out.startswith("resnet50 on Tesla T4, float32, batch 256: memory of a step")
-    assert out.rstrip().endswith("256 does not fit.")
+    assert out.startswith("resnet50 on Tesla T4, float32, batch 256, training by sgd: memory of a step")
+    above, layers, _ = " ".join(out.split()).partition("By layer")
+    assert "for the CUDA context and libraries), by the plan: " in above
+    assert layers
+    assert above.count("; 256 does not fit in training.") == 1
     assert "gradients of its own" not in out
     cpu = Device(name="A CPU", kind="cpu", threads=3, memory_bytes=2**30)
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: cpu)

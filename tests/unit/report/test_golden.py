@@ -180,13 +180,14 @@ def store_page():
     kept = {
         "id": 3, "identity": {"spec": {"name": "mlp"}, "mode": "training", "dtype": "float32"}, "state": "open",
         "updated": "2026-11-20T08:00:00Z", "num_timings": 2, "seconds_spent": 1.5, "conditions": {"numpy": "2.0"},
-        "notes": ["The clock fell during round 2."],
+        "notes": ["The clock fell during round 2."], "disturbed": ["Other processes kept 1.3 of 2 CPUs busy."],
     }  # fmt: skip
+    quiet = kept | {"id": 4, "disturbed": []}
     measured = {
         "timings": [{"batch_size": 8, "seconds": 0.002}, {"batch_size": 8, "seconds": 0.001}],
         "outcomes": [{"batch_size": 64, "status": "out_of_memory", "stop_reason": "needs 2 GiB"}],
     }
-    return grids(store.runs([kept], "store.db"), *store.run(kept, measured), store.runs([], "empty.db"))
+    return grids(store.runs([kept, quiet], "store.db"), *store.run(kept, measured), store.runs([], "empty.db"))
 
 
 def profile_page():

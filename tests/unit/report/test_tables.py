@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
 from cubatch.report.tables import candidates, common, devices, footprint, store, training
@@ -87,15 +89,33 @@ def test_both_modes_stand_side_by_side():
         mode: {"footprint": plan, "rules_of_thumb": [], "max_batch_size": largest}
         for mode, plan, largest in (("inference", forward, 9), ("training", training, 7))
     }
-    parts, layers, *rules = footprint.modes(found, title="t", limit=2**30)
+    parts, layers, *rules = footprint.modes(found, title="t", limit=2**30, why="2.00 GiB less 1.00 GiB")
     assert row_of(parts, "gradients", "part") == {"part": "gradients", "inference": None, "training": "1.00 MiB"}
     assert row_of(parts, "peak", "part") == {"part": "peak", "inference": "3.00 MiB", "training": "4.00 MiB"}
-    assert "3.00 MiB, in fc (inference), 4.00 MiB, in relu (training)" in parts.notes[0]
-    assert "1 410 elements per sample forward, 1 820 with gradients; times 4 is 7 280" in parts.notes[1]
+    fits, peaks, count = parts.notes
+    assert fits.endswith("fits in 1.00 GiB (2.00 GiB less 1.00 GiB), by the plan: 9 in inference and 7 in training.")
+    assert "3.00 MiB, in fc (inference), 4.00 MiB, in relu (training)" in peaks
+    assert "1 410 elements per sample forward, 1 820 with gradients; times 4 is 7 280" in count
     assert layers.title == "By layer, training"
-    assert [(rule.title.split()[-1], rule.notes[0].split()[-1]) for rule in rules] == [
-        ("inference", "9."), ("training", "7."),
-    ]  # fmt: skip
+    assert [rule.title.split()[-1] for rule in rules] == ["inference", "training"]
+
+
+@pytest.mark.parametrize(
+    ("largest", "said"),
+    [
+        (
+            {"inference": 3, "training": 0},
+            ": 3 in inference and no batch in training; 4 does not fit in inference and ",
+        ),
+        ({"inference": 9, "training": 3}, ": 9 in inference and 3 in training; 4 does not fit in training."),
+        ({"training": 3}, ": 3; 4 does not fit."),
+        ({"training": 4}, "by the plan: 4."),
+    ],
+)
+def test_the_batch_that_was_asked_for_is_said_not_to_fit_right_under_the_parts(largest, said):
+    """Above the layers, of which there may be hundreds; 4 samples were asked for."""
+    found = {mode: {"footprint": PLAN, "rules_of_thumb": [], "max_batch_size": n} for mode, n in largest.items()}
+    assert said in footprint.modes(found, title="t", limit=2**30)[0].notes[0]
 
 
 def test_one_mode_has_one_count():
@@ -111,10 +131,9 @@ def test_rules_of_thumb_stand_beside_the_plan_with_their_error():
         "name": "2x the file", "formula": "twice the weights", "value": 100 * 2**20, "computed": 400 * 2**20,
         "unit": "bytes", "error": -0.75,
     }  # fmt: skip
-    content = footprint.rules([rule], largest=77, limit=2**30, mode="training", batch_size=78)
+    content = footprint.rules([rule], mode="training")
     row = row_of(content, "2x the file", "rule")
     assert (row["says"], row["plan"], row["off by"]) == ("100.00 MiB", "400.00 MiB", "-75.0 %")
-    assert content.notes[0].endswith("fits in 1.00 GiB, by the plan: 77; 78 does not fit.")
 
 
 def test_an_unknown_fact_of_a_device_stays_unknown():
@@ -139,7 +158,7 @@ def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():
     """Timings without an outcome were cut off; a size without timings never ran."""
     facts = {
         "id": 3, "identity": {"spec": {"name": "mlp"}, "mode": "training"}, "conditions": {"numpy": "2.0"},
-        "state": "open", "updated": "2026-11-20T08:00:00Z", "notes": ["said before"],
+        "state": "open", "updated": "2026-11-20T08:00:00Z", "notes": ["said before"], "disturbed": ["others were busy"],
     }  # fmt: skip
     measured = {
         "timings": [{"batch_size": 8, "seconds": 0.002}, {"batch_size": 8, "seconds": 0.001}],
@@ -152,7 +171,7 @@ def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():
     assert timings.rows == (
         (8, 2, "1.00 ms", "2.00 ms", "unfinished", None), (64, 0, None, None, "out of memory", "needs 2 GiB"),
     )  # fmt: skip
-    assert timings.notes == ("said before",)
+    assert timings.notes == ("others were busy", "said before")
 
 
 def test_a_diverged_epoch_is_shown_and_explained():

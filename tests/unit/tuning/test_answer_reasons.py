@@ -10,6 +10,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import answer as answers
 from tests.unit.tuning.ends import (
+    DROPPED,
     ERROR,
     NO_MEMORY,
     NOT_RUN,
@@ -249,6 +250,13 @@ def test_a_latency_limit_that_the_smallest_size_breaks_is_the_only_thing_to_rais
     )
     with pytest.raises(NothingMeasured, match=r"\(1 timing\).*Raise latency_limit or allow smaller batch sizes\.$"):
         decide({64: too_slow(0.0576, 1)}, Goal(latency_limit=1e-6))
+
+
+def test_no_size_is_to_be_left_out_where_every_one_that_was_tried_raised() -> None:
+    """Larger ones are dropped for those that failed: without the sizes that raised nothing is left."""
+    with pytest.raises(NothingMeasured) as caught:
+        decide({1: ERROR, 2: ERROR, 4: DROPPED})
+    assert caught.value.remedy == "Mend what the error names: every size that was tried raised one."
 
 
 def test_a_remedy_is_given_for_each_limit_that_was_broken_and_no_other() -> None:

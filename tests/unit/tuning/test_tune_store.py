@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 BUSY = load.Load(others=1.9, steal=0.0, num_cpus=2)
 SENTENCE = "Other processes kept 1.9 of 2 CPUs busy"
+KEPT = "When timings that are kept were taken it said: "
 
 
 @pytest.fixture
@@ -36,17 +37,23 @@ def others(monkeypatch):
     return found
 
 
+def kept_with(sentence):
+    return f'{KEPT}"{sentence}"'
+
+
 def about_others(result):
     return [reason for reason in result.reasons if "busy" in reason]
 
 
 def test_an_answer_from_the_store_says_that_its_timings_were_disturbed(tmp_path, virtual, others):
-    """However quiet it is when it is given."""
-    (first,) = about_others(tune(store=tmp_path / "kept"))
+    """However quiet it is when it is given; both are told before all else, since all else rests on them."""
+    first, *_ = tune(store=tmp_path / "kept").reasons
     assert first.startswith(SENTENCE)
     others.load = None
-    (second,) = about_others(tune(store=tmp_path / "kept"))
-    assert second == f"Of the timings that are kept: {first}"
+    answered, second, *rest = tune(store=tmp_path / "kept").reasons
+    assert answered.startswith("Answered from the store")
+    assert second == kept_with(first)
+    assert not any("busy" in reason for reason in rest)
 
 
 def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_path, virtual, others):
@@ -87,7 +94,7 @@ def test_a_run_is_begun_anew_once(tmp_path, virtual, others):
     assert len(tuner.store.list_runs(kept)) == 2
     others.load = None
     (said,) = about_others(tune(store=kept))
-    assert said.startswith("Of the timings that are kept: ")
+    assert said.startswith(KEPT)
 
 
 def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
@@ -113,8 +120,9 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
 
     with pytest.raises(KeyboardInterrupt):
         tune(store=kept, progress=interrupt)
-    old, new = about_others(tune(store=kept))
-    assert old == f"Of the timings that are kept: {new}"
+    old, went_on, new = tune(store=kept).reasons[:3]
+    assert old == kept_with(new)
+    assert went_on == "It is still busy, so this run went on with them: --fresh (store='refresh') measures anew."
     assert len(tuner.store.list_runs(kept)) == 1
 
 
@@ -129,7 +137,7 @@ def test_a_rerun_answers_from_the_store(tmp_path, no_runner):
     second = tune(store=str(kept))
     drop = {"created", "device"}
     before, after = ({k: v for k, v in result.to_mapping().items() if k not in drop} for result in (first, second))
-    *reasons, said = after.pop("reasons")
+    said, *reasons = after.pop("reasons")
     assert reasons == before.pop("reasons")
     assert "from the store" in said
     assert after == before
