@@ -6,7 +6,7 @@ import abc
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
@@ -20,7 +20,6 @@ from cubatch.units import first_line
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
 _CLIMB_SHARE = 0.03  # of a size: what is nearer below it tells no more of it
-_TRIED = (2, 1, 4, 8, 16, 32)  # first two: one sample is too few for a batch norm in training
 _STEPS_TO_LEARN = 3  # the second finds gradients and the optimiser's state, the third what was kept of freed blocks
 
 _log = logging.getLogger(__name__)
@@ -86,12 +85,12 @@ class BoundedRunner(abc.ABC):
 
         Returns:
             dict: "largest", the largest batch size that fits, 0 if none does, or None where it cannot be known;
-            then "why_not" says why; "raised", what real steps raise there, if none of a few sizes runs; "first",
+            then "why_not" says why; "raised", what a real step raises there, where that was to be found out; "first",
             what a step of one sample takes; "dtype".
         """
         plan = self._planned(top or None)
         if plan is None:
-            raised = self._raised(_TRIED if top is None else [n for n in _TRIED if n <= top])
+            raised = self._raised() if top is None else None
             return {"largest": None, "why_not": self._why_not, "raised": raised, "first": None, "dtype": self.dtype}
         if not plan.largest(self._memory_limit):
             return {"largest": 0, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
@@ -111,22 +110,18 @@ class BoundedRunner(abc.ABC):
         largest = plan.largest(self._memory_limit)
         return {"largest": largest, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
 
-    def _raised(self, sizes: Sequence[int]) -> str | None:
-        """Say what the first of these sizes raises, where each raises something: a module may take one size alone."""
-        raised = None
-        for size in sizes:
-            try:
-                self.draw(size)
-                self.clock.time(self.step, 1)
-            except CubatchError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever a user's module raises
-                raised = raised or f"On {size} sample{'s' * (size > 1)} it raised {first_line(error)}"
-            else:
-                return None
-            finally:
-                self.release()
-        return raised
+    def _raised(self) -> str | None:
+        """Say what a real step raises; None if it runs."""
+        try:
+            self.draw(2)  # one sample is too few for a batch norm in training
+            self.clock.time(self.step, 1)
+        except CubatchError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a user's module raises
+            return first_line(error)
+        finally:
+            self.release()
+        return None
 
     def predicted(self, batch_size: int) -> int | None:
         """Say what a step takes, as far as is known now."""

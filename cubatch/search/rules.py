@@ -17,7 +17,8 @@ When none does, the answer is known, or the budget holds no more.
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
     rungs             sizes of the ladder beside the fastest, where no model of time speaks of them: a peak, a cliff
     certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
-                      visit has another, even a dear one: the best of many readings mostly had luck
+                      visit has another, even a dear one, and the fastest a cheap one: the best of many readings
+                      mostly had luck
     leftover          a size that may be much better, where what is left of the budget holds it
 """
 
@@ -53,6 +54,7 @@ SOLE_SHARE, SOLE_BEST_SHARE = 0.5, 0.05  # of what is left, for a second visit t
 SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is nothing better to do
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
 BESIDE, BESIDE_SHARE = 2.0, 0.1  # factor from the fastest, of what is left
+BESIDE_LIKELY = 0.5  # probability that it runs and keeps every limit
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
@@ -136,7 +138,7 @@ def scouts(view: View) -> list[int]:
         rates = {n: n / view.model[n] for n in open_sizes}
     listed = race.scouts(open_sizes, rates)
     for n in listed:
-        if n in view.read or view.is_walled(n):
+        if n in view.read or any(max(view.read) < size < n for size in view.walls):
             continue
         if view.goal.objective == "latency":
             hopeless = view.steps[view.place(max(view.read))] > FAR_LATENCY * view.read[view.answer].seconds
@@ -307,13 +309,14 @@ def rungs(view: View) -> list[int]:
     """
     Name the nearest size of the ladder beside the fastest that was not read.
 
-    What is believed of teeth is a guess.  Of a module's sizes one may be 7 % faster than both its neighbours: the last
+    What is believed of teeth is a guess.  Of a module's sizes one may be faster than both its neighbours: the last
     whose results the C library keeps.
     """
-    if view.model is not None or view.fastest is None or view.goal.objective == "latency" or not view.of.extends:
+    if view.of.model is not None or view.fastest is None or view.goal.objective == "latency" or not view.of.extends:
         return []
-    waiting = [n for n in view.of.ladder if n not in view.read and n not in view.of.closed and not view.is_walled(n)]
-    apart = {n: max(n, view.fastest) / min(n, view.fastest) for n in waiting if view.affordable(n, BESIDE_SHARE)}
+    waiting = [n for n in view.of.ladder if n not in view.read and n not in view.of.closed]
+    likely = [n for n in waiting if view.allowed[view.place(n)] >= BESIDE_LIKELY and view.affordable(n, BESIDE_SHARE)]
+    apart = {n: max(n, view.fastest) / min(n, view.fastest) for n in likely}
     return [n for n, factor in sorted(apart.items(), key=lambda item: item[1]) if factor <= BESIDE][:1]
 
 

@@ -163,10 +163,6 @@ class View:
         errors = [n for n in self.of.failed if n > top and self.of.broken.get(n) == "error"]
         return set(self.of.failed) - (set(errors) if len(errors) == 1 else set())
 
-    def is_walled(self, n: int) -> bool:
-        """Whether a size lies above one that failed, and that above all that were read."""
-        return any(max(self.read) < size < n for size in self.walls)
-
     def _runs(self, n: int, top: int) -> float:
         """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""
         if n in self.read or n < top:

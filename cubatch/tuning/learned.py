@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.errors import DoesNotFit, InvalidArgument, NothingMeasured
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.goal import Goal
@@ -24,6 +24,9 @@ from cubatch.tuning.results import TuningResult
 
 _LOOK_SHARE = 0.05
 """Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
+
+_INPUTS = "example_inputs is the shape of one sample, without the batch, or a batch of tensors."
+_CLEARLY = 0.9  # of what is predicted for a smaller size: predictions are to be 10 % off at most
 
 _FACTS = {"memory_bytes", "largest_batch_size", "dtype"}
 """What a ladder that was kept must have with it."""
@@ -74,27 +77,33 @@ def tuned(
         run.notes += made().notes
         # What was said of a size just before it ran was said knowing more.
         said = {row["batch_size"]: row["said"] for row in made().ran}
-        run.notes += _falls(said)
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
         run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
-    return story.answer(measured, run)
+    run.notes += _falls([*ladder.candidates, *measured.added])
+    try:
+        return story.answer(measured, run)
+    except NothingMeasured as error:
+        if facts.get("why_not") is None:
+            raise
+        raise NothingMeasured(error.reason, f"{error.remedy} {_INPUTS}") from error  # the walk without data failed too
 
 
-def _falls(said: Mapping[int, int]) -> list[str]:
+def _falls(steps: Sequence[Candidate]) -> list[str]:
     """
-    Explain predictions that are less for a larger size; they are given by ascending size.
+    Explain predictions that are clearly less for a larger size.
 
     Example:
-        >>> _falls({1: 10, 2: 12})
+        >>> _falls([Candidate(12, predicted_peak_bytes=120), Candidate(26, predicted_peak_bytes=110)])
         []
-        >>> _falls({1: 10, 12: 12, 26: 7})
-        ['Less memory was predicted for 26 than for 12: each is what was said before it ran, by what had run by then.']
+        >>> _falls([Candidate(26, predicted_peak_bytes=66), Candidate(12, predicted_peak_bytes=120)])
+        ['Less memory is predicted for 26 than for 12: each as it was known when the size was about to run.']
     """
-    for (smaller, more), (larger, less) in itertools.pairwise(said.items()):
-        if less < more:
-            what = f"Less memory was predicted for {larger} than for {smaller}"
-            return [f"{what}: each is what was said before it ran, by what had run by then."]
+    known = sorted((step.batch_size, step.predicted_peak_bytes) for step in steps if step.predicted_peak_bytes)
+    for (smaller, more), (larger, less) in itertools.pairwise(known):
+        if less < _CLEARLY * more:
+            what = f"Less memory is predicted for {larger} than for {smaller}"
+            return [f"{what}: each as it was known when the size was about to run."]
     return []
 
 
@@ -119,8 +128,7 @@ def _ladder(
     if largest is None:
         if facts["raised"]:
             allowed = f"one whose {mode} step runs on batches like example_inputs"
-            inputs = "example_inputs is the shape of one sample, without the batch, or a batch of tensors."
-            raise InvalidArgument("module", name, allowed, f"{facts['raised']}. {inputs}")
+            raise InvalidArgument("module", name, allowed, f"On two samples it raised {facts['raised']}. {_INPUTS}")
         if limits.max_batch_size is None and limits.batch_sizes is None:
             raise InvalidArgument(
                 "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."

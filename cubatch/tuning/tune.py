@@ -272,17 +272,16 @@ def measured_by(
 
     What was kept from a busy machine is not mixed with what a quiet one shows: the sizes read again would win.
     """
-    before = [f'When timings that are kept were taken it said: "{sentence}"' for sentence in run.disturbed]
+    before = [f'While timings that are kept were taken: "{sentence}"' for sentence in run.disturbed]
     if run.finished:
         answered = "Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew."
         run.caveats += [answered, *before]
         return run.kept
-    if before and not run.was_begun_anew:
-        if turns.is_quiet(device):
-            run.begin_anew()
-            before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
-        else:
-            before.append("It is still busy, so this run went on with them: --fresh (store='refresh') measures anew.")
+    if before and not run.was_begun_anew and turns.is_quiet(device):
+        run.begin_anew()
+        before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
+    elif before:
+        before.append("This run went on with them; --fresh (store='refresh') measures anew.")
     run.caveats += before
     recorder, limits = Recorder(run.kept, run), story.limits
     with (

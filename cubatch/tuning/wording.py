@@ -158,7 +158,7 @@ def _ties(
     told = [f"{m.batch_size} ({format_percent(shares[m.batch_size])} of it{_known_to(m)})" for m in noisy]
     return [
         *([f"Paired rounds cannot tell {ties} from {fastest.batch_size}."] if ties else []),
-        *([f"Too few rounds are common to {few} and {fastest.batch_size} to tell them apart."] if few else []),
+        *([f"Too few rounds in common to tell {few} from {fastest.batch_size}."] if few else []),
         *([f"Too noisy to tell from {fastest.batch_size}: {_join(told)}."] if told else []),
     ]
 

@@ -293,9 +293,7 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"loss": "cross_entropy", "mode": "training"}, "package.module:function"),
         ({"loss": scalar}, "loss must be left out in inference"),
         ({"module": nn.Sequential(nn.LazyLinear(3))}, "0.weight has no shape yet"),
-        ({"example_inputs": (3,)}, "one whose inference step .* like example_inputs.*On 2 samples it raised"),
-        ({"example_inputs": (3,), "max_batch_size": 64}, "example_inputs.*On 2 samples it raised"),
-        ({"example_inputs": (8, 3, 8, 8), "max_batch_size": 64}, "the shape of one sample, without the batch"),
+        ({"example_inputs": (3,)}, "one whose inference step .* like example_inputs.*On two samples it raised"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "example_inputs"),
@@ -319,20 +317,30 @@ def test_what_real_steps_raise_is_told_by_the_error_alone(caplog):
     assert caplog.records == []
 
 
-class OfFour(nn.Linear):
-    """What takes batches of four samples alone, and no tensors without data."""
+class OfSixty(nn.Linear):
+    """What takes batches of 60 samples alone, and no tensors without data."""
 
     def forward(self, x):
-        if len(x) != 4 or isinstance(x, torch._subclasses.FakeTensor):
-            raise ValueError("four samples only")
+        if len(x) != 60 or isinstance(x, torch._subclasses.FakeTensor):
+            raise ValueError("60 samples only")
         return super().forward(x)
 
 
 def test_a_module_of_one_batch_size_is_tuned_where_a_largest_is_given():
-    """Its steps raise on two samples and on one, and the walk without data does: it runs all the same, at 4."""
-    result = cb.autotune_module(OfFour(3, 2), (3,), max_batch_size=8, **SHORT)
-    assert result.batch_size == 4
-    assert {m.batch_size: m.status for m in result.measurements}[8] == "error"
+    """Its steps raise on two samples, and the walk without data does: it runs all the same, at 60."""
+    assert cb.autotune_module(OfSixty(3, 2), (3,), max_batch_size=60, device="cpu", budget=10.0).batch_size == 60
+
+
+@pytest.mark.parametrize("sizes", [{"max_batch_size": 64}, {"batch_sizes": [8, 16]}])
+@pytest.mark.parametrize("shape", [(4,), (8, 3, 8, 8)])
+def test_inputs_that_no_size_takes_are_told_by_their_name(sizes, shape):
+    """Of another shape, or with the batch left in: nothing could be measured, and no size is advised to be left out."""
+    with pytest.raises(cb.NothingMeasured) as caught:
+        cb.autotune_module(Recorder(), shape, device="cpu", budget=10.0, **sizes)
+    assert caught.value.remedy == (
+        "Mend what the error names: every size that was tried raised one. example_inputs is the shape of one sample, "
+        "without the batch, or a batch of tensors."
+    )
 
 
 def test_training_needs_something_to_train():

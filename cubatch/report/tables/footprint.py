@@ -54,7 +54,7 @@ def _fits(found: Mapping[str, Mapping[str, Any]], limit: int, why: str) -> str:
     largest = {mode: int(facts["max_batch_size"]) for mode, facts in found.items()}
     sizes = joined([f"{format_count(n) if n else 'no batch'}{_in([mode], found)}" for mode, n in largest.items()])
     beyond = [mode for mode, n in largest.items() if n < asked]
-    does_not = f"; {asked} does not fit{_in(beyond, found)}" if beyond else ""
+    does_not = f"; {format_count(asked)} does not fit{_in(beyond, found)}" if beyond else ""
     where = f"{format_bytes(limit)}{f' ({why})' if why else ''}"
     return f"The largest batch whose step fits in {where}, by the plan: {sizes}{does_not}."
 

@@ -9,7 +9,7 @@ from cubatch.measure.goal import Goal
 from cubatch.search import rules
 from tests.fakes import FakeDevice
 from tests.unit.search.walking import given, seek
-from tests.unit.situations import view
+from tests.unit.situations import record, view
 
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 READ = {1: 0.01, 8: 0.06, 16: 0.1, 32: 0.22}  # seconds: 16 is the fastest a sample
@@ -52,6 +52,22 @@ def test_a_rung_that_takes_more_than_a_tenth_of_what_is_left_is_not_read():
 def test_no_rung_is_read_where_a_model_speaks_of_it_or_it_may_not_be_visited(known):
     """A model of time knows its teeth, latency has a rule of its own, and closed sizes are closed."""
     assert rules.rungs(view(READ, ladder=LADDER, **known)) == []
+
+
+def test_by_energy_too_no_rung_is_read_where_there_is_a_model_of_time():
+    """It says nothing of joules, but where it speaks the ladder has a rung for every crest, each a second or more."""
+    goal, model = Goal(objective="energy"), {n: 0.005 + 0.006 * n for n in LADDER}
+    read = {n: record(n, seconds, goal=goal, joules=seconds) for n, seconds in READ.items()}
+    assert rules.rungs(view(read, ladder=LADDER, goal=goal)) == [12]
+    assert rules.rungs(view(read, ladder=LADDER, goal=goal, model=model)) == []
+
+
+def test_no_rung_is_read_that_is_expected_to_break_a_limit():
+    """24 would take 0.16 s where 0.12 are allowed; above 18 and 20, which ran out of memory, it would do so too."""
+    assert rules.rungs(view({**READ, 12: 0.09}, ladder=LADDER, goal=Goal(latency_limit=0.12))) == []
+    below = {n: seconds for n, seconds in {**READ, 12: 0.09}.items() if n < 32}
+    assert rules.rungs(view(below, ladder=LADDER, failed=[18, 20])) == []
+    assert rules.rungs(view(below, ladder=LADDER)) == [24]
 
 
 def test_a_peak_that_both_neighbours_hide_is_found():

@@ -111,6 +111,15 @@ def test_the_answer_and_its_ties_have_five_timings_in_two_visits_where_that_is_c
     assert rules.certain(view(twice, ladder=[], left=660.0)) == []
 
 
+def test_the_fastest_has_a_second_visit_where_a_twentieth_of_what_is_left_holds_it() -> None:
+    """The best of many sizes that were read once mostly had luck: a visit of 1.01 s is a twentieth of 20.2 s."""
+    read = {64: record(64, [[0.1]]), 65: record(65, [[0.101]])}  # 64 is within 1 % of 65
+    assert rules.readings_wanted(view(read, ladder=[], left=20.3), 65) == 1
+    assert rules.readings_wanted(view(read, ladder=[], left=20.1), 65) == 0
+    assert rules.certain(view({**read, 64: 0.1}, ladder=[], left=20.3)) == [65]
+    assert rules.certain(view({64: 0.1, 65: record(65, [[0.101], [0.101]])}, ladder=[], left=20.3)) == []
+
+
 @pytest.mark.parametrize("step", [0.1, 0.3, 0.7])
 def test_an_answer_rests_on_five_timings_while_most_of_the_budget_is_left(step: float) -> None:
     """Readings that are dear beside a visit are one or two of it; an answer has more before the search ends."""

@@ -168,11 +168,11 @@ def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
     """Two rounds cannot tell 0.5 % from nothing, and are enough for a factor of two."""
     result = answer_of({10: [1.0, 1.0], 20: [2.01, 2.01], 40: [8.0, 8.0]})
     assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
-    assert "Too few rounds are common to 20 and 10 to tell them apart." in result.reasons
+    assert "Too few rounds in common to tell 20 from 10." in result.reasons
     result = answer_of({10: [1.0, 1.0], 20: [1.99, 1.99]})
     assert (result.batch_size, result.fastest_batch_size, result.tied_with) == (10, 20, (10,))
     assert "The best is 10.1 samples/s at 20." in result.reasons
-    assert "Too few rounds are common to 10 and 20 to tell them apart." in result.reasons
+    assert "Too few rounds in common to tell 10 from 20." in result.reasons
 
 
 def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:

@@ -1,0 +1,50 @@
+"""Searching curves that were measured: what is read of a result, and what an answer loses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.bench_measured_curves import Search, curves, main
+
+RATES = {1: 100.0, 8: 400.0, 16: 500.0, 32: 300.0}  # samples per second
+
+
+@pytest.fixture
+def result(tmp_path):
+    """A result of `bench_module`, of one module."""
+    path = tmp_path / "module.json"
+    row = {"module": "m", "mode": "inference", "samples_per_second": {str(n): rate for n, rate in RATES.items()}}
+    path.write_text(json.dumps({"rows": [row]}))
+    return path
+
+
+def test_a_curve_is_in_seconds_of_a_step(result):
+    """Its 8 samples at 400 a second take 20 ms."""
+    assert curves(result) == {"m inference": {1: 0.01, 8: 0.02, 16: 0.032, 32: pytest.approx(0.1067, rel=1e-3)}}
+
+
+def test_what_an_answer_lost_is_against_the_best_of_all_sizes(result):
+    """At 16 there is a peak: whoever finds it loses nothing; a budget of a step or two ends before it."""
+    lost, seconds = Search(curves(result)["m inference"], False, "0", 30.0).lost()
+    assert lost <= 0.01
+    assert 0 < seconds < 30
+    hurried, _ = Search(curves(result)["m inference"], False, "0", 0.05).lost()
+    assert hurried > 0.1
+
+
+def test_a_host_that_moves_misleads_some_searches(result):
+    """Of the same twelve searches more lose on a host that is 17 % slower now and then."""
+    curve = curves(result)["m inference"]
+    stays, moves = (sum(Search(curve, m, str(n), 30.0).lost()[0] for n in range(12)) for m in (False, True))
+    assert moves > stays
+
+
+def test_both_hosts_are_told_of(result, capsys):
+    """A line each, of all curves and seeds."""
+    main([str(result), "--seeds", "1", "--jobs", "1", "--budget", "5"])
+    stays, moves = capsys.readouterr().out.splitlines()
+    assert stays.startswith("a host that stays: 0.")
+    assert moves.startswith("a host that moves: ")
+    assert all(" of 1 within 3%" in line for line in (stays, moves))
