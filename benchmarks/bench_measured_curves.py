@@ -16,20 +16,16 @@ import json
 import multiprocessing
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from benchmarks.search.cases import ORDINARY_START, TOLERANCE, Case, judged
-from benchmarks.search.finders import Task
-from benchmarks.search.sessions import Bimodal, LoadsCode, Noise, SearchDevice
+from benchmarks.search.cases import Traits
+from benchmarks.search.sessions import Bimodal, Noise
 from benchmarks.search.trials import try_ours
-from cubatch.measure.goal import Goal
-from cubatch.tuning.ladder import plain_candidates
-from tests.fakes import Behaviour
 
 SLOWER, STAYS_SECONDS = 0.17, (3.0, 12.0)
 READINGS = Noise(0.01, outliers=0.02)
@@ -41,31 +37,32 @@ WITHIN = 0.03
 class Search:
     """One search of one curve: seconds of a step by batch size, whether the host moves, a seed, a budget in seconds."""
 
-    curve: dict[int, float]
+    curve: Mapping[int, float]
     moves: bool
     seed: str
     budget: float
 
-    def lost(self) -> tuple[float, float]:
-        """Give the share that the answer lost, and the seconds that it took."""
-        case = self._case()
-        trial = try_ours(case, 0, self.budget)
-        return case.regret(trial.batch_size, tolerance=0.0), trial.seconds
 
-    def _case(self) -> Case:
-        draw, top = random.Random(self.seed), max(self.curve)
-        behaviours: list[Behaviour] = [ORDINARY_START]
-        if self.moves:
-            fast, slow = (draw.uniform(*STAYS_SECONDS) for _ in range(2))
-            behaviours.append(Bimodal(SLOWER, fast, slow, seed=draw.randrange(2**31)))
-        device = SearchDevice(
-            functools.partial(_between, sorted(self.curve.items())), readings=READINGS, is_stationary=not self.moves,
-            tells_clock=False, bytes_needed=lambda n: n, memory_bytes=2 * top, prepare_seconds=PREPARE_SECONDS,
-            behaviours=(*behaviours, LoadsCode(LOAD_SECONDS)), seed=draw.randrange(2**31),
-        )  # fmt: skip
-        goal = Goal(tolerance=TOLERANCE)
-        task = Task(max_batch_size=top, total_bytes=2 * top, fixed_bytes=0, bytes_per_sample=1, goal=goal)
-        return judged("measured", device, goal, task, functools.partial(plain_candidates, top))
+class Measured(Traits):
+    """A module on a host: seconds of a step by batch size, and whether the host moves."""
+
+    def __init__(self, rng: random.Random, curve: Mapping[int, float], *, moves: bool) -> None:
+        super().__init__(rng)
+        self.max_batch_size = self.true_limit = max(curve)
+        self.curve = functools.partial(_between, sorted(curve.items()))
+        self.readings, self.tells_clock, self.is_stationary = READINGS, False, not moves
+        self.prepare_seconds, self.load_seconds = PREPARE_SECONDS, LOAD_SECONDS
+        if moves:
+            fast, slow = (rng.uniform(*STAYS_SECONDS) for _ in range(2))
+            self.behaviours.append(Bimodal(SLOWER, fast, slow, seed=rng.randrange(2**31)))
+
+
+def lost(search: Search) -> tuple[float, float]:
+    """Give the share that the answer lost, and the seconds that it took."""
+    rng = random.Random(search.seed)
+    case = Measured(rng, search.curve, moves=search.moves).case("measured", rng.randrange(2**31))
+    trial = try_ours(case, 0, search.budget)
+    return case.regret(trial.batch_size, tolerance=0.0), trial.seconds
 
 
 def _between(known: Sequence[tuple[int, float]], n: int) -> float:
@@ -98,11 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for seed in range(options.seeds)
         ]
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-            lost, seconds = zip(*pool.map(Search.lost, searches, chunksize=4), strict=True)
-        within = sum(share <= WITHIN for share in lost) / options.seeds
+            shares, seconds = zip(*pool.map(lost, searches, chunksize=4), strict=True)
+        within = sum(share <= WITHIN for share in shares) / options.seeds
         print(
-            f"{'a host that moves' if moves else 'a host that stays'}: {statistics.fmean(lost):.2%} lost on average, "
-            f"{max(lost):.1%} at most, {within:.1f} of {len(known)} within {WITHIN:.0%}, "
+            f"{'a host that moves' if moves else 'a host that stays'}: {statistics.fmean(shares):.2%} lost on average, "
+            f"{max(shares):.1%} at most, {within:.1f} of {len(known)} within {WITHIN:.0%}, "
             f"{statistics.fmean(seconds):.1f} s"
         )
 

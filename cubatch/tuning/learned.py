@@ -97,13 +97,13 @@ def _falls(steps: Sequence[Candidate]) -> list[str]:
         >>> _falls([Candidate(12, predicted_peak_bytes=120), Candidate(26, predicted_peak_bytes=110)])
         []
         >>> _falls([Candidate(26, predicted_peak_bytes=66), Candidate(12, predicted_peak_bytes=120)])
-        ['Less memory is predicted for 26 than for 12: each as it was known when the size was about to run.']
+        ['Less memory is predicted for 26 than for 12: each by what was known when it was said.']
     """
     known = sorted((step.batch_size, step.predicted_peak_bytes) for step in steps if step.predicted_peak_bytes)
     for (smaller, more), (larger, less) in itertools.pairwise(known):
         if less < _CLEARLY * more:
             what = f"Less memory is predicted for {larger} than for {smaller}"
-            return [f"{what}: each as it was known when the size was about to run."]
+            return [f"{what}: each by what was known when it was said."]
     return []
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.bench_measured_curves import Search, curves, main
+from benchmarks.bench_measured_curves import Search, curves, lost, main
 
 RATES = {1: 100.0, 8: 400.0, 16: 500.0, 32: 300.0}  # samples per second
 
@@ -27,17 +27,17 @@ def test_a_curve_is_in_seconds_of_a_step(result):
 
 def test_what_an_answer_lost_is_against_the_best_of_all_sizes(result):
     """At 16 there is a peak: whoever finds it loses nothing; a budget of a step or two ends before it."""
-    lost, seconds = Search(curves(result)["m inference"], False, "0", 30.0).lost()
-    assert lost <= 0.01
+    share, seconds = lost(Search(curves(result)["m inference"], False, "0", 30.0))
+    assert share <= 0.01
     assert 0 < seconds < 30
-    hurried, _ = Search(curves(result)["m inference"], False, "0", 0.05).lost()
+    hurried, _ = lost(Search(curves(result)["m inference"], False, "0", 0.05))
     assert hurried > 0.1
 
 
 def test_a_host_that_moves_misleads_some_searches(result):
     """Of the same twelve searches more lose on a host that is 17 % slower now and then."""
     curve = curves(result)["m inference"]
-    stays, moves = (sum(Search(curve, m, str(n), 30.0).lost()[0] for n in range(12)) for m in (False, True))
+    stays, moves = (sum(lost(Search(curve, m, str(n), 30.0))[0] for n in range(12)) for m in (False, True))
     assert moves > stays
 
 
