@@ -78,6 +78,15 @@ class Record:
         """The shortest time of a step that was read."""
         return min(timing.seconds for timing in self.counting)
 
+    @property
+    def least_of_visits(self) -> list[float]:
+        """The shortest time of a step that each visit read, disturbed or not."""
+        least: dict[int, float] = {}
+        for timing in self.timings:
+            visit = timing.round // PER_VISIT
+            least[visit] = min(timing.seconds, least.get(visit, math.inf))
+        return list(least.values())
+
     def step_costs(self) -> dict[int, list[float]]:
         """Give what a step costs, seconds or joules, of each visit; energy that was not read is left out."""
         costs: dict[int, list[float]] = {}

@@ -16,6 +16,8 @@ When none does, the answer is known, or the budget holds no more.
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
     rungs             sizes of the ladder beside the fastest, where no model of time speaks of them: a peak, a cliff
+    states            all that are not far behind, in sweeps, where visits to one size disagree, and a second visit to
+                      one that tells whether they do
     certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
                       visit has another, even a dear one, and the fastest a cheap one: the best of many readings
                       mostly had luck
@@ -55,6 +57,8 @@ SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is no
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
 BESIDE, BESIDE_SHARE = 2.0, 0.1  # factor from the fastest, of what is left
 BESIDE_LIKELY = 0.5  # probability that it runs and keeps every limit
+DISAGREE, DISAGREE_SD = 0.05, 4.0  # by how much visits to one size do: as a log, in standard deviations of a reading
+STATES_WITHIN, STATES_VISITS, STATES_SHARE = 0.2, 4, 0.25  # behind the fastest, visits to each, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
@@ -86,6 +90,7 @@ def next_visits(view: View) -> list[int]:
         believed,
         doubts,
         rungs,
+        states,
         certain,
         leftover,
     )
@@ -318,6 +323,33 @@ def rungs(view: View) -> list[int]:
     likely = [n for n in waiting if view.allowed[view.place(n)] >= BESIDE_LIKELY and view.affordable(n, BESIDE_SHARE)]
     apart = {n: max(n, view.fastest) / min(n, view.fastest) for n in likely}
     return [n for n, factor in sorted(apart.items(), key=lambda item: item[1]) if factor <= BESIDE][:1]
+
+
+def states(view: View) -> list[int]:
+    """
+    Name all sizes that are not far behind, where visits to one size disagree; until then the next best, visited once.
+
+    The host has states then, each for seconds, and what was visited once may have met a slow one.  Where a clock is
+    read, it tells of them.
+    """
+    if view.answer is None or view.fastest is None or view.goal.objective == "latency" or not view.of.extends:
+        return []
+    if any(timing.sm_clock_mhz is not None for record in view.read.values() for timing in record.timings):
+        return []
+    costs = {n: record.cost or math.inf for n, record in view.read.items() if view.is_able(n)}
+    near = [n for n, cost in costs.items() if cost * (1 - STATES_WITHIN) <= costs[view.fastest]]
+    able = [n for n in near if n not in view.of.closed and view.affordable(n, STATES_SHARE)]
+    due = [n for n in able if view.read[n].visits < STATES_VISITS]
+    if any(_do_disagree(record, view.noise.reading) for record in view.read.values()):
+        return _shuffled(view, due) if due != [view.fastest] else []
+    others = sorted((n for n in due if n not in (view.answer, view.fastest)), key=costs.__getitem__)
+    return [] if any(view.read[n].visits > 1 for n in others) else others[:1]
+
+
+def _do_disagree(record: Record, reading: float) -> bool:
+    """Whether visits to a size differ by far more than its readings do."""
+    visits = record.least_of_visits
+    return math.log(max(visits) / min(visits)) > max(DISAGREE, DISAGREE_SD * reading)
 
 
 def leftover(view: View) -> list[int]:

@@ -1,0 +1,96 @@
+"""A host that is slower at times, of which no clock tells: sizes that were read at such a time are read again."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cubatch.measure.goal import Goal
+from cubatch.search import rules
+from tests.fakes import Behaviour, FakeClock, FakeDevice, FakeRunner
+from tests.unit.search.walking import given, seek
+from tests.unit.situations import record, view
+
+SLOWER = 1.17  # times, as the two states of a virtual machine did (benchmarks/README.md, PyTorch modules)
+TWICE = [[0.1] * 3, [0.1 * SLOWER] * 3]
+AGREE = [[0.1] * 3, [0.103] * 3]
+READ = {8: record(8, 0.06, visits=1), 16: record(16, TWICE), 32: record(32, 0.24, visits=1)}
+
+
+def test_all_that_is_not_far_behind_is_visited_again_where_visits_to_one_size_disagree():
+    """16 took a sixth longer at its second visit; 8 and 32 are 17 % behind, 2 is 60 %."""
+    read = {2: record(2, 0.03, visits=1), **READ}
+    assert sorted(rules.states(view(read))) == [8, 16, 32]
+
+
+def test_the_next_best_is_visited_again_where_nothing_else_tells_of_states():
+    """The answer, 16, had two visits that agree; of the others 8 is the next best, and then it had two as well."""
+    read = {**READ, 16: record(16, AGREE)}
+    assert rules.states(view(read)) == [8]
+    assert rules.states(view({**read, 8: record(8, 0.06)})) == []
+
+
+def test_nothing_is_visited_again_where_visits_agree():
+    """Two visits 3 % apart are no two states, nor are two 12 % apart whose readings are."""
+    assert rules.states(view({n: record(n, AGREE) for n in (8, 16)})) == []
+    wide = [[0.1, 0.106, 0.112, 0.118, 0.124], [0.112, 0.118, 0.124, 0.13, 0.136]]
+    assert rules.states(view({n: record(n, [[v * n / 16 for v in visit] for visit in wide]) for n in (8, 16)})) == []
+
+
+def test_a_clock_that_is_read_tells_of_slow_states_by_itself():
+    """What was read under a lowered clock is flagged and does not count."""
+    assert rules.states(view({**READ, 16: record(16, TWICE, sm_clock_mhz=1500.0)})) == []
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{"goal": Goal(objective="latency")}, {"extends": False}, {"closed": (8, 16, 32)}, {"left": 0.0}],
+    ids=lambda known: next(iter(known)),
+)
+def test_nothing_is_visited_again_where_it_may_not_be(known):
+    """Latency has a rule of its own, sizes asked for are visited equally often, and closed sizes are closed."""
+    assert rules.states(view(READ, **known)) == []
+    assert rules.states(view({**READ, 16: record(16, AGREE)}, **known)) == []
+
+
+def test_four_visits_to_each_do():
+    """Those that had four are left out, and a fastest that is alone is not visited for this."""
+    often = {n: record(n, [[seconds] * 3] * 4) for n, seconds in ((8, 0.06), (32, 0.24))}
+    assert rules.states(view({**READ, **often})) == []
+    assert sorted(rules.states(view({**READ, 8: often[8]}))) == [16, 32]
+
+
+@attrs.define
+class SlowFrom(Behaviour):
+    """Slow for some seconds."""
+
+    begins: float
+    ends: float
+    passed: float = 0.0
+
+    def factor(self) -> float:
+        return SLOWER if self.begins <= self.passed < self.ends else 1.0
+
+    def spend(self, seconds: float, *, busy: bool) -> None:
+        self.passed += seconds
+
+
+class HostClock(FakeClock):
+    """Seconds, and no clock of a processor."""
+
+    def time(self, step, repeats):
+        return attrs.evolve(super().time(step, repeats), sm_clock_mhz=None)
+
+
+class Host(FakeRunner):
+    def __init__(self, device):
+        super().__init__(device)
+        self._clock = HostClock(self)
+
+
+@pytest.mark.parametrize("begins", [1.0, 1.5, 2.0, 2.5, 3.0])
+def test_the_answer_is_right_though_some_sizes_were_read_in_the_slow_state(begins):
+    """Throughput rises by a quarter from 8 to 32 samples, less than the slow state and a size between hide."""
+    device = FakeDevice(lambda n: 0.04 + 0.01 * n, noise=0.005, behaviours=(SlowFrom(begins, begins + 4.0),))
+    _, result = seek(lambda: Host(device), given(1, 2, 3, 4, 6, 8, 12, 16, 24, 32), budget=30.0)
+    assert device.throughput(result.batch_size) >= 0.97 * device.throughput(32)
