@@ -17,7 +17,7 @@ When none does, the answer is known, or the budget holds no more.
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
     rungs             sizes of the ladder beside the fastest, where no model of time speaks of them: a peak, a cliff
     states            all that are not far behind, in sweeps, where visits to one size disagree, and a second visit to
-                      one that tells whether they do
+                      the first of them, which tells whether they do
     certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
                       visit has another, even a dear one, and the fastest a cheap one: the best of many readings
                       mostly had luck
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import attrs
 import numpy as np
@@ -327,7 +327,7 @@ def rungs(view: View) -> list[int]:
 
 def states(view: View) -> list[int]:
     """
-    Name all sizes that are not far behind, where visits to one size disagree; until then the next best, visited once.
+    Name all sizes that are not far behind, where visits to one size disagree; until then that which was visited first.
 
     The host has states then, each for seconds, and what was visited once may have met a slow one.  Where a clock is
     read, it tells of them.
@@ -342,8 +342,14 @@ def states(view: View) -> list[int]:
     due = [n for n in able if view.read[n].visits < STATES_VISITS]
     if any(_do_disagree(record, view.noise.reading) for record in view.read.values()):
         return _shuffled(view, due) if due != [view.fastest] else []
-    others = sorted((n for n in due if n not in (view.answer, view.fastest)), key=costs.__getitem__)
-    return [] if any(view.read[n].visits > 1 for n in others) else others[:1]
+    return [n for n in _earliest(view, near) if n in due]
+
+
+def _earliest(view: View, near: Collection[int]) -> list[int]:
+    """Give the size that was visited first, unless it was again when half of the others had been."""
+    visits = [n for n in view.of.visited if n in near]
+    again = any(n == visits[0] for n in visits[len(visits) // 2 :])
+    return visits[:1] if len(near) > 1 and visits and not again else []
 
 
 def _do_disagree(record: Record, reading: float) -> bool:

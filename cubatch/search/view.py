@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -44,6 +44,7 @@ class Situation:
         visit_seconds: What a visit to a size takes, given seconds of a step.
         left, budget: Seconds.
         fruitless: Visits since the best one found became clearly better.
+        visited: The size of each visit, in their order.
         extends: Whether sizes beside the ladder may be visited.
         multiple: Of which those are multiples.
         seed: Shuffles sweeps.
@@ -61,6 +62,7 @@ class Situation:
     budget: float
     broken: Mapping[int, str] = attrs.field(factory=dict)
     fruitless: int = 0
+    visited: Sequence[int] = ()
     extends: bool
     multiple: int = 1
     seed: int = 0

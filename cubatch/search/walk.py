@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -156,6 +157,8 @@ class _Run:
                 self.records[timing.batch_size].add(timing)
         self.outcomes = {o.batch_size: o for o in kept.outcomes if o.status != "interrupted"}
         self.retried: set[int] = set()
+        visits = itertools.groupby((timing.batch_size, timing.round // PER_VISIT) for timing in kept.timings)
+        self.visited = [n for (n, _), _ in visits]
         self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
@@ -274,6 +277,7 @@ class _Run:
                 budget=self.budget.seconds,
                 fruitless=self.fruitless,
                 extends=self.extend is not None,
+                visited=self.visited,
                 multiple=self.multiple,
                 seed=self.seed,
             )
@@ -290,6 +294,7 @@ class _Run:
             self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
             self.book.candidate(self.candidates[n])
         stopwatch = self.stopwatch or self.open_runner()
+        self.visited.append(n)
         record = self.records[n]
         number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
         if record.timings:  # one that is tried again has readings of this sweep already

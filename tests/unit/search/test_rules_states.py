@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Measured, Timing
 from cubatch.search import rules
 from tests.fakes import Behaviour, FakeClock, FakeDevice, FakeRunner
 from tests.unit.search.walking import given, seek
@@ -23,11 +24,13 @@ def test_all_that_is_not_far_behind_is_visited_again_where_visits_to_one_size_di
     assert sorted(rules.states(view(read))) == [8, 16, 32]
 
 
-def test_the_next_best_is_visited_again_where_nothing_else_tells_of_states():
-    """The answer, 16, had two visits that agree; of the others 8 is the next best, and then it had two as well."""
-    read = {**READ, 16: record(16, AGREE)}
-    assert rules.states(view(read)) == [8]
-    assert rules.states(view({**read, 8: record(8, 0.06)})) == []
+def test_what_was_visited_first_is_visited_again_where_nothing_tells_of_states():
+    """16 had two visits that agree, one after the other; 2 is too far behind to tell."""
+    read = {2: record(2, 0.03, visits=1), **READ, 16: record(16, AGREE)}
+    assert rules.states(view(read, visited=[2, 32, 8, 16, 16])) == [32]
+    assert rules.states(view(read, visited=[2, 16, 32, 8, 16])) == []
+    assert rules.states(view(read, visited=[2, 16, 16, 32, 8])) == [16]
+    assert rules.states(view({16: READ[16]}, visited=[16, 16])) == []
 
 
 def test_nothing_is_visited_again_where_visits_agree():
@@ -50,7 +53,7 @@ def test_a_clock_that_is_read_tells_of_slow_states_by_itself():
 def test_nothing_is_visited_again_where_it_may_not_be(known):
     """Latency has a rule of its own, sizes asked for are visited equally often, and closed sizes are closed."""
     assert rules.states(view(READ, **known)) == []
-    assert rules.states(view({**READ, 16: record(16, AGREE)}, **known)) == []
+    assert rules.states(view({**READ, 16: record(16, AGREE)}, visited=[8, 16, 16, 32], **known)) == []
 
 
 def test_four_visits_to_each_do():
@@ -88,9 +91,19 @@ class Host(FakeRunner):
         self._clock = HostClock(self)
 
 
-@pytest.mark.parametrize("begins", [1.0, 1.5, 2.0, 2.5, 3.0])
-def test_the_answer_is_right_though_some_sizes_were_read_in_the_slow_state(begins):
-    """Throughput rises by a quarter from 8 to 32 samples, less than the slow state and a size between hide."""
-    device = FakeDevice(lambda n: 0.04 + 0.01 * n, noise=0.005, behaviours=(SlowFrom(begins, begins + 4.0),))
+@pytest.mark.parametrize(("begins", "lasts"), [(1.25, 3.0), (2.0, 6.0), (2.75, 6.0)])
+def test_the_answer_is_right_though_some_sizes_were_read_in_the_slow_state(begins, lasts):
+    """Throughput rises by 7 % from 20 samples to 32, which were read in the slow state, and 20 before."""
+    device = FakeDevice(lambda n: 0.04 + 0.01 * n, noise=0.005, behaviours=(SlowFrom(begins, begins + lasts),))
     _, result = seek(lambda: Host(device), given(1, 2, 3, 4, 6, 8, 12, 16, 24, 32), budget=30.0)
     assert device.throughput(result.batch_size) >= 0.97 * device.throughput(32)
+
+
+def test_a_run_that_goes_on_knows_the_order_of_earlier_visits(monkeypatch):
+    """8, 4 and 8 again, each visit of two readings: before this call takes any."""
+    rounds = ((8, 0), (8, 1), (4, 0), (4, 1), (8, PER_VISIT), (8, PER_VISIT + 1))
+    kept = Measured(timings=tuple(Timing(batch_size=n, round=number, seconds=0.1) for n, number in rounds))
+    seen = []
+    monkeypatch.setattr(rules, "next_visits", lambda view: seen.append(list(view.of.visited)) or [])
+    seek(FakeDevice(lambda n: 0.1), given(4, 8), kept=kept)
+    assert seen[0] == [8, 4, 8]
