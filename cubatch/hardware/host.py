@@ -54,6 +54,21 @@ def cpu_threads(root: Path = ROOT) -> int:
     return max(1, min(allowed, int(min(quotas)))) if quotas else allowed
 
 
+def cpu_periods(root: Path = ROOT) -> tuple[int, int] | None:
+    """
+    Count the periods of the CPU quota so far, and those in which it was used up and all threads stood still.
+
+    Returns:
+        tuple[int, int] | None: Of the group with the tightest quota; None where none has one.
+    """
+    limited = [
+        (quota, group) for group, version in _groups(root, "cpu") if (quota := _quota(group, version)) is not None
+    ]
+    text = _text(min(limited)[1] / "cpu.stat") if limited else ""
+    periods, throttled = (re.search(rf"^nr_{name} ([0-9]+)$", text, re.MULTILINE) for name in ("periods", "throttled"))
+    return (int(periods[1]), int(throttled[1])) if periods and throttled else None
+
+
 def cpu_caches(root: Path = ROOT) -> dict[str, int]:
     """Give the sizes in bytes of the data caches that the first CPU uses: {"L1d": ..., "L2": ..., "L3": ...}."""
     caches = {}

@@ -29,6 +29,7 @@ MIN_SECONDS = 0.5
 
 OTHERS_WORTH_SAYING = 0.2
 STEAL_WORTH_SAYING = 0.02
+HELD_UP_WORTH_SAYING = 0.02  # of the periods of a CPU quota: a step that meets one ends 10 to 100 ms later
 
 _ROUNDED_AWAY = 0.1  # a process that kept 1.02 CPUs busy leaves the second of two to us
 # Of a line "cpu ..." in proc(5); guests are in user and nice already.
@@ -143,6 +144,28 @@ def between(before: Snapshot | None, after: Snapshot | None) -> Load | None:
         others=min(max(others / wall, 0.0), float(after.num_cpus)),
         steal=min(max(steal, 0.0), 1.0),
         num_cpus=after.num_cpus,
+    )
+
+
+def held_up(before: tuple[int, int] | None, after: tuple[int, int] | None) -> str | None:
+    """
+    Say how often a CPU quota held everything up between two of `host.cpu_periods`; None where too seldom to matter.
+
+    Example:
+        >>> held_up((100, 7), (200, 50))
+        'The CPU quota of this container or cgroup was used up in 43 % of its periods while it was measured, and steps \
+stood still until the next one: run no more threads than it pays for, or raise it.'
+        >>> held_up((100, 7), (200, 8))
+    """
+    if before is None or after is None or after[0] <= before[0]:
+        return None
+    share = (after[1] - before[1]) / (after[0] - before[0])
+    if share < HELD_UP_WORTH_SAYING:
+        return None
+    used_up = f"used up in {format_whole_percent(share)} of its periods while it was measured"
+    remedy = "run no more threads than it pays for, or raise it"
+    return (
+        f"The CPU quota of this container or cgroup was {used_up}, and steps stood still until the next one: {remedy}."
     )
 
 

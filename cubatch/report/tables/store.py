@@ -27,7 +27,7 @@ def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
         for run in kept
     ]
     notes = [] if rows else ["No runs are kept."]
-    columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "others busy", "measured for"]
+    columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "disturbed", "measured for"]
     return Grid(title=f"Kept in {path}", columns=columns if rows else [], rows=rows, notes=notes)
 
 

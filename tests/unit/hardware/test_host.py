@@ -144,6 +144,40 @@ def test_the_quota_of_version_1_counts_too(machine, mount, quota, threads):
     assert host.cpu_threads(machine.root) == threads
 
 
+CPU_STAT = "usage_usec 5\nnr_periods {}\nnr_throttled {}\nthrottled_usec 9\n"
+
+
+def test_the_periods_of_the_tightest_quota_are_counted(machine):
+    """The job may use two CPUs, the group above it one, which is what holds it up."""
+    machine("proc/self/cgroup", "0::/group/job\n")
+    for place, quota, counts in (("group", "100000", (50, 20)), ("group/job", "200000", (70, 3))):
+        machine(f"sys/fs/cgroup/{place}/cpu.max", f"{quota} 100000\n")
+        machine(f"sys/fs/cgroup/{place}/cpu.stat", CPU_STAT.format(*counts))
+
+    assert host.cpu_periods(machine.root) == (50, 20)
+
+
+def test_version_1_counts_periods_too(machine):
+    """With time in nanoseconds, under another name, which is not read."""
+    machine("proc/self/cgroup", "3:cpu,cpuacct:/\n")
+    machine("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "150000\n")
+    machine("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    machine("sys/fs/cgroup/cpu/cpu.stat", "nr_periods 8\nnr_throttled 5\nthrottled_time 77\n")
+
+    assert host.cpu_periods(machine.root) == (8, 5)
+
+
+@pytest.mark.parametrize(("quota", "stat"), [("max", CPU_STAT.format(0, 0)), ("100000", ""), (None, "")])
+def test_without_a_quota_or_counts_there_are_no_periods(machine, quota, stat):
+    """A group without a quota counts zeros; there are kernels without the file."""
+    machine("proc/self/cgroup", "0::/\n")
+    if quota is not None:
+        machine("sys/fs/cgroup/cpu.max", f"{quota} 100000\n")
+    machine("sys/fs/cgroup/cpu.stat", stat)
+
+    assert host.cpu_periods(machine.root) is None
+
+
 def test_caches_are_those_for_data(machine):
     """The instruction cache is left out, the first level says that it is for data."""
     caches = [(1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "1024K"), (3, "Unified", "32M")]

@@ -149,6 +149,21 @@ def test_what_is_too_little_is_not_said(others, steal, is_said):
     assert (Load(others=others, steal=steal, num_cpus=2).sentence(2) is not None) is is_said
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_said"),
+    [
+        ((100, 7), (200, 9), True),
+        ((100, 7), (200, 8), False),
+        ((100, 7), (100, 7), False),  # no period has ended
+        (None, (200, 50), False),
+        ((100, 7), None, False),
+    ],
+)
+def test_a_quota_is_told_that_held_up_a_fiftieth_of_the_periods(before, after, is_said):
+    """As for the hypervisor's share of the time."""
+    assert (load.held_up(before, after) is not None) is is_said
+
+
 # --- this process and its worker, for real -------------------------------------------------------------------
 
 needs_proc = pytest.mark.skipif(load.snapshot() is None, reason="no /proc/stat here")
