@@ -135,7 +135,12 @@ def answer(
             asked=asked,
         )
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
-        facts = {"batch_size": chosen, "fastest_batch_size": fastest, "tied_with": ties, "decided_by": decision.limit}
+        facts = {
+            "batch_size": chosen,
+            "fastest_batch_size": fastest,
+            "tied_with": list(ties),
+            "decided_by": decision.limit,
+        }
         reasons = wording.sentences(
             by_size[chosen],
             by_size[fastest],
@@ -243,19 +248,23 @@ def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None
 
 
-def _ties(fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal) -> list[int]:
+def _ties(
+    fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal
+) -> dict[int, int]:
+    """Give the sizes that cannot be told from the fastest, and how many rounds each has in common with it."""
     costs = {n: _costs(used[n], goal) for n in values}
-    ties = []
+    ties = {}
     for n in sorted(values):
         if n == fastest:
             continue
         interval = stopping.paired_interval(costs[n], costs[fastest])
         is_tied = interval is not None and interval[0] <= 0 <= interval[1]
-        if len(costs[n].keys() & costs[fastest].keys()) < stopping.MIN_ROUNDS:
+        common = len(costs[n].keys() & costs[fastest].keys())
+        if common < stopping.MIN_ROUNDS:
             best, own = stopping.median([*costs[fastest].values()]), stopping.median([*costs[n].values()])
             is_tied |= own <= goal.allowed(best)
         if is_tied:
-            ties.append(n)
+            ties[n] = common
     return ties
 
 
@@ -284,7 +293,8 @@ def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured
         return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
     statuses = {m.status for m in measurements}
     reason = wording.count_statuses(measurements, goal) or "there are no candidates"
-    if "error" in statuses and statuses <= {"error", "dropped"} and not any(m.latency_seconds for m in measurements):
+    untried = {"dropped", "not_run"}
+    if "error" in statuses and statuses <= {"error", *untried} and not any(m.latency_seconds for m in measurements):
         return NothingMeasured(reason, _ALL_FAILED)
     if "error" in statuses:  # which no budget mends, and smaller sizes come first
         statuses.discard("not_run")

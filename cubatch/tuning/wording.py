@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
@@ -42,7 +42,7 @@ def sentences(
     measurements: Sequence[Measurement],
     *,
     goal: Goal,
-    tied_with: Sequence[int],
+    tied_with: Mapping[int, int],
     decision: Decision,
     rounds: Mapping[int, Mapping[int, float]],
     throttled_only: Sequence[int] = (),
@@ -58,7 +58,7 @@ def sentences(
         fastest: One of the measurements, which may be the same.
         measurements: All of them, ascending.
         goal: What was asked for.
-        tied_with: Sizes that paired rounds cannot tell from the fastest.
+        tied_with: Sizes that cannot be told from the fastest, and how many rounds each has in common with it.
         decision: What ended the sizes above the answer.
         rounds: Seconds by batch size and round, of the timings that count.
         throttled_only: Sizes that have none but throttled timings.
@@ -70,7 +70,7 @@ def sentences(
     if len(timed) == 1 and len(measurements) > 1:
         why = [f"Only {answer.batch_size} was measured, so there is nothing to compare it with."]
     else:
-        why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with, rounds)]
+        why = [*_why(answer, fastest, timed, goal), *_ties(fastest, measurements, goal, tied_with)]
     return [
         *why,
         _limit(answer, fastest, measurements, goal, decision, tied_with, needed or {}),
@@ -79,6 +79,7 @@ def sentences(
         *_noisy(fastest, decision.limit),
         *_few(measurements, decision.limit),
         *_throttled(measurements, throttled_only),
+        *_disturbed(measurements),
         *_cold_or_warm(l2),
         *_absent(measurements, goal, could_gain or {}),
     ]
@@ -141,8 +142,7 @@ def _ties(
     fastest: Measurement,
     measurements: Sequence[Measurement],
     goal: Goal,
-    tied_with: Sequence[int],
-    rounds: Mapping[int, Mapping[int, float]],
+    tied_with: Mapping[int, int],
 ) -> list[str]:
     """Name the sizes that cannot be told from the fastest, apart from those of which too little is known to say so."""
     best = value_of(fastest, goal.objective) or 0.0
@@ -152,9 +152,8 @@ def _ties(
             shares[m.batch_size] = best / value if goal.objective == "latency" else value / best
     noisy = [m for m in measurements if is_only_noise(shares.get(m.batch_size), m.throughput_interval)]
     known = [n for n in tied_with if n not in {m.batch_size for m in noisy}]
-    common = {n: rounds.get(n, {}).keys() & rounds.get(fastest.batch_size, {}).keys() for n in known}
-    ties = _join([str(n) for n in known if len(common[n]) >= MIN_ROUNDS])
-    few = _join([str(n) for n in known if len(common[n]) < MIN_ROUNDS])
+    ties = _join([str(n) for n in known if tied_with[n] >= MIN_ROUNDS])
+    few = _join([str(n) for n in known if tied_with[n] < MIN_ROUNDS])
     told = [f"{m.batch_size} ({format_percent(shares[m.batch_size])} of it{_known_to(m)})" for m in noisy]
     return [
         *([f"Paired rounds cannot tell {ties} from {fastest.batch_size}."] if ties else []),
@@ -178,7 +177,7 @@ def _limit(
     measurements: Sequence[Measurement],
     goal: Goal,
     decision: Decision,
-    tied_with: Sequence[int],
+    tied_with: Collection[int],
     needed: Mapping[int, tuple[float, float]],
 ) -> str:
     n = answer.batch_size
@@ -348,6 +347,13 @@ def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int
     text = f"{count} timings were taken under a throttled clock and do not count"
     only = _join([str(n) for n in throttled_only])
     return [f"{text}, except those of {only}, where there are no others." if only else f"{text}."]
+
+
+def _disturbed(measurements: Sequence[Measurement]) -> list[str]:
+    """Tell of timings that do not count, where several sizes have them: of one size it may be its very first steps."""
+    slow = [m for m in measurements if m.disturbed]
+    text = "timings that took clearly longer than others do not count: the machine was slower at times, or busy"
+    return [f"Of {_sizes(slow)} {text}."] if len(slow) > 1 else []
 
 
 def _cold_or_warm(l2: str | None) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured, Outcome, Timing, counting
+from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing, counting
 from cubatch.tuning import answer as answers
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuning.ends import answer_of, rounds
@@ -147,6 +147,26 @@ def test_throttled_timings_are_counted_and_do_not_count() -> None:
     )
 
 
+def test_slow_visits_to_several_sizes_are_told_of() -> None:
+    """Visits that took a fifth longer than another one do not count; those to one size alone may be its first steps."""
+
+    def reasons(*slow: int) -> tuple[str, ...]:
+        timings = [
+            Timing(
+                batch_size=n, round=visit * PER_VISIT + number, seconds=0.01 * n * (1.2 if visit and n in slow else 1)
+            )
+            for n in (8, 16, 32)
+            for visit in range(2)
+            for number in range(3)
+        ]
+        measured = Measured(timings=tuple(timings), outcomes=tuple(Outcome(n, "ok") for n in (8, 16, 32)))
+        return answers.answer([Candidate(n) for n in (8, 16, 32)], measured, goal=Goal(), setting={}).reasons
+
+    told = "timings that took clearly longer than others do not count: the machine was slower at times, or busy."
+    assert f"Of 8 and 32 {told}" in reasons(8, 32)
+    assert not any(told in reason for reason in (*reasons(), *reasons(16)))
+
+
 def test_a_tie_is_what_paired_rounds_cannot_tell_apart() -> None:
     """Rounds that swing by half hide a constant 3 % from intervals, not from pairs; what changes sign is a tie."""
     swing = np.array([1.0, 1.5, 1.1, 1.4, 1.2, 1.3, 1.05, 1.45])
@@ -173,6 +193,19 @@ def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
     assert (result.batch_size, result.fastest_batch_size, result.tied_with) == (10, 20, (10,))
     assert "The best is 10.1 samples/s at 20." in result.reasons
     assert "Too few rounds in common to tell 10 from 20." in result.reasons
+
+
+def test_by_energy_a_round_without_joules_is_not_one_in_common() -> None:
+    """Five rounds of both have seconds, three have joules."""
+    timings = [
+        Timing(batch_size=n, round=number, seconds=0.1, joules=joules if number < 3 else None)
+        for n, joules in ((10, 1.0), (20, 2.01))
+        for number in range(5)
+    ]
+    measured = Measured(timings=tuple(timings), outcomes=(Outcome(10, "ok"), Outcome(20, "ok")))
+    goal = Goal(objective="energy")
+    result = answers.answer([Candidate(10), Candidate(20)], measured, goal=goal, setting={})
+    assert "Too few rounds in common to tell 20 from 10." in result.reasons
 
 
 def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
