@@ -327,29 +327,34 @@ def rungs(view: View) -> list[int]:
 
 def states(view: View) -> list[int]:
     """
-    Name all sizes that are not far behind, where visits to one size disagree; until then that which was visited first.
+    Name the sizes that are not far behind, where visits to one disagree; until then that which was visited first.
 
-    The host has states then, each for seconds, and what was visited once may have met a slow one.  Where a clock is
-    read, it tells of them.
+    The host has states then, each for seconds, and what was visited once may have met a slow one, be it that it broke
+    the latency limit there.  Where a clock is read, it tells of them.
     """
-    if view.answer is None or view.fastest is None or view.goal.objective == "latency" or not view.of.extends:
+    if view.answer is None or view.fastest is None or view.goal.objective == "latency":
         return []
     if any(timing.sm_clock_mhz is not None for record in view.read.values() for timing in record.timings):
         return []
-    costs = {n: record.cost or math.inf for n, record in view.read.items() if view.is_able(n)}
-    near = [n for n, cost in costs.items() if cost * (1 - STATES_WITHIN) <= costs[view.fastest]]
-    able = [n for n in near if n not in view.of.closed and view.affordable(n, STATES_SHARE)]
-    due = [n for n in able if view.read[n].visits < STATES_VISITS]
-    if any(_do_disagree(record, view.noise.reading) for record in view.read.values()):
-        return _shuffled(view, due) if due != [view.fastest] else []
-    return [n for n in _earliest(view, near) if n in due]
+    costs = {n: record.cost or math.inf for n, record in view.read.items() if n not in view.of.failed}
+    limit, reach = view.goal.latency_limit or math.inf, 1 - STATES_WITHIN
+    near = [n for n in costs if costs[n] * reach <= costs[view.fastest] and view.read[n].seconds * reach <= limit]
+    due = [n for n in near if n not in view.of.closed and view.read[n].visits < STATES_VISITS]
+    telling = [n for n in near if n not in view.of.visited[:1]]  # the first of a run meets a cold process
+    if any(_do_disagree(view.read[n], view.noise.reading) for n in telling):
+        due.sort(key=costs.__getitem__)
+        spent = itertools.accumulate(float(view.visit_seconds[view.place(n)]) for n in due)
+        sweep = due[: sum(seconds <= STATES_SHARE * view.of.left for seconds in spent)]
+        return _shuffled(view, sweep) if sweep != [view.fastest] else []
+    return [n for n in _earliest(view, telling) if n in due and view.affordable(n, STATES_SHARE)]
 
 
 def _earliest(view: View, near: Collection[int]) -> list[int]:
-    """Give the size that was visited first, unless it was again when half of the others had been."""
+    """Give the size that was visited first, unless it was again after half of the others had been."""
     visits = [n for n in view.of.visited if n in near]
-    again = any(n == visits[0] for n in visits[len(visits) // 2 :])
-    return visits[:1] if len(near) > 1 and visits and not again else []
+    others = [place for place, n in enumerate(visits) if n != visits[0]]
+    again = others and visits[0] in visits[others[(len(others) - 1) // 2] :]
+    return visits[:1] if others and not again else []
 
 
 def _do_disagree(record: Record, reading: float) -> bool:

@@ -277,7 +277,7 @@ class _Run:
                 budget=self.budget.seconds,
                 fruitless=self.fruitless,
                 extends=self.extend is not None,
-                visited=self.visited,
+                visited=tuple(self.visited),
                 multiple=self.multiple,
                 seed=self.seed,
             )
