@@ -54,19 +54,21 @@ def cpu_threads(root: Path = ROOT) -> int:
     return max(1, min(allowed, int(min(quotas)))) if quotas else allowed
 
 
-def cpu_periods(root: Path = ROOT) -> tuple[int, int] | None:
+def cpu_periods(root: Path = ROOT) -> dict[str, tuple[int, int]]:
     """
-    Count the periods of the CPU quota so far, and those in which it was used up and all threads stood still.
+    Count the periods of each CPU quota so far, and those in which it was used up and all threads stood still.
 
     Returns:
-        tuple[int, int] | None: Of the group with the tightest quota; None where none has one.
+        dict[str, tuple[int, int]]: By the folder of the cgroup, its own and those above it; those without a quota, or
+        that do not count, are left out.
     """
-    limited = [
-        (quota, group) for group, version in _groups(root, "cpu") if (quota := _quota(group, version)) is not None
-    ]
-    text = _text(min(limited)[1] / "cpu.stat") if limited else ""
-    periods, throttled = (re.search(rf"^nr_{name} ([0-9]+)$", text, re.MULTILINE) for name in ("periods", "throttled"))
-    return (int(periods[1]), int(throttled[1])) if periods and throttled else None
+    found = {}
+    for group, version in _groups(root, "cpu"):
+        text = _text(group / "cpu.stat")
+        counts = [re.search(rf"^nr_{name} ([0-9]+)$", text, re.MULTILINE) for name in ("periods", "throttled")]
+        if _quota(group, version) is not None and counts[0] and counts[1]:
+            found[str(group)] = (int(counts[0][1]), int(counts[1][1]))
+    return found
 
 
 def cpu_caches(root: Path = ROOT) -> dict[str, int]:

@@ -18,7 +18,7 @@ from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.engine.conditions import conditions
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
-from cubatch.hardware import arithmetic, probe
+from cubatch.hardware import arithmetic, host, load, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
@@ -299,15 +299,17 @@ def measured_by(
 
 @contextlib.contextmanager
 def _others_told(run: store.Run, device: Device) -> Iterator[None]:
-    """Have the turn to measure, and tell and keep who else was busy, however it ends."""
+    """Have the turn to measure, tell and keep who else was busy, and tell of a quota, which stays, however it ends."""
     met: list[str] = []
+    periods = host.cpu_periods()
     try:
         with turns.alone(device) as met:
             run.save_disturbed(met)  # who measures here now is known also after a kill
             yield
     finally:
         run.save_disturbed(met)
-        run.caveats += met
+        held_up = load.held_up(periods, host.cpu_periods())
+        run.caveats += [*met, *([held_up] if held_up else [])]
 
 
 def _notes(work: Workload) -> list[str]:

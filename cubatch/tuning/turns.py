@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cubatch import sqlite_file
-from cubatch.hardware import host, load
+from cubatch.hardware import load
 from cubatch.hardware.facts import Device
 
 _TURN = threading.RLock()  # the same thread may tune within what it tunes
@@ -41,7 +41,7 @@ def alone(device: Device) -> Iterator[list[str]]:
 
     Yields:
         list[str]: What to tell of others, complete when the block has ended: that another cubatch measured on the
-        device when it began or ended, what anybody else took of the CPUs, and how often a quota held this one up.
+        device when it began or ended, and what anybody else took of the CPUs.
 
     Warns:
         UserWarning: If it has to wait for a thread, or another process is measuring on the device.
@@ -61,7 +61,7 @@ def alone(device: Device) -> Iterator[list[str]]:
         if _depth > 1:
             yield []
         else:
-            before, periods, met = load.snapshot(), host.cpu_periods(), list[str]()
+            before, met = load.snapshot(), list[str]()
             try:
                 with _marked(device, met):
                     if met:
@@ -69,8 +69,6 @@ def alone(device: Device) -> Iterator[list[str]]:
                     yield met
             finally:
                 met.extend(_busy_since(before, device))
-                held_up = load.held_up(periods, host.cpu_periods())
-                met.extend([held_up] if held_up else [])
     finally:
         _depth -= 1
         _TURN.release()

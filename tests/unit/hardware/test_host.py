@@ -147,14 +147,19 @@ def test_the_quota_of_version_1_counts_too(machine, mount, quota, threads):
 CPU_STAT = "usage_usec 5\nnr_periods {}\nnr_throttled {}\nthrottled_usec 9\n"
 
 
-def test_the_periods_of_the_tightest_quota_are_counted(machine):
-    """The job may use two CPUs, the group above it one, which is what holds it up."""
-    machine("proc/self/cgroup", "0::/group/job\n")
-    for place, quota, counts in (("group", "100000", (50, 20)), ("group/job", "200000", (70, 3))):
+def test_the_periods_of_each_quota_are_counted(machine):
+    """The job may use two CPUs, the group above it one; the group between has no quota, and counts zeros."""
+    machine("proc/self/cgroup", "0::/top/mid/job\n")
+    for place, quota, counts in (
+        ("top", "100000", (50, 20)),
+        ("top/mid", "max", (0, 0)),
+        ("top/mid/job", "200000", (70, 3)),
+    ):
         machine(f"sys/fs/cgroup/{place}/cpu.max", f"{quota} 100000\n")
         machine(f"sys/fs/cgroup/{place}/cpu.stat", CPU_STAT.format(*counts))
 
-    assert host.cpu_periods(machine.root) == (50, 20)
+    groups = machine.root / "sys/fs/cgroup/top"
+    assert host.cpu_periods(machine.root) == {str(groups): (50, 20), str(groups / "mid/job"): (70, 3)}
 
 
 def test_version_1_counts_periods_too(machine):
@@ -164,18 +169,17 @@ def test_version_1_counts_periods_too(machine):
     machine("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
     machine("sys/fs/cgroup/cpu/cpu.stat", "nr_periods 8\nnr_throttled 5\nthrottled_time 77\n")
 
-    assert host.cpu_periods(machine.root) == (8, 5)
+    assert [*host.cpu_periods(machine.root).values()] == [(8, 5)]
 
 
-@pytest.mark.parametrize(("quota", "stat"), [("max", CPU_STAT.format(0, 0)), ("100000", ""), (None, "")])
-def test_without_a_quota_or_counts_there_are_no_periods(machine, quota, stat):
-    """A group without a quota counts zeros; there are kernels without the file."""
+@pytest.mark.parametrize("quota", ["100000 100000\n", None])
+def test_without_counts_there_are_no_periods(machine, quota):
+    """There are kernels without the file, and groups without a quota."""
     machine("proc/self/cgroup", "0::/\n")
     if quota is not None:
-        machine("sys/fs/cgroup/cpu.max", f"{quota} 100000\n")
-    machine("sys/fs/cgroup/cpu.stat", stat)
+        machine("sys/fs/cgroup/cpu.max", quota)
 
-    assert host.cpu_periods(machine.root) is None
+    assert host.cpu_periods(machine.root) == {}
 
 
 def test_caches_are_those_for_data(machine):

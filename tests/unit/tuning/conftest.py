@@ -10,7 +10,7 @@ import pytest
 from cubatch.estimate import expected
 from cubatch.estimate.blocks import num_blocks
 from cubatch.estimate.parts import PassPrediction, StepPrediction
-from cubatch.hardware import load
+from cubatch.hardware import host, load
 from cubatch.measure import clocks, network_runner
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner
@@ -91,6 +91,7 @@ class VirtualClock(clocks.HostClock):
 def quiet(monkeypatch):
     """Nobody else is busy here, whatever runs beside the tests."""
     monkeypatch.setattr(load, "snapshot", lambda: None)
+    monkeypatch.setattr(host, "cpu_periods", dict)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cubatch.hardware import host, load, probe
+from cubatch.hardware import load, probe
 from cubatch.tuning import turns
 from cubatch.tuning.tune import autotune_callable
 
@@ -145,20 +145,6 @@ def test_both_are_told_whoever_came_meanwhile_and_however_it_ends():
 @pytest.fixture
 def others_load(monkeypatch):
     monkeypatch.setattr(load, "between", lambda *_: load.Load(others=1.9, steal=0.0, num_cpus=2))
-
-
-def test_a_quota_that_held_steps_up_is_told_with_the_others(monkeypatch):
-    """It was used up in two of ten periods; where none ended nothing is said."""
-    periods = iter([(10, 3), (20, 5), (20, 5), (20, 5)])
-    monkeypatch.setattr(host, "cpu_periods", lambda: next(periods))
-    monkeypatch.setattr(load, "between", lambda *_: None)
-    with turns.alone(CPU) as met:
-        pass
-    (sentence,) = met
-    assert sentence.startswith("The CPU quota of this container or cgroup was used up in 20 % of its periods")
-    with turns.alone(CPU) as met:
-        pass
-    assert met == []
 
 
 def test_who_only_watches_is_not_met(monkeypatch):
