@@ -352,8 +352,9 @@ def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int
 def _disturbed(measurements: Sequence[Measurement]) -> list[str]:
     """Tell of timings that do not count, where several sizes have them: of one size it may be its very first steps."""
     slow = [m for m in measurements if m.disturbed]
-    text = "timings that took clearly longer than others do not count: the machine was slower at times, or busy"
-    return [f"Of {_sizes(slow)} {text}."] if len(slow) > 1 else []
+    count = sum(m.disturbed or 0 for m in slow)
+    text = f"{count} timings, of batch sizes {_sizes(slow)}, took clearly longer than others of the same size"
+    return [f"{text} and do not count: first steps, or the machine was slower at times."] if len(slow) > 1 else []
 
 
 def _cold_or_warm(l2: str | None) -> list[str]:

@@ -144,7 +144,8 @@ def parted(result: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str
         lines.append(f"{_num_sizes(those)} not tried: {listed(those)}, above {end['batch_size']}, which {how}.")
     if ruled_out:
         whose = "its neighbours' readings" if len(ruled_out) == 1 else "their neighbours' readings"
-        lines.append(f"{_num_sizes(ruled_out)} cannot be the answer: {listed(ruled_out)}, by {whose}.")
+        told = "is not expected" if len(ruled_out) == 1 else "are not expected"
+        lines.append(f"{_num_sizes(ruled_out)} {told} to be better: {listed(ruled_out)}, by {whose}.")
     if untried:
         lines.append(f"{_num_sizes(untried)} not tried, for lack of time: {listed(untried)}.")
     if unreached:

@@ -111,9 +111,9 @@ def test_sizes_ruled_out_without_a_timing_share_a_line_beneath_the_table():
     grid = tuning_grid(tuned(measurements=[*gone, *tuned()["measurements"]]))
     assert [row["batch"] for row in rows_of(grid)] == ["16", "32", "64", "128", "256"]
     assert row_of(grid, 16)["status"] == "dropped"  # it was measured
-    assert grid.beneath == ("3 sizes cannot be the answer: 1, 2, 3, by their neighbours' readings.",)
+    assert grid.beneath == ("3 sizes are not expected to be better: 1, 2, 3, by their neighbours' readings.",)
     one = tuning_grid(tuned(measurements=[gone[0], *tuned()["measurements"]]))
-    assert one.beneath == ("1 size cannot be the answer: 1, by its neighbours' readings.",)
+    assert one.beneath == ("1 size is not expected to be better: 1, by its neighbours' readings.",)
 
 
 @pytest.mark.parametrize(("count", "is_folded"), [(3, False), (4, True)])
