@@ -111,6 +111,14 @@ def test_an_input_of_another_shape_is_one_message_that_names_the_option(run, mod
     assert run("memory", model, "--input-shape", "8,8,3")[0] == 0
 
 
+@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
+def test_a_shape_that_was_guessed_is_told(model):
+    """Also where the module takes it: an answer for 224 x 224 is none for 32 x 32.  One that was given is not told."""
+    with pytest.warns(UserWarning, match=r"taken to be, since nothing else was said, 224,224,3 .* --input-shape H,W,C"):
+        cubatch.models.resolve(model)
+    cubatch.models.resolve(model, input_shape=(16, 12, 3))
+
+
 def test_a_network_and_a_file_are_read_wherever_a_spec_goes(tmp_path, monkeypatch):
     """`footprint("model.onnx")` and its path as a Path."""
     path = tmp_path / "one.onnx"

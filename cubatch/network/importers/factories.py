@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,26 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
     Raises:
         InvalidArgument: If it cannot be imported or called, gives neither, or has a shape of its own.
         CubatchError: Whatever else building raises of ours.
+
+    Warns:
+        UserWarning: With the shape that was taken, if it was not given.
     """
     found = _built(text)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(found, torch.nn.Module):
         h, w, c = input_shape or USUAL_INPUT
+        taken = "was given as" if input_shape else "was taken to be, since nothing else was said,"
+        told = (
+            f"One sample {taken} {h},{w},{c} (height, width, channels; PyTorch has channels first): "
+            "another is given as --input-shape H,W,C (input_shape)."
+        )
         try:
-            return from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
+            network = from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
         except CannotTrace as error:
-            taken = "was given as" if input_shape else "was taken to be, since nothing else was said,"
-            remedy = (
-                f"One sample {taken} {h},{w},{c} (height, width, channels; PyTorch has channels first): "
-                "another is given as --input-shape H,W,C (input_shape)."
-            )
-            raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {remedy}") from error
+            raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {told}") from error
+        if input_shape is None:
+            warnings.warn(told, stacklevel=2)
+        return network
     if not isinstance(found, Layer | Network):
         raise InvalidArgument(
             "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"
