@@ -17,6 +17,8 @@ from cubatch.network.layers import Dropout
 STEP = 1e-2
 """How far weights are moved along a direction of length 1, forth and back, for a difference of gradients."""
 MOST_ITERATIONS = 40
+LEAST_ITERATIONS = 10  # fewer may settle on a smaller eigenvalue, where the first direction hardly has the largest's
+EXHAUSTED = 1e-6  # what is left of a product, as a share of the eigenvalue, where no new direction is in it
 ENOUGH = 0.01  # an eigenvalue is known where it cannot be further from the estimate than this share of it
 
 
@@ -92,7 +94,8 @@ def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
         rest = float(np.linalg.norm(product))
         values, vectors = np.linalg.eigh(rows[: number + 1, : number + 1])
         largest, unsure = float(values[-1]), rest * abs(float(vectors[-1, -1]))
-        if unsure <= ENOUGH * abs(largest) or number + 1 == min(MOST_ITERATIONS, start.size):
+        is_settled = unsure <= ENOUGH * abs(largest) and number + 1 >= LEAST_ITERATIONS
+        if is_settled or rest <= EXHAUSTED * abs(largest) or number + 1 == min(MOST_ITERATIONS, start.size):
             break
         basis.append(product / rest)
         rows[number, number + 1] = rows[number + 1, number] = rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine.network import Model
@@ -41,6 +41,7 @@ def softmax_hessian(x, w, b):
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 12), st.integers(0, 1000))
+@example(4, 2, 3, 384)  # the first direction hardly has the largest's
 def test_of_a_linear_layer_it_is_the_largest_eigenvalue(c, k, n, seed):
     """
     Beside NumPy's eigenvalues of the Hessian written down, in float64.
