@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -213,14 +213,19 @@ def counting(timings: Sequence[Timing], *, every_visit: bool = False) -> tuple[T
         [0.024, 0.025]
     """
     clear = [timing for timing in timings if not timing.throttled] or list(timings)
-    visits: dict[int, list[Timing]] = {}
-    for timing in clear:
-        visits.setdefault(timing.round // PER_VISIT, []).append(timing)
-    settled = {visit: _settled(those) for visit, those in visits.items()}
+    settled = {visit: _settled(those) for visit, those in by_visit(clear).items()}
     medians = {visit: statistics.median(timing.seconds for timing in those) for visit, those in settled.items()}
     most = math.inf if every_visit else min(medians.values(), default=0.0) * (1 + DISTURBED)
     used = {id(timing) for visit, those in settled.items() if medians[visit] <= most for timing in those}
     return tuple(timing for timing in clear if id(timing) in used)
+
+
+def by_visit(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
+    """Group the timings of one size by its visits, which are numbered from 0."""
+    visits: dict[int, list[Timing]] = {}
+    for timing in timings:
+        visits.setdefault(timing.round // PER_VISIT, []).append(timing)
+    return visits
 
 
 def _settled(visit: Sequence[Timing]) -> Sequence[Timing]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing, counting
+from cubatch.measure.records import UNSETTLED, Timing, by_visit, counting
 from cubatch.measure.stopping import median
 from cubatch.search.belief import Seen
 
@@ -56,7 +56,7 @@ class Record:
     @property
     def visits(self) -> int:
         """How often it was visited, undisturbed or not."""
-        return len({timing.round // PER_VISIT for timing in self.timings})
+        return len(by_visit(self.timings))
 
     @property
     def is_fresh(self) -> bool:
@@ -81,20 +81,15 @@ class Record:
     @property
     def least_of_visits(self) -> list[float]:
         """The shortest time of a step that each visit read, disturbed or not."""
-        least: dict[int, float] = {}
-        for timing in self.timings:
-            visit = timing.round // PER_VISIT
-            least[visit] = min(timing.seconds, least.get(visit, math.inf))
-        return list(least.values())
+        return [min(timing.seconds for timing in those) for those in by_visit(self.timings).values()]
 
     def step_costs(self) -> dict[int, list[float]]:
         """Give what a step costs, seconds or joules, of each visit; energy that was not read is left out."""
-        costs: dict[int, list[float]] = {}
-        for timing in self.counting:
-            cost = timing.joules if self.goal.objective == "energy" else timing.seconds
-            if cost is not None:
-                costs.setdefault(timing.round // PER_VISIT, []).append(cost)
-        return costs
+        is_energy, costs = self.goal.objective == "energy", {}
+        for visit, those in by_visit(self.counting).items():
+            read = [timing.joules if is_energy else timing.seconds for timing in those]
+            costs[visit] = [cost for cost in read if cost is not None]
+        return {visit: known for visit, known in costs.items() if known}
 
     @property
     def cost(self) -> float | None:

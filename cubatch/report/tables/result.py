@@ -143,9 +143,9 @@ def parted(result: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str
         how = _ENDS.get(str(end.get("status")), "failed")
         lines.append(f"{_num_sizes(those)} not tried: {listed(those)}, above {end['batch_size']}, which {how}.")
     if ruled_out:
-        whose = "its neighbours' readings" if len(ruled_out) == 1 else "their neighbours' readings"
-        told = "is not expected" if len(ruled_out) == 1 else "are not expected"
-        lines.append(f"{_num_sizes(ruled_out)} {told} to be better: {listed(ruled_out)}, by {whose}.")
+        are, their = ("is", "its") if len(ruled_out) == 1 else ("are", "their")
+        told = f"{_num_sizes(ruled_out)} {are} not expected to be better"
+        lines.append(f"{told}: {listed(ruled_out)}, by {their} neighbours' readings.")
     if untried:
         lines.append(f"{_num_sizes(untried)} not tried, for lack of time: {listed(untried)}.")
     if unreached:
