@@ -31,26 +31,32 @@ SLOWER, STAYS_SECONDS = 0.17, (3.0, 12.0)
 READINGS = Noise(0.01, outliers=0.02)
 PREPARE_SECONDS, LOAD_SECONDS = 0.1, 0.2
 WITHIN = 0.03
+HOSTS = {
+    "a host that stays": {"moves": False, "tells": False},
+    "a host that moves": {"moves": True, "tells": False},
+    "a host that moves, and tells": {"moves": True, "tells": True},
+}
 
 
 @attrs.frozen
 class Search:
-    """One search of one curve: seconds of a step by batch size, whether the host moves, a seed, a budget in seconds."""
+    """One search of one curve: seconds of a step by batch size, a host of HOSTS, a seed, a budget in seconds."""
 
     curve: Mapping[int, float]
-    moves: bool
+    host: str
     seed: str
     budget: float
 
 
 class Measured(Traits):
-    """A module on a host: seconds of a step by batch size, and whether the host moves."""
+    """A module on a host: seconds of a step by batch size, whether the host moves, and whether a reference tells."""
 
-    def __init__(self, rng: random.Random, curve: Mapping[int, float], *, moves: bool) -> None:
+    def __init__(self, rng: random.Random, curve: Mapping[int, float], *, moves: bool, tells: bool) -> None:
         super().__init__(rng)
         self.max_batch_size = self.true_limit = max(curve)
         self.curve = functools.partial(_between, sorted(curve.items()))
-        self.readings, self.tells_clock, self.is_stationary = READINGS, False, not moves
+        self.readings, self.is_stationary = READINGS, not moves
+        self.tells_clock, self.tells_reference = False, tells
         self.prepare_seconds, self.load_seconds = PREPARE_SECONDS, LOAD_SECONDS
         if moves:
             fast, slow = (rng.uniform(*STAYS_SECONDS) for _ in range(2))
@@ -60,7 +66,7 @@ class Measured(Traits):
 def lost(search: Search) -> tuple[float, float]:
     """Give the share that the answer lost, and the seconds that it took."""
     rng = random.Random(search.seed)
-    case = Measured(rng, search.curve, moves=search.moves).case("measured", rng.randrange(2**31))
+    case = Measured(rng, search.curve, **HOSTS[search.host]).case("measured", rng.randrange(2**31))
     trial = try_ours(case, 0, search.budget)
     return case.regret(trial.batch_size, tolerance=0.0), trial.seconds
 
@@ -85,12 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("results", type=Path, metavar="FILE", help="of bench_module")
     parser.add_argument("--seeds", type=int, default=12, help="searches of each curve")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds")
+    parser.add_argument("--hosts", nargs="*", choices=list(HOSTS), default=list(HOSTS))
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args(arguments)
     known = curves(options.results)
-    for moves in (False, True):
+    for host in options.hosts:
         searches = [
-            Search(curve, moves, f"{name}/{seed}", options.budget)
+            Search(curve, host, f"{name}/{seed}", options.budget)
             for name, curve in known.items()
             for seed in range(options.seeds)
         ]
@@ -98,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shares, seconds = zip(*pool.map(lost, searches, chunksize=4), strict=True)
         within = sum(share <= WITHIN for share in shares) / options.seeds
         print(
-            f"{'a host that moves' if moves else 'a host that stays'}: {statistics.fmean(shares):.2%} lost on average, "
+            f"{host}: {statistics.fmean(shares):.2%} lost on average, "
             f"{max(shares):.1%} at most, {within:.1f} of {len(known)} within {WITHIN:.0%}, "
             f"{statistics.fmean(seconds):.1f} s"
         )

@@ -91,6 +91,7 @@ def ours(name: str, mode: str, *, top: int, limit: int, budget: float) -> dict[s
     return {
         "finder": OURS, "batch_size": result.batch_size, "seconds": time.monotonic() - began, "failures": failures,
         "error": "", "decided_by": result.decided_by, "most_of_limit": max(took, default=0) / limit,
+        "reasons": list(result.reasons),
     }  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import attrs
 
+from cubatch.measure.counting import counting
 from cubatch.measure.goal import Goal, pick
-from cubatch.measure.records import Measured, Timing, counting
+from cubatch.measure.records import Measured, Timing
 from cubatch.tuning import store
 
 FAR = 0.7

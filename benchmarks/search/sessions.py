@@ -17,10 +17,11 @@ import attrs
 import numpy as np
 
 from cubatch.measure.runner import Reading
-from tests.fakes import Behaviour, FakeClock, FakeDevice, FakeRunner
+from tests.fakes import BOOST_CLOCK_MHZ, Behaviour, FakeClock, FakeDevice, FakeRunner
 
 LEAP_SECONDS = 0.005  # behaviours are asked this often within a reading; they change within 0.2 s at the soonest
 SLOWEST, QUICKEST = 10.0, 0.5  # no reading is further off than this: even heavy tails end somewhere
+REFERENCE_SECONDS, SLOW_TIMES = 4.5e-6, 1.6  # of a sine by PyTorch, on the machine of module.json
 _DRAWS = 1024
 _MEDIAN_DRAWS = 200_000  # errs by 1/350 of a spread
 
@@ -140,11 +141,13 @@ class SearchDevice(FakeDevice):
         readings: Noise of its readings; `noise` and `outliers` are not used.
         is_stationary: It is as fast in the tenth second as in the hundredth, so that a reading has one true median.
         tells_clock: Whether readings come with the SM clock.
+        tells_reference: Whether they come with what a reference takes: SLOW_TIMES as long where that clock is lower.
     """
 
     readings: Noise = attrs.field(default=Noise(), kw_only=True)
     is_stationary: bool = attrs.field(default=True, kw_only=True)
     tells_clock: bool = attrs.field(default=True, kw_only=True)
+    tells_reference: bool = attrs.field(default=False, kw_only=True)
 
     def __call__(self) -> Session:
         """Open a session."""
@@ -160,7 +163,7 @@ class QuickClock(FakeClock):
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         """Run the step `repeats` times and read the virtual stopwatch."""
-        session = self._session
+        session, met = self._session, self._session.reference_seconds()
         if step != session.step or repeats < 2:
             reading = super().time(step, repeats)
         else:
@@ -176,7 +179,8 @@ class QuickClock(FakeClock):
                 sm_clock_mhz=session.clock_mhz(),
                 throttled=session.was_throttled,
             )
-        return reading if session.tells_clock else attrs.evolve(reading, sm_clock_mhz=None)
+        clock = reading.sm_clock_mhz if session.tells_clock else None
+        return attrs.evolve(reading, sm_clock_mhz=clock, reference_seconds=met)
 
 
 class Session(FakeRunner):
@@ -185,7 +189,7 @@ class Session(FakeRunner):
     def __init__(self, device: SearchDevice) -> None:
         super().__init__(device)
         self._clock = QuickClock(self)
-        self.tells_clock = device.tells_clock
+        self.tells_clock, self.tells_reference = device.tells_clock, device.tells_reference
         self._readings = device.readings
         self._is_stationary = device.is_stationary
         self._generator = np.random.default_rng(device.seed)
@@ -200,7 +204,12 @@ class Session(FakeRunner):
 
     def clock_mhz(self) -> float:
         """Give the SM clock of this moment."""
-        return 1500.0 * math.prod(behaviour.clock() for behaviour in self.behaviours)
+        return BOOST_CLOCK_MHZ * math.prod(behaviour.clock() for behaviour in self.behaviours)
+
+    def reference_seconds(self) -> float | None:
+        """Give what a reference takes at this moment."""
+        is_slow = self.clock_mhz() < BOOST_CLOCK_MHZ
+        return REFERENCE_SECONDS * (SLOW_TIMES if is_slow else 1.0) if self.tells_reference else None
 
     def leap(self, count: int) -> None:
         """Run so many steps, some milliseconds at a time."""

@@ -44,7 +44,7 @@ class ModuleRunner(BoundedRunner):
 
         is_cuda = device.type == "cuda"
         super().__init__(
-            clocks.torch_clock(device.index or 0) if is_cuda else clocks.HostClock(),
+            clocks.torch_clock(device.index or 0) if is_cuda else clocks.TorchHostClock(),
             meter or (AllocatorMeter(torch.cuda, device) if is_cuda else ResidentMeter()),
             memory_limit, dtype, num_bytes([*parameters, *buffers]),
         )  # fmt: skip

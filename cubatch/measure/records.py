@@ -8,9 +8,7 @@ refused with an InvalidArgument that names the field.
 from __future__ import annotations
 
 import functools
-import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -119,6 +117,8 @@ class Timing:
         power_watts: Drawn by its board.
         utilization_percent: Share of its last sample period in which some kernel ran, 0 to 100.
         used_bytes: Its memory in use, by whomever.
+        reference_seconds: What a small operation took a CPU right before the reading, always the same one; None where
+            there is none.
     """
 
     batch_size: int = field(validator=_is(_size))
@@ -135,6 +135,7 @@ class Timing:
     power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))
     utilization_percent: float | None = field(default=None, validator=optional(_is(_percent)))
     used_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    reference_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
 
 
 @attrs.frozen
@@ -183,62 +184,6 @@ class Measured:
 
 PER_VISIT = 16
 """Round numbers of a visit: a visit of round r takes its readings in rounds r, r + 1, ... below the next multiple."""
-
-UNSETTLED = 0.5
-"""First timings of a visit that take so much longer than all after them came before the size had settled."""
-
-FEWEST_SETTLED = 2  # one that is faster than all before it proves nothing
-
-DISTURBED = 0.1
-"""A visit whose median is so much above that of the best visit to its size was disturbed."""
-
-
-def counting(timings: Sequence[Timing], *, every_visit: bool = False) -> tuple[Timing, ...]:
-    """
-    Give the timings of one size that count: those of a full clock and of visits that nothing disturbed.
-
-    Throttled ones count where there are no others.  A visit that took clearly longer than another one to the same
-    size met another process, a cold cache or a compiler, and so did the first timings of a visit that took far longer
-    than all after them, two at least; what is compared is what sizes do undisturbed.
-
-    Args:
-        timings: Of one size.
-        every_visit: Whether disturbed visits count too: where each size has equally many, medians over visits suffer
-            less from them than from a choice that leaves few.
-
-    Example:
-        >>> seconds = [0.7, 0.7, 0.024, 0.025]
-        >>> read = [Timing(batch_size=1, round=r, seconds=s) for r, s in zip((0, 1, 16, 17), seconds)]
-        >>> [timing.seconds for timing in counting(read)]
-        [0.024, 0.025]
-    """
-    clear = [timing for timing in timings if not timing.throttled] or list(timings)
-    settled = {visit: _settled(those) for visit, those in by_visit(clear).items()}
-    medians = {visit: statistics.median(timing.seconds for timing in those) for visit, those in settled.items()}
-    most = math.inf if every_visit else min(medians.values(), default=0.0) * (1 + DISTURBED)
-    used = {id(timing) for visit, those in settled.items() if medians[visit] <= most for timing in those}
-    return tuple(timing for timing in clear if id(timing) in used)
-
-
-def by_visit(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
-    """Group the timings of one size by its visits, which are numbered from 0."""
-    visits: dict[int, list[Timing]] = {}
-    for timing in timings:
-        visits.setdefault(timing.round // PER_VISIT, []).append(timing)
-    return visits
-
-
-def _settled(visit: Sequence[Timing]) -> Sequence[Timing]:
-    """Leave out the first timings of a visit, where all of them took far longer than any that came after."""
-    ordered = sorted(visit, key=lambda timing: timing.round)
-    longest = 0.0  # of those that come after
-    for place in range(len(ordered) - 1, 0, -1):
-        longest = max(longest, ordered[place].seconds)
-        if len(ordered) - place < FEWEST_SETTLED:
-            continue
-        if min(timing.seconds for timing in ordered[:place]) > longest * (1 + UNSETTLED):
-            return ordered[place:]
-    return ordered
 
 
 class Keeper(Protocol):

@@ -16,7 +16,8 @@ import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
-from cubatch.measure.records import PER_VISIT, UNSETTLED, Timing
+from cubatch.measure.counting import UNSETTLED
+from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.measure.runner import KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
@@ -244,6 +245,7 @@ class Stopwatch:
             power_watts=reading.power_watts,
             utilization_percent=reading.utilization_percent,
             used_bytes=reading.used_bytes,
+            reference_seconds=reading.reference_seconds,
         )
 
     def rest(self, timing: Timing) -> None:

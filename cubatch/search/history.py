@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from cubatch.measure.counting import UNSETTLED, HostState, by_visit, counting
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import UNSETTLED, Timing, by_visit, counting
+from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
 from cubatch.search.belief import Seen
 
@@ -38,11 +39,13 @@ class Record:
         batch_size: The size.
         timings: In the order they were taken.
         goal: What its cost is.
+        state: Of the host, in which sizes are compared, by the timings of all.
     """
 
     batch_size: int
     goal: Goal
     timings: list[Timing] = attrs.field(factory=list)
+    state: HostState | None = None
 
     def add(self, timing: Timing) -> None:
         """Take in a reading."""
@@ -51,12 +54,17 @@ class Record:
     @property
     def counting(self) -> tuple[Timing, ...]:
         """The readings that count."""
-        return counting(self.timings)
+        return counting(self.timings, state=self.state)
 
     @property
     def visits(self) -> int:
         """How often it was visited, undisturbed or not."""
         return len(by_visit(self.timings))
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether a reading was taken in the state in which sizes are compared."""
+        return self.state is None or any(map(self.state.holds, self.timings))
 
     @property
     def is_fresh(self) -> bool:
@@ -162,6 +170,8 @@ def seen_of(records: Mapping[int, Record], noise: Noise) -> list[Seen]:
         costs = record.step_costs()
         if costs and n not in suspects:
             values = [math.log(cost) for visit in costs.values() for cost in visit]
+            if record.state is not None and not record.is_comparable:
+                values = [value + math.log(record.state.times) for value in values]
             found.append(Seen(n, median(values), noise.variance(len(values), len(costs))))
     return found
 

@@ -16,8 +16,10 @@ When none does, the answer is known, or the budget holds no more.
     believed          what is not far behind, until it was visited twice
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
     rungs             sizes of the ladder beside the fastest, where no model of time speaks of them: a peak, a cliff
-    states            all that are not far behind, in sweeps, where visits to one size disagree, and a second visit to
-                      the first of them, which tells whether they do
+    moved             what may be the best and was not read in the state in which the host is now, where a reference
+                      tells of states and sizes were read in different ones
+    states            where nothing tells: all that are not far behind, in sweeps, where visits to one size disagree,
+                      and a second visit to the first of them, which tells whether they do
     certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
                       visit has another, even a dear one, and the fastest a cheap one: the best of many readings
                       mostly had luck
@@ -28,11 +30,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
 
 import attrs
 import numpy as np
-from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 from numpy.typing import NDArray
 
 from cubatch.measure.budget import FEWEST_READINGS
@@ -41,6 +41,7 @@ from cubatch.search import race
 from cubatch.search.belief import Array, believe
 from cubatch.search.history import Record
 from cubatch.search.limit_rules import latency_limit, latency_limit_at_last, memory
+from cubatch.search.state_rules import moved, states
 from cubatch.search.view import KNOWN, SURE, View
 
 WORTH, WORTH_SECONDS = 0.85, 60.0
@@ -57,8 +58,6 @@ SHARE_OF_ASKED = 0.1  # the same where few sizes were asked for, and there is no
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbours, log of what is behind, of what is left
 BESIDE, BESIDE_SHARE = 2.0, 0.1  # factor from the fastest, of what is left
 BESIDE_LIKELY = 0.5  # probability that it runs and keeps every limit
-DISAGREE, DISAGREE_SD = 0.05, 4.0  # by how much visits to one size do: as a log, in standard deviations of a reading
-STATES_WITHIN, STATES_VISITS, STATES_SHARE = 0.2, 4, 0.25  # behind the fastest, visits to each, of what is left
 MOST_VISITS, MOST_VISITS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
 FAR_LATENCY = 2.0  # times the lowest latency: no larger size is as fast
 HALTED, HALTED_SHARE, HALTED_BEHIND = 0.25, 0.1, 0.35  # so much slower than its neighbours say: visited again if cheap
@@ -90,6 +89,7 @@ def next_visits(view: View) -> list[int]:
         believed,
         doubts,
         rungs,
+        moved,
         states,
         certain,
         leftover,
@@ -170,7 +170,7 @@ def lowest_latency(view: View) -> list[int]:
         return [size] if view.affordable(size) else []
     near = [n for n in dict.fromkeys([view.fastest, low, *above]) if n not in view.of.closed and view.affordable(n)]
     unsure = [n for n in near if _unsure(view, n, allowed) and view.read[n].visits < MOST_VISITS_OF_LATENCY]
-    return _shuffled(view, near) if unsure else []
+    return view.shuffled(near) if unsure else []
 
 
 def _unsure(view: View, n: int, allowed: float) -> bool:
@@ -197,7 +197,7 @@ def zoom(view: View) -> list[int]:
     promising = sorted((place for place, n in enumerate(view.sizes) if n in view.read), key=lambda place: -gains[place])
     contenders = [view.answer, view.sizes[best]]
     contenders += [view.sizes[place] for place in promising if gains[place] >= CONTENDS * gains[best]]
-    return _shuffled(view, [n for n in dict.fromkeys(contenders) if view.affordable(n)][:MOST_CONTENDERS])
+    return view.shuffled([n for n in dict.fromkeys(contenders) if view.affordable(n)][:MOST_CONTENDERS])
 
 
 def gaps(view: View) -> list[int]:
@@ -223,7 +223,7 @@ def believed(view: View) -> list[int]:
     once = [n for n, record in view.read.items() if n not in view.of.closed and _is_hardly_read(view, n, record)]
     near = [n for n in once if view.goal.objective == "latency" or view.gain(n) > -reach]
     share = SHARE_TO_BELIEVE if view.of.extends else SHARE_OF_ASKED
-    return _shuffled(view, [n for n in near if view.affordable(n, share)])
+    return view.shuffled([n for n in near if view.affordable(n, share)])
 
 
 def unsettled(view: View) -> list[int]:
@@ -249,7 +249,7 @@ def certain(view: View) -> list[int]:
     """Name the answer, the fastest and what ties with them, while they lack readings for an interval."""
     if view.answer is None or view.fastest is None:
         return []
-    return _shuffled(view, [n for n in _ties(view) if n not in view.of.closed and readings_wanted(view, n)])
+    return view.shuffled([n for n in _ties(view) if n not in view.of.closed and readings_wanted(view, n)])
 
 
 def readings_wanted(view: View, n: int) -> int:
@@ -325,44 +325,6 @@ def rungs(view: View) -> list[int]:
     return [n for n, factor in sorted(apart.items(), key=lambda item: item[1]) if factor <= BESIDE][:1]
 
 
-def states(view: View) -> list[int]:
-    """
-    Name the sizes that are not far behind, where visits to one disagree; until then that which was visited first.
-
-    The host has states then, each for seconds, and what was visited once may have met a slow one, be it that it broke
-    the latency limit there.  Where a clock is read, it tells of them.
-    """
-    if view.answer is None or view.fastest is None or view.goal.objective == "latency":
-        return []
-    if any(timing.sm_clock_mhz is not None for record in view.read.values() for timing in record.timings):
-        return []
-    costs = {n: record.cost or math.inf for n, record in view.read.items() if n not in view.of.failed}
-    limit, reach = view.goal.latency_limit or math.inf, 1 - STATES_WITHIN
-    near = [n for n in costs if costs[n] * reach <= costs[view.fastest] and view.read[n].seconds * reach <= limit]
-    due = [n for n in near if n not in view.of.closed and view.read[n].visits < STATES_VISITS]
-    telling = [n for n in near if n not in view.of.visited[:1]]  # the first of a run meets a cold process
-    if any(_do_disagree(view.read[n], view.noise.reading) for n in telling):
-        due.sort(key=costs.__getitem__)
-        spent = itertools.accumulate(float(view.visit_seconds[view.place(n)]) for n in due)
-        sweep = due[: sum(seconds <= STATES_SHARE * view.of.left for seconds in spent)]
-        return _shuffled(view, sweep) if sweep != [view.fastest] else []
-    return [n for n in _earliest(view, telling) if n in due and view.affordable(n, STATES_SHARE)]
-
-
-def _earliest(view: View, near: Collection[int]) -> list[int]:
-    """Give the size that was visited first, unless it was again after half of the others had been."""
-    visits = [n for n in view.of.visited if n in near]
-    others = [place for place, n in enumerate(visits) if n != visits[0]]
-    again = others and visits[0] in visits[others[(len(others) - 1) // 2] :]
-    return visits[:1] if others and not again else []
-
-
-def _do_disagree(record: Record, reading: float) -> bool:
-    """Whether visits to a size differ by far more than its readings do."""
-    visits = record.least_of_visits
-    return math.log(max(visits) / min(visits)) > max(DISAGREE, DISAGREE_SD * reading)
-
-
 def leftover(view: View) -> list[int]:
     """
     Name a size that was not read, where so much may be gained that the budget left over is for it, dear or not.
@@ -387,9 +349,3 @@ def _variance(view: View) -> Array:
 
 def _visited(view: View) -> NDArray[np.bool_]:
     return np.array([n in view.read and view.is_able(n) for n in view.sizes])
-
-
-def _shuffled(view: View, sizes: Sequence[int]) -> list[int]:
-    """Give sizes in an order that the seed and the readings so far fix."""
-    count = sum(len(record.timings) for record in view.read.values())
-    return [sizes[place] for place in default_rng((view.of.seed, count)).permutation(len(sizes))]

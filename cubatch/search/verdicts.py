@@ -54,6 +54,10 @@ def _of_read(view: View, n: int) -> Verdict:
     own, leading = record.cost or math.inf, best.cost or 0.0
     count = len(record.counting)
     readings = f"{count} reading{'s' * (count > 1)}"
+    if record.state is not None and best.is_comparable and not record.is_comparable:
+        met, other = ("slow", "quick") if record.state.is_quick else ("quick", "slow")
+        text = f"{readings} while this host was in its {met} state; sizes are compared as read in its {other} one"
+        return Verdict("dropped", text)
     if n in view.suspects and (view.goal.objective == "latency" or _gain(view, n)[1] > 0):
         return Verdict("ok", f"{readings}, at a bad time: larger sizes took less; nothing is ruled out by them")
     sd = math.sqrt(view.noise.variance(count, record.visits) + view.noise.variance(len(best.counting), best.visits))

@@ -7,13 +7,16 @@ No clock and no device here: numbers in, numbers out.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 import numpy as np
+from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
 
 from cubatch.measure import goal as goals
+from cubatch.measure.counting import host_state
 from cubatch.measure.goal import Goal
 from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
@@ -74,11 +77,15 @@ class View:
 
     def __init__(self, situation: Situation) -> None:
         self.of, self.goal = situation, situation.goal
-        self.read = {n: record for n, record in sorted(situation.records.items()) if record.cost is not None}
+        timings = itertools.chain.from_iterable(record.timings for record in situation.records.values())
+        state = host_state(timings, self.goal)
+        records = {n: attrs.evolve(record, state=state) for n, record in sorted(situation.records.items())}
+        self.read = {n: record for n, record in records.items() if record.cost is not None}
         self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
         able = {n: 1 / (record.cost or math.inf) for n, record in self.read.items() if self.is_able(n)}
         if self.goal.objective == "latency":
             able = {n: 1 / value for n, value in able.items()}
+        able = {n: value for n, value in able.items() if self.read[n].is_comparable} or able
         picked = goals.pick(able, self.goal) if able else None
         self.answer = picked[0] if picked else None
         self.fastest = picked[1] if picked else None
@@ -208,6 +215,11 @@ class View:
         """Say how far a size is believed to be above the fastest one, as a logarithm."""
         fastest = self.fastest or n
         return float(self.field.value[self.place(n)] - self.field.value[self.place(fastest)])
+
+    def shuffled(self, sizes: Sequence[int]) -> list[int]:
+        """Give sizes in an order that the seed and the readings so far fix."""
+        count = sum(len(record.timings) for record in self.read.values())
+        return [sizes[place] for place in default_rng((self.of.seed, count)).permutation(len(sizes))]
 
     def affordable(self, n: int, share: float = 1.0) -> bool:
         """Whether a visit to a size takes at most this share of what is left."""

@@ -14,10 +14,11 @@ from typing import Any
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
+from cubatch.measure.counting import HostState, comparable, counting, host_state
 from cubatch.measure.goal import Goal, pick
-from cubatch.measure.records import Candidate, Measured, Outcome, Timing, counting
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
-from cubatch.tuning import wording
+from cubatch.tuning import host_wording, wording
 from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.results import Measurement, TuningResult
 
@@ -93,7 +94,9 @@ def answer(
         >>> result.batch_size, result.fastest_batch_size, result.decided_by
         (32, 64, 'plateau')
     """
-    used = {c.batch_size: counting(measured.of(c.batch_size), every_visit=compared) for c in ladder}
+    state = host_state(measured.timings, goal)
+    used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
+    alike = {n: timings if state is None or all(map(state.holds, timings)) else () for n, timings in used.items()}
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(
@@ -105,6 +108,7 @@ def answer(
             layers=(layers or {}).get(candidate.batch_size, ()),
             device_bytes=(device_bytes or {}).get(candidate.batch_size),
             compared=compared,
+            state=state,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
     ]
@@ -125,7 +129,7 @@ def answer(
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
         decision = decide(
-            [_fate(m, outcomes.get(n), used[n], goal) for n, m in by_size.items()],
+            [_fate(m, outcomes.get(n), alike[n], goal) for n, m in by_size.items()],
             chosen=chosen,
             fastest=fastest,
             ties=ties,
@@ -134,7 +138,7 @@ def answer(
             max_batch_size=header["limits"]["max_batch_size"],
             asked=asked,
         )
-        seconds = {n: {t.round: t.seconds for t in timings} for n, timings in used.items() if timings}
+        seconds = {n: {t.round: t.seconds for t in timings} for n, timings in alike.items() if timings}
         facts = {
             "batch_size": chosen,
             "fastest_batch_size": fastest,
@@ -170,7 +174,7 @@ def answer(
         seconds_spent=measured.seconds_spent,
         largest_batch_size=largest_batch_size,
         largest_measured=max((n for n, timings in used.items() if timings), default=None),
-        reasons=[*caveats, *reasons, *notes],
+        reasons=[*caveats, *reasons, *host_wording.sentences(measured.timings, state, used), *notes],
         measurements=tuple(measurements),
     )
 
@@ -185,8 +189,9 @@ def _measurement(
     layers: Sequence[Mapping[str, Any]],
     device_bytes: int | None,
     compared: bool,
+    state: HostState | None,
 ) -> Measurement:
-    n, used = candidate.batch_size, counting(timings, every_visit=compared)
+    n, used = candidate.batch_size, counting(timings, state=state, every_visit=compared)
     seconds = [timing.seconds for timing in used]
     latency = _median(seconds)
     interval = stopping.median_interval(seconds, stopping.CHOSEN_CONFIDENCE)
@@ -203,7 +208,7 @@ def _measurement(
         timings_rounds=[timing.round for timing in used],
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
-        disturbed=sum(not timing.throttled for timing in timings) - sum(not timing.throttled for timing in used),
+        disturbed=len(comparable(timings, state)) - len(used),
         flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sqlite3
 import zlib
@@ -25,7 +26,7 @@ from cubatch import checks
 from cubatch.errors import WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 
-VERSION = 4
+VERSION = 5
 
 SCHEMA = """
 CREATE TABLE runs (
@@ -38,7 +39,8 @@ CREATE TABLE timings (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL, round INTEGER NOT NULL,
     seconds REAL NOT NULL, repeats INTEGER NOT NULL, throttled INTEGER NOT NULL, sm_clock_mhz REAL, joules REAL,
     peak_bytes INTEGER, peak_device_bytes INTEGER, checksum INTEGER, event_reasons INTEGER, temperature_celsius REAL,
-    power_watts REAL, utilization_percent REAL, used_bytes INTEGER, PRIMARY KEY (run, batch_size, round));
+    power_watts REAL, utilization_percent REAL, used_bytes INTEGER, reference_seconds REAL,
+    PRIMARY KEY (run, batch_size, round));
 CREATE TABLE outcomes (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL,
     status TEXT NOT NULL, stop_reason TEXT NOT NULL, facts TEXT NOT NULL,
@@ -54,6 +56,7 @@ UPGRADES = {
         ALTER TABLE timings ADD COLUMN used_bytes INTEGER
     """,
     4: "ALTER TABLE runs ADD COLUMN disturbed TEXT",
+    5: "ALTER TABLE timings ADD COLUMN reference_seconds REAL",
 }
 """By version, what makes it of a file of the version before; rows of before lack what was added."""
 
@@ -63,7 +66,12 @@ _COLUMNS = (
     "peak_device_bytes",
 )  # fmt: skip
 _ADDED = ("event_reasons", "temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
-_REAL = ("seconds", "sm_clock_mhz", "joules", "temperature_celsius", "power_watts", "utilization_percent")
+_ADDED_LATER = ("reference_seconds",)
+_ALL_COLUMNS = (*_COLUMNS, *_ADDED, *_ADDED_LATER)
+_REAL = (
+    "seconds", "sm_clock_mhz", "joules", "temperature_celsius", "power_watts", "utilization_percent",
+    "reference_seconds",
+)  # fmt: skip
 _MOST_SECONDS = 1e9  # of measuring: thirty years
 _MOST_LETTERS = 200  # of what a damaged field may say
 
@@ -204,7 +212,7 @@ def delete_run(database: sqlite3.Connection, run: int) -> None:
 
 def insert_timing(database: sqlite3.Connection, run: int, timing: Timing) -> None:
     """Add a timing; a round that is already there stays as it is."""
-    values = {name: getattr(timing, name) for name in (*_COLUMNS, *_ADDED)}
+    values = {name: getattr(timing, name) for name in _ALL_COLUMNS}
     names = ("run", *values, "checksum")
     database.execute(
         f"INSERT INTO timings ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "  # noqa: S608 - literals
@@ -217,9 +225,10 @@ def checksum(run: int, values: Mapping[str, Any]) -> int:
     """
     Sum up a timing's columns, so that one that changes by itself is noticed: CRC-32 of their shortest text.
 
-    Those that were added count where one of them is known, so that the sums of older rows hold.
+    Those that were added together count where one of them is known, so that the sums of older rows hold.
     """
-    names = (*_COLUMNS, *_ADDED) if any(values[name] is not None for name in _ADDED) else _COLUMNS
+    added = [names for names in (_ADDED, _ADDED_LATER) if any(values[name] is not None for name in names)]
+    names = [*_COLUMNS, *itertools.chain.from_iterable(added)]
     plain = [float(values[name]) if name in _REAL and values[name] is not None else values[name] for name in names]
     return zlib.crc32(to_json([run, *(int(value) if isinstance(value, bool) else value for value in plain)]).encode())
 
@@ -279,7 +288,7 @@ def read_measured(database: sqlite3.Connection, run: int) -> Measured:
     for row in database.execute("SELECT * FROM timings WHERE run = ? ORDER BY rowid", (run,)):
         found = dict(row)
         with _naming(run, f"the timing of batch size {found.get('batch_size')!r} in round {found.get('round')!r}:"):
-            values = {name: row[name] for name in (*_COLUMNS, *_ADDED)}
+            values = {name: row[name] for name in _ALL_COLUMNS}
             if row["throttled"] in (0, 1):
                 values["throttled"] = bool(row["throttled"])
             timings.append(Timing(**values))

@@ -152,13 +152,13 @@ def _ties(
             shares[m.batch_size] = best / value if goal.objective == "latency" else value / best
     noisy = [m for m in measurements if is_only_noise(shares.get(m.batch_size), m.throughput_interval)]
     known = [n for n in tied_with if n not in {m.batch_size for m in noisy}]
-    ties = _join([str(n) for n in known if tied_with[n] >= MIN_ROUNDS])
-    few = _join([str(n) for n in known if tied_with[n] < MIN_ROUNDS])
+    ties = join([str(n) for n in known if tied_with[n] >= MIN_ROUNDS])
+    few = join([str(n) for n in known if tied_with[n] < MIN_ROUNDS])
     told = [f"{m.batch_size} ({format_percent(shares[m.batch_size])} of it{_known_to(m)})" for m in noisy]
     return [
         *([f"Paired rounds cannot tell {ties} from {fastest.batch_size}."] if ties else []),
         *([f"Too few rounds in common to tell {few} from {fastest.batch_size}."] if few else []),
-        *([f"Too noisy to tell from {fastest.batch_size}: {_join(told)}."] if told else []),
+        *([f"Too noisy to tell from {fastest.batch_size}: {join(told)}."] if told else []),
     ]
 
 
@@ -345,7 +345,7 @@ def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int
     if not count:
         return []
     text = f"{count} timings were taken under a throttled clock and do not count"
-    only = _join([str(n) for n in throttled_only])
+    only = join([str(n) for n in throttled_only])
     return [f"{text}, except those of {only}, where there are no others." if only else f"{text}."]
 
 
@@ -382,15 +382,15 @@ def _tolerance(goal: Goal) -> str:
 def _sizes(measurements: Sequence[Measurement]) -> str:
     shown = [str(m.batch_size) for m in measurements[:MAX_SIZES]]
     rest = len(measurements) - len(shown)
-    return _join([*shown, f"{rest} more"] if rest else shown)
+    return join([*shown, f"{rest} more"] if rest else shown)
 
 
-def _join(words: Sequence[str]) -> str:
+def join(words: Sequence[str]) -> str:
     """
     Write a list as people do.
 
     Example:
-        >>> _join(["1", "2", "3"]), _join(["1"])
+        >>> join(["1", "2", "3"]), join(["1"])
         ('1, 2 and 3', '1')
     """
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

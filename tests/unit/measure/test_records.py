@@ -32,6 +32,7 @@ WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
     (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "power_watts", (*NOT_FINITE, "1", True, -1.0)),
     (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "utilization_percent", (*NOT_FINITE, "1", -1.0, 100.5)),
     (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "used_bytes", NO_COUNTS),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_seconds", (*NOT_FINITE, "1", 0.0, -1.0)),
     (Outcome, {"batch_size": 8, "status": "ok"}, "batch_size", NO_SIZES),
     (Outcome, {"batch_size": 8, "status": "ok"}, "status", ("fine", "", None, 3)),
     (Outcome, {"batch_size": 8, "status": "ok"}, "stop_reason", (None, 3, b"why")),

@@ -126,7 +126,7 @@ def test_a_timing_keeps_all_that_its_reading_told() -> None:
     """Whatever a reading has a field for is in the record of it, by the same name."""
     told = Reading(
         seconds=0.02, sm_clock_mhz=1500.0, throttled=True, joules=3.0, event_reasons=4, temperature_celsius=61.0,
-        power_watts=412.5, utilization_percent=97.0, used_bytes=9,
+        power_watts=412.5, utilization_percent=97.0, used_bytes=9, reference_seconds=5e-6,
     )  # fmt: skip
     assert None not in attrs.asdict(told).values()
     for timing in visit(scripted(told)):

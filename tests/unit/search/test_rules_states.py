@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Measured, Timing
-from cubatch.search import rules
+from cubatch.search import rules, state_rules, verdicts
+from cubatch.search.history import Record
 from tests.fakes import Behaviour, FakeClock, FakeDevice, FakeRunner
 from tests.unit.search.walking import given, seek
 from tests.unit.situations import record, view
@@ -21,31 +24,33 @@ READ = {8: record(8, 0.06, visits=1), 16: record(16, TWICE), 32: record(32, 0.24
 def test_all_that_is_not_far_behind_is_visited_again_where_visits_to_one_size_disagree():
     """16 took a sixth longer at its second visit; 8 and 32 are 17 % behind, 4 is 22 %."""
     read = {4: record(4, 0.032, visits=1), **READ}
-    assert sorted(rules.states(view(read))) == [8, 16, 32]
+    assert sorted(state_rules.states(view(read))) == [8, 16, 32]
 
 
 def test_what_was_visited_first_is_visited_again_where_nothing_tells_of_states():
     """16 had two visits that agree, one after the other; 2 is too far behind to tell."""
     read = {2: record(2, 0.03, visits=1), **READ, 16: record(16, AGREE)}
-    assert rules.states(view(read, visited=[2, 32, 8, 16, 16])) == [32]
-    assert rules.states(view(read, visited=[2, 16, 32, 8, 16])) == []
-    assert rules.states(view(read, visited=[2, 16, 16, 32, 8])) == [16]
-    assert rules.states(view(read, visited=[2, 16, 16, 32])) == [16]
-    assert rules.states(view({16: READ[16]}, visited=[2, 16, 16])) == []
+    assert state_rules.states(view(read, visited=[2, 32, 8, 16, 16])) == [32]
+    assert state_rules.states(view(read, visited=[2, 16, 32, 8, 16])) == []
+    assert state_rules.states(view(read, visited=[2, 16, 16, 32, 8])) == [16]
+    assert state_rules.states(view(read, visited=[2, 16, 16, 32])) == [16]
+    assert state_rules.states(view({16: READ[16]}, visited=[2, 16, 16])) == []
 
 
 def test_nothing_is_visited_again_where_visits_agree():
     """Two visits 4 % apart are no two states, 6 % are; nor are two 12 % apart whose readings are."""
     for share, found in ((1.04, []), (1.06, [8, 16])):
         read = {n: record(n, [[n / 160] * 5, [n / 160 * share] * 5]) for n in (8, 16)}
-        assert sorted(rules.states(view(read))) == found
+        assert sorted(state_rules.states(view(read))) == found
     wide = [[0.1, 0.106, 0.112, 0.118, 0.124], [0.112, 0.118, 0.124, 0.13, 0.136]]
-    assert rules.states(view({n: record(n, [[v * n / 16 for v in visit] for visit in wide]) for n in (8, 16)})) == []
+    assert (
+        state_rules.states(view({n: record(n, [[v * n / 16 for v in visit] for visit in wide]) for n in (8, 16)})) == []
+    )
 
 
 def test_a_clock_that_is_read_tells_of_slow_states_by_itself():
     """What was read under a lowered clock is flagged and does not count."""
-    assert rules.states(view({**READ, 16: record(16, TWICE, sm_clock_mhz=1500.0)})) == []
+    assert state_rules.states(view({**READ, 16: record(16, TWICE, sm_clock_mhz=1500.0)})) == []
 
 
 @pytest.mark.parametrize(
@@ -55,37 +60,102 @@ def test_a_clock_that_is_read_tells_of_slow_states_by_itself():
 )
 def test_nothing_is_visited_again_where_it_may_not_be(known):
     """Latency has a rule of its own, and closed sizes are closed."""
-    assert rules.states(view(READ, **known)) == []
-    assert rules.states(view({**READ, 16: record(16, AGREE)}, visited=[8, 16, 16, 32], **known)) == []
+    assert state_rules.states(view(READ, **known)) == []
+    assert state_rules.states(view({**READ, 16: record(16, AGREE)}, visited=[8, 16, 16, 32], **known)) == []
 
 
 def test_four_visits_to_each_do():
     """Those that had four are left out, and a fastest that is alone is not visited for this."""
     often = {n: record(n, [[seconds] * 3] * 4) for n, seconds in ((8, 0.06), (32, 0.24))}
-    assert rules.states(view({**READ, **often})) == []
-    assert sorted(rules.states(view({**READ, 8: often[8]}))) == [16, 32]
+    assert state_rules.states(view({**READ, **often})) == []
+    assert sorted(state_rules.states(view({**READ, 8: often[8]}))) == [16, 32]
 
 
 def test_a_sweep_takes_a_quarter_of_what_is_left_the_best_first():
     """A visit takes ten steps: 1 s to 16, 0.6 s to 8, 2.4 s to 32."""
-    assert sorted(rules.states(view(READ, left=16.1))) == [8, 16, 32]
-    assert sorted(rules.states(view(READ, left=15.0))) == [8, 16]
-    assert rules.states(view(READ, left=3.9)) == []
+    assert sorted(state_rules.states(view(READ, left=16.1))) == [8, 16, 32]
+    assert sorted(state_rules.states(view(READ, left=15.0))) == [8, 16]
+    assert state_rules.states(view(READ, left=3.9)) == []
 
 
 def test_what_is_far_behind_and_the_first_of_a_run_tell_nothing():
     """4 was a sixth slower once and is 22 % behind; 16 met a cold process where it came first."""
     read = {4: record(4, [[0.032] * 5, [0.032 * SLOWER] * 5]), **READ, 16: record(16, AGREE)}
-    assert rules.states(view(read, visited=[4, 16, 8, 32, 16])) == []
-    assert rules.states(view(READ, visited=[16, 8, 32, 8])) == []
-    assert sorted(rules.states(view(READ, visited=[4, 16, 8, 32, 16]))) == [8, 16, 32]
+    assert state_rules.states(view(read, visited=[4, 16, 8, 32, 16])) == []
+    assert state_rules.states(view(READ, visited=[16, 8, 32, 8])) == []
+    assert sorted(state_rules.states(view(READ, visited=[4, 16, 8, 32, 16]))) == [8, 16, 32]
 
 
 def test_a_size_that_broke_the_latency_limit_in_a_slow_state_is_visited_again():
     """32 took 0.24 s, which is 14 % more than 0.21, and 26 % more than 0.19."""
-    found = rules.states(view(READ, goal=Goal(latency_limit=0.21)))
+    found = state_rules.states(view(READ, goal=Goal(latency_limit=0.21)))
     assert sorted(found) == [8, 16, 32]
-    assert sorted(rules.states(view(READ, goal=Goal(latency_limit=0.19)))) == [8, 16]
+    assert sorted(state_rules.states(view(READ, goal=Goal(latency_limit=0.19)))) == [8, 16]
+
+
+# --- where a reference tells of states -------------------------------------------------------------------------
+
+
+QUICK, SLOW = 5e-6, 8e-6
+
+
+def told(n, *visits):
+    """Readings of a size: of each visit the seconds, and what the reference took."""
+    return Record(n, Goal(), [
+        Timing(batch_size=n, round=PER_VISIT * visit + number, seconds=seconds, reference_seconds=met)
+        for visit, (seconds, met) in enumerate(visits)
+        for number in range(3)
+    ])  # fmt: skip
+
+
+APART = {8: told(8, (0.1, QUICK)), 16: told(16, (0.2 * SLOWER, SLOW)), 32: told(32, (0.41 * SLOWER, SLOW))}
+
+
+def test_what_may_be_the_best_is_visited_in_the_state_in_which_the_host_is():
+    """8 was read in the quick state, 16 and 32 in the slow one; where the last visit was, the others are not known."""
+    assert state_rules.moved(view(APART, visited=[16, 32, 8])) in ([16, 32], [32, 16])
+    assert state_rules.moved(view(APART, visited=[8, 16, 32])) == [8]
+
+
+def test_what_is_behind_in_its_own_state_is_not_visited_for_that():
+    """4 was read in the quick state and is 20 % behind 8, which was too."""
+    read = {4: told(4, (0.06, QUICK)), **APART}
+    assert state_rules.moved(view(read, visited=[4, 8, 16, 32])) == [8]
+
+
+def test_nothing_is_visited_for_that_where_all_that_may_be_the_best_were_read_in_one_state():
+    """Whatever the host is now; nor is it where no timing tells."""
+    together = {**APART, 8: told(8, (0.1, QUICK), (0.1 * SLOWER, SLOW))}
+    for last in (8, 16):
+        assert state_rules.moved(view(together, visited=[8, 16, 32, 8, last])) == []
+    assert state_rules.moved(view(READ, visited=[16, 8, 32])) == []
+
+
+def test_a_sweep_for_that_is_bounded():
+    """A visit takes ten steps and may take a quarter of what is left; four visits to a size do."""
+    assert state_rules.moved(view(APART, visited=[16, 32, 8], left=10.0)) == [16]
+    assert state_rules.moved(view(APART, visited=[16, 32, 8], left=1.0)) == []
+    often = {**APART, 16: told(16, *[(0.2 * SLOWER, SLOW)] * 4)}
+    assert state_rules.moved(view(often, visited=[16, 32, 8])) == [32]
+
+
+def test_what_a_reference_tells_leaves_nothing_to_guess():
+    """Visits to 16 disagree, and it is known why."""
+    read = {**APART, 16: told(16, (0.2, QUICK), (0.2 * SLOWER, SLOW))}
+    assert state_rules.states(view(read, visited=[16, 8, 32, 16])) == []
+
+
+def test_the_answer_is_a_size_that_was_read_in_the_state_of_the_comparison():
+    """8 seems faster than 16 and 32, which were read in the slow state, as 4 was, that is known in both."""
+    read = {4: told(4, (0.06, QUICK), (0.06 * SLOWER, SLOW)), **APART}
+    seen = view(read, visited=[4, 8, 4, 16, 32])
+    assert (seen.answer, seen.fastest) == (16, 16)
+    assert seen.belief.mean[seen.place(8)] == pytest.approx(math.log(0.1 * SLOWER), abs=0.01)
+    found = verdicts.verdicts(seen)[8]
+    assert found.status == "dropped"
+    assert found.reason == (
+        "3 readings while this host was in its quick state; sizes are compared as read in its slow one"
+    )
 
 
 @attrs.define
@@ -104,23 +174,27 @@ class SlowFrom(Behaviour):
 
 
 class HostClock(FakeClock):
-    """Seconds, and no clock of a processor."""
+    """Seconds, and no clock of a processor; a reference may."""
 
     def time(self, step, repeats):
-        return attrs.evolve(super().time(step, repeats), sm_clock_mhz=None)
+        is_slow = any(behaviour.factor() > 1 for behaviour in self._runner.behaviours)
+        met = (SLOW if is_slow else QUICK) if self._runner.tells else None
+        return attrs.evolve(super().time(step, repeats), sm_clock_mhz=None, reference_seconds=met)
 
 
 class Host(FakeRunner):
-    def __init__(self, device):
+    def __init__(self, device, *, tells=False):
         super().__init__(device)
+        self.tells = tells
         self._clock = HostClock(self)
 
 
+@pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize(("begins", "lasts"), [(1.25, 3.0), (2.0, 6.0), (2.75, 6.0)])
-def test_the_answer_is_right_though_some_sizes_were_read_in_the_slow_state(begins, lasts):
+def test_the_answer_is_right_though_some_sizes_were_read_in_the_slow_state(begins, lasts, tells):
     """Throughput rises by 7 % from 20 samples to 32, which were read in the slow state, and 20 before."""
     device = FakeDevice(lambda n: 0.04 + 0.01 * n, noise=0.005, behaviours=(SlowFrom(begins, begins + lasts),))
-    _, result = seek(lambda: Host(device), given(1, 2, 3, 4, 6, 8, 12, 16, 24, 32), budget=30.0)
+    _, result = seek(lambda: Host(device, tells=tells), given(1, 2, 3, 4, 6, 8, 12, 16, 24, 32), budget=30.0)
     assert device.throughput(result.batch_size) >= 0.97 * device.throughput(32)
 
 

@@ -12,8 +12,9 @@ import pytest
 
 import cubatch
 from cubatch.errors import EnergyNotAvailable, TimedOut
+from cubatch.measure.counting import counting
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Measured, Recorder, Timing, counting
+from cubatch.measure.records import PER_VISIT, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
 from cubatch.search import walk
 from cubatch.search.rules import MOST_VISITS

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
+from cubatch.measure.counting import counting
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing, counting
+from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
 from cubatch.tuning import answer as answers
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuning.ends import answer_of, rounds

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.measure.counting import DISTURBED, counting
 from cubatch.measure.goal import OBJECTIVES, Goal
 from cubatch.measure.records import (
-    DISTURBED,
     PER_VISIT,
     STATUSES,
     Keeper,
@@ -23,7 +23,6 @@ from cubatch.measure.records import (
     Outcome,
     Recorder,
     Timing,
-    counting,
 )
 from cubatch.tuning.results import DECIDED_BY, Measurement, TuningResult
 

@@ -1,0 +1,156 @@
+"""
+Which timings of a run count.
+
+What is compared is what sizes do undisturbed, on a host that is the same for all of them.  A virtual machine may have
+states of some seconds each, in which steps take a sixth to a half longer, those of small batches most; a small
+operation that is timed right before each reading takes half as long again there, and tells.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Timing
+
+UNSETTLED = 0.5
+"""First timings of a visit that take so much longer than all after them came before the size had settled."""
+
+FEWEST_SETTLED = 2  # one that is faster than all before it proves nothing
+
+_STATES = (True, False)  # quick, slow
+
+DISTURBED = 0.1
+"""A visit whose median is so much above that of the best visit to its size was disturbed."""
+
+
+SLOW = 1.25
+"""Times the shortest reference of a run: where it takes longer the host is in its slow state."""
+
+CONTENDS = 0.06
+"""A size that is behind the best by no more, in a state of the host in which both were read, may be the best."""
+
+
+@attrs.frozen
+class HostState:
+    """
+    The state of the host in which sizes are compared.
+
+    Attributes:
+        between_seconds: The reference takes less in the quick state, and more in the slow one.
+        is_quick: Whether it is the quick one.
+        times: What a step takes in it, in steps of the other state: the median of sizes read in both; 1 without any.
+        contenders: Sizes that may be the best by what was read of them in either.
+    """
+
+    between_seconds: float
+    is_quick: bool
+    times: float
+    contenders: frozenset[int]
+
+    def holds(self, timing: Timing) -> bool:
+        """Whether a timing was taken in this state; one that does not tell counts as one that was."""
+        return timing.reference_seconds is None or self.was_quick(timing) == self.is_quick
+
+    def was_quick(self, timing: Timing) -> bool:
+        """Whether the host was quick when a timing was taken."""
+        return (timing.reference_seconds or 0.0) <= self.between_seconds
+
+
+def host_state(timings: Iterable[Timing], goal: Goal) -> HostState | None:
+    """
+    Say in which state of the host the sizes of a run are compared: that in which most that may be the best were read.
+
+    Of equals it is the one in which more timings were taken.
+
+    Returns:
+        HostState | None: None where timings do not tell of states, or all met the same.
+
+    Example:
+        >>> told = ((4, 0, 5e-6), (4, 16, 9e-6), (8, 0, 8e-6))
+        >>> read = [Timing(batch_size=n, round=r, seconds=n, reference_seconds=met) for n, r, met in told]
+        >>> host_state(read, Goal()).is_quick, host_state(read[:1], Goal())
+        (False, None)
+    """
+    told = [timing for timing in timings if timing.reference_seconds is not None and not timing.throttled]
+    between = SLOW * min((timing.reference_seconds or 0.0 for timing in told), default=0.0)
+    count = Counter((timing.reference_seconds or 0.0) <= between for timing in told)
+    if len(count) < len(_STATES):
+        return None
+    costs: dict[bool, dict[int, float]] = {}
+    for quick in _STATES:
+        read: dict[int, list[float]] = {}
+        for timing in told:
+            cost = goal.cost(timing.batch_size, seconds=timing.seconds, joules=timing.joules)
+            if ((timing.reference_seconds or 0.0) <= between) == quick and cost is not None:
+                read.setdefault(timing.batch_size, []).append(cost)
+        costs[quick] = {n: statistics.median(values) for n, values in read.items()}
+    contenders = frozenset(
+        n for of in costs.values() for n, cost in of.items() if cost <= (1 + CONTENDS) * min(of.values())
+    )
+    is_quick = min(_STATES, key=lambda quick: (len(contenders - costs[quick].keys()), -count[quick]))
+    own, other = costs[is_quick], costs[not is_quick]
+    both = [own[n] / other[n] for n in own.keys() & other.keys()]
+    return HostState(between, is_quick, statistics.median(both) if both else 1.0, contenders)
+
+
+def comparable(timings: Sequence[Timing], state: HostState | None = None) -> list[Timing]:
+    """Give the timings of one size that were taken at a full clock and in a state of the host, as far as there are."""
+    clear = [timing for timing in timings if not timing.throttled] or list(timings)
+    return [timing for timing in clear if state is None or state.holds(timing)] or clear
+
+
+def counting(
+    timings: Sequence[Timing], *, state: HostState | None = None, every_visit: bool = False
+) -> tuple[Timing, ...]:
+    """
+    Give the timings of one size that count: those of a full clock and of visits that nothing disturbed.
+
+    Throttled ones, and those of another state of the host, count where there are no others.  A visit that took clearly
+    longer than another one to the same size met another process, a cold cache or a compiler, and so did the first
+    timings of a visit that took far longer than all after them, two at least.
+
+    Args:
+        timings: Of one size.
+        state: Of the host, in which sizes are compared; None where it has but one.
+        every_visit: Whether disturbed visits count too: where each size has equally many, medians over visits suffer
+            less from them than from a choice that leaves few.
+
+    Example:
+        >>> seconds = [0.7, 0.7, 0.024, 0.025]
+        >>> read = [Timing(batch_size=1, round=r, seconds=s) for r, s in zip((0, 1, 16, 17), seconds)]
+        >>> [timing.seconds for timing in counting(read)]
+        [0.024, 0.025]
+    """
+    clear = comparable(timings, state)
+    settled = {visit: _settled(those) for visit, those in by_visit(clear).items()}
+    medians = {visit: statistics.median(timing.seconds for timing in those) for visit, those in settled.items()}
+    most = math.inf if every_visit else min(medians.values(), default=0.0) * (1 + DISTURBED)
+    used = {id(timing) for visit, those in settled.items() if medians[visit] <= most for timing in those}
+    return tuple(timing for timing in clear if id(timing) in used)
+
+
+def by_visit(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
+    """Group the timings of one size by its visits, which are numbered from 0."""
+    visits: dict[int, list[Timing]] = {}
+    for timing in timings:
+        visits.setdefault(timing.round // PER_VISIT, []).append(timing)
+    return visits
+
+
+def _settled(visit: Sequence[Timing]) -> Sequence[Timing]:
+    """Leave out the first timings of a visit, where all of them took far longer than any that came after."""
+    ordered = sorted(visit, key=lambda timing: timing.round)
+    longest = 0.0  # of those that come after
+    for place in range(len(ordered) - 1, 0, -1):
+        longest = max(longest, ordered[place].seconds)
+        if len(ordered) - place < FEWEST_SETTLED:
+            continue
+        if min(timing.seconds for timing in ordered[:place]) > longest * (1 + UNSETTLED):
+            return ordered[place:]
+    return ordered

@@ -1,0 +1,76 @@
+"""What to visit next where the host has states, each for seconds, in which steps differ by more than sizes do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+
+from cubatch.search.history import Record
+from cubatch.search.view import View
+
+DISAGREE, DISAGREE_SD = 0.05, 4.0  # by how much visits to one size do: as a log, in standard deviations of a reading
+WITHIN, MOST_VISITS, SHARE = 0.2, 4, 0.25  # behind the fastest, visits to each, of what is left
+
+
+def moved(view: View) -> list[int]:
+    """
+    Name the sizes that may be the best and were not read in the state in which the host is now.
+
+    Only where what was read tells of states, and not all that may be the best were read in one.
+    """
+    met = [n for n in view.of.visited if n in view.read]
+    state = view.read[met[-1]].state if met else None
+    if state is None or view.fastest is None:
+        return []
+    contenders = [n for n in sorted(state.contenders) if n in view.read]
+    if all(view.read[n].is_comparable for n in contenders):
+        return []
+    now = state.was_quick(view.read[met[-1]].timings[-1])
+    known = [n for n in contenders if any(state.was_quick(timing) == now for timing in view.read[n].timings)]
+    return _swept(view, [n for n in contenders if n not in known])
+
+
+def states(view: View) -> list[int]:
+    """
+    Name the sizes that are not far behind, where visits to one disagree; until then that which was visited first.
+
+    What was visited once may have met a slow state then, be it that it broke the latency limit there.  Where a clock is
+    read, or a reference is timed, it tells of them.
+    """
+    if view.answer is None or view.fastest is None or view.goal.objective == "latency":
+        return []
+    timings = itertools.chain.from_iterable(record.timings for record in view.read.values())
+    if any(timing.sm_clock_mhz is not None or timing.reference_seconds is not None for timing in timings):
+        return []
+    costs = {n: record.cost or math.inf for n, record in view.read.items() if n not in view.of.failed}
+    limit, reach = view.goal.latency_limit or math.inf, 1 - WITHIN
+    near = [n for n in costs if costs[n] * reach <= costs[view.fastest] and view.read[n].seconds * reach <= limit]
+    telling = [n for n in near if n not in view.of.visited[:1]]  # the first of a run meets a cold process
+    if any(_do_disagree(view.read[n], view.noise.reading) for n in telling):
+        sweep = _swept(view, near)
+        return sweep if sweep != [view.fastest] else []
+    due = [n for n in _earliest(view, telling) if n not in view.of.closed and view.read[n].visits < MOST_VISITS]
+    return [n for n in due if view.affordable(n, SHARE)]
+
+
+def _swept(view: View, sizes: Sequence[int]) -> list[int]:
+    """Give the best of those that may be visited again, as many as a sweep may take, shuffled."""
+    due = [n for n in sizes if n not in view.of.closed and view.read[n].visits < MOST_VISITS]
+    due.sort(key=lambda n: view.read[n].cost or math.inf)
+    spent = itertools.accumulate(float(view.visit_seconds[view.place(n)]) for n in due)
+    return view.shuffled(due[: sum(seconds <= SHARE * view.of.left for seconds in spent)])
+
+
+def _earliest(view: View, near: Collection[int]) -> list[int]:
+    """Give the size that was visited first, unless it was again after half of the others had been."""
+    visits = [n for n in view.of.visited if n in near]
+    others = [place for place, n in enumerate(visits) if n != visits[0]]
+    again = others and visits[0] in visits[others[(len(others) - 1) // 2] :]
+    return visits[:1] if others and not again else []
+
+
+def _do_disagree(record: Record, reading: float) -> bool:
+    """Whether visits to a size differ by far more than its readings do."""
+    visits = record.least_of_visits
+    return math.log(max(visits) / min(visits)) > max(DISAGREE, DISAGREE_SD * reading)

@@ -1,0 +1,73 @@
+"""What a result says of a host that was in another state at times, and which sizes it compares."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubatch.measure.counting import host_state
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
+from cubatch.tuning import host_wording
+from cubatch.tuning.answer import answer
+
+QUICK, SLOW = 5e-6, 8e-6
+
+
+def timings(n, visit, seconds, met, count=5):
+    first = PER_VISIT * visit
+    return [Timing(batch_size=n, round=first + r, seconds=seconds, reference_seconds=met) for r in range(count)]
+
+
+def result(*taken, dropped=()):
+    sizes = sorted({timing.batch_size for timing in taken})
+    outcomes = tuple(Outcome(n, "dropped" if n in dropped else "ok") for n in sizes)
+    return answer([Candidate(n) for n in sizes], Measured(timings=taken, outcomes=outcomes), goal=Goal(), setting={})
+
+
+def test_a_result_says_how_many_timings_were_taken_in_the_other_state_and_compares_the_rest():
+    """16 and 8 were read in the quick state, 16 in the slow one too, a fifth longer; 4 in the slow one alone."""
+    taken = [
+        *timings(8, 0, 0.55, QUICK), *timings(16, 0, 1.0, QUICK), *timings(16, 1, 1.2, SLOW), *timings(4, 0, 0.4, SLOW),
+    ]  # fmt: skip
+    found = result(*taken, dropped=(4,))
+    assert found.batch_size == 16
+    assert found.measurements[-1].latency_seconds == 1.0
+    assert [m.disturbed for m in found.measurements] == [0, 0, 0]
+    assert found.reasons[-1] == (
+        "10 of 20 timings were taken while this host was in its slow state: a sine of 4096 elements took PyTorch "
+        "8.00 µs instead of 5.00 µs, and a step 1.20 times as long. Virtual machines have such states, for seconds "
+        "each. Sizes are compared as read with the other timings; of 4 there are none, and its row says what those "
+        "timings do."
+    )
+
+
+def test_a_size_of_the_other_state_ties_with_none_and_ends_no_larger_one():
+    """32 was read in the quick state, and is faster for that: neither a tie nor a power of two to compare with."""
+    slow = [
+        *timings(16, 0, 1.2, SLOW),
+        *timings(20, 0, 1.4, SLOW),
+        *timings(24, 0, 1.75, SLOW),
+        *timings(12, 0, 1.0, SLOW),
+    ]
+    found = result(*slow, *timings(32, 0, 1.6, QUICK), dropped=(32,))
+    assert (found.batch_size, found.fastest_batch_size) == (20, 20)
+    assert 32 not in found.tied_with
+    assert not any("power" in reason for reason in found.reasons if "32" in reason)
+
+
+def test_where_slow_timings_are_compared_the_others_were_quick():
+    """One timing of three, of a size that was not read in the slow state."""
+    taken = [*timings(16, 0, 1.2, SLOW, 1), *timings(8, 0, 0.6, SLOW, 1), *timings(4, 0, 0.4, QUICK, 1)]
+    state = host_state(taken, Goal())
+    said = host_wording.sentences(taken, state, {16: taken[:1], 8: taken[1:2], 4: taken[2:]})
+    assert said[0].startswith(
+        "1 of 3 timings was taken while this host was in its quick state: a sine of 4096 elements"
+    )
+    assert "times as long" not in said[0]
+
+
+@pytest.mark.parametrize("met", [None, QUICK])
+def test_nothing_is_said_where_the_host_had_one_state(met):
+    """Or told of none."""
+    taken = [*timings(16, 0, 1.2, met), *timings(8, 0, 0.55, met)]
+    assert not any("state" in reason for reason in result(*taken).reasons)
