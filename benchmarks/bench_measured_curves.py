@@ -1,11 +1,12 @@
 """
-Search curves of PyTorch modules that were measured, on a host that stays as fast as it is and on one that moves.
+Search curves of PyTorch modules that were measured, on a host that stays as fast as it is and on ones that move.
 
     python -m benchmarks.bench_measured_curves benchmarks/results/amd-epyc-2-threads/module.json --seeds 12
 
 The truth between two sizes that were measured lies on the line of their steps.  Time is virtual.  A host that moves has
 two states, 17 % apart, of 3 to 12 s each on average, as the machine of that file has (benchmarks/README.md, PyTorch
-modules).  Lost is against the best of all sizes, without a tolerance.
+modules); one that tells has a reference that takes longer meanwhile, as there.  Lost is against the best of all sizes,
+without a tolerance.
 """
 
 from __future__ import annotations
