@@ -7,6 +7,7 @@ Every finder has the same module, memory limit and maximum; ours also has a budg
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
 medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
 started for it, and the median of their ratios is given.  An answer that does not run within the limit has lost all.
+What may be expected of a finder is what another sweep, in a process of its own, answers.
 
 Each module and mode has processes of its own, as at its user's: the C library keeps what a process has freed, or gives
 it back and fetches it again in every step, by what the process did before (`vit` at 32 samples: 400 samples/s after
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 MIB = 2**20
 UNBOUNDED = 2**40
-OURS = "cubatch"
+OURS, SWEEP = "cubatch", "another sweep"
 LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
 JUDGES = 3  # processes
 DUELS = 3  # turns in each
@@ -104,19 +105,29 @@ def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
     task = asked(options.top, limit, first, each, parameters, os.cpu_count() or 1)
     rows = [
         ours(name, mode, top=options.top, limit=limit, budget=options.budget),
-        *(ask(finder, Unguarded(bare, limit), task) for finder in options.finders),
+        *(ask(finder, Unguarded(bare, limit), task) for finder in options.finders if finder != SWEEP),
     ]
-    runner = Unguarded(bare, limit)
-    steps = [n for power in range(options.top.bit_length()) for n in (2**power, 3 * 2**power) if n <= options.top]
-    seconds = {n: short for n in sorted(steps) if (short := _seconds(runner, n)) is not None}
-    swept = [n for n, taken in seconds.items() if taken <= LONGEST_STEP]
-    answers = {row["batch_size"] for row in rows if row["batch_size"]}
-    truth = {
-        n: statistics.median(rates)
-        for n, rates in in_rounds(runner, sorted({*swept, *answers}), options.rounds).items()
-    }
+    truth = swept(Unguarded(bare, limit), [row["batch_size"] for row in rows if row["batch_size"]], options)
     best = max(truth, key=truth.__getitem__)
     return {"module": name, "mode": mode, "best_batch_size": best, "samples_per_second": truth, "finders": rows}
+
+
+def swept(runner: Unguarded, answers: Sequence[int], options: argparse.Namespace) -> dict[int, float]:
+    """Give the median samples per second of powers of two, 1.5 times them, and sizes that were answered."""
+    steps = [n for power in range(options.top.bit_length()) for n in (2**power, 3 * 2**power) if n <= options.top]
+    seconds = {n: short for n in sorted(steps) if (short := _seconds(runner, n)) is not None}
+    sizes = {n for n, taken in seconds.items() if taken <= LONGEST_STEP} | set(answers)
+    return {n: statistics.median(rates) for n, rates in in_rounds(runner, sorted(sizes), options.rounds).items()}
+
+
+def sweep_again(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Answer by a sweep of this process."""
+    began, runner = time.monotonic(), Unguarded(runner_of(name, mode, UNBOUNDED), options.limit * MIB)
+    truth = swept(runner, [], options)
+    return {
+        "finder": SWEEP, "batch_size": max(truth, key=truth.__getitem__), "seconds": time.monotonic() - began,
+        "failures": runner.failures, "error": "",
+    }  # fmt: skip
 
 
 def ratios(
@@ -164,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
-    parser.add_argument("--finders", nargs="*", choices=list(RIVALS), default=list(RIVALS))
+    parser.add_argument("--finders", nargs="*", choices=[*RIVALS, SWEEP], default=[*RIVALS, SWEEP])
     parser.add_argument("--budget", type=float, default=30.0, help="seconds that ours may take")
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
@@ -176,6 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.modules:
         for mode in options.modes:
             rows.append(alone(compare, name, mode, options))
+            if SWEEP in options.finders:
+                rows[-1]["finders"].append(alone(sweep_again, name, mode, options))
             judge(rows[-1], options)
             print(f"{name} {mode}: best {rows[-1]['best_batch_size']}")
             for row in rows[-1]["finders"]:
