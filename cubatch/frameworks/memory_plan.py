@@ -3,7 +3,7 @@ What steps take of memory: what a walk without data says, corrected by what smal
 
 The walk knows nothing of a library's scratch memory, nor of what an allocator keeps of freed blocks, which together are
 up to four times the tensors of a step on the CPU.  Both grow about as the tensors do, so that what grows with the batch
-is taken for as many times the walk's as at the largest sizes that were measured, on average.
+is taken for as many times the walk's as at the largest sizes that were measured, on average, the nearest first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ steps of up to 2.25 times the measured size took up to 22 % more than was said, 
 """
 
 _NEAR = 0.5
-"""Sizes of so much of the largest below tell as much as it does: one reading alone may be off by its whole scatter."""
+"""Sizes of so much of the largest below tell too: one reading alone may be off by its whole scatter."""
+
+_NEARER = 6
+"""
+By which power of its size each of them counts: heaps take more in steps, as for `densenet121` from 489 samples to 513.
+Of the sizes that `bench_module_memory` kept of 24 modules and modes, four times, 358 of 403 near the limit were within
+10 % so, and 341 where all counted the same.
+"""
 
 
 class MemoryPlan:
@@ -87,8 +94,9 @@ class MemoryPlan:
             return known[batch_size]
         start = self._fixed - self._grain
         near = [n for n in known if _NEAR * below <= n <= below]
-        times = statistics.mean(
-            max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start) for n in near
+        times = statistics.fmean(
+            (max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start) for n in near),
+            weights=[n**_NEARER for n in near],
         )
         beside = max(known[n] - self._growing(n, known[n]) for n in near)
         return round(start + (walked - start) * times) + beside
