@@ -31,20 +31,27 @@ _WHY = {
     "batch_sizes": "only the sizes asked for were looked at",
     "budget": "the budget did not hold a visit to every size, so a larger one may find better",
 }
+_BUSY = "The machine was busy with other work meanwhile: on a quiet one another size may be the best."
 _ALIKE = {"latency": "take about equally long", "energy": "take about equally little energy"}
 
 
 def answer(result: Mapping[str, Any]) -> str:
     """
-    Say the answer, and why, in two sentences that claim no more than was measured.
+    Say the answer, and why, in two or three sentences that claim no more than was measured.
 
     Args:
         result: A tuning result in the JSON form of schema 1.
 
     Returns:
         The sentences; a prediction says that it is one; without an answer, or with nothing to compare it
-        with, they say so.
+        with, or where others were busy meanwhile, they say so.
     """
+    said = _said(result)
+    return f"{said} {_BUSY}" if result.get("disturbed") and result.get("batch_size") else said
+
+
+def _said(result: Mapping[str, Any]) -> str:
+    """Say the answer as if the machine had been quiet."""
     objective = result.get("objective") or "throughput"
     by_size = {int(m["batch_size"]): m for m in measurements_of(result)}
     chosen = by_size.get(result.get("batch_size") or 0)

@@ -70,7 +70,7 @@ def answer(
         goal: What was to be as good as possible.
         setting: Fields of TuningResult that measuring does not decide: spec, input_shape, mode, dtype,
             optimizer, library, recompute, limits, budget_seconds, seed, l2, device, environment, and
-            `created` (now, if missing).  Those left out are unknown.
+            `created` (now, if missing), `disturbed`.  Those left out are unknown.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         asked: Whether the user gave the list of batch sizes.
         compared: Whether they were visited equally often, in sweeps: then every visit counts.

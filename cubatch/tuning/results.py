@@ -188,6 +188,7 @@ class TuningResult:
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
+        disturbed: Whether others were busy on the machine while timings were taken; None in older files.
         data_parallel: What it costs that several devices share a step; None where one has it to itself.
         l2: "cold" where the working set is kept out of the L2 cache between steps, else "warm".
         created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute,
@@ -220,6 +221,9 @@ class TuningResult:
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=_measurements)
     data_parallel: DataParallel | None = field(default=None, converter=data_parallel, metadata=_ADDED)
+    disturbed: bool | None = field(
+        default=None, validator=validators.optional(validators.instance_of(bool)), metadata=_ADDED
+    )
 
     @property
     def exchange_seconds(self) -> float | None:

@@ -56,9 +56,9 @@ class Story:
         How steps were launched stands in the result's `environment`: "launches" of a step, at the size that was
         measured last; whether they are one CUDA "graph"; the "refusal" where they are not.
         """
-        setting = self.setting
+        setting = {**self.setting, "disturbed": bool(run.disturbed)}
         if measured.launch is not None:
-            setting = {**setting, "environment": {**setting["environment"], "launch": dict(measured.launch)}}
+            setting["environment"] = {**setting["environment"], "launch": dict(measured.launch)}
         rungs = [*self.ladder.candidates, *measured.added]
         return answers.answer(
             rungs,

@@ -20,6 +20,14 @@ def test_the_answer_is_two_sentences_with_the_rule_and_the_deciding_limit():
     )
 
 
+@pytest.mark.parametrize("disturbed", [True, False, None])
+def test_the_headline_says_that_the_machine_was_busy(disturbed):
+    """Whoever reads no further is to know; without an answer there is nothing to doubt."""
+    said, answer = "The machine was busy with other work meanwhile", tuned(disturbed=disturbed)
+    assert words.answer(answer).count(said) == bool(disturbed)
+    assert said not in words.answer(answer | {"batch_size": None})
+
+
 def test_a_sole_size_that_was_asked_for_is_the_answer():
     """Nothing was to be compared: the sentence says what was asked for."""
     alone = {"measurements": [measurement(64, 64 / 3000)], "batch_size": 64, "fastest_batch_size": 64}

@@ -47,10 +47,14 @@ def about_others(result):
 
 def test_an_answer_from_the_store_says_that_its_timings_were_disturbed(tmp_path, virtual, others):
     """However quiet it is when it is given; both are told before all else, since all else rests on them."""
-    first, *_ = tune(store=tmp_path / "kept").reasons
+    result = tune(store=tmp_path / "kept")
+    first, *_ = result.reasons
     assert first.startswith(SENTENCE)
+    assert result.disturbed
     others.load = None
-    answered, second, *rest = tune(store=tmp_path / "kept").reasons
+    result = tune(store=tmp_path / "kept")
+    answered, second, *rest = result.reasons
+    assert result.disturbed
     assert answered.startswith("Answered from the store")
     assert second == kept_with(first)
     assert not any("busy" in reason for reason in rest)
@@ -75,6 +79,7 @@ def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_p
     assert len(busy) == len(before)
     told = sum(len(m.timings_seconds) + m.disturbed + m.throttled for m in result.measurements)
     assert told == len(quiet)
+    assert not result.disturbed
     assert about_others(tune(store=kept)) == []
 
 
