@@ -1,5 +1,5 @@
 """
-What other processes took of the CPUs while something was measured, by /proc/stat, and what a quota withheld.
+What other processes took of the CPUs while something was measured, by /proc/stat.
 
 A step that shares its CPUs is slower by more than its share, since the threads of a product wait for the
 slowest of them.  The kernel counts the CPU time of everybody; what is not ours is others'.  Ours is the
@@ -16,7 +16,6 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -30,8 +29,6 @@ MIN_SECONDS = 0.5
 
 OTHERS_WORTH_SAYING = 0.2
 STEAL_WORTH_SAYING = 0.02
-HELD_UP_WORTH_SAYING = 0.02  # of the periods of a CPU quota: a step that meets one ends up to 100 ms later
-FEWEST_PERIODS = 10  # mostly of 100 ms: in fewer a single one says too much
 
 _ROUNDED_AWAY = 0.1  # a process that kept 1.02 CPUs busy leaves the second of two to us
 # Of a line "cpu ..." in proc(5); guests are in user and nice already.
@@ -147,28 +144,6 @@ def between(before: Snapshot | None, after: Snapshot | None) -> Load | None:
         steal=min(max(steal, 0.0), 1.0),
         num_cpus=after.num_cpus,
     )
-
-
-def held_up(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> str | None:
-    """
-    Say how often a CPU quota held up what ran between two of `host.cpu_periods`; None where too seldom to matter.
-
-    Example:
-        >>> held_up({"job": (100, 7)}, {"job": (200, 50)})
-        'A CPU quota (cgroup) was used up in 43 % of its periods while it was measured, and what ran stood still until \
-the next one: use fewer threads, or raise it.'
-        >>> held_up({"job": (100, 7)}, {"job": (200, 8)})
-    """
-    shares = [0.0]
-    for group in before.keys() & after.keys():
-        periods, throttled = (end - start for start, end in zip(before[group], after[group], strict=True))
-        if periods >= FEWEST_PERIODS:
-            shares.append(throttled / periods)
-    if max(shares) < HELD_UP_WORTH_SAYING:
-        return None
-    used_up = f"used up in {format_whole_percent(max(shares))} of its periods while it was measured"
-    remedy = "use fewer threads, or raise it"
-    return f"A CPU quota (cgroup) was {used_up}, and what ran stood still until the next one: {remedy}."
 
 
 def read_stat(text: str, ticks: int, *, when: float, own_seconds: float) -> Snapshot | None:

@@ -18,7 +18,7 @@ from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.engine.conditions import conditions
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
-from cubatch.hardware import arithmetic, host, load, probe
+from cubatch.hardware import arithmetic, host, probe, quota
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
@@ -308,7 +308,7 @@ def _others_told(run: store.Run, device: Device) -> Iterator[None]:
             yield
     finally:
         run.save_disturbed(met)
-        held_up = load.held_up(periods, host.cpu_periods())
+        held_up = quota.held_up(periods, host.cpu_periods())
         run.caveats += [*met, *([held_up] if held_up else [])]
 
 
