@@ -11,10 +11,12 @@ from cubatch.measure.records import Timing
 from cubatch.tuning.wording import join
 from cubatch.units import format_seconds
 
+WORTH_SAYING = 0.05  # of all timings: fewer may be anything
+
 
 def sentences(timings: Sequence[Timing], state: HostState | None, used: Mapping[int, Sequence[Timing]]) -> list[str]:
     """
-    Say how many timings were taken in another state of the host than that in which sizes are compared.
+    Say how many timings were taken in another state of the host than that in which sizes are compared, where many were.
 
     Args:
         timings: All of a run.
@@ -36,9 +38,11 @@ def sentences(timings: Sequence[Timing], state: HostState | None, used: Mapping[
         if timing.reference_seconds is not None:
             met[state.holds(timing)].append(timing.reference_seconds)
     own, other = (format_seconds(statistics.median(met[alike])) for alike in (True, False))
+    alone = [str(n) for n, those in sorted(used.items()) if those and not any(map(state.holds, those))]
+    if len(met[False]) < WORTH_SAYING * len(timings) and not alone:
+        return []
     count, where = len(met[False]), "slow" if state.is_quick else "quick"
     times = f", and a step {1 / state.times:.2f} times as long" if state.times != 1 else ""
-    alone = [str(n) for n, those in sorted(used.items()) if those and not any(map(state.holds, those))]
     rows = "its row says" if len(alone) == 1 else "their rows say"
     rest = f"; of {join(alone)} there are none, and {rows} what those timings do." if alone else "."
     text = (

@@ -71,3 +71,13 @@ def test_nothing_is_said_where_the_host_had_one_state(met):
     """Or told of none."""
     taken = [*timings(16, 0, 1.2, met), *timings(8, 0, 0.55, met)]
     assert not any("state" in reason for reason in result(*taken).reasons)
+
+
+@pytest.mark.parametrize(("count", "is_said"), [(1, False), (2, True)])
+def test_few_timings_of_the_other_state_are_not_worth_a_word(count, is_said):
+    """Of 37 and of 38: a twentieth is, or a size that has no others."""
+    taken = [*timings(16, 0, 1.0, QUICK, 12), *timings(8, 0, 0.55, QUICK, 12), *timings(4, 0, 0.3, QUICK, 12)]
+    found = result(*taken, *timings(16, 1, 1.2, SLOW, count))
+    assert any("state" in reason for reason in found.reasons) == is_said
+    alone = result(*taken, *timings(2, 0, 0.2, SLOW, 1), dropped=(2,))
+    assert any("of 2 there are none" in reason for reason in alone.reasons)
