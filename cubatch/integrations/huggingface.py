@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
+from cubatch.units import format_percent
+
+MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
 
 
 def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices: int = 1) -> dict[str, int]:
@@ -20,6 +25,10 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         result: Of tuning a training step, by `autotune_module(model, inputs, mode="training")` for one.
         target_batch_size: Samples that an optimiser step is to see, on all devices together.
         num_devices: How many of them train side by side.
+
+    Warns:
+        UserWarning: If no size that divides the target reaches nine tenths of the best samples per second, with targets
+            that would.
 
     Returns:
         dict[str, int]: `per_device_train_batch_size` and `gradient_accumulation_steps`.
@@ -39,4 +48,15 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
     found = cut(result, target // devices)
+    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.measurements)
+    share = found.batch_size / found.seconds / best[0]
+    if share < MUCH_LESS:
+        whole = best[1] * devices
+        near = sorted({max(1, target // whole) * whole, -(-target // whole) * whole})
+        warnings.warn(
+            f"target_batch_size={target} is best cut into steps of {found.batch_size} samples, at "
+            f"{format_percent(share)} of the throughput that {best[1]} reaches, which does not divide it: "
+            f"{' and '.join(map(str, near))} would be cut into those.",
+            stacklevel=2,
+        )
     return {"per_device_train_batch_size": found.batch_size, "gradient_accumulation_steps": found.steps}

@@ -90,7 +90,8 @@ def autotune_module(
             is not named: see the notes of the result.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
-        budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more.
+        budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing
+            PyTorch, making a named module and walking through its steps some seconds.
         store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.
 
     Returns:
@@ -132,6 +133,8 @@ def autotune_module(
     found = _present(subject, device)
     room = hardware_room.memory_limit(found, memory_limit)
     with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
+        if store:
+            run.notes.append("Its timings are not kept: those of a module that is named, 'package.module:build', are.")
 
         def walked(make: Callable[[int, int], Any], room: MemoryLimit, **versions: int) -> TuningResult:
             return tuned(

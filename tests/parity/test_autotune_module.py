@@ -485,3 +485,10 @@ def test_readings_on_a_cpu_come_with_a_reference():
     del module.sizes[:]
     assert 0 < runner.clock.time(runner.step, 3).reference_seconds < 1
     assert module.sizes == [4] * 3
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_it_is_said_that_a_module_without_a_name_is_not_kept(store):
+    """And what is; whoever wants nothing kept knows."""
+    result = cb.autotune_module(nn.Linear(4, 4), (4,), max_batch_size=4, store=store, **SHORT)
+    assert any("'package.module:build'" in reason for reason in result.reasons) == store

@@ -17,6 +17,7 @@ def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
             run["id"],
             str(run["updated"])[:16],
             _subject(run["identity"]),
+            _input(run["identity"]),
             run["identity"].get("mode"),
             run["identity"].get("dtype"),
             run["state"],
@@ -27,7 +28,7 @@ def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
         for run in kept
     ]
     notes = [] if rows else ["No runs are kept."]
-    columns = ["id", "updated (UTC)", "what", "mode", "dtype", "state", "timings", "disturbed", "measured for"]
+    columns = ["id", "updated (UTC)", "what", "input", "mode", "dtype", "state", "timings", "disturbed", "measured for"]
     return Grid(title=f"Kept in {path}", columns=columns if rows else [], rows=rows, notes=notes)
 
 
@@ -61,6 +62,13 @@ def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
 def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
     rows = [[key, value] for key, value in facts.items() if value not in (None, "", [], {})]
     return Grid(title=title, columns=["what", "value"], rows=rows)
+
+
+def _input(identity: Mapping[str, Any]) -> str | None:
+    """Give the extents of a sample; those of a PyTorch module are not kept."""
+    spec = identity.get("spec") or {}
+    extents = spec.get("input_shape") or [spec[axis] for axis in "hwc" if axis in spec]
+    return "x".join(map(str, extents)) or None
 
 
 def _subject(identity: Mapping[str, Any]) -> str | None:

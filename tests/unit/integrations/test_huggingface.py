@@ -26,7 +26,6 @@ def result(**more):
         (64, 1, (64, 1)),
         (256, 4, (64, 1)),  # no size above a device's share
         (127, 1, (127, 1)),
-        (131, 1, (1, 131)),  # a prime above what ran: there is no other way
     ],
 )
 def test_a_batch_is_cut_into_the_steps_that_take_the_least_time(target, num_devices, expected):
@@ -34,6 +33,22 @@ def test_a_batch_is_cut_into_the_steps_that_take_the_least_time(target, num_devi
     given = batch_arguments(result(), target, num_devices=num_devices)
     assert given == dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), expected, strict=True))
     assert expected[0] * expected[1] * num_devices == target
+
+
+@pytest.mark.parametrize(
+    ("target", "num_devices", "size", "words"),
+    [
+        (131, 1, 1, "of 1 samples, at 2.07 % of .* 128 reaches, .*: 128 and 256 would"),  # a prime above what ran
+        (48, 1, 48, "of 48 samples, at 85.1 % of .*: 128 would"),  # half-way from 16 to 21.33 ms are 18.67 ms
+        (524, 2, 2, "of 2 samples, .*: 512 and 768 would"),  # twice 262, which is twice a prime
+    ],
+)
+def test_a_batch_that_cannot_be_cut_well_is_cut_with_a_warning(target, num_devices, size, words):
+    """Learning rates keep their meaning; whoever is free to change the batch is told of nearer ones."""
+    with pytest.warns(UserWarning, match=words):
+        given = batch_arguments(result(), target, num_devices=num_devices)
+    assert given["per_device_train_batch_size"] == size
+    assert size * given["gradient_accumulation_steps"] * num_devices == target
 
 
 @pytest.mark.parametrize(

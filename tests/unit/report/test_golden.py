@@ -178,8 +178,9 @@ def layers_page():
 
 def store_page():
     kept = {
-        "id": 3, "identity": {"spec": {"name": "mlp"}, "mode": "training", "dtype": "float32"}, "state": "open",
-        "updated": "2026-11-20T08:00:00Z", "num_timings": 2, "seconds_spent": 1.5, "conditions": {"numpy": "2.0"},
+        "id": 3, "state": "open", "updated": "2026-11-20T08:00:00Z", "num_timings": 2, "seconds_spent": 1.5,
+        "identity": {"spec": {"name": "mlp", "input_shape": [28, 28, 1]}, "mode": "training", "dtype": "float32"},
+        "conditions": {"numpy": "2.0"},
         "notes": ["The clock fell during round 2."], "disturbed": ["Other processes kept 1.3 of 2 CPUs busy."],
     }  # fmt: skip
     quiet = kept | {"id": 4, "disturbed": []}

@@ -66,6 +66,7 @@ timings = st.builds(
     power_watts=amounts,
     utilization_percent=st.none() | st.floats(0, 100),
     used_bytes=st.none() | st.integers(0, 2**62),
+    reference_seconds=amounts,
 )
 
 
