@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -23,17 +22,16 @@ UNSETTLED = 0.5
 
 FEWEST_SETTLED = 2  # one that is faster than all before it proves nothing
 
-_STATES = (True, False)  # quick, slow
-
 DISTURBED = 0.1
 """A visit whose median is so much above that of the best visit to its size was disturbed."""
-
 
 SLOW = 1.25
 """Times the shortest reference of a run: where it takes longer the host is in its slow state."""
 
 CONTENDS = 0.06
 """A size that is behind the best by no more, in a state of the host in which both were read, may be the best."""
+
+_STATES = (True, False)  # quick, slow
 
 
 @attrs.frozen
@@ -45,7 +43,7 @@ class HostState:
         between_seconds: The reference takes less in the quick state, and more in the slow one.
         is_quick: Whether it is the quick one.
         times: What a step takes in it, in steps of the other state: the median of sizes read in both; 1 without any.
-        contenders: Sizes that may be the best by what was read of them in either.
+        contenders: Sizes that may be the best by what was read of them in either, within the latency limit.
     """
 
     between_seconds: float
@@ -77,26 +75,32 @@ def host_state(timings: Iterable[Timing], goal: Goal) -> HostState | None:
         >>> host_state(read, Goal()).is_quick, host_state(read[:1], Goal())
         (False, None)
     """
-    told = [timing for timing in timings if timing.reference_seconds is not None and not timing.throttled]
-    between = SLOW * min((timing.reference_seconds or 0.0 for timing in told), default=0.0)
-    count = Counter((timing.reference_seconds or 0.0) <= between for timing in told)
-    if len(count) < len(_STATES):
+    told = [(t, t.reference_seconds) for t in timings if t.reference_seconds is not None and not t.throttled]
+    between = SLOW * min((reference for _, reference in told), default=0.0)
+    met = {quick: [timing for timing, reference in told if (reference <= between) == quick] for quick in _STATES}
+    if not all(met.values()):
         return None
-    costs: dict[bool, dict[int, float]] = {}
-    for quick in _STATES:
-        read: dict[int, list[float]] = {}
-        for timing in told:
-            cost = goal.cost(timing.batch_size, seconds=timing.seconds, joules=timing.joules)
-            if ((timing.reference_seconds or 0.0) <= between) == quick and cost is not None:
-                read.setdefault(timing.batch_size, []).append(cost)
-        costs[quick] = {n: statistics.median(values) for n, values in read.items()}
+    costs = {quick: _costs(those, goal) for quick, those in met.items()}
     contenders = frozenset(
         n for of in costs.values() for n, cost in of.items() if cost <= (1 + CONTENDS) * min(of.values())
     )
-    is_quick = min(_STATES, key=lambda quick: (len(contenders - costs[quick].keys()), -count[quick]))
+    is_quick = min(_STATES, key=lambda quick: (len(contenders - costs[quick].keys()), -len(met[quick])))
     own, other = costs[is_quick], costs[not is_quick]
     both = [own[n] / other[n] for n in own.keys() & other.keys()]
     return HostState(between, is_quick, statistics.median(both) if both else 1.0, contenders)
+
+
+def _costs(timings: Iterable[Timing], goal: Goal) -> dict[int, float]:
+    """Give the median cost of each size that keeps the latency limit and of which it was read."""
+    read: dict[int, list[Timing]] = {}
+    for timing in timings:
+        read.setdefault(timing.batch_size, []).append(timing)
+    found = {}
+    for n, those in read.items():
+        costs = [c for t in those if (c := goal.cost(n, seconds=t.seconds, joules=t.joules)) is not None]
+        if costs and statistics.median(t.seconds for t in those) <= (goal.latency_limit or math.inf):
+            found[n] = statistics.median(costs)
+    return found
 
 
 def comparable(timings: Sequence[Timing], state: HostState | None = None) -> list[Timing]:

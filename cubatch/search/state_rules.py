@@ -23,7 +23,7 @@ def moved(view: View) -> list[int]:
     state = view.read[met[-1]].state if met else None
     if state is None or view.fastest is None:
         return []
-    contenders = [n for n in sorted(state.contenders) if n in view.read]
+    contenders = [n for n in sorted(state.contenders) if n in view.read and n not in view.of.closed]
     if all(view.read[n].is_comparable for n in contenders):
         return []
     now = state.was_quick(view.read[met[-1]].timings[-1])

@@ -81,6 +81,15 @@ def test_costs_are_those_of_the_goal():
     assert state(*read, goal=Goal(objective="energy")).contenders == {1, 4}
 
 
+def test_what_breaks_the_latency_limit_is_no_contender():
+    """16 is the best per sample, and takes too long; 32 does so in the slow state alone."""
+    read = [timing(8, 0, 0.6, QUICK), timing(16, 0, 1.0, QUICK), timing(8, 1, 0.7, LONG)]
+    assert state(*read).contenders == {8, 16}
+    assert state(*read, goal=Goal(latency_limit=0.9)).contenders == {8}
+    read += [timing(32, 0, 0.85, QUICK), timing(32, 1, 0.95, LONG)]
+    assert state(*read, goal=Goal(latency_limit=0.9)).contenders == {8, 32}
+
+
 def test_timings_of_the_other_state_count_only_where_there_are_no_others():
     """Far ones of 16 do not count beside quick ones, those of 4 do; full clocks come first."""
     read = [timing(16, 0, 1.0, QUICK), timing(16, 1, 1.05, LONG), timing(8, 0, 0.6, QUICK), timing(4, 0, 0.4, LONG)]

@@ -131,6 +131,12 @@ def test_nothing_is_visited_for_that_where_all_that_may_be_the_best_were_read_in
     assert state_rules.moved(view(READ, visited=[16, 8, 32])) == []
 
 
+def test_a_size_that_failed_is_not_visited_again():
+    """16 and 32 are judged by what was read of them, in the slow state: 8 is read there too, once the host is in it."""
+    assert state_rules.moved(view(APART, visited=[8, 16, 32], closed=[16, 32])) == [8]
+    assert state_rules.moved(view(APART, visited=[16, 32, 8], closed=[16, 32])) == []
+
+
 def test_a_sweep_for_that_is_bounded():
     """A visit takes ten steps and may take a quarter of what is left; four visits to a size do."""
     assert state_rules.moved(view(APART, visited=[16, 32, 8], left=10.0)) == [16]
