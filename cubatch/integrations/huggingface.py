@@ -6,6 +6,7 @@ import warnings
 
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
+from cubatch.report.facts import TIMED
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_percent
@@ -48,7 +49,7 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
     found = cut(result, target // devices)
-    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.measurements)
+    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.measurements if m.status in TIMED)
     share = found.batch_size / found.seconds / best[0]
     if share < MUCH_LESS:
         whole = best[1] * devices

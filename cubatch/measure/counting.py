@@ -96,7 +96,8 @@ def _costs(timings: Iterable[Timing], goal: Goal) -> dict[int, float]:
     for timing in timings:
         read.setdefault(timing.batch_size, []).append(timing)
     found = {}
-    for n, those in read.items():
+    for n, taken in read.items():
+        those = counting(taken)
         costs = [c for t in those if (c := goal.cost(n, seconds=t.seconds, joules=t.joules)) is not None]
         if costs and statistics.median(t.seconds for t in those) <= (goal.latency_limit or math.inf):
             found[n] = statistics.median(costs)

@@ -132,17 +132,24 @@ def slowest(readings: Sequence[Reading]) -> Reading:
     Make one reading of those of all ranks.
 
     Returns:
-        Reading: The slowest rank's, throttled if any was; joules are the mean of all ranks, per step of one.
+        Reading: The slowest rank's, throttled if any was; joules are the mean of all ranks, per step of one; the
+            reference is the slowest of all, since each waits for that.
 
     Example:
         >>> found = slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])
         >>> found.seconds, found.joules, found.throttled
         (2.0, 4.0, False)
+        >>> told = ((2.0, 5e-6), (1.0, 8e-6))
+        >>> slowest([Reading(seconds=s, reference_seconds=met) for s, met in told]).reference_seconds
+        8e-06
     """
     found = max(readings, key=operator.attrgetter("seconds"))
     joules = [reading.joules for reading in readings if reading.joules is not None]
     mean = statistics.fmean(joules) if len(joules) == len(readings) else None
-    return attrs.evolve(found, throttled=any(reading.throttled for reading in readings), joules=mean)
+    references = [reading.reference_seconds for reading in readings if reading.reference_seconds is not None]
+    reference = max(references) if len(references) == len(readings) else None
+    is_throttled = any(reading.throttled for reading in readings)
+    return attrs.evolve(found, throttled=is_throttled, joules=mean, reference_seconds=reference)
 
 
 def ranks_runner(*, devices: Sequence[str], **arguments: Any) -> RanksRunner:

@@ -47,7 +47,8 @@ def answer(result: Mapping[str, Any]) -> str:
         with, or where others were busy meanwhile, they say so.
     """
     said = _said(result)
-    return f"{said} {_BUSY}" if result.get("disturbed") and result.get("batch_size") else said
+    is_doubtful = result.get("disturbed") and result.get("batch_size") and len(measurements_of(result)) > 1
+    return f"{said} {_BUSY}" if is_doubtful else said
 
 
 def _said(result: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from cubatch.measure.counting import UNSETTLED, HostState, by_visit, counting
+from cubatch.measure.counting import UNSETTLED, HostState, by_visit, comparable, counting
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
@@ -65,6 +65,16 @@ class Record:
     def is_comparable(self) -> bool:
         """Whether a reading was taken in the state in which sizes are compared."""
         return self.state is None or any(map(self.state.holds, self.timings))
+
+    @property
+    def times(self) -> float:
+        """How many times as long a step should take in the state in which sizes are compared as was read."""
+        return 1.0 if self.state is None or self.is_comparable else self.state.times
+
+    @property
+    def comparable_visits(self) -> int:
+        """How many visits were made, undisturbed or not, in the state of the readings that count."""
+        return len(by_visit(comparable(self.timings, self.state)))
 
     @property
     def is_fresh(self) -> bool:
@@ -169,9 +179,7 @@ def seen_of(records: Mapping[int, Record], noise: Noise) -> list[Seen]:
     for n, record in sorted(records.items()):
         costs = record.step_costs()
         if costs and n not in suspects:
-            values = [math.log(cost) for visit in costs.values() for cost in visit]
-            if record.state is not None and not record.is_comparable:
-                values = [value + math.log(record.state.times) for value in values]
+            values = [math.log(cost * record.times) for visit in costs.values() for cost in visit]
             found.append(Seen(n, median(values), noise.variance(len(values), len(costs))))
     return found
 
@@ -194,13 +202,13 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
         record = records[n]
         if record.timings:
             share = SUSPECT if record.visits == 1 else UNSETTLED if record.is_fresh else math.inf
-            if record.seconds > least * (1 + share):
+            if record.seconds * record.times > least * (1 + share):
                 found.add(n)
-            least = min(least, record.least_seconds)
+            least = min(least, record.least_seconds * record.times)
     per_sample = math.inf  # of the smaller sizes, the least
     for n, record in sorted(records.items()):
         if record.timings:
-            cost = record.least_seconds / n
+            cost = record.least_seconds * record.times / n
             if record.is_fresh and cost > SUPERLINEAR * per_sample:
                 found.add(n)
             per_sample = min(per_sample, cost)

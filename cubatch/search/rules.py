@@ -176,7 +176,7 @@ def lowest_latency(view: View) -> list[int]:
 def _unsure(view: View, n: int, allowed: float) -> bool:
     """Whether the readings of a size do not tell on which side of a bound it lies."""
     record = view.read[n]
-    sd = math.sqrt(view.noise.variance(len(record.counting), record.visits))
+    sd = math.sqrt(view.noise.variance(len(record.counting), record.comparable_visits))
     return n != view.fastest and abs(math.log(record.seconds / allowed)) < SURE * sd
 
 
@@ -261,7 +261,7 @@ def readings_wanted(view: View, n: int) -> int:
     if n not in view.read or n not in _ties(view):
         return 0
     record = view.read[n]
-    few = max(0, MIN_ROUNDS - len(record.counting), int(record.visits < VISITS_TO_BELIEVE))
+    few = max(0, MIN_ROUNDS - len(record.counting), int(record.comparable_visits < VISITS_TO_BELIEVE))
     if record.visits >= MOST_VISITS_OF_LATENCY or not few:
         return 0
     visit, left = float(view.visit_seconds[view.place(n)]), view.of.left
@@ -284,7 +284,8 @@ def _is_hardly_read(view: View, n: int, record: Record) -> bool:
     """Whether a size was visited less often than it takes to believe it, or to give the answer an interval."""
     wanted = MIN_ROUNDS if n in (view.answer, view.fastest) else 1
     few = len(record.counting) < wanted and record.visits < 2 * VISITS_TO_BELIEVE
-    return few or record.visits < VISITS_TO_BELIEVE
+    is_new = record.comparable_visits < VISITS_TO_BELIEVE and record.visits < 2 * VISITS_TO_BELIEVE
+    return few or is_new
 
 
 def doubts(view: View) -> list[int]:

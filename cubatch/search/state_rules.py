@@ -17,18 +17,21 @@ def moved(view: View) -> list[int]:
     """
     Name the sizes that may be the best and were not read in the state in which the host is now.
 
-    Only where what was read tells of states, and not all that may be the best were read in one.
+    Only where what was read tells of states, and not all that may be the best were read in one; or where what broke the
+    latency limit in the other state may keep it in that in which sizes are compared.
     """
     met = [n for n in view.of.visited if n in view.read]
-    state = view.read[met[-1]].state if met else None
+    state = view.state
     if state is None or view.fastest is None:
         return []
-    contenders = [n for n in sorted(state.contenders) if n in view.read and n not in view.of.closed]
+    limit = view.goal.latency_limit or math.inf
+    within = [n for n, record in view.read.items() if record.seconds > limit and view.is_able(n)]
+    contenders = [n for n in view.read if n in state.contenders or n in within]
     if all(view.read[n].is_comparable for n in contenders):
         return []
     now = state.was_quick(view.read[met[-1]].timings[-1])
     known = [n for n in contenders if any(state.was_quick(timing) == now for timing in view.read[n].timings)]
-    return _swept(view, [n for n in contenders if n not in known])
+    return _swept(view, [n for n in contenders if n not in known], most_visits=2 * MOST_VISITS)
 
 
 def states(view: View) -> list[int]:
@@ -48,15 +51,15 @@ def states(view: View) -> list[int]:
     near = [n for n in costs if costs[n] * reach <= costs[view.fastest] and view.read[n].seconds * reach <= limit]
     telling = [n for n in near if n not in view.of.visited[:1]]  # the first of a run meets a cold process
     if any(_do_disagree(view.read[n], view.noise.reading) for n in telling):
-        sweep = _swept(view, near)
+        sweep = _swept(view, near, MOST_VISITS)
         return sweep if sweep != [view.fastest] else []
     due = [n for n in _earliest(view, telling) if n not in view.of.closed and view.read[n].visits < MOST_VISITS]
     return [n for n in due if view.affordable(n, SHARE)]
 
 
-def _swept(view: View, sizes: Sequence[int]) -> list[int]:
+def _swept(view: View, sizes: Sequence[int], most_visits: int) -> list[int]:
     """Give the best of those that may be visited again, as many as a sweep may take, shuffled."""
-    due = [n for n in sizes if n not in view.of.closed and view.read[n].visits < MOST_VISITS]
+    due = [n for n in sizes if n not in view.of.closed and view.read[n].visits < most_visits]
     due.sort(key=lambda n: view.read[n].cost or math.inf)
     spent = itertools.accumulate(float(view.visit_seconds[view.place(n)]) for n in due)
     return view.shuffled(due[: sum(seconds <= SHARE * view.of.left for seconds in spent)])

@@ -57,10 +57,11 @@ def _of_read(view: View, n: int) -> Verdict:
     if record.state is not None and best.is_comparable and not record.is_comparable:
         met, other = ("slow", "quick") if record.state.is_quick else ("quick", "slow")
         text = f"{readings} while this host was in its {met} state; sizes are compared as read in its {other} one"
-        return Verdict("dropped", text)
+        return Verdict("dropped", text, {"limit": "budget"} if n in record.state.contenders else {})
     if n in view.suspects and (view.goal.objective == "latency" or _gain(view, n)[1] > 0):
         return Verdict("ok", f"{readings}, at a bad time: larger sizes took less; nothing is ruled out by them")
-    sd = math.sqrt(view.noise.variance(count, record.visits) + view.noise.variance(len(best.counting), best.visits))
+    variance = view.noise.variance(count, record.comparable_visits)
+    sd = math.sqrt(variance + view.noise.variance(len(best.counting), best.comparable_visits))
     if math.log(own / leading) - SURE * sd > view.tolerance:  # so that it is not the answer either
         by = format_percent(1 - leading / own)
         return Verdict("dropped", f"{by} behind batch size {best.batch_size} after {readings}")

@@ -78,8 +78,8 @@ class View:
     def __init__(self, situation: Situation) -> None:
         self.of, self.goal = situation, situation.goal
         timings = itertools.chain.from_iterable(record.timings for record in situation.records.values())
-        state = host_state(timings, self.goal)
-        records = {n: attrs.evolve(record, state=state) for n, record in sorted(situation.records.items())}
+        self.state = host_state(timings, self.goal)
+        records = {n: attrs.evolve(record, state=self.state) for n, record in sorted(situation.records.items())}
         self.read = {n: record for n, record in records.items() if record.cost is not None}
         self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
         able = {n: 1 / (record.cost or math.inf) for n, record in self.read.items() if self.is_able(n)}
@@ -93,7 +93,7 @@ class View:
     def is_able(self, n: int) -> bool:
         """Whether a size that was read may be the answer."""
         limit = self.goal.latency_limit
-        return n not in self.of.failed and (limit is None or self.read[n].seconds <= limit)
+        return n not in self.of.failed and (limit is None or self.read[n].seconds * self.read[n].times <= limit)
 
     @functools.cached_property
     def noise(self) -> Noise:

@@ -162,7 +162,7 @@ class _Run:
         self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
-        self.fruitless, self.best_cost = 0, math.inf
+        self.fruitless, self.best_cost = 0, dict[bool | None, float]()
         self.view = self.look()
 
     # --- the walk ---
@@ -226,8 +226,9 @@ class _Run:
     def next(self) -> list[int]:
         self.view = self.look()
         best = self.view.read[self.view.fastest].cost if self.view.fastest else None
-        if best is not None and best < self.best_cost * (1 - KNOWN * self.view.tolerance):
-            self.fruitless, self.best_cost = 0, best
+        quick = self.view.state.is_quick if self.view.state else None  # in the other state all costs are others
+        if best is not None and best < self.best_cost.get(quick, math.inf) * (1 - KNOWN * self.view.tolerance):
+            self.fruitless, self.best_cost[quick] = 0, best
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
         if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):

@@ -94,8 +94,10 @@ def answer(
         >>> result.batch_size, result.fastest_batch_size, result.decided_by
         (32, 64, 'plateau')
     """
-    state = host_state(measured.timings, goal)
+    refused = {o.batch_size for o in measured.outcomes if o.status == "over_limit" and o.facts.get("limit") == "memory"}
+    state = host_state([timing for timing in measured.timings if timing.batch_size not in refused], goal)
     used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
+    times = 1.0 if state is None else state.times
     alike = {n: timings if state is None or all(map(state.holds, timings)) else () for n, timings in used.items()}
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
@@ -122,6 +124,7 @@ def answer(
         for m in measurements
         if m.status == "ok" and (value := wording.value_of(m, goal.objective)) is not None
     }
+    values = {n: value for n, value in values.items() if alike[n]} or values
     facts: dict[str, Any] = {"batch_size": None, "fastest_batch_size": None, "tied_with": (), "decided_by": None}
     reasons: list[str] = []
     if values:
@@ -129,7 +132,7 @@ def answer(
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
         decision = decide(
-            [_fate(m, outcomes.get(n), alike[n], goal) for n, m in by_size.items()],
+            [_fate(m, outcomes.get(n), used[n], goal, 1.0 if alike[n] else times) for n, m in by_size.items()],
             chosen=chosen,
             fastest=fastest,
             ties=ties,
@@ -208,7 +211,7 @@ def _measurement(
         timings_rounds=[timing.round for timing in used],
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
-        disturbed=len(comparable(timings, state)) - len(used),
+        disturbed=sum(not t.throttled for t in comparable(timings, state)) - sum(not t.throttled for t in used),
         flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
@@ -278,9 +281,9 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
     return {number: cost for number, cost in costs.items() if cost is not None}
 
 
-def _fate(measurement: Measurement, outcome: Outcome | None, used: Sequence[Timing], goal: Goal) -> Fate:
-    """Say what became of a size, with its interval, or with few timings all that was seen."""
-    costs = [*_costs(used, goal).values()]
+def _fate(measurement: Measurement, outcome: Outcome | None, used: Sequence[Timing], goal: Goal, times: float) -> Fate:
+    """Say what became of a size, with its interval, or with few timings all that was seen, so many times as long."""
+    costs = [cost * times for cost in _costs(used, goal).values()]
     return Fate(
         measurement.batch_size,
         measurement.status,

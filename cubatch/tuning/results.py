@@ -49,7 +49,8 @@ class Measurement:
         timings_rounds: Their rounds, each visit in PER_VISIT of its own; those of one sweep are alike for all sizes.
         stop_reason: Why measuring ended, as a sentence.
         throttled: Timings taken under a clearly lowered clock.
-        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count.
+        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count, as those
+            of another state of the host do not.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
@@ -188,7 +189,7 @@ class TuningResult:
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
-        disturbed: Whether others were busy on the machine while timings were taken; None in older files.
+        disturbed: Whether others were busy on the machine while timings were taken; None where that is not known.
         data_parallel: What it costs that several devices share a step; None where one has it to itself.
         l2: "cold" where the working set is kept out of the L2 cache between steps, else "warm".
         created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute,

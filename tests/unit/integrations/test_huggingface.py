@@ -51,6 +51,13 @@ def test_a_batch_that_cannot_be_cut_well_is_cut_with_a_warning(target, num_devic
     assert size * given["gradient_accumulation_steps"] * num_devices == target
 
 
+def test_no_target_is_advised_that_would_be_cut_into_what_breaks_a_limit():
+    """128 is the fastest, and over the latency limit: 64 is the best there is, and divides the target."""
+    sizes = [measurement(64, 64 / 3000), measurement(128, 128 / 9000, status="over_limit")]
+    given = batch_arguments(result(measurements=sizes, batch_size=64, fastest_batch_size=64, tied_with=[]), 128)
+    assert given["per_device_train_batch_size"] == 64
+
+
 @pytest.mark.parametrize(
     ("more", "target", "num_devices", "words"),
     [

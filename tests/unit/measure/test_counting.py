@@ -73,6 +73,13 @@ def test_what_a_step_takes_in_the_other_state_is_the_median_of_sizes_read_in_bot
     assert state(quick[0], slow[1]).times == 1.0
 
 
+def test_timings_before_a_size_had_settled_do_not_count_there_either():
+    """Three first steps of 16 took a second and a half: by its median it would be no contender."""
+    first = [Timing(batch_size=16, round=r, seconds=1.5, reference_seconds=QUICK) for r in (0, 1, 2)]
+    settled = [Timing(batch_size=16, round=r, seconds=0.8, reference_seconds=QUICK) for r in (3, 4)]
+    assert state(*first, *settled, timing(8, 0, 0.45, QUICK), timing(4, 0, 0.9, LONG)).contenders == {4, 16}
+
+
 def test_costs_are_those_of_the_goal():
     """By latency the smallest is the best, by energy what was not read has no cost."""
     read = [timing(4, 0, 0.5, QUICK, joules=9.0), timing(16, 0, 1.0, QUICK), timing(1, 0, 0.4, LONG, joules=1.0)]

@@ -131,7 +131,7 @@ def test_an_answer_rests_on_five_timings_while_most_of_the_budget_is_left(step: 
     assert statuses(measured)[chosen.batch_size] == "ok"
 
 
-def test_a_size_at_half_speed_is_visited_again_where_it_is_quick_the_best() -> None:
+def test_a_size_at_half_speed_is_visited_again_where_it_is_near_the_best() -> None:
     """256 took twice its time in its only visit: not the answer by its neighbours, yet near; 8 is far behind."""
     read = {n: record(n, 0.02 + 0.001 * n) for n in (1, 64, 128, 512)}
     halted = {256: record(256, 2 * (0.02 + 0.256), visits=1), 8: record(8, 2 * 0.028, visits=1)}

@@ -41,18 +41,14 @@ def test_a_result_says_how_many_timings_were_taken_in_the_other_state_and_compar
     )
 
 
-def test_a_size_of_the_other_state_ties_with_none_and_ends_no_larger_one():
-    """32 was read in the quick state, and is faster for that: neither a tie nor a power of two to compare with."""
-    slow = [
-        *timings(16, 0, 1.2, SLOW),
-        *timings(20, 0, 1.4, SLOW),
-        *timings(24, 0, 1.75, SLOW),
-        *timings(12, 0, 1.0, SLOW),
-    ]
-    found = result(*slow, *timings(32, 0, 1.6, QUICK), dropped=(32,))
-    assert (found.batch_size, found.fastest_batch_size) == (20, 20)
-    assert 32 not in found.tied_with
-    assert not any("power" in reason for reason in found.reasons if "32" in reason)
+@pytest.mark.parametrize("dropped", [(), (40,)])
+def test_a_size_of_the_other_state_is_no_answer_ties_with_none_and_is_judged_as_in_this_one(dropped):
+    """40 was read in the quick state, and is the best for that; in the slow one it would be 12 % behind 20: a peak."""
+    slow = [*timings(16, 0, 1.2, SLOW), *timings(20, 0, 1.4, SLOW), *timings(12, 0, 1.0, SLOW)]
+    quick = [*timings(12, 1, 0.8, QUICK), *timings(40, 0, 2.5, QUICK)]
+    found = result(*slow, *quick, dropped=dropped)
+    assert (found.batch_size, found.fastest_batch_size, found.decided_by) == (20, 20, "peak")
+    assert found.tied_with == ()
 
 
 def test_where_slow_timings_are_compared_the_others_were_quick():
