@@ -31,8 +31,8 @@ _NEAR = 0.5
 _NEARER = 16
 """
 By which power of its size each of them counts: heaps take more in steps, as for `densenet121` from 489 samples to 513.
-Of the sizes that `bench_module_memory` kept of 24 modules and modes, four times, 364 of 403 near the limit were within
-10 % so, 358 by the sixth power, and 341 where all counted the same.
+Of the sizes that `bench_module_memory` kept of 24 modules and modes, four times, 364 of 403 near the limit would have
+been within 10 % so, 358 by the sixth power, and 341 where all counted the same.
 """
 
 

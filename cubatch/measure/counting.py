@@ -110,6 +110,11 @@ def comparable(timings: Sequence[Timing], state: HostState | None = None) -> lis
     return [timing for timing in clear if state is None or state.holds(timing)] or clear
 
 
+def is_comparable(timings: Sequence[Timing], state: HostState | None) -> bool:
+    """Whether a size can be compared by its timings: those that count were taken in the state of the host for that."""
+    return state is None or all(map(state.holds, comparable(timings, state)))
+
+
 def counting(
     timings: Sequence[Timing], *, state: HostState | None = None, every_visit: bool = False
 ) -> tuple[Timing, ...]:

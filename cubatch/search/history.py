@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from cubatch.measure.counting import UNSETTLED, HostState, by_visit, comparable, counting
+from cubatch.measure.counting import UNSETTLED, HostState, by_visit, comparable, counting, is_comparable
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
@@ -64,7 +64,7 @@ class Record:
     @property
     def is_comparable(self) -> bool:
         """Whether a reading was taken in the state in which sizes are compared."""
-        return self.state is None or any(map(self.state.holds, self.timings))
+        return is_comparable(self.timings, self.state)
 
     @property
     def times(self) -> float:

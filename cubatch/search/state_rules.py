@@ -20,9 +20,8 @@ def moved(view: View) -> list[int]:
     Only where what was read tells of states, and not all that may be the best were read in one; or where what broke the
     latency limit in the other state may keep it in that in which sizes are compared.
     """
-    met = [n for n in view.of.visited if n in view.read]
-    state = view.state
-    if state is None or view.fastest is None:
+    state, met = view.state, [n for n in view.of.visited if n in view.read]
+    if state is None or view.fastest is None or not met:
         return []
     limit = view.goal.latency_limit or math.inf
     within = [n for n, record in view.read.items() if record.seconds > limit and view.is_able(n)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
-from cubatch.measure.counting import HostState, comparable, counting, host_state
+from cubatch.measure.counting import HostState, comparable, counting, host_state, is_comparable
 from cubatch.measure.goal import Goal, pick
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
@@ -98,7 +98,7 @@ def answer(
     state = host_state([timing for timing in measured.timings if timing.batch_size not in refused], goal)
     used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
     times = 1.0 if state is None else state.times
-    alike = {n: timings if state is None or all(map(state.holds, timings)) else () for n, timings in used.items()}
+    alike = {n: timings if is_comparable(timings, state) else () for n, timings in used.items()}
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(
@@ -109,7 +109,7 @@ def answer(
             roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
             layers=(layers or {}).get(candidate.batch_size, ()),
             device_bytes=(device_bytes or {}).get(candidate.batch_size),
-            compared=compared,
+            used=used[candidate.batch_size],
             state=state,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
@@ -191,10 +191,10 @@ def _measurement(
     roofline_seconds: float | None,
     layers: Sequence[Mapping[str, Any]],
     device_bytes: int | None,
-    compared: bool,
+    used: Sequence[Timing],
     state: HostState | None,
 ) -> Measurement:
-    n, used = candidate.batch_size, counting(timings, state=state, every_visit=compared)
+    n = candidate.batch_size
     seconds = [timing.seconds for timing in used]
     latency = _median(seconds)
     interval = stopping.median_interval(seconds, stopping.CHOSEN_CONFIDENCE)

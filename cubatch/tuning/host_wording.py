@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cubatch.measure.clocks import REFERENCE_ELEMENTS
-from cubatch.measure.counting import HostState
+from cubatch.measure.counting import HostState, is_comparable
 from cubatch.measure.records import Timing
 from cubatch.tuning.wording import join
 from cubatch.units import format_seconds
@@ -38,7 +38,7 @@ def sentences(timings: Sequence[Timing], state: HostState | None, used: Mapping[
         if timing.reference_seconds is not None:
             met[state.holds(timing)].append(timing.reference_seconds)
     own, other = (format_seconds(statistics.median(met[alike])) for alike in (True, False))
-    alone = [str(n) for n, those in sorted(used.items()) if those and not any(map(state.holds, those))]
+    alone = [str(n) for n, those in sorted(used.items()) if not is_comparable(those, state)]
     if len(met[False]) < WORTH_SAYING * len(timings) and not alone:
         return []
     count, where = len(met[False]), "slow" if state.is_quick else "quick"

@@ -49,8 +49,8 @@ class Measurement:
         timings_rounds: Their rounds, each visit in PER_VISIT of its own; those of one sweep are alike for all sizes.
         stop_reason: Why measuring ended, as a sentence.
         throttled: Timings taken under a clearly lowered clock.
-        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count, as those
-            of another state of the host do not.
+        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count; those of
+            another state of the host, which do not either, are not among them.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.

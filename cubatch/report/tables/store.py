@@ -66,7 +66,9 @@ def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
 
 def _input(identity: Mapping[str, Any]) -> str | None:
     """Give the extents of a sample; those of a PyTorch module are not kept."""
-    spec = identity.get("spec") or {}
+    spec = identity.get("spec")
+    if not isinstance(spec, Mapping):
+        return None
     extents = spec.get("input_shape") or [spec[axis] for axis in "hwc" if axis in spec]
     return "x".join(map(str, extents)) or None
 

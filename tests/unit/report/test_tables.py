@@ -155,11 +155,16 @@ def test_a_gpu_of_this_machine_is_listed_under_what_means_it():
 
 
 def test_kept_runs_are_told_apart_by_what_goes_in():
-    """A network has a shape, a layer its extents; of a module only its name is kept."""
+    """A network has a shape, a layer its extents; of a module only its name is kept, and a name may be all there is."""
     kept = {"id": 3, "state": "open", "updated": "2026-11-20T08:00:00Z", "num_timings": 2, "seconds_spent": 1.5}
-    specs = {"name": "mlp", "input_shape": [28, 28, 1]}, {"type": "relu", "h": 7, "w": 5, "c": 3}, {"name": "p.m:build"}
+    specs = (
+        {"name": "mlp", "input_shape": [28, 28, 1]},
+        {"type": "relu", "h": 7, "w": 5, "c": 3},
+        {"name": "p.m:build"},
+        "mlp",
+    )
     rows = store.runs([kept | {"identity": {"spec": spec}, "disturbed": []} for spec in specs], "store.db").rows
-    assert [row[2:4] for row in rows] == [("mlp", "28x28x1"), ("relu", "7x5x3"), ("p.m:build", None)]
+    assert [row[2:4] for row in rows] == [("mlp", "28x28x1"), ("relu", "7x5x3"), ("p.m:build", None), ("mlp", None)]
 
 
 def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():
