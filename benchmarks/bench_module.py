@@ -7,7 +7,8 @@ Every finder has the same module, memory limit and maximum; ours also has a budg
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
 medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
 started for it, and the median of their ratios is given.  An answer that does not run within the limit has lost all.
-What may be expected of a finder is what another sweep, in a process of its own, answers.
+What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
+compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
 
 Each module and mode has processes of its own, as at its user's: the C library keeps what a process has freed, or gives
 it back and fetches it again in every step, by what the process did before (`vit` at 32 samples: 400 samples/s after
@@ -33,10 +34,12 @@ from typing import Any, TypeVar
 import cubatch as cb
 from benchmarks.modules import zoo
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
+from benchmarks.modules.same_state import reached, samples_per_second
 from benchmarks.provenance import on_cpu
 from cubatch.errors import CubatchError
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
+from cubatch.measure.records import Timing
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ UNBOUNDED = 2**40
 OURS, SWEEP = "cubatch", "another sweep"
 LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
 JUDGES = 3  # processes
-DUELS = 3  # turns in each
+DUELS = 4  # turns in each
 SPAN = 0.2  # seconds of a reading
 
 
@@ -58,11 +61,11 @@ def runner_of(name: str, mode: str, limit: int) -> ModuleRunner:
     return subject.ready().runner(limit, 0)
 
 
-def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int, list[float]]:
-    """Give samples per second of each size that runs, in rounds that measure each once, in an order drawn anew."""
-    read: dict[int, list[float]] = {}
+def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int, list[Timing]]:
+    """Time each size that runs, in rounds that measure each once, in an order drawn anew."""
+    read: dict[int, list[Timing]] = {}
     order, left = random.Random(0), list(sizes)
-    for _ in range(rounds):
+    for number in range(rounds):
         for size in order.sample(left, len(left)):
             try:
                 runner.prepare(size)
@@ -72,7 +75,12 @@ def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int,
                 continue
             step = min(runner.clock.time(runner.step, 1).seconds for _ in range(2))
             repeats = max(1, int(SPAN / step))
-            read.setdefault(size, []).append(size / runner.clock.time(runner.step, repeats).seconds)
+            timed = runner.clock.time(runner.step, repeats)
+            timing = Timing(
+                batch_size=size, round=number, seconds=timed.seconds, repeats=repeats,
+                reference_seconds=timed.reference_seconds,
+            )  # fmt: skip
+            read.setdefault(size, []).append(timing)
     return read
 
 
@@ -117,7 +125,7 @@ def swept(runner: Unguarded, answers: Sequence[int], options: argparse.Namespace
     steps = [n for power in range(options.top.bit_length()) for n in (2**power, 3 * 2**power) if n <= options.top]
     seconds = {n: short for n in sorted(steps) if (short := _seconds(runner, n)) is not None}
     sizes = {n for n, taken in seconds.items() if taken <= LONGEST_STEP} | set(answers)
-    return {n: statistics.median(rates) for n, rates in in_rounds(runner, sorted(sizes), options.rounds).items()}
+    return samples_per_second(in_rounds(runner, sorted(sizes), options.rounds))
 
 
 def sweep_again(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -133,10 +141,10 @@ def sweep_again(name: str, mode: str, options: argparse.Namespace) -> dict[str, 
 def ratios(
     name: str, mode: str, best: int, answers: Sequence[int], options: argparse.Namespace
 ) -> dict[int, list[float]]:
-    """Give what each answer reached of the best size's rate, in each turn of one process."""
+    """Give what each answer reached of the best size's rate, in the turns of one process."""
     runner = Unguarded(runner_of(name, mode, UNBOUNDED), options.limit * MIB)
-    rates = in_rounds(runner, sorted({best, *answers}), options.duels)
-    return {n: [a / b for a, b in zip(rates.get(n, []), rates[best], strict=False)] for n in answers}
+    read = in_rounds(runner, sorted({best, *answers}), options.duels)
+    return {n: reached(read, n, best) for n in answers}
 
 
 def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
@@ -145,8 +153,8 @@ def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
     answers = sorted({row["batch_size"] for row in rows if row["batch_size"]})
     turns = [alone(ratios, case["module"], case["mode"], best, answers, options) for _ in range(options.judges)]
     for row in rows:
-        reached = [ratio for of in turns for ratio in of.get(row["batch_size"], [])]
-        row["lost"] = 1 - statistics.median(reached or [0.0])
+        shares = [share for of in turns for share in of.get(row["batch_size"], [])]
+        row["lost"] = 1 - statistics.median(shares or [0.0])
 
 
 def alone(function: Callable[..., T], *given: object) -> T:
@@ -179,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=30.0, help="seconds that ours may take")
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
-    parser.add_argument("--rounds", type=int, default=2, help="of the sweep")
+    parser.add_argument("--rounds", type=int, default=4, help="of the sweep")
     parser.add_argument("--judges", type=int, default=JUDGES, help="processes that judge the answers")
     parser.add_argument("--duels", type=int, default=DUELS, help="turns of the answers and the best in each")
     options = parser.parse_args(arguments)
