@@ -112,8 +112,9 @@ class NamedModule:
         room: MemoryLimit,
     ) -> store.Run:
         """Open the run that `store=` means, under all that its timings depend on."""
+        extents = {"input_shape": self.inputs} if isinstance(self.inputs, list) else {}  # else tensors, packed
         identity = {
-            "spec": {"name": self.name},
+            "spec": {"name": self.name, **extents},
             "library": "torch",
             **self.kind,
             # Of tensors only what they are like counts, but what torch.save writes of equal ones is equal.

@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 
 from cubatch.frameworks import module_worker  # noqa: E402
 from cubatch.measure import heap  # noqa: E402
+from cubatch.report.tables import common  # noqa: E402
+from cubatch.report.tables import store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 
@@ -86,6 +88,16 @@ def test_another_question_is_not_answered_from_the_store(place, nothing_runs, ot
         with pytest.raises(KeyboardInterrupt):
             cb.autotune_module(**each)
     assert len(results.list_runs(place / "store.sqlite3")) == 2
+
+
+def test_the_list_of_what_is_kept_tells_the_shape_that_was_given(place, nothing_runs):
+    """Two shapes of one module are two lines that can be told apart; tensors have no extents there."""
+    for inputs in (SHAPE, (3, 8, 9), torch.zeros(1, 3, 8, 8)):
+        with pytest.raises(KeyboardInterrupt):
+            cb.autotune_module(f"{HERE}:small", inputs, store=place / "store.sqlite3", **ASKED)
+    kept = [common.plain(run) for run in results.list_runs(place / "store.sqlite3")]
+    grid = tables.runs(kept, "store.sqlite3")
+    assert sorted(str(row[grid.columns.index("input")]) for row in grid.rows) == ["3x8x8", "3x8x9", "None"]
 
 
 def test_timings_of_another_allocator_are_refused(place, nothing_runs, monkeypatch):
