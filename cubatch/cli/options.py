@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cubatch.choices import Dtype, Library, Measurable, Mode, Objective, Optimizer
+from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer, Tunable
 
 if TYPE_CHECKING:
     from cubatch.network.graph import Spec
@@ -41,11 +41,12 @@ DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations
 LibraryOption = Annotated[
     Library, typer.Option("--library", help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy.")
 ]
-MeasurableOption = Annotated[
-    Measurable,
+TunableOption = Annotated[
+    Tunable,
     typer.Option(
         "--library",
-        help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy; onnxruntime: of an .onnx file.",
+        help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy; onnxruntime: of an .onnx file; "
+        "torch: of package.module:name, as PyTorch runs it.",
     ),
 ]
 OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]

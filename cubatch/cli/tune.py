@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cubatch.cli import console
+from cubatch.cli import console, torch_module
 from cubatch.cli.options import (
     ClassesOption,
     DeviceOption,
@@ -15,7 +17,6 @@ from cubatch.cli.options import (
     JsonOption,
     LatencyOption,
     MaxOption,
-    MeasurableOption,
     MemoryOption,
     Model,
     ModeOption,
@@ -27,12 +28,15 @@ from cubatch.cli.options import (
     SizesOption,
     StoreOption,
     ToleranceOption,
+    TunableOption,
     read_spec,
     several_devices,
     whole_numbers,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cubatch.tuning.results import TuningResult
 
 
@@ -54,7 +58,7 @@ def tune(
     memory_limit: MemoryOption = None,
     latency_limit: LatencyOption = None,
     optimizer: OptimizerOption = "sgd",
-    library: MeasurableOption = "auto",
+    library: TunableOption = "auto",
     recompute: RecomputeOption = False,
     budget: Annotated[
         float | None,
@@ -76,6 +80,14 @@ def tune(
     ] = None,
     report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="Write one HTML page.")] = None,
     input_shape: ShapeOption = None,
+    example_inputs: Annotated[
+        str | None,
+        typer.Option(
+            "--example-inputs",
+            metavar="package.module:name",
+            help="A function that gives what a PyTorch module is called with, for --library torch.",
+        ),
+    ] = None,
     classes: ClassesOption = None,
     json: JsonOption = None,
 ) -> None:
@@ -86,7 +98,6 @@ def tune(
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
-    from cubatch.report.plots import style
     from cubatch.tuning import tune as tuner
 
     if no_store + fresh + (store is not None) > 1:
@@ -96,19 +107,27 @@ def tune(
     seconds = QUICK_SECONDS if quick else USUAL_SECONDS if budget is None else budget
     sizes = None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes)
     console.check_writable(json=json, plot=plot, report=report)
-    if report is not None and not report.lower().endswith((".html", ".htm")):
-        raise typer.BadParameter(f"--report writes an .html file, got {report!r}")
-    if plot is not None:
-        style.check(plot)
-    spec = _spec(model, library, input_shape, classes)
+    _check_pictures(plot, report)
+    ask: Callable[..., TuningResult]
+    if library == "torch":
+        others = {
+            "--classes": classes, "--devices": devices, "--recompute": recompute or None,
+            "--isolate/--no-isolate": isolate,
+        }  # fmt: skip
+        ask = torch_module.asking(model, input_shape, example_inputs, dtype, others)
+    else:
+        if example_inputs is not None:
+            raise typer.BadParameter("--example-inputs is for --library torch")
+        ask = functools.partial(
+            tuner.autotune, _spec(model, library, input_shape, classes), devices=several_devices(devices), dtype=dtype,
+            library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
+        )  # fmt: skip
     try:
         with console.watching(model) as watch:
-            result = tuner.autotune(
-                spec, device=device, devices=several_devices(devices), mode=mode, dtype=dtype, objective=objective,
-                tolerance=tolerance,
-                batch_sizes=sizes, max_batch_size=max_batch_size, memory_limit=memory_limit,
-                latency_limit=latency_limit, optimizer=optimizer, library=library, recompute=recompute, budget=seconds,
-                isolate="auto" if isolate is None else isolate,
+            result = ask(
+                device=device, mode=mode, objective=objective, tolerance=tolerance, batch_sizes=sizes,
+                max_batch_size=max_batch_size, memory_limit=memory_limit, latency_limit=latency_limit,
+                optimizer=optimizer, budget=seconds,
                 store="refresh" if fresh else str(store) if store is not None else not no_store,
                 seed=seed, progress=watch,
             )  # fmt: skip
@@ -129,10 +148,23 @@ def tune(
         console.say(f"wrote {written}")
 
 
+def _check_pictures(plot: str | None, report: str | None) -> None:
+    """Refuse files of other kinds before anything is measured."""
+    from cubatch.report.plots import style
+
+    if report is not None and not report.lower().endswith((".html", ".htm")):
+        raise typer.BadParameter(f"--report writes an .html file, got {report!r}")
+    if plot is not None:
+        style.check(plot)
+
+
 def _spec(model: str, library: str, input_shape: str | None, classes: int | None) -> Any:
     """Read what stands for a network; ONNX Runtime reads its file itself."""
     if library != "onnxruntime":
-        return read_spec(model, input_shape, classes)
+        spec = read_spec(model, input_shape, classes)
+        if ":" in model and "torch" in sys.modules:
+            console.say(f"cubatch: {model} is run by cubatch's own engine; --library torch times it in PyTorch")
+        return spec
     if input_shape is not None or classes is not None:
         option = "--classes" if input_shape is None else "--input-shape"
         raise typer.BadParameter(f"{option} is not for --library onnxruntime, which runs a file as it is")

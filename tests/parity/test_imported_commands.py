@@ -16,6 +16,7 @@ onnx = pytest.importorskip("onnx")
 torch = zoo.torch
 
 SOURCE = """
+import torch
 from torch import nn
 
 def build():
@@ -32,6 +33,20 @@ def fixed():
 class Scan(nn.Module):
     def forward(self, x):
         return x.cumsum(1)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+
+    def forward(self, ids, mask):
+        return (self.table(ids) * mask[..., None]).mean(1)
+
+def words():
+    return Words()
+
+def sentence():
+    return {"ids": torch.arange(12).reshape(2, 6), "mask": torch.ones(2, 6)}
 """
 GPU = ["--device", "v100-sxm2-16gb"]
 
@@ -88,6 +103,56 @@ def test_tune_runs_it(run, model):
     code, out, err = run("tune", model, *SHAPE, *options)
     assert code == 0, err
     assert json.loads(out)["batch_size"] in {1, 2}
+
+
+TORCH = ["--library", "torch", "--device", "cpu", "--batch-sizes", "2,4", "--budget", "10", "--no-store"]
+
+
+@pytest.mark.parametrize("model", ["of_users:scanned"], indirect=True)
+def test_pytorch_itself_runs_a_module_whatever_is_in_it(run, model):
+    """`--library torch` trains one that our engine has no layer for, on images of height 16 and width 12."""
+    code, out, err = run("tune", model, *SHAPE, *TORCH, "--mode", "training", "--json", "-")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["library"], found["mode"], found["spec"]["name"]) == ("torch", "training", model)
+    assert {row["batch_size"] for row in found["measurements"] if row["timings_seconds"]} == {2, 4}
+
+
+@pytest.mark.parametrize("model", ["of_users:words"], indirect=True)
+def test_what_a_module_is_called_with_may_be_the_users(run, model):
+    """A function named by --example-inputs gives tokens by keyword."""
+    code, out, err = run("tune", model, "--example-inputs", "of_users:sentence", *TORCH, "--json", "-")
+    assert code == 0, err
+    assert {row["batch_size"] for row in json.loads(out)["measurements"] if row["timings_seconds"]} == {2, 4}
+
+
+@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (TORCH, "--input-shape H,W,C, of one image, and --example-inputs"),
+        ([*TORCH, *SHAPE, "--example-inputs", "of_users:sentence"], "takes one of --input-shape"),
+        ([*TORCH, *SHAPE, "--recompute"], "--recompute is not for --library torch"),
+        ([*TORCH, *SHAPE, "--no-isolate"], "--isolate/--no-isolate is not for --library torch"),
+        ([*TORCH, *SHAPE, "--dtype", "tf32"], "--dtype tf32 is not for --library torch"),
+        ([*TORCH, "--example-inputs", "of_users:none"], "--example-inputs must be a function of"),
+        ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch"),
+    ],
+    ids=["nothing", "both", "recompute", "isolate", "tf32", "no function", "another library"],
+)
+def test_an_option_that_is_not_for_pytorch_is_refused(run, model, options, named):
+    """Before anything is measured, by its name."""
+    code, out, err = run("tune", model, *options)
+    assert (code, out) == (2, "")
+    assert named in " ".join(err.split())
+
+
+@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
+def test_that_our_engine_runs_a_module_is_told_with_the_other_way(run, model):
+    """Who names a PyTorch module may well want PyTorch's own steps."""
+    code, _, err = run("tune", model, *SHAPE, "--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store")
+    assert code == 0
+    assert "of_users:build is run by cubatch's own engine; --library torch times it in PyTorch" in err
 
 
 @pytest.mark.parametrize("model", ["of_users:scanned"], indirect=True)

@@ -39,14 +39,14 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
     found = _built(text)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(found, torch.nn.Module):
-        h, w, c = input_shape or USUAL_INPUT
+        extents = input_shape or USUAL_INPUT
         taken = "was given as" if input_shape else "was taken to be, since nothing else was said,"
         told = (
-            f"One sample {taken} {h},{w},{c} (height, width, channels; PyTorch has channels first): "
+            f"One sample {taken} {','.join(map(str, extents))} (height, width, channels; PyTorch has channels first): "
             "another is given as --input-shape H,W,C (input_shape)."
         )
         try:
-            network = from_torch(found, (c, h, w) if (h, w) != (1, 1) else (c,), opaque=opaque)
+            network = from_torch(found, channels_first(extents), opaque=opaque)
         except CannotTrace as error:
             raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {told}") from error
         if input_shape is None:
@@ -59,6 +59,18 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
     if input_shape is not None:
         raise InvalidArgument("input_shape", input_shape, f"left out: {text} says its own")
     return found
+
+
+def channels_first(extents: Extents) -> tuple[int, ...]:
+    """
+    Give (h, w, c) as PyTorch has it: features alone where there is no image.
+
+    Example:
+        >>> channels_first((224, 160, 3)), channels_first((1, 1, 10))
+        ((3, 224, 160), (10,))
+    """
+    h, w, c = extents
+    return (c, h, w) if (h, w) != (1, 1) else (c,)
 
 
 def _built(text: str) -> Any:

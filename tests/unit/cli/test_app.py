@@ -145,7 +145,7 @@ def test_every_command_has_help_with_an_example(run):
         assert not command or command[-1] in groups or "--json" in out
 
 
-PARTS = {"__init__", "app", "console", "options", "refusals"}  # modules beside the commands: what they share
+PARTS = {"__init__", "app", "console", "options", "refusals", "torch_module"}  # what commands share, and a part of one
 ELSEWHERE = {"bench": "its tables are beside what it times, not in report/; its tests are in tests/unit/bench"}
 
 
