@@ -6,7 +6,6 @@ import warnings
 
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
-from cubatch.report.facts import TIMED
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_percent
@@ -49,15 +48,15 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
     found = cut(result, target // devices)
-    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.measurements if m.status in TIMED)
+    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.compared)
     share = found.batch_size / found.seconds / best[0]
     if share < MUCH_LESS:
         whole = best[1] * devices
         near = sorted({max(1, target // whole) * whole, -(-target // whole) * whole})
         warnings.warn(
             f"target_batch_size={target} is best cut into steps of {found.batch_size} samples, at "
-            f"{format_percent(share)} of the throughput that {best[1]} reaches, which does not divide it: "
-            f"{' and '.join(map(str, near))} would be cut into those.",
+            f"{format_percent(share)} of the throughput of batch size {best[1]}, which does not divide it; "
+            f"{' and '.join(map(str, near))} can be cut into steps of {best[1]}.",
             stacklevel=2,
         )
     return {"per_device_train_batch_size": found.batch_size, "gradient_accumulation_steps": found.steps}

@@ -28,6 +28,12 @@ DISTURBED = 0.1
 SLOW = 1.25
 """Times the shortest reference of a run: where it takes longer the host is in its slow state."""
 
+HELD_UP = 2.5
+"""
+Times the shortest reference of a run: where it takes longer another process had a CPU that a thread waited for.  The
+slow state of a host takes a half longer; a thread that waits loses its turn, thousands of times as long.
+"""
+
 CONTENDS = 0.06
 """A size that is behind the best by no more, in a state of the host in which both were read, may be the best."""
 
@@ -41,33 +47,40 @@ class HostState:
 
     Attributes:
         between_seconds: The reference takes less in the quick state, and more in the slow one.
+        most_seconds: Where it takes longer a timing was held up, and is of neither.
         is_quick: Whether it is the quick one.
         times: What a step takes in it, in steps of the other state: the median of sizes read in both; 1 without any.
         contenders: Sizes that may be the best by what was read of them in either, within the latency limit.
     """
 
     between_seconds: float
+    most_seconds: float
     is_quick: bool
     times: float
     contenders: frozenset[int]
 
     def holds(self, timing: Timing) -> bool:
         """Whether a timing was taken in this state; one that does not tell counts as one that was."""
-        return timing.reference_seconds is None or self.was_quick(timing) == self.is_quick
+        is_same = self.was_quick(timing) == self.is_quick and not self.was_held_up(timing)
+        return timing.reference_seconds is None or is_same
 
     def was_quick(self, timing: Timing) -> bool:
         """Whether the host was quick when a timing was taken."""
         return (timing.reference_seconds or 0.0) <= self.between_seconds
+
+    def was_held_up(self, timing: Timing) -> bool:
+        """Whether another process had a CPU of this one's when a timing was taken."""
+        return (timing.reference_seconds or 0.0) > self.most_seconds
 
 
 def host_state(timings: Iterable[Timing], goal: Goal) -> HostState | None:
     """
     Say in which state of the host the sizes of a run are compared: that in which most that may be the best were read.
 
-    Of equals it is the one in which more timings were taken.
+    Of equals it is the one in which more timings were taken.  Timings that were held up by another process are of none.
 
     Returns:
-        HostState | None: None where timings do not tell of states, or all met the same.
+        HostState | None: None where timings do not tell of states, or all met the same and none was held up.
 
     Example:
         >>> told = ((4, 0, 5e-6), (4, 16, 9e-6), (8, 0, 8e-6))
@@ -76,10 +89,12 @@ def host_state(timings: Iterable[Timing], goal: Goal) -> HostState | None:
         (False, None)
     """
     told = [(t, t.reference_seconds) for t in timings if t.reference_seconds is not None and not t.throttled]
-    between = SLOW * min((reference for _, reference in told), default=0.0)
-    met = {quick: [timing for timing, reference in told if (reference <= between) == quick] for quick in _STATES}
-    if not all(met.values()):
+    shortest = min((reference for _, reference in told), default=0.0)
+    between, most = SLOW * shortest, HELD_UP * shortest
+    if all(reference <= between for _, reference in told):
         return None
+    clear = [(timing, reference) for timing, reference in told if reference <= most]
+    met = {quick: [timing for timing, reference in clear if (reference <= between) == quick] for quick in _STATES}
     costs = {quick: _costs(those, goal) for quick, those in met.items()}
     contenders = frozenset(
         n for of in costs.values() for n, cost in of.items() if cost <= (1 + CONTENDS) * min(of.values())
@@ -87,7 +102,7 @@ def host_state(timings: Iterable[Timing], goal: Goal) -> HostState | None:
     is_quick = min(_STATES, key=lambda quick: (len(contenders - costs[quick].keys()), -len(met[quick])))
     own, other = costs[is_quick], costs[not is_quick]
     both = [own[n] / other[n] for n in own.keys() & other.keys()]
-    return HostState(between, is_quick, statistics.median(both) if both else 1.0, contenders)
+    return HostState(between, most, is_quick, statistics.median(both) if both else 1.0, contenders)
 
 
 def _costs(timings: Iterable[Timing], goal: Goal) -> dict[int, float]:

@@ -96,9 +96,10 @@ def value_of(measurement: Mapping[str, Any], objective: str) -> tuple[float, flo
 
 
 def share_of_best(result: Mapping[str, Any]) -> dict[int, float]:
-    """Give, for each batch size with a value, what part of the best objective it reaches (1 is the best)."""
+    """Give, for each batch size whose value can be compared, what part of the best it reaches (1 is the best)."""
     objective = result.get("objective") or "throughput"
-    values = {int(m["batch_size"]): v[0] for m in measurements_of(result) if (v := value_of(m, objective)) and v[0] > 0}
+    alike = [m for m in measurements_of(result) if m.get("comparable") is not False] or measurements_of(result)
+    values = {int(m["batch_size"]): v[0] for m in alike if (v := value_of(m, objective)) and v[0] > 0}
     best = _best(result, values)
     if not best:
         return {}

@@ -27,6 +27,7 @@ _TO_SD = 1.4826  # median distance from the median to the standard deviation, of
 _MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
 SUSPECT = 0.1  # a size that takes so much longer than a larger one did was read at a bad time
 SUPERLINEAR = 2.0  # first steps that take so much longer a sample than those of a smaller size are doubted
+NEVER = 8.0  # times as long a sample as a smaller size: no curve does that, another process did
 FIRST_STEPS, FIRST_VISITS = 8, 3  # of a size: slow ones say nothing of those to come
 
 
@@ -80,6 +81,12 @@ class Record:
     def is_fresh(self) -> bool:
         """Whether all that was read are its first steps, which may load, compile or fill caches."""
         return self.visits <= FIRST_VISITS and sum(timing.repeats for timing in self.timings) <= FIRST_STEPS
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether another process held up all that was read, in so few visits that the next one may be spared."""
+        state = self.state
+        return state is not None and self.visits <= FIRST_VISITS and all(map(state.was_held_up, self.timings))
 
     @property
     def is_mute(self) -> bool:
@@ -189,7 +196,8 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
     Name the sizes whose only visit came at a bad time: a larger size took clearly less.
 
     So did more visits than one, where they hold but the first steps of a size and those took far longer; or far longer
-    than in proportion to a smaller size.
+    than in proportion to a smaller size.  And so did visits that another process held up, by a reference, or by what
+    they took: a few times as long a sample as a smaller size.
 
     Example:
         >>> def read(n, seconds): return Record(n, Goal(), [Timing(batch_size=n, round=0, seconds=seconds)])
@@ -209,7 +217,10 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
     for n, record in sorted(records.items()):
         if record.timings:
             cost = record.least_seconds * record.times / n
-            if record.is_fresh and cost > SUPERLINEAR * per_sample:
+            is_new = record.visits <= FIRST_VISITS
+            if record.is_held_up or cost > per_sample * (
+                SUPERLINEAR if record.is_fresh else NEVER if is_new else math.inf
+            ):
                 found.add(n)
             per_sample = min(per_sample, cost)
     return found

@@ -28,8 +28,10 @@ def moved(view: View) -> list[int]:
     contenders = [n for n in view.read if n in state.contenders or n in within]
     if all(view.read[n].is_comparable for n in contenders):
         return []
-    now = state.was_quick(view.read[met[-1]].timings[-1])
-    known = [n for n in contenders if any(state.was_quick(timing) == now for timing in view.read[n].timings)]
+    last = view.read[met[-1]].timings[-1]
+    now = state.is_quick if state.was_held_up(last) else state.was_quick(last)
+    clear = {n: [timing for timing in view.read[n].timings if not state.was_held_up(timing)] for n in contenders}
+    known = [n for n in contenders if any(state.was_quick(timing) == now for timing in clear[n])]
     return _swept(view, [n for n in contenders if n not in known], most_visits=2 * MOST_VISITS)
 
 

@@ -54,6 +54,8 @@ def _of_read(view: View, n: int) -> Verdict:
     own, leading = record.cost or math.inf, best.cost or 0.0
     count = len(record.counting)
     readings = f"{count} reading{'s' * (count > 1)}"
+    if record.state is not None and all(map(record.state.was_held_up, record.timings)) and best.is_comparable:
+        return Verdict("dropped", f"{readings}, all held up by another process; nothing is ruled out by them")
     if record.state is not None and best.is_comparable and not record.is_comparable:
         met, other = ("slow", "quick") if record.state.is_quick else ("quick", "slow")
         text = f"{readings} while this host was in its {met} state; sizes are compared as read in its {other} one"

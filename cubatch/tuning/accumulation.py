@@ -8,7 +8,6 @@ import attrs
 import numpy as np
 
 from cubatch.errors import InvalidArgument
-from cubatch.report.facts import TIMED
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_seconds
 from cubatch.workload import divisors
@@ -57,7 +56,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     """
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
-    seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.status in TIMED and m.latency_seconds}
+    seconds = {m.batch_size: m.latency_seconds for m in result.compared if m.latency_seconds}
     if not seconds:
         raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
     known = sorted(seconds)

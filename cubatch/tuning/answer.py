@@ -212,6 +212,7 @@ def _measurement(
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
         disturbed=sum(not t.throttled for t in comparable(timings, state)) - sum(not t.throttled for t in used),
+        comparable=is_comparable(used, state) if used and state is not None else None,
         flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cubatch.measure.clocks import REFERENCE_ELEMENTS
-from cubatch.measure.counting import HostState, is_comparable
+from cubatch.measure.counting import HostState
 from cubatch.measure.records import Timing
 from cubatch.tuning.wording import join
 from cubatch.units import format_seconds
@@ -16,7 +16,7 @@ WORTH_SAYING = 0.05  # of all timings: fewer may be anything
 
 def sentences(timings: Sequence[Timing], state: HostState | None, used: Mapping[int, Sequence[Timing]]) -> list[str]:
     """
-    Say how many timings were taken in another state of the host than that in which sizes are compared, where many were.
+    Say how many timings were not taken in the state of the host in which sizes are compared, where many were, and why.
 
     Args:
         timings: All of a run.
@@ -33,20 +33,30 @@ def sentences(timings: Sequence[Timing], state: HostState | None, used: Mapping[
     """
     if state is None:
         return []
-    met: dict[bool, list[float]] = {True: [], False: []}
-    for timing in timings:
-        if timing.reference_seconds is not None:
-            met[state.holds(timing)].append(timing.reference_seconds)
-    own, other = (format_seconds(statistics.median(met[alike])) for alike in (True, False))
-    alone = [str(n) for n, those in sorted(used.items()) if not is_comparable(those, state)]
-    if len(met[False]) < WORTH_SAYING * len(timings) and not alone:
-        return []
-    count, where = len(met[False]), "slow" if state.is_quick else "quick"
-    times = f", and a step {1 / state.times:.2f} times as long" if state.times != 1 else ""
-    rows = "its row says" if len(alone) == 1 else "their rows say"
-    rest = f"; of {join(alone)} there are none, and {rows} what those timings do." if alone else "."
-    text = (
-        f"{count} of {len(timings)} timings {'was' if count == 1 else 'were'} taken while this host was in its {where} "
-        f"state: a sine of {REFERENCE_ELEMENTS} elements took PyTorch {other} instead of {own}{times}. Virtual machines"
-    )
-    return [f"{text} have such states, for seconds each. Sizes are compared as read with the other timings{rest}"]
+    where, times = "slow" if state.is_quick else "quick", ""
+    if state.times != 1:
+        times = f", and a step {1 / state.times:.2f} times as long"
+    held = [timing for timing in timings if state.was_held_up(timing)]
+    other = [timing for timing in timings if not state.holds(timing) and not state.was_held_up(timing)]
+    own = _reference([timing for timing in timings if state.holds(timing)])
+    found = []
+    for those, met, rest in (
+        (other, f"this host was in its {where} state", f"{times}. Virtual machines have such states, for seconds each"),
+        (held, "another process held up a thread of this one", ""),
+    ):
+        alone = [str(n) for n, of in sorted(used.items()) if of and all(timing in those for timing in of)]
+        if len(those) < WORTH_SAYING * len(timings) and not alone:
+            continue
+        rows = "its row says" if len(alone) == 1 else "their rows say"
+        only = f"; of {join(alone)} there are none, and {rows} what those timings do" if alone else ""
+        found.append(
+            f"{len(those)} of {len(timings)} timings {'was' if len(those) == 1 else 'were'} taken while {met}: a sine "
+            f"of {REFERENCE_ELEMENTS} elements took PyTorch {_reference(those)} instead of {own}{rest}. Sizes are "
+            f"compared as read with the other timings{only}."
+        )
+    return found
+
+
+def _reference(timings: Sequence[Timing]) -> str:
+    """Write the median of what the reference took."""
+    return format_seconds(statistics.median(t.reference_seconds for t in timings if t.reference_seconds is not None))

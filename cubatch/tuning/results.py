@@ -28,6 +28,7 @@ DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "b
 _APART = 1.25  # times, that sizes to choose among differ
 
 _ADDED = {"added": True}  # a key that older files of the same schema do not have
+_FLAG = validators.optional(validators.instance_of(bool))
 
 # --- after measuring -----------------------------------------------------------------------------------------
 
@@ -51,6 +52,8 @@ class Measurement:
         throttled: Timings taken under a clearly lowered clock.
         disturbed: Timings of visits that took clearly longer than others to the same size, which do not count; those of
             another state of the host, which do not either, are not among them.
+        comparable: Whether those that count were taken in the state of the host in which sizes are compared; None where
+            nothing tells of states.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
@@ -89,6 +92,7 @@ class Measurement:
     stop_reason: str = field(default="", converter=checks.required_text)
     throttled: int = field(default=0, converter=checks.required_count)
     disturbed: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
+    comparable: bool | None = field(default=None, validator=_FLAG, metadata=_ADDED)
     flops_per_second: float | None = field(default=None, converter=checks.amount)
     roofline_fraction: float | None = field(default=None, converter=checks.amount)
     sm_clock_mhz: float | None = field(default=None, converter=checks.amount)
@@ -222,9 +226,7 @@ class TuningResult:
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=_measurements)
     data_parallel: DataParallel | None = field(default=None, converter=data_parallel, metadata=_ADDED)
-    disturbed: bool | None = field(
-        default=None, validator=validators.optional(validators.instance_of(bool)), metadata=_ADDED
-    )
+    disturbed: bool | None = field(default=None, validator=_FLAG, metadata=_ADDED)
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -276,6 +278,12 @@ class TuningResult:
             data = data | {"measurements": measurements}
         return _read(cls, data, source, "")
 
+    @property
+    def compared(self) -> list[Measurement]:
+        """Sizes that were measured, are within every limit, and can be compared with each other."""
+        timed = [m for m in self.measurements if m.status in TIMED]
+        return [m for m in timed if m.comparable is not False] or timed
+
     def choices(self, within: float = 0.05) -> dict[int, float]:
         """
         List sizes worth trying as a hyperparameter, ascending, with the share of the throughput that each costs.
@@ -297,7 +305,7 @@ class TuningResult:
         """
         if isinstance(within, bool) or not isinstance(within, int | float) or not 0 <= within < 1:
             raise InvalidArgument("within", within, "a share from 0 to below 1")
-        rates = {m.batch_size: m.samples_per_second for m in self.measurements if m.status in TIMED}
+        rates = {m.batch_size: m.samples_per_second for m in self.compared}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
         able = {n: cost for n, cost in costs.items() if cost <= within}

@@ -287,18 +287,20 @@ def _powers_of_two(
     answer: Measurement, measurements: Sequence[Measurement], rounds: Mapping[int, Mapping[int, float]]
 ) -> list[str]:
     """Set powers of two against the nearest other size that was measured, those near the answer first."""
-    sizes = [m.batch_size for m in measurements if m.status in TIMED and m.batch_size in rounds]
+    timed = [m for m in measurements if m.status in TIMED and m.batch_size in rounds]
+    costs = {m.batch_size: (m.latency_seconds or 0.0) / m.batch_size for m in timed}
     powers = sorted(
-        (n for n in sizes if n & (n - 1) == 0), key=lambda n: abs(math.log(n / answer.batch_size))
+        (n for n in costs if n & (n - 1) == 0), key=lambda n: abs(math.log(n / answer.batch_size))
     )  # nearest first
     found = []
     for power in powers:
-        others = [n for n in sizes if n & (n - 1) and abs(n - power) <= NEIGHBOUR_SHARE * power]
+        others = [n for n in costs if n & (n - 1) and abs(n - power) <= NEIGHBOUR_SHARE * power]
         if not others:
             continue
         other = min(others, key=lambda n: (abs(n - power), n))
         interval = paired_interval(_per_sample(rounds[power], power), _per_sample(rounds[other], other))
-        if interval is not None:
+        is_behind = costs[power] > costs[other]  # by all timings: what a few common rounds say against them is chance
+        if interval is not None and (interval[0] <= 0 or is_behind) and (interval[1] >= 0 or not is_behind):
             found.append(_compare(power, other, interval))
     return [f"Powers of two against their neighbours: {'; '.join(found[:MAX_COMPARISONS])}."] if found else []
 

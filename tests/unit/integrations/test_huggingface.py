@@ -38,9 +38,9 @@ def test_a_batch_is_cut_into_the_steps_that_take_the_least_time(target, num_devi
 @pytest.mark.parametrize(
     ("target", "num_devices", "size", "words"),
     [
-        (131, 1, 1, "of 1 samples, at 2.07 % of .* 128 reaches, .*: 128 and 256 would"),  # a prime above what ran
-        (48, 1, 48, "of 48 samples, at 85.1 % of .*: 128 would"),  # half-way from 16 to 21.33 ms are 18.67 ms
-        (524, 2, 2, "of 2 samples, .*: 512 and 768 would"),  # twice 262, which is twice a prime
+        (131, 1, 1, "of 1 samples, at 2.07 % of .* batch size 128, .*; 128 and 256 can"),  # a prime above what ran
+        (48, 1, 48, "of 48 samples, at 85.1 % of .*; 128 can"),  # half-way from 16 to 21.33 ms are 18.67 ms
+        (524, 2, 2, "of 2 samples, .*; 512 and 768 can"),  # twice 262, which is twice a prime
     ],
 )
 def test_a_batch_that_cannot_be_cut_well_is_cut_with_a_warning(target, num_devices, size, words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubatch.measure.counting import CONTENDS, SLOW, comparable, counting, host_state
+from cubatch.measure.counting import CONTENDS, HELD_UP, SLOW, comparable, counting, host_state
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Timing
 
@@ -95,6 +95,24 @@ def test_what_breaks_the_latency_limit_is_no_contender():
     assert state(*read, goal=Goal(latency_limit=0.9)).contenders == {8}
     read += [timing(32, 0, 0.85, QUICK), timing(32, 1, 0.95, LONG)]
     assert state(*read, goal=Goal(latency_limit=0.9)).contenders == {8, 32}
+
+
+HELD = 1.01 * HELD_UP * QUICK
+
+
+def test_what_another_process_held_up_is_of_no_state():
+    """Such timings are never compared with others, many as they are; they make no contender, and no state of theirs."""
+    quick, held = [timing(8, 0, 0.6, QUICK)], [timing(n, 0, n / 99, HELD) for n in (16, 32, 64)]
+    found = state(*quick, *held)
+    assert (found.is_quick, found.contenders, found.times) == (True, {8}, 1.0)
+    assert [found.was_held_up(one) for one in (*quick, *held)] == [False, True, True, True]
+    assert not any(map(found.holds, held))
+    slow = [timing(8, 1, 0.7, LONG), timing(16, 1, 1.0, LONG)]
+    found = state(*quick, *held, *slow)
+    assert (found.is_quick, found.contenders) == (False, {8, 16})
+    assert [found.was_held_up(one) for one in (*slow, timing(1, 0, 1.0, None))] == [False, False, False]
+    assert not any(map(found.holds, held))
+    assert counting([timing(16, 0, 0.5, HELD), slow[1]], state=found) == (slow[1],)
 
 
 def test_timings_of_the_other_state_count_only_where_there_are_no_others():

@@ -71,6 +71,7 @@ MEASUREMENT_KEYS = [
     "stop_reason",
     "throttled",
     "disturbed",
+    "comparable",
     "flops_per_second",
     "roofline_fraction",
     "sm_clock_mhz",
@@ -95,6 +96,7 @@ MEASUREMENT_KEYS = [
 ADDED_KEYS = (
     "timings_rounds",
     "disturbed",
+    "comparable",
     "visits",
     "prepare_seconds",
     "warmup_seconds",
