@@ -48,7 +48,7 @@ UNBOUNDED = 2**40
 OURS, SWEEP = "cubatch", "another sweep"
 LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
 JUDGES = 3  # processes
-DUELS = 4  # turns in each
+DUELS = 3  # turns in each
 SPAN = 0.2  # seconds of a reading
 
 
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=30.0, help="seconds that ours may take")
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
-    parser.add_argument("--rounds", type=int, default=4, help="of the sweep")
+    parser.add_argument("--rounds", type=int, default=2, help="of the sweep")
     parser.add_argument("--judges", type=int, default=JUDGES, help="processes that judge the answers")
     parser.add_argument("--duels", type=int, default=DUELS, help="turns of the answers and the best in each")
     options = parser.parse_args(arguments)

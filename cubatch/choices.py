@@ -11,7 +11,7 @@ Optimizer = Literal["sgd", "momentum", "adam"]
 Schedule = Literal["cosine", "constant"]
 Library = Literal["auto", "cubatch", "im2col"]
 Measurable = Literal["auto", "cubatch", "im2col", "onnxruntime"]
-Tunable = Literal["auto", "cubatch", "im2col", "onnxruntime", "torch"]
+Tunable = Literal[Measurable, "torch"]
 Modelled = Literal["vendor", "cubatch"]
 StudyName = Literal[
     "powers-of-two", "waves", "small-batch-floor", "hyperparameter", "memory-rules", "numpy-mnist", "generalisation"

@@ -10,6 +10,8 @@ from cubatch.measure.counting import HostState, comparable, host_state
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 
+HELD = "held up"
+
 Read = Mapping[int, Sequence[Timing]]
 """Timings of each size, one a round, as many as came before it did not run."""
 
@@ -21,14 +23,19 @@ def samples_per_second(read: Read) -> dict[int, float]:
 
 
 def reached(read: Read, size: int, best: int) -> list[float]:
-    """Give what a size reached of the best one's rate, in each round that read both in one state of the host."""
+    """
+    Give what a size reached of the best one's rate, in each round that read both in one state of the host.
+
+    Where no round did, every round counts; a size without a timing has none.
+    """
     state = _state(read)
-    rounds = zip(read.get(size, ()), read[best], strict=False)
-    return [
-        size / own.seconds / (best / other.seconds)
-        for own, other in rounds
-        if state is None or state.was_quick(own) == state.was_quick(other)
-    ]
+    rounds = list(zip(read.get(size, ()), read[best], strict=False))
+    alike = [(own, other) for own, other in rounds if state is None or _met(state, own) == _met(state, other) != HELD]
+    return [size / own.seconds / (best / other.seconds) for own, other in alike or rounds]
+
+
+def _met(state: HostState, timing: Timing) -> str:
+    return HELD if state.was_held_up(timing) else "quick" if state.was_quick(timing) else "slow"
 
 
 def _state(read: Read) -> HostState | None:

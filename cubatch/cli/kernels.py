@@ -37,8 +37,8 @@ def kernels(
 
     Of each: what it does, where it runs, its shared memory too.
 
-    Compiling needs no GPU. Without one and without --arch, or without a compiler, the figures are those recorded with
-    the sources.
+    Compiling needs no GPU. Without one and without --arch, without a compiler, or with one that does not know each
+    --arch, the figures are those recorded with the sources.
 
     Example: cubatch kernels --arch sm_70 --operation conv2d_fprop
     """
@@ -82,14 +82,14 @@ def kernels(
 
 
 def _compiled(chosen: Sequence[Kernel], archs: Sequence[str], budget: Recorded, *, must_compile: bool) -> list[Row]:
-    """Compile, or give the recorded figures where there is no compiler and they do."""
-    from cubatch.errors import MissingDependency
+    """Compile, or give the recorded figures where there is no compiler, or none for these, and they do."""
+    from cubatch.errors import InvalidArgument, MissingDependency
     from cubatch.kernels import survey
 
     try:
         with console.progress_bar("compiling kernels") as show:
             return survey.survey(chosen, archs, may_spill=budget.may_spill, progress=show)
-    except MissingDependency as error:
+    except (MissingDependency, InvalidArgument) as error:
         rows = survey.recorded(chosen, budget, archs)
         if must_compile or {row.arch for row in rows if row.status == "unknown"}:
             raise

@@ -46,7 +46,7 @@ TunableOption = Annotated[
     typer.Option(
         "--library",
         help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy; onnxruntime: of an .onnx file; "
-        "torch: of package.module:name, as PyTorch runs it.",
+        "torch: of package.module:name, as PyTorch runs it, where --dtype is that of autocast.",
     ),
 ]
 OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]

@@ -25,7 +25,7 @@ _FOREIGN = (
 # Options that are called otherwise than the argument that they are.
 _OPTIONS = {
     "threads_per_block": "--threads", "registers_per_thread": "--registers", "shared_bytes_per_block": "--shared",
-    "num_blocks": "--blocks", "layer_spec": "MODEL", "network": "MODEL", "learning_rate": "--lr",
+    "num_blocks": "--blocks", "layer_spec": "MODEL", "network": "MODEL", "module": "MODEL", "learning_rate": "--lr",
 }  # fmt: skip
 
 

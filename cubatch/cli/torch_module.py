@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -37,13 +37,13 @@ def asking(
 
     Raises:
         typer.BadParameter: If an option is not for them, or not just one says what goes in.
-        CubatchError: If there is no such function.
+        CubatchError: If there is no such function, or it raises.
     """
     from cubatch.tuning.tune_module import autotune_module
 
     for option, value in others.items():
         if value is not None:
-            raise typer.BadParameter(f"{option} is not for --library torch")
+            raise typer.BadParameter(f"{option} is not for --library torch, which runs a module as it is: leave it out")
     if dtype not in _AUTOCAST:
         raise typer.BadParameter(f"--dtype {dtype} is not for --library torch: what builds the module may set it")
     if (input_shape is None) == (example_inputs is None):
@@ -60,10 +60,10 @@ def asking(
 def _example(input_shape: str | None, example_inputs: str | None) -> Any:
     """Read a shape, or call what gives the inputs."""
     if example_inputs is not None:
-        from cubatch.frameworks import module_source
+        from cubatch.frameworks import module_worker
 
-        return module_source.load(example_inputs, "example_inputs")()
+        return module_worker.example(example_inputs)
+    from cubatch.network.graph import check_input_shape
     from cubatch.network.importers.factories import channels_first
 
-    extents = whole_numbers("--input-shape", input_shape or "", count=3)
-    return channels_first(cast("Any", tuple(extents)))
+    return channels_first(check_input_shape(whole_numbers("--input-shape", input_shape or "", count=3)))

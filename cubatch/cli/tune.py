@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -117,7 +116,7 @@ def tune(
         ask = torch_module.asking(model, input_shape, example_inputs, dtype, others)
     else:
         if example_inputs is not None:
-            raise typer.BadParameter("--example-inputs is for --library torch")
+            raise typer.BadParameter(f"--example-inputs is for --library torch, not {library}")
         ask = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=several_devices(devices), dtype=dtype,
             library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
@@ -160,9 +159,11 @@ def _check_pictures(plot: str | None, report: str | None) -> None:
 
 def _spec(model: str, library: str, input_shape: str | None, classes: int | None) -> Any:
     """Read what stands for a network; ONNX Runtime reads its file itself."""
+    from cubatch.network.graph import Network
+
     if library != "onnxruntime":
         spec = read_spec(model, input_shape, classes)
-        if ":" in model and "torch" in sys.modules:
+        if ":" in model and isinstance(spec, Network) and spec.name == model:  # which a PyTorch module alone is called
             console.say(f"cubatch: {model} is run by cubatch's own engine; --library torch times it in PyTorch")
         return spec
     if input_shape is not None or classes is not None:

@@ -6,7 +6,7 @@ import base64
 import io
 from typing import Any
 
-from cubatch.errors import InvalidArgument
+from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.frameworks import module_source
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape
@@ -42,6 +42,25 @@ def unpack(packed: Any) -> Any:
 
     kept = io.BytesIO(base64.b64decode(packed))
     return torch.load(kept, weights_only=False, map_location="cpu")
+
+
+def example(name: str) -> Any:
+    """
+    Call the function that a user names for what a module is called with; random ones are the same each time.
+
+    Raises:
+        InvalidArgument: If there is no such function, or whatever it raises.
+    """
+    try:
+        import torch
+
+        torch.manual_seed(0)
+        return module_source.load(name, "example_inputs")()
+    except CubatchError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        allowed = "a function that can be imported and called without arguments"
+        raise InvalidArgument("example_inputs", name, allowed, f"{type(error).__name__}: {error}") from error
 
 
 def place_of(device: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -106,7 +107,21 @@ class StepKind:
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if own is not None:
             return own
-        first = output
-        while isinstance(first, tuple | list | Mapping):
-            first = next(iter(first.values() if isinstance(first, Mapping) else first))
+        first = next(_tensors(output), None)
+        if first is None:
+            allowed = f"a function that makes a scalar of the {type(output).__name__} that the module returns"
+            raise InvalidArgument("loss", None, allowed, "autotune_module takes one as loss.")
         return first.float().square().mean()
+
+
+def _tensors(output: Any) -> Iterator[Any]:
+    """Give the tensors of tuples, lists, mappings and dataclasses in each other, in their order."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif dataclasses.is_dataclass(output):
+        yield from _tensors([getattr(output, field.name) for field in dataclasses.fields(output)])
+    elif isinstance(output, tuple | list | Mapping):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(part)

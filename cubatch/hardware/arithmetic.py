@@ -36,7 +36,7 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         'cubatch'
     """
     if not isinstance(library, str) or library not in LIBRARIES:
-        remedy = "A PyTorch module is timed by autotune_module, an .onnx file by autotune."
+        remedy = "A PyTorch module is timed by autotune_module." if library == "torch" else ""
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES), remedy)
     if library == "cubatch" and device.kind == "cpu":
         raise InvalidArgument("library", library, '"im2col" or "auto"', "The kernels of cubatch need an NVIDIA GPU.")

@@ -48,7 +48,7 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
     found = cut(result, target // devices)
-    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.compared)
+    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.comparable)
     share = found.batch_size / found.seconds / best[0]
     if share < MUCH_LESS:
         whole = best[1] * devices

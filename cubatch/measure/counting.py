@@ -28,10 +28,11 @@ DISTURBED = 0.1
 SLOW = 1.25
 """Times the shortest reference of a run: where it takes longer the host is in its slow state."""
 
-HELD_UP = 2.5
+HELD_UP = 10.0
 """
 Times the shortest reference of a run: where it takes longer another process had a CPU that a thread waited for.  The
-slow state of a host takes a half longer; a thread that waits loses its turn, thousands of times as long.
+slow state of a host takes a half longer, a lowered clock a few times as long; a thread that waits loses its turn, fifty
+times as long and more.
 """
 
 CONTENDS = 0.06
@@ -120,9 +121,21 @@ def _costs(timings: Iterable[Timing], goal: Goal) -> dict[int, float]:
 
 
 def comparable(timings: Sequence[Timing], state: HostState | None = None) -> list[Timing]:
-    """Give the timings of one size that were taken at a full clock and in a state of the host, as far as there are."""
+    """
+    Give the timings of one size that were taken at a full clock and in a state of the host, as far as there are.
+
+    Where there are none those of the other state come before what another process held up.
+    """
     clear = [timing for timing in timings if not timing.throttled] or list(timings)
-    return [timing for timing in clear if state is None or state.holds(timing)] or clear
+    if state is None:
+        return clear
+    free = [timing for timing in clear if not state.was_held_up(timing)] or clear
+    return [timing for timing in free if state.holds(timing)] or free
+
+
+def is_held_up(timings: Sequence[Timing], state: HostState | None) -> bool:
+    """Whether another process held up all timings of a size, so that they say little of it."""
+    return state is not None and bool(timings) and all(map(state.was_held_up, timings))
 
 
 def is_comparable(timings: Sequence[Timing], state: HostState | None) -> bool:
@@ -138,7 +151,9 @@ def counting(
 
     Throttled ones, and those of another state of the host, count where there are no others.  A visit that took clearly
     longer than another one to the same size met another process, a cold cache or a compiler, and so did the first
-    timings of a visit that took far longer than all after them, two at least.
+    timings of a visit that took far longer than all after them, two at least.  Where a reference tells of others, a
+    visit that took longer in the same state of the host is what the size does at times, and counts: as the C library
+    keeps what a step has freed, or fetches it anew.
 
     Args:
         timings: Of one size.
@@ -155,7 +170,8 @@ def counting(
     clear = comparable(timings, state)
     settled = {visit: _settled(those) for visit, those in by_visit(clear).items()}
     medians = {visit: statistics.median(timing.seconds for timing in those) for visit, those in settled.items()}
-    most = math.inf if every_visit else min(medians.values(), default=0.0) * (1 + DISTURBED)
+    is_told = any(timing.reference_seconds is not None for timing in clear)
+    most = math.inf if every_visit or is_told else min(medians.values(), default=0.0) * (1 + DISTURBED)
     used = {id(timing) for visit, those in settled.items() if medians[visit] <= most for timing in those}
     return tuple(timing for timing in clear if id(timing) in used)
 

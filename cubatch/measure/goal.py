@@ -9,7 +9,8 @@ from typing import Self
 import attrs
 
 from cubatch.checks import is_number
-from cubatch.errors import InvalidArgument
+from cubatch.errors import EnergyNotAvailable, InvalidArgument
+from cubatch.hardware.facts import Device
 
 
 def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
@@ -89,6 +90,16 @@ class Goal:
         if self.objective == "energy":
             return None if joules is None else joules / batch_size
         return seconds / batch_size
+
+    def check_device(self, device: Device) -> None:
+        """
+        Refuse a device on which nothing reads what is compared.
+
+        Raises:
+            EnergyNotAvailable: If that is energy, and the device a CPU.
+        """
+        if self.objective == "energy" and device.kind == "cpu":
+            raise EnergyNotAvailable(str(device))
 
     def allowed(self, best_cost: float) -> float:
         """Give the highest cost that still counts as good as the best: the contract's tolerance, as a cost."""

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from cubatch.measure.counting import UNSETTLED, HostState, by_visit, comparable, counting, is_comparable
+from cubatch.measure.counting import (
+    UNSETTLED,
+    HostState,
+    by_visit,
+    comparable,
+    counting,
+    is_comparable,
+    is_held_up,
+)
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
@@ -70,7 +78,7 @@ class Record:
     @property
     def times(self) -> float:
         """How many times as long a step should take in the state in which sizes are compared as was read."""
-        return 1.0 if self.state is None or self.is_comparable else self.state.times
+        return 1.0 if self.state is None or self.is_comparable or self.is_held_up else self.state.times
 
     @property
     def comparable_visits(self) -> int:
@@ -84,9 +92,8 @@ class Record:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether another process held up all that was read, in so few visits that the next one may be spared."""
-        state = self.state
-        return state is not None and self.visits <= FIRST_VISITS and all(map(state.was_held_up, self.timings))
+        """Whether another process held up all that was read."""
+        return is_held_up(self.timings, self.state)
 
     @property
     def is_mute(self) -> bool:
@@ -177,8 +184,8 @@ def seen_of(records: Mapping[int, Record], noise: Noise) -> list[Seen]:
     """
     Say what was read of each size, for `belief`.
 
-    A size that was visited once and took clearly longer than a larger one was read at a bad time, as under
-    another process's load: it counts as not read until it is visited again.  Where all were, they are what is known.
+    A size that was read at a bad time (`suspect`), as under another process's load, counts as not read until it is
+    visited again.  Where all were, they are what is known.
     """
     found, suspects = [], suspect(records)
     if suspects >= {n for n, record in records.items() if record.timings}:
@@ -196,8 +203,8 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
     Name the sizes whose only visit came at a bad time: a larger size took clearly less.
 
     So did more visits than one, where they hold but the first steps of a size and those took far longer; or far longer
-    than in proportion to a smaller size.  And so did visits that another process held up, by a reference, or by what
-    they took: a few times as long a sample as a smaller size.
+    than in proportion to a smaller size.  And so did up to FIRST_VISITS visits that another process held up, by a
+    reference, or by what they took: NEVER times as long a sample as a smaller size.
 
     Example:
         >>> def read(n, seconds): return Record(n, Goal(), [Timing(batch_size=n, round=0, seconds=seconds)])
@@ -218,9 +225,8 @@ def suspect(records: Mapping[int, Record]) -> set[int]:
         if record.timings:
             cost = record.least_seconds * record.times / n
             is_new = record.visits <= FIRST_VISITS
-            if record.is_held_up or cost > per_sample * (
-                SUPERLINEAR if record.is_fresh else NEVER if is_new else math.inf
-            ):
+            most = SUPERLINEAR if record.is_fresh else NEVER if is_new else math.inf
+            if (record.is_held_up and is_new) or cost > most * per_sample:
                 found.add(n)
             per_sample = min(per_sample, cost)
     return found

@@ -7,7 +7,8 @@ When none does, the answer is known, or the budget holds no more.
     below             the smallest size, where all that were read break the latency limit
     scouts            a few widely spaced sizes, as long as they promise something
     latency_limit     where a step takes as long as it may, while the curve rises there
-    unsettled         what took longer than larger sizes do; by the objective latency before it is compared
+    unsettled         what was read at a bad time, as it took longer than larger sizes do, or far longer than smaller
+                      ones; by the objective latency before it is compared
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
     zoom              the visit that promises most for its seconds: a size not seen yet, or all contenders once more
     gaps              what lies unseen between sizes that are far apart, one of them near the best: a cliff, a peak
@@ -228,7 +229,7 @@ def believed(view: View) -> list[int]:
 
 def unsettled(view: View) -> list[int]:
     """
-    Name a size that was read at a bad time, since a larger one takes less: as if it had not been read.
+    Name a size that was read at a bad time, by what others take or a reference: as if it had not been read.
 
     By the objective latency also the answer itself, where all that is known of it are its very first steps.
     """

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from cubatch.search.history import Record
 from cubatch.search.view import KNOWN, SURE, View
 from cubatch.units import format_percent, format_seconds
 
@@ -31,6 +32,9 @@ def verdicts(view: View) -> dict[int, Verdict]:
 
 def _verdict(view: View, n: int) -> Verdict:
     limit, spent = view.goal.latency_limit, f"the budget of {format_seconds(view.of.budget)}"
+    if n in view.read and n != view.answer and view.read[n].is_held_up:
+        text = f"{_readings(view.read[n])}, all held up by another process: they say little of it"
+        return Verdict("dropped", text, {"limit": "budget"})
     if n in view.read and not view.is_able(n) and limit is not None:
         record = view.read[n]
         text = f"its median of {format_seconds(record.seconds)} is above the latency limit of {format_seconds(limit)}"
@@ -52,22 +56,24 @@ def _without_answer(view: View, n: int, spent: str) -> Verdict:
 def _of_read(view: View, n: int) -> Verdict:
     record, best = view.read[n], view.read[view.fastest or n]
     own, leading = record.cost or math.inf, best.cost or 0.0
-    count = len(record.counting)
-    readings = f"{count} reading{'s' * (count > 1)}"
-    if record.state is not None and all(map(record.state.was_held_up, record.timings)) and best.is_comparable:
-        return Verdict("dropped", f"{readings}, all held up by another process; nothing is ruled out by them")
+    count, readings = len(record.counting), _readings(record)
     if record.state is not None and best.is_comparable and not record.is_comparable:
         met, other = ("slow", "quick") if record.state.is_quick else ("quick", "slow")
         text = f"{readings} while this host was in its {met} state; sizes are compared as read in its {other} one"
         return Verdict("dropped", text, {"limit": "budget"} if n in record.state.contenders else {})
     if n in view.suspects and (view.goal.objective == "latency" or _gain(view, n)[1] > 0):
-        return Verdict("ok", f"{readings}, at a bad time: larger sizes took less; nothing is ruled out by them")
+        return Verdict("ok", f"{readings}, at a bad time, as other sizes tell; nothing is ruled out by them")
     variance = view.noise.variance(count, record.comparable_visits)
     sd = math.sqrt(variance + view.noise.variance(len(best.counting), best.comparable_visits))
     if math.log(own / leading) - SURE * sd > view.tolerance:  # so that it is not the answer either
         by = format_percent(1 - leading / own)
         return Verdict("dropped", f"{by} behind batch size {best.batch_size} after {readings}")
     return Verdict("ok", f"{readings} in {record.visits} visit{'s' * (record.visits > 1)}")
+
+
+def _readings(record: Record) -> str:
+    count = len(record.counting)
+    return f"{count} reading{'s' * (count > 1)}"
 
 
 def _of_unread(view: View, n: int, spent: str) -> Verdict:

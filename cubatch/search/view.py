@@ -102,7 +102,7 @@ class View:
 
     @functools.cached_property
     def suspects(self) -> set[int]:
-        """Sizes that were read at a bad time, as larger ones took less: nothing is ruled out by that."""
+        """Sizes that were read at a bad time, as others tell or a reference: nothing is ruled out by that."""
         return suspect(self.read)
 
     @functools.cached_property

@@ -43,7 +43,7 @@ def study(asked: Asked) -> dict[str, Any]:
         "title": TITLE,
         "question": [QUESTION],
         "method": _method(sweeps),
-        "answer": _answer(found),
+        "answer": _answer(found, seconds),
         "points": _points(found, seconds),
         "tolerance": result.tolerance,
         "sweeps": sweeps,
@@ -52,7 +52,7 @@ def study(asked: Asked) -> dict[str, Any]:
     }
 
 
-def floor_of(seconds: Mapping[int, float]) -> dict[str, int]:
+def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     """
     Find the three sizes at which something ends.
 
@@ -60,7 +60,8 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int]:
         seconds: Of a step, by batch size.
 
     Returns:
-        dict: "floor", the largest size up to which no step takes over a tenth longer than one of the smallest size;
+        dict: "floor", the largest size up to which no step takes over a tenth longer than one of the smallest size,
+        None where that takes so much longer than a step of a larger one;
         "half", the smallest with half of the best samples per second (Hockney's n1/2: Hockney and Jesshope, Parallel
         Computers, 1981); "enough", the smallest within 5 % of the best.
 
@@ -76,20 +77,28 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int]:
     sizes, rates = sorted(seconds), {n: n / taken for n, taken in seconds.items()}
     best = max(rates.values())
     slow = [n for n in sizes if seconds[n] > (1 + FREE) * seconds[1]]
+    is_told = seconds[1] <= (1 + FREE) * min(seconds.values())
     return {
-        "floor": max(n for n in sizes if n < min(slow, default=sizes[-1] + 1)),
+        "floor": max(n for n in sizes if n < min(slow, default=sizes[-1] + 1)) if is_told else None,
         "half": min(n for n in sizes if rates[n] >= best / 2),
         "enough": min(n for n in sizes if rates[n] >= 0.95 * best),
     }
 
 
-def _answer(found: Mapping[str, int]) -> str:
+def _answer(found: Mapping[str, int | None], seconds: Mapping[int, float]) -> str:
+    if found["floor"] is None:
+        least = min(seconds, key=lambda n: (seconds[n], n))
+        took = f"{format_seconds(seconds[1])} and {format_seconds(seconds[least])}"
+        return (
+            f"That was not found: a step of a single sample took longer than one of {least}, {took}. Another algorithm "
+            "may be behind it, or something that was busy meanwhile: on a quiet machine it can be told."
+        )
     if found["floor"] == 1:
         return "There is no such batch: already two samples take clearly longer than one."
     return f"Below batch {found['floor']}: a step of a single sample takes as long, within {format_percent(FREE)}."
 
 
-def _points(found: Mapping[str, int], seconds: Mapping[int, float]) -> Sequence[str]:
+def _points(found: Mapping[str, int | None], seconds: Mapping[int, float]) -> Sequence[str]:
     lines = [
         f"A step of a single sample takes {format_seconds(seconds[1])}.",
         f"Half of the best samples per second come from batch {found['half']} on (Hockney's n1/2).",

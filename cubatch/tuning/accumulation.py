@@ -43,8 +43,8 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     """
     Cut a batch into as many steps as take the least time together.
 
-    Of the sizes that divide it, up to the largest that was measured, the one is taken whose steps should take the
-    least time: as measured, also of sizes that were dropped, and between measured sizes along straight lines.
+    Of the sizes that divide it, up to the largest whose time can be compared, the one is taken whose steps should take
+    the least time: as measured, also of sizes that were dropped, and between measured sizes along straight lines.
 
     Args:
         result: Of tuning a training step.
@@ -56,7 +56,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     """
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
-    seconds = {m.batch_size: m.latency_seconds for m in result.compared if m.latency_seconds}
+    seconds = {m.batch_size: m.latency_seconds for m in result.comparable if m.latency_seconds}
     if not seconds:
         raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
     known = sorted(seconds)

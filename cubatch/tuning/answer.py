@@ -14,7 +14,7 @@ from typing import Any
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
-from cubatch.measure.counting import HostState, comparable, counting, host_state, is_comparable
+from cubatch.measure.counting import HostState, comparable, counting, host_state, is_comparable, is_held_up
 from cubatch.measure.goal import Goal, pick
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
@@ -132,7 +132,12 @@ def answer(
         chosen, fastest = pick(values, goal)
         ties = _ties(fastest, values, used, goal)
         decision = decide(
-            [_fate(m, outcomes.get(n), used[n], goal, 1.0 if alike[n] else times) for n, m in by_size.items()],
+            [
+                Fate(n, "not_run")  # what another process held up says no more than what was not measured
+                if is_held_up(measured.of(n), state) and n not in values
+                else _fate(m, outcomes.get(n), used[n], goal, 1.0 if alike[n] else times)
+                for n, m in by_size.items()
+            ],
             chosen=chosen,
             fastest=fastest,
             ties=ties,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cubatch.measure.clocks import REFERENCE_ELEMENTS
-from cubatch.measure.counting import HostState
+from cubatch.measure.counting import HostState, is_comparable, is_held_up
 from cubatch.measure.records import Timing
 from cubatch.tuning.wording import join
 from cubatch.units import format_seconds
@@ -40,11 +40,13 @@ def sentences(timings: Sequence[Timing], state: HostState | None, used: Mapping[
     other = [timing for timing in timings if not state.holds(timing) and not state.was_held_up(timing)]
     own = _reference([timing for timing in timings if state.holds(timing)])
     found = []
-    for those, met, rest in (
-        (other, f"this host was in its {where} state", f"{times}. Virtual machines have such states, for seconds each"),
-        (held, "another process held up a thread of this one", ""),
-    ):
-        alone = [str(n) for n, of in sorted(used.items()) if of and all(timing in those for timing in of)]
+    read = {n: of for n, of in sorted(used.items()) if of and not is_comparable(of, state)}
+    for those, is_held, met, rest in (
+        (other, False, f"this host was in its {where} state",
+         f"{times}. Virtual machines have such states, for seconds each"),
+        (held, True, "another process held up a thread of this one", ""),
+    ):  # fmt: skip
+        alone = [str(n) for n, of in read.items() if is_held_up(of, state) == is_held]
         if len(those) < WORTH_SAYING * len(timings) and not alone:
             continue
         rows = "its row says" if len(alone) == 1 else "their rows say"

@@ -25,7 +25,10 @@ from cubatch.tuning.results import TuningResult
 _LOOK_SHARE = 0.05
 """Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
 
-_INPUTS = "example_inputs is the shape of one sample, without the batch, or a batch of tensors."
+_INPUTS = (
+    "example_inputs is the shape of one sample, without the batch, or a batch of tensors, those of several arguments "
+    "in a tuple or, by name, a dict."
+)
 _CLEARLY = 0.9  # of what is predicted for a smaller size: predictions are to be 10 % off at most
 
 _FACTS = {"memory_bytes", "largest_batch_size", "dtype"}

@@ -53,7 +53,7 @@ class Measurement:
         disturbed: Timings of visits that took clearly longer than others to the same size, which do not count; those of
             another state of the host, which do not either, are not among them.
         comparable: Whether those that count were taken in the state of the host in which sizes are compared; None where
-            nothing tells of states.
+            nothing tells of states, or nothing was timed.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
@@ -279,7 +279,7 @@ class TuningResult:
         return _read(cls, data, source, "")
 
     @property
-    def compared(self) -> list[Measurement]:
+    def comparable(self) -> list[Measurement]:
         """Sizes that were measured, are within every limit, and can be compared with each other."""
         timed = [m for m in self.measurements if m.status in TIMED]
         return [m for m in timed if m.comparable is not False] or timed
@@ -305,7 +305,7 @@ class TuningResult:
         """
         if isinstance(within, bool) or not isinstance(within, int | float) or not 0 <= within < 1:
             raise InvalidArgument("within", within, "a share from 0 to below 1")
-        rates = {m.batch_size: m.samples_per_second for m in self.compared}
+        rates = {m.batch_size: m.samples_per_second for m in self.comparable}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
         able = {n: cost for n, cost in costs.items() if cost <= within}

@@ -191,7 +191,7 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
 
 
 def _no_such_run(path: Path | str, run_id: int, known: Sequence[sqlite3.Row]) -> StoreError:
-    held = ", ".join(str(row["id"]) for row in known) or "none"
+    held = ", ".join(map(str, sorted(row["id"] for row in known))) or "none"
     return StoreError(str(path), f"it holds no run {run_id}", f"It holds: {held}.")
 
 

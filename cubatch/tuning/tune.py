@@ -17,7 +17,7 @@ from cubatch import checks
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.engine import layers
 from cubatch.engine.conditions import conditions
-from cubatch.errors import EnergyNotAvailable, InvalidArgument, StoreError
+from cubatch.errors import InvalidArgument, StoreError
 from cubatch.hardware import arithmetic, host, probe, quota
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
@@ -384,8 +384,7 @@ def _check_choices(work: Workload, goal: Goal, *, isolate: object, place: object
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
     store.check_place(place)
     check_progress(progress)
-    if goal.objective == "energy" and work.device.kind == "cpu":
-        raise EnergyNotAvailable(str(work.device))
+    goal.check_device(work.device)
     for node in as_network(work.spec).nodes:
         layers.check(node.layer, node.name)
 

@@ -100,6 +100,7 @@ def autotune_module(
     Raises:
         InvalidArgument: If an argument makes no sense, or the memory cannot be worked out and max_batch_size is None.
         DoesNotFit: If not even one sample fits (also a MemoryError).
+        EnergyNotAvailable: If the objective is energy, and the device a CPU or one whose energy cannot be read.
         MissingDependency: If PyTorch is not installed.
         NothingMeasured: If no size could be measured.
 
@@ -121,6 +122,7 @@ def autotune_module(
         if ranks is not None:
             raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
         named = NamedModule.of(module, example_inputs, kind, device)
+        goal.check_device(named.device)
         room = hardware_room.memory_limit(named.device, memory_limit)
         with named.open(store, goal, limits, memory_limit, room) as run:
             return tuned(
@@ -131,6 +133,7 @@ def autotune_module(
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
     subject = TorchModule(module, example_inputs, **kind)
     found = _present(subject, device)
+    goal.check_device(found)
     room = hardware_room.memory_limit(found, memory_limit)
     with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
         if store:

@@ -267,7 +267,8 @@ def _at_edge(top: int, n: int, measurements: Sequence[Measurement], goal: Goal) 
 
 def _floor(measurements: Sequence[Measurement]) -> list[str]:
     """Name the size below which a batch costs the same time."""
-    timed = {m.batch_size: m.latency_seconds for m in measurements if m.latency_seconds is not None}
+    alike = [m for m in measurements if m.comparable is not False]
+    timed = {m.batch_size: m.latency_seconds for m in alike if m.latency_seconds is not None}
     if not timed:
         return []
     lowest = min(timed.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +47,25 @@ def words():
     return Words()
 
 def sentence():
-    return {"ids": torch.arange(12).reshape(2, 6), "mask": torch.ones(2, 6)}
+    return {"ids": torch.randint(0, 50, (2, 6)), "mask": torch.ones(2, 6)}
+
+def unsaid():
+    raise KeyError("no sentence")
+
+class Upright(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(12, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+def upright():
+    return Upright()
+
+def network():
+    import cubatch
+    return cubatch.models.resolve("mlp")
 """
 GPU = ["--device", "v100-sxm2-16gb"]
 
@@ -81,6 +100,7 @@ SHAPE = ["--input-shape", "16,12,3"]
 def test_memory_predict_and_candidates_are_those_of_the_network(run, model):
     """Each command's JSON says what the library says of the imported network."""
     network = cubatch.models.resolve(model, input_shape=(16, 12, 3))
+    assert ":" not in model or network.name == model
     assert network.parameters == 3 * 8 * 9 + 8 + 16 + 8 * 5 + 5
     code, out, err = run("memory", model, *SHAPE, "--mode", "training", "--batch-size", "4", *GPU, "--json", "-")
     assert code == 0, err
@@ -109,13 +129,39 @@ TORCH = ["--library", "torch", "--device", "cpu", "--batch-sizes", "2,4", "--bud
 
 
 @pytest.mark.parametrize("model", ["of_users:scanned"], indirect=True)
-def test_pytorch_itself_runs_a_module_whatever_is_in_it(run, model):
-    """`--library torch` trains one that our engine has no layer for, on images of height 16 and width 12."""
+def test_pytorch_itself_runs_a_module_whatever_is_in_it(run, model, monkeypatch):
+    """`--library torch` trains one that our engine has no layer for; what is named need not be on Python's path."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(Path.cwd())])
     code, out, err = run("tune", model, *SHAPE, *TORCH, "--mode", "training", "--json", "-")
     assert code == 0, err
     found = json.loads(out)
     assert (found["library"], found["mode"], found["spec"]["name"]) == ("torch", "training", model)
     assert {row["batch_size"] for row in found["measurements"] if row["timings_seconds"]} == {2, 4}
+
+
+@pytest.mark.parametrize("model", ["of_users:upright"], indirect=True)
+def test_an_image_is_as_high_as_wide_as_it_was_said(run, model):
+    """A linear layer over 12 columns takes 16 x 12, and no 12 x 16; 16 bits are those of autocast."""
+    code, out, err = run("tune", model, *SHAPE, *TORCH, "--dtype", "bfloat16", "--json", "-")
+    assert code == 0, err
+    assert json.loads(out)["dtype"] == "bfloat16"
+    assert run("tune", model, "--input-shape", "12,16,3", *TORCH)[0] == 1
+
+
+@pytest.mark.parametrize("model", ["of_users:words"], indirect=True)
+def test_random_inputs_of_a_function_are_one_question(run, model, tmp_path):
+    """Drawn alike each time: the second command answers from the store."""
+    asked = [*TORCH[:-1], "--store", str(tmp_path / "store.sqlite3"), "--example-inputs", "of_users:sentence"]
+    assert run("tune", model, *asked)[0] == 0
+    torch.rand(7)
+    assert "Answered from the store" in " ".join(run("tune", model, *asked)[1].split())
+
+
+@pytest.mark.parametrize("model", ["of_users:network"], indirect=True)
+def test_a_network_of_ours_is_not_sent_to_pytorch(run, model):
+    """Though the file imports it."""
+    code, _, err = run("tune", model, "--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store")
+    assert (code, "--library torch" in err) == (0, False)
 
 
 @pytest.mark.parametrize("model", ["of_users:words"], indirect=True)
@@ -136,9 +182,11 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         ([*TORCH, *SHAPE, "--no-isolate"], "--isolate/--no-isolate is not for --library torch"),
         ([*TORCH, *SHAPE, "--dtype", "tf32"], "--dtype tf32 is not for --library torch"),
         ([*TORCH, "--example-inputs", "of_users:none"], "--example-inputs must be a function of"),
-        ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch"),
+        ([*TORCH, "--example-inputs", "of_users:unsaid"], "KeyError: 'no sentence'"),
+        ([*TORCH, "--input-shape", "0,12,3"], "--input-shape must be from 1 to 2147483647, got 0"),
+        ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch, not auto"),
     ],
-    ids=["nothing", "both", "recompute", "isolate", "tf32", "no function", "another library"],
+    ids=["nothing", "both", "recompute", "isolate", "tf32", "no function", "raises", "no height", "another library"],
 )
 def test_an_option_that_is_not_for_pytorch_is_refused(run, model, options, named):
     """Before anything is measured, by its name."""

@@ -8,9 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.network.extents import Extents
-from cubatch.network.graph import Network, Spec
+from cubatch.network.graph import Network, Spec, SuspiciousSpec
 from cubatch.network.importers.torch_export import CannotTrace, from_torch
 from cubatch.network.layer import Layer
 
@@ -27,7 +29,7 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
         opaque: As for `from_torch`.
 
     Returns:
-        Layer or Network: What it built; a torch.nn.Module goes through `from_torch`.
+        Layer or Network: What it built; a torch.nn.Module goes through `from_torch`, and is called `text`.
 
     Raises:
         InvalidArgument: If it cannot be imported or called, gives neither, or has a shape of its own.
@@ -51,7 +53,8 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
             raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {told}") from error
         if input_shape is None:
             warnings.warn(told, stacklevel=2)
-        return network
+        with warnings.catch_warnings(action="ignore", category=SuspiciousSpec):  # which was told already
+            return attrs.evolve(network, name=text)  # as it was asked for: its class may be that of any other
     if not isinstance(found, Layer | Network):
         raise InvalidArgument(
             "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"

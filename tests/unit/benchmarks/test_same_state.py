@@ -7,19 +7,16 @@ import pytest
 from benchmarks.modules.same_state import reached, samples_per_second
 from cubatch.measure.records import Timing
 
-QUICK, SLOW = 4e-6, 7e-6  # seconds of the reference
+MET = {"q": (4e-6, 1.0), "s": (7e-6, 1.5), "h": (7e-3, 9.0)}  # seconds of the reference, times as long a step
 STEPS = {8: 1.0, 16: 1.9}  # seconds where the host is quick: 8 and 8.4 samples a second
 
 
 def rounds(**met: str) -> dict[int, list[Timing]]:
-    """Timings of both sizes, by the state that each of their rounds met: q, or s, which takes a half longer."""
+    """Timings of both sizes, by what each of their rounds met: a quick host, a slow one, or another process."""
     return {
         n: [
-            Timing(
-                batch_size=n, round=number, seconds=STEPS[n] * (1.5 if state == "s" else 1.0),
-                reference_seconds=SLOW if state == "s" else QUICK,
-            )
-            for number, state in enumerate(met[f"of_{n}"])
+            Timing(batch_size=n, round=number, seconds=STEPS[n] * times, reference_seconds=reference)
+            for number, (reference, times) in enumerate(MET[letter] for letter in met[f"of_{n}"])
         ]
         for n in STEPS
     }  # fmt: skip
@@ -28,6 +25,12 @@ def rounds(**met: str) -> dict[int, list[Timing]]:
 def test_only_rounds_that_read_both_in_one_state_are_compared():
     """Of four rounds two met the same state for both sizes, and both give the true ratio."""
     assert reached(rounds(of_8="qqss", of_16="qssq"), 8, 16) == pytest.approx([8 / (16 / 1.9)] * 2)
+
+
+def test_what_was_held_up_is_compared_with_nothing():
+    """Two of three rounds were, for one size or both; where no round has both in one state, all count."""
+    assert reached(rounds(of_8="qhh", of_16="qsh"), 8, 16) == pytest.approx([8 / (16 / 1.9)])
+    assert len(reached(rounds(of_8="qh", of_16="sh"), 8, 16)) == 2
 
 
 def test_every_round_is_compared_where_the_host_stays():

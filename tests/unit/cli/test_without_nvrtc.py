@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cubatch.bench import records
+from cubatch.kernels import survey
 from cubatch.kernels.toolchain import nvrtc
 from tests.unit.commands import in_process
 
@@ -31,6 +32,17 @@ def test_kernels_are_listed_for_an_architecture(run):
     assert "As NVRTC 12.9.86 compiles them." in out
     assert "recorded with the sources" in err
     assert "pip install 'cubatch[kernels]'" in err
+
+
+def test_kernels_are_listed_where_the_compiler_no_longer_knows_the_architecture(run, monkeypatch):
+    """NVRTC 13, which PyTorch brings, compiles for no V100: its figures are recorded all the same."""
+    monkeypatch.setattr(survey, "survey", lambda *_, **__: (_ for _ in ()).throw(nvrtc._unknown(70, {"13.0": [75]})))
+    code, out, err = run("kernels", "--arch", "sm_70", "--family", "simt")
+    assert code == 0
+    assert "simt, sm_70" in out
+    assert "recorded with the sources" in err
+    assert "NVRTC 13.0 knows sm_75" in err
+    assert run("kernels", "--arch", "sm_70", "--check")[0] != 0
 
 
 @pytest.mark.parametrize("arguments", [("--arch", "sm_72"), ("--arch", "sm_80", "--check")])

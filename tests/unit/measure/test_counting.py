@@ -97,6 +97,15 @@ def test_what_breaks_the_latency_limit_is_no_contender():
     assert state(*read, goal=Goal(latency_limit=0.9)).contenders == {8, 32}
 
 
+def test_a_slow_visit_counts_where_a_reference_tells_that_nobody_was_behind_it():
+    """26 made 586 samples a second once and 491 twice: the heap was lucky once, and is not when it is used."""
+    taken = [26 / 586, 26 / 491, 26 / 490]
+    read = [timing(26, visit, seconds, QUICK) for visit, seconds in enumerate(taken)]
+    assert counting(read) == tuple(read)
+    assert counting([timing(26, visit, seconds, None) for visit, seconds in enumerate(taken)])[0].seconds == taken[0]
+    assert len(counting([timing(26, visit, seconds, None) for visit, seconds in enumerate(taken)])) == 1
+
+
 HELD = 1.01 * HELD_UP * QUICK
 
 

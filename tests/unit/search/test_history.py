@@ -152,6 +152,16 @@ def test_where_all_were_read_at_a_bad_time_that_is_what_is_known() -> None:
     assert [s.batch_size for s in seen_of({**read, 34: Record(34, Goal())}, Noise(0.1, 0.1))] == [32, 33]
 
 
+def test_what_takes_many_times_as_long_a_sample_was_held_up_for_three_visits() -> None:
+    """2 takes 0.2 ms and 3 takes 11.5: another process, not the size, however many steps; at last it is believed."""
+    read = {2: record(2, [[0.2e-3] * 9])}
+    held = [[11.5e-3] * 9]
+    for visits, found in ((1, {3}), (3, {3}), (4, set())):
+        assert suspect({**read, 3: record(3, held * visits)}) == found
+    assert suspect({**read, 3: record(3, [[7.9 * 0.3e-3] * 9])}) == set()
+    assert suspect({**read, 3: record(3, [[8.1 * 0.3e-3] * 9])}) == {3}
+
+
 def test_the_largest_size_and_those_without_a_reading_are_never_suspect() -> None:
     """There is nothing larger to compare with."""
     assert suspect({1: Record(1, Goal()), 8: record(8, 9.0, visits=1), 64: Record(64, Goal())}) == set()

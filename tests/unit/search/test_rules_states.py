@@ -188,6 +188,57 @@ def test_the_answer_is_a_size_that_was_read_in_the_state_of_the_comparison():
     )
 
 
+# --- where another process held a thread up ----------------------------------------------------------------------
+
+
+HELD = 7e-3
+
+
+def test_what_was_held_up_is_not_seen_and_visited_again():
+    """16 took 30 ms longer; 8 is what is known, and the answer, until 16 is read while nothing holds it up."""
+    read = {8: told(8, (0.1, QUICK)), 16: told(16, (0.23, HELD))}
+    seen = view(read, visited=[8, 16], left=600.0)
+    assert (seen.suspects, [one.batch_size for one in seen.seen], seen.answer) == ({16}, [8], 8)
+    assert rules.unsettled(seen) == [16]
+    found = verdicts.verdicts(seen)[16]
+    assert (found.status, found.facts) == ("dropped", {"limit": "budget"})  # a larger one reads it again
+    assert found.reason == "3 readings, all held up by another process: they say little of it"
+    again = view({**read, 16: told(16, (0.23, HELD), (0.19, QUICK))}, visited=[8, 16, 16])
+    assert (again.suspects, again.answer, again.read[16].seconds) == (set(), 16, 0.19)
+
+
+def test_what_was_held_up_breaks_no_latency_limit():
+    """0.23 s are above 0.2, which 0.19 would not be: that limit does not end it, the budget does."""
+    read = {8: told(8, (0.1, QUICK)), 16: told(16, (0.23, HELD))}
+    found = verdicts.verdicts(view(read, visited=[8, 16], goal=Goal(latency_limit=0.2)))[16]
+    assert (found.status, found.facts) == ("dropped", {"limit": "budget"})
+
+
+def test_what_was_held_up_is_not_taken_for_a_timing_of_the_other_state():
+    """8 was read slow and quick; whatever that makes of other sizes, 16 is what was read of it."""
+    read = {8: told(8, (0.1, QUICK), (0.1 * SLOWER, SLOW)), 16: told(16, (0.23, HELD))}
+    assert view(read, visited=[8, 8, 16]).read[16].times == 1.0
+    other = told(24, (0.3, SLOW), (0.9, HELD))
+    assert view({**read, 24: other}, visited=[8, 8, 16, 24]).read[24].seconds == 0.3
+
+
+def test_what_is_held_up_at_every_visit_is_believed_at_last_and_stays_out_of_the_answer():
+    """Three visits are spared; from a fourth on the search goes by them, and nothing is compared with them."""
+    for visits, found in ((3, {16}), (4, set())):
+        read = {8: told(8, (0.1, QUICK)), 16: told(16, *[(0.23, HELD)] * visits)}
+        seen = view(read, visited=[8, *[16] * visits])
+        assert (seen.suspects, seen.answer) == (found, 8)
+        assert verdicts.verdicts(seen)[16].status == "dropped"
+
+
+def test_a_host_whose_last_timing_was_held_up_may_be_in_the_state_of_the_comparison():
+    """8 and 12 were read quick, 16 slow: it is visited, though nobody knows how the host is now."""
+    read = {n: told(n, (n / 80, QUICK), (n / 80, QUICK)) for n in (8, 12)}
+    for visits in ([(0.2 * SLOWER, SLOW)], [(0.2 * SLOWER, SLOW), (0.9, HELD)]):
+        seen = view({**read, 16: told(16, *visits), 64: told(64, (9.0, HELD))}, visited=[8, 12, 16, 64])
+        assert state_rules.moved(seen) == [16]
+
+
 @attrs.define
 class SlowFrom(Behaviour):
     """Slow for some seconds."""

@@ -48,7 +48,7 @@ def of_floor():
     return WHERE | {
         "study": "small-batch-floor", "command": "cubatch study small-batch-floor", "title": small_batch_floor.TITLE,
         "question": [small_batch_floor.QUESTION], "method": ["Measured."], "sweeps": 7, **found,
-        "answer": small_batch_floor._answer(found), "points": small_batch_floor._points(found, seconds),
+        "answer": small_batch_floor._answer(found, seconds), "points": small_batch_floor._points(found, seconds),
         "result": tuned(measurements=[measurement(n, taken) for n, taken in seconds.items()]),
     }  # fmt: skip
 

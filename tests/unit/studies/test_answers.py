@@ -44,6 +44,17 @@ def test_one_slow_size_ends_the_floor():
     assert small_batch_floor.floor_of({1: 1.0, 2: 1.0, 4: 1.3, 8: 1.0})["floor"] == 2
 
 
+def test_a_single_sample_that_took_longer_than_more_is_no_floor_to_go_by():
+    """Eight samples in a fifth of the time of one: no size is named, and both times are told."""
+    seconds = {1: 10e-3, 2: 11.5e-3, 8: 2e-3, 16: 4e-3}
+    found = small_batch_floor.floor_of(seconds)
+    assert found["floor"] is None
+    said = small_batch_floor._answer(found, seconds)
+    assert said.startswith("That was not found: a step of a single sample took longer than one of 8, 10.0 ms and 2.00")
+    near = {1: 10e-3, 2: 9.5e-3, 4: 12e-3}
+    assert small_batch_floor._answer(small_batch_floor.floor_of(near), near).startswith("Below batch 2:")
+
+
 def test_no_single_sample_is_no_floor():
     """There is nothing to compare with."""
     with pytest.raises(NothingMeasured):

@@ -70,6 +70,14 @@ def test_powers_of_two_are_called_tied_when_they_are() -> None:
     assert not any("neighbours" in reason for reason in failed.reasons)
 
 
+def test_a_comparison_of_few_rounds_that_the_medians_contradict_is_left_out() -> None:
+    """In the five rounds that both have 16 took longer, in its five others far less: by its median it is faster."""
+    taken = {18: [18.0] * 5, 16: [16.5] * 5 + [15.0] * 6}
+    assert not any("neighbours" in reason for reason in answer_of(taken).reasons)
+    alone = answer_of({**taken, 16: [16.5] * 5}).reasons  # 16.5 / 16 is 3.125 % more than 18 / 18
+    assert any(reason.endswith("16 is 3.12 % slower per sample than 18.") for reason in alone)
+
+
 @pytest.mark.parametrize(("factor", "said"), [(0.8, "22.0 % to 28.1 % faster"), (1.25, "22.0 % to 28.1 % slower")])
 def test_a_comparison_of_powers_of_two_gives_its_interval(factor: float, said: str) -> None:
     """64 takes 0.8 or 1.25 times as long per sample as 63, with pairs 2.5 % to either side, the smaller end first."""

@@ -7,6 +7,7 @@ import pytest
 from cubatch.measure.counting import host_state
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
+from cubatch.report import facts
 from cubatch.tuning import host_wording
 from cubatch.tuning.answer import answer
 
@@ -60,6 +61,43 @@ def test_where_slow_timings_are_compared_the_others_were_quick():
         "1 of 3 timings was taken while this host was in its quick state: a sine of 4096 elements"
     )
     assert "times as long" not in said[0]
+
+
+HELD = 7e-3
+
+
+def test_timings_that_were_held_up_are_told_by_themselves():
+    """16 was read in the slow state too, which is not told as held up; 4 has no other timings."""
+    taken = [
+        *timings(8, 0, 0.55, QUICK), *timings(16, 0, 1.0, QUICK), *timings(16, 1, 1.2, SLOW), *timings(4, 0, 0.4, HELD),
+    ]  # fmt: skip
+    found = result(*taken, dropped=(4,))
+    assert found.reasons[-2].startswith("5 of 20 timings were taken while this host was in its slow state: a sine of")
+    assert found.reasons[-2].endswith("Sizes are compared as read with the other timings.")
+    assert found.reasons[-1] == (
+        "5 of 20 timings were taken while another process held up a thread of this one: a sine of 4096 elements took "
+        "PyTorch 7.00 ms instead of 5.00 µs. Sizes are compared as read with the other timings; of 4 there are none, "
+        "and its row says what those timings do."
+    )
+
+
+@pytest.mark.parametrize("met", [HELD, QUICK])
+def test_what_was_held_up_rules_no_larger_size_out(met):
+    """16 is the best that could be read, and 32 a third slower: a peak, unless another process held 32 up."""
+    taken = [*timings(8, 0, 0.55, QUICK), *timings(16, 0, 1.0, QUICK), *timings(32, 0, 2.7, met)]
+    assert result(*taken, dropped=(32,)).decided_by == ("budget" if met == HELD else "peak")
+
+
+def test_a_row_that_cannot_be_compared_is_no_choice_and_no_share_of_the_best():
+    """24 was read in the quick state alone, a third above the answer; 16 is the best of those that were read slow."""
+    taken = [*timings(16, 0, 1.0, SLOW), *timings(15, 0, 0.96, SLOW), *timings(24, 0, 1.1, QUICK)]
+    found = result(*taken, dropped=(24,))
+    assert {m.batch_size: m.comparable for m in found.measurements} == {15: True, 16: True, 24: False}
+    assert list(found.choices(within=0.05)) == [16]
+    assert facts.share_of_best(found.to_mapping()) == pytest.approx({15: 15 / 0.96 / 16, 16: 1.0})
+    assert {m.comparable for m in result(*timings(16, 0, 1.0, None)).measurements} == {None}
+    alone = facts.share_of_best({**found.to_mapping(), "fastest_batch_size": 24})  # all that keeps a limit, say
+    assert alone.keys() == {15, 16, 24}
 
 
 @pytest.mark.parametrize("met", [None, QUICK])

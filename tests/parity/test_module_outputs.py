@@ -1,0 +1,57 @@
+"""What `autotune_module` trains where a module's output has no loss of its own, and what it refuses at once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 10.0}
+
+
+@dataclasses.dataclass
+class Logits:
+    note: str | None
+    parts: list[torch.Tensor]
+
+
+class Head(nn.Module):
+    """A linear layer, that gives its output, `logits`, in whatever `wrap` puts it, and counts its calls."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.linear, self.wrap, self.calls = nn.Linear(3, 5), wrap, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.wrap(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda t: Logits("a note", [t]), lambda t: (3, t), lambda t: {"none": None, "empty": [], "logits": (t,)}],
+    ids=["a dataclass", "a tuple", "a dict"],
+)
+def test_the_first_tensor_of_an_output_is_trained_by_its_squares(wrap):
+    """Wherever it is in it: no loss need be given to time a step."""
+    found = cb.autotune_module(Head(wrap), (3,), mode="training", **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+
+
+def test_an_output_without_a_tensor_asks_for_a_loss():
+    """Only a function of the user's can make a scalar of a string: said before anything runs."""
+    with pytest.raises(cb.InvalidArgument, match="loss must be a function that makes a scalar of the str that the"):
+        cb.autotune_module(Head(lambda _: "logits"), (3,), mode="training", **ASKED)
+
+
+def test_energy_is_refused_on_a_cpu_before_anything_runs():
+    """As by `autotune`: nothing reads it there, so that no step is made to find out."""
+    module = Head(lambda t: t)
+    with pytest.raises(cb.EnergyNotAvailable):
+        cb.autotune_module(module, (3,), objective="energy", **ASKED)
+    assert module.calls == 0
