@@ -98,6 +98,9 @@ def main() -> None:
     if kind != "late":  # whose group is of no use any more
         distributed.barrier()
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of PyTorch's that still run abort an interpreter that ends, now and then ("terminate called")
 
 
 if __name__ == "__main__":
