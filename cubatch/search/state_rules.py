@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 
+from cubatch.measure.records import Timing
 from cubatch.search.history import Record
 from cubatch.search.view import View
 
@@ -30,9 +31,12 @@ def moved(view: View) -> list[int]:
         return []
     last = view.read[met[-1]].timings[-1]
     now = state.is_quick if state.was_held_up(last) else state.was_quick(last)
-    clear = {n: [timing for timing in view.read[n].timings if not state.was_held_up(timing)] for n in contenders}
-    known = [n for n in contenders if any(state.was_quick(timing) == now for timing in clear[n])]
-    return _swept(view, [n for n in contenders if n not in known], most_visits=2 * MOST_VISITS)
+
+    def is_known(timing: Timing) -> bool:
+        return state.was_quick(timing) == now and not state.was_held_up(timing)
+
+    unknown = [n for n in contenders if not any(map(is_known, view.read[n].timings))]
+    return _swept(view, unknown, most_visits=2 * MOST_VISITS)
 
 
 def states(view: View) -> list[int]:
