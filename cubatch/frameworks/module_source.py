@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import attrs
 
+from cubatch import user_code
 from cubatch.errors import InvalidArgument
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -93,7 +94,8 @@ def load(name: str, field: str = "module") -> Any:
     Import what "package.module:function" names.
 
     Raises:
-        InvalidArgument: Naming the field, if there is no such module, or it has no such function.
+        InvalidArgument: Naming the field, if there is no such module, or it has no such function; it says which
+            names are near.
     """
     if not _FORM.fullmatch(name):
         raise InvalidArgument(field, name, "'package.module:function'")
@@ -104,8 +106,8 @@ def load(name: str, field: str = "module") -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and imports what is not
         raise InvalidArgument(field, name, *_IMPORTED) from error
-    if not callable(made := getattr(found, attribute, None)):
-        raise InvalidArgument(field, name, f"a function of {getattr(found, '__file__', module)}")
+    if not callable(made := user_code.part_of(found, attribute, field, "a function")):
+        raise InvalidArgument(field, name, f"a function of {user_code.file_of(found)}")
     return made
 
 

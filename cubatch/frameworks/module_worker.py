@@ -6,7 +6,8 @@ import base64
 import io
 from typing import Any
 
-from cubatch.errors import CubatchError, InvalidArgument
+from cubatch import user_code
+from cubatch.errors import InvalidArgument
 from cubatch.frameworks import module_source
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape
@@ -51,16 +52,11 @@ def example(name: str) -> Any:
     Raises:
         InvalidArgument: If there is no such function, or whatever it raises.
     """
-    try:
+    with user_code.users("example_inputs", name, "a function that can be imported and called without arguments"):
         import torch
 
         torch.manual_seed(0)
         return module_source.load(name, "example_inputs")()
-    except CubatchError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        allowed = "a function that can be imported and called without arguments"
-        raise InvalidArgument("example_inputs", name, allowed, f"{type(error).__name__}: {error}") from error
 
 
 def place_of(device: str) -> str:

@@ -27,7 +27,7 @@ from cubatch.report.facts import (
 from cubatch.units import OBJECTIVE_UNITS, format_bytes, format_objective
 
 STATUS_WORDS = {
-    "dropped": "dropped: cannot be the answer",
+    "dropped": "dropped: not expected to be better",
     "out_of_memory": "out of memory",
     "over_limit": "over the limit",
     "not_run": "not run",

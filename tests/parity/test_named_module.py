@@ -211,6 +211,7 @@ def test_an_interrupted_run_goes_on_where_it_was(place, how):
         ({"module": "named_modules"}, "package.module:build"),
         ({"module": "nowhere:build"}, "sys.path"),
         ({"module": f"{HERE}:missing"}, "a function of"),
+        ({"module": f"{HERE}:smal"}, "Did you mean 'small'"),
         ({"module": f"{HERE}:no_module"}, "gives dict"),
         ({"loss": lambda output: output.sum()}, "the name of a function too"),
         ({"optimizer": "lion"}, "optimizer"),

@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from cubatch.errors import CubatchError, InvalidArgument
+from cubatch import user_code
+from cubatch.errors import InvalidArgument
 from cubatch.network.extents import Extents
 from cubatch.network.graph import Network, Spec, SuspiciousSpec
 from cubatch.network.importers.torch_export import CannotTrace, from_torch
@@ -81,18 +82,12 @@ def _built(text: str) -> Any:
     here = str(Path.cwd())
     is_new = here not in sys.path and "" not in sys.path
     if is_new:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last, as for a module that PyTorch runs (cli/torch_module.py)
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
-        return found if is_ready and not isinstance(found, type) else found()
-    except CubatchError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        allowed = "package.module:name of what can be imported and called without arguments"
-        raise InvalidArgument("model", text, allowed, f"{type(error).__name__}: {error}") from error
+        with user_code.users("model", text, "package.module:name of what can be imported and called without arguments"):
+            found = user_code.part_of(importlib.import_module(module), name, "model", "a name")
+            is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
+            return found if is_ready and not isinstance(found, type) else found()
     finally:
         if is_new:
             sys.path.remove(here)

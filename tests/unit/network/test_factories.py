@@ -65,7 +65,9 @@ def test_a_layer_will_do(here):
     ("text", "told"),
     [
         ("no_such_module:build", "No module named 'no_such_module'"),
-        ("of_users:no_such_name", "no attribute 'no_such_name'"),
+        ("of_users:biuld", "Did you mean 'build'?"),
+        ("of_users:Small.biuld", "Did you mean 'build'?"),
+        ("of_users:nothing_like_it", "model must be a name of"),
         ("of_users:fails", "RuntimeError: no data"),
         ("of_users:takes", "missing 1 required positional argument"),
         ("of_users:number", "not int"),

@@ -1,0 +1,55 @@
+"""What a user names, "package.module:name": its part of a module, and whose fault it is when that raises."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from cubatch.errors import CubatchError, InvalidArgument, near_names
+from cubatch.units import shown
+
+
+def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
+    """
+    Give what a module has by a name, which may have dots.
+
+    Args:
+        module: It.
+        path: The name.
+        field: Where the user has named it.
+        what: What it must be: "a function".
+
+    Raises:
+        InvalidArgument: If there is no such name; it says which are near.
+    """
+    found: Any = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            near = near_names(name, [other for other in dir(found) if not other.startswith("_")])
+            remedy = f"Did you mean {' or '.join(map(shown, near))}?" if near else ""
+            raise InvalidArgument(field, f"{module.__name__}:{path}", f"{what} of {file_of(module)}", remedy)
+        found = getattr(found, name)
+    return found
+
+
+@contextlib.contextmanager
+def users(field: str, name: str, allowed: str) -> Iterator[None]:
+    """
+    Say of what the user's code raises by which field it was named; errors of ours say it themselves.
+
+    Raises:
+        InvalidArgument: With the class and the text of what was raised.
+    """
+    try:
+        yield
+    except CubatchError:
+        raise
+    except Exception as error:
+        raise InvalidArgument(field, name, allowed, f"{type(error).__name__}: {error}") from error
+
+
+def file_of(module: ModuleType) -> str:
+    """Give the file that a module is in; the name of one that has none."""
+    return getattr(module, "__file__", None) or module.__name__
