@@ -56,6 +56,14 @@ def test_what_builds_a_network_stands_for_it(here, name):
     assert str(here) not in sys.path
 
 
+def test_what_is_installed_goes_before_the_current_folder(here):
+    """As for a module that a worker imports: a file of that name would be one thing here and another there."""
+    (here / "colorsys.py").write_text(SOURCE)
+    with pytest.raises(InvalidArgument, match=r"a name of .*colorsys\.py") as caught:
+        models.resolve("colorsys:build")
+    assert str(here) not in str(caught.value)
+
+
 def test_a_layer_will_do(here):
     """As everywhere."""
     assert models.resolve("of_users:layer") == Linear(c=3, k=2)
