@@ -1,7 +1,7 @@
 """
 Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep and the rules of other finders.
 
-    python -m benchmarks.bench_module --json benchmarks/results/amd-epyc-2-threads/module.json
+    python -m benchmarks.bench_module --top 32 --json benchmarks/results/amd-epyc-2-threads/module.json
 
 Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
@@ -10,9 +10,10 @@ started for it, and the median of their ratios is given.  An answer that does no
 What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
 compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
 
-Each module and mode has processes of its own, as at its user's: the C library keeps what a process has freed, or gives
-it back and fetches it again in every step, by what the process did before (`vit` at 32 samples: 400 samples/s after
-other modules had run, 320 without), and two processes that did the same differ too, hence several judges.
+Each module and mode has processes of its own: the C library keeps what a process has freed, or gives it back and
+fetches it again in every step, by what the process did before (`vit` at 32 samples: 400 samples/s after other modules
+had run, 320 without), and two processes that did the same differ too, hence several judges.  All of them visit sizes in
+turns, so that none tells what a size does where nothing else ran (benchmarks/README.md).
 """
 
 from __future__ import annotations
