@@ -5,6 +5,9 @@ What a step frees is found again by the next only as far as it lies together.  A
 in its first step with each shape, in between of the large blocks; later ones then do not fit into what is left, and the
 heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, took 566 to 1306 MiB in nine
 processes that did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
+
+glibc raises its bounds to the largest block below 32 MiB that a process has freed, so that the speed of a step depends
+on all that ran before it.  Where they are at their highest from the beginning it does not: benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -18,19 +21,37 @@ _LARGE = 2**20
 _LARGEST = 32 * 2**20
 _CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
+RAISED: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": str(_LARGEST), "MALLOC_TRIM_THRESHOLD_": str(2 * _LARGEST),
+}  # fmt: skip
+"""Variables with which glibc has its bounds from the beginning where it would raise them to, as `together` does."""
+
 KEPT: Mapping[str, str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 """Variables with which glibc keeps all that is freed, up to 16 GiB."""
 
 
 def is_movable() -> bool:
     """Say whether blocks can be kept apart: by glibc, if the user has not said himself where they are to lie."""
-    return _is_glibcs() and not _chosen()
+    return _is_glibcs() and _chosen() in ({}, RAISED)
 
 
 def settings() -> str | None:
-    """Give the variables by which the user has said how memory is kept, as a shell has them; None without any."""
+    """
+    Give the variables that say how memory is kept in steps, as a shell has them; None if nobody says.
+
+    They are those of the user, and `RAISED` where that is left to us.
+    """
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
-    return spelt({name: os.environ[name] for name in names if name in os.environ}) or None
+    said = {name: os.environ[name] for name in names if name in os.environ}
+    return spelt({**RAISED, **said} if is_movable() else said) or None
+
+
+def told() -> list[str]:
+    """Name the variables that keep freed memory elsewhere as it is kept in timed steps, unless the user has them."""
+    if not is_movable() or _chosen():
+        return []
+    what = f"Timed with freed memory kept as {spelt(RAISED)} have glibc keep it"
+    return [f"{what}: set them where you run it, or steps may be slower."]
 
 
 def spelt(variables: Mapping[str, str]) -> str:
@@ -51,7 +72,7 @@ def is_kept() -> bool:
 
 def is_apart() -> bool:
     """Say whether the user has large blocks lie apart from the heap, by a threshold that glibc does not move."""
-    return _is_glibcs() and "MALLOC_MMAP_THRESHOLD_" in _chosen() and not is_kept()
+    return _is_glibcs() and "MALLOC_MMAP_THRESHOLD_" in _chosen() and not is_kept() and not is_movable()
 
 
 def apart() -> None:
@@ -61,9 +82,9 @@ def apart() -> None:
 
 def together() -> None:
     """
-    Have blocks lie in the heap again, and be found again by the next step.
+    Have blocks lie in the heap, and be found again by the next step: the bounds of `RAISED`.
 
-    The bounds are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
+    They are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
     (mallopt(3), M_MMAP_THRESHOLD); a process cannot have it move them by itself again.
     """
     _set(_LARGEST)

@@ -45,7 +45,7 @@ class Meter(Protocol):
         ...
 
     def settle(self) -> None:
-        """Be told that a first step is done: libraries have what they keep."""
+        """Be told that steps are to be timed: libraries have what they keep."""
         return  # an empty body would be abstract to a type checker
 
     def tidy(self) -> bool:
@@ -64,7 +64,7 @@ class ResidentMeter(Meter):
 
     def __init__(self) -> None:
         self._start: int | None = None
-        self._is_left, self._is_tidy = heap.is_movable(), False
+        self._is_movable, self._is_tidy = heap.is_movable(), False
 
     @property
     def scatter(self) -> float:
@@ -73,9 +73,10 @@ class ResidentMeter(Meter):
 
     def tidy(self) -> bool:
         """Keep the heap in order from now on."""
-        was_left, self._is_left = self._is_left, False
-        self._is_tidy |= was_left
-        return was_left
+        if self._is_tidy or not self._is_movable:
+            return False
+        self._is_tidy = True
+        return True
 
     def start(self) -> None:
         """Have the C library return what it can, and count from here."""
@@ -87,8 +88,8 @@ class ResidentMeter(Meter):
         self.restart()
 
     def settle(self) -> None:
-        """Have later blocks lie together again: what is kept for good is there."""
-        if self._is_tidy:
+        """Have later blocks lie together, whatever was freed before: else a size would be slower for being first."""
+        if self._is_movable:
             heap.together()
 
     def restart(self) -> None:

@@ -16,7 +16,7 @@ from cubatch.units import format_count, format_whole_percent
 _WORTH_SAYING = 0.05
 """Share of the CPU time: where one thread fetches memory while another waits, a step takes twice as much longer."""
 
-_SECONDS_EACH = 20e-6
+_SECONDS_EACH = 10e-6
 """Where the system took longer for each page fault it did something else: 2 to 3 were met."""
 
 

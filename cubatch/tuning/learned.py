@@ -12,6 +12,7 @@ import attrs
 from cubatch.errors import DoesNotFit, InvalidArgument, NothingMeasured
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import heap
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.search import walk
@@ -52,7 +53,7 @@ def tuned(
         versions: Of what runs it, for the result's `environment`.
     """
     made = functools.cache(functools.partial(make, room.bytes, limits.seed))
-    run.notes += room.told()
+    run.notes += [*room.told(), *(heap.told() if device.kind == "cpu" else ())]
     known = _kept_ladder(run, room)
     try:
         if known is not None:

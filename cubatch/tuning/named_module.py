@@ -140,7 +140,8 @@ class NamedModule:
         return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
 
     def _conditions(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"omp_threads": os.environ.get("OMP_NUM_THREADS"), "malloc": heap.settings()}
+        malloc = heap.settings() if self.device.kind == "cpu" else None
+        found: dict[str, Any] = {"omp_threads": os.environ.get("OMP_NUM_THREADS"), "malloc": malloc}
         for number, source in enumerate(self.sources):
             facts = source.conditions()
             if number:  # where the loss or the optimiser is in a file of its own

@@ -46,6 +46,29 @@ for size in (4 * {MIB}, 5 * {MIB}, 6 * {MIB}):
     if meter._is_tidy:
         heap.apart()
 """
+# Two blocks are written and freed in each step: below what lies in a raised heap, above what glibc begins with.
+FIRST_STEPS = f"""
+import ctypes, resource, sys
+from cubatch.measure.memory_meter import ResidentMeter
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+if sys.argv[1] == "settled":
+    ResidentMeter().settle()
+
+def step():
+    blocks = [libc.malloc(10 * {MIB}) for _ in range(2)]
+    for block in blocks:
+        ctypes.memset(block, 1, 10 * {MIB})
+    for block in blocks:
+        libc.free(block)
+
+step()
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
 
 
 @pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
@@ -95,12 +118,45 @@ def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch):
     """Kept timings apply only where it is the same."""
     for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
-    assert (heap.settings(), heap.is_kept()) == (None, False)
+    raised = heap.spelt(heap.RAISED) if heap.is_movable() else None
+    assert (heap.settings(), heap.is_kept()) == (raised, False)
     for name, value in heap.KEPT.items():
         monkeypatch.setenv(name, value)
     assert sorted(heap.settings().split()) == sorted(heap.spelt(heap.KEPT).split())
     assert heap.is_kept()
     assert not heap.is_movable()
+
+
+@pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
+def test_a_step_meets_the_same_heap_whatever_ran_before():
+    """Blocks of 10 MiB cost page faults in a process that freed nothing larger, and none once bounds are raised."""
+
+    def faults(how, **variables):
+        done = subprocess.run(
+            (sys.executable, "-c", FIRST_STEPS, how), capture_output=True, text=True, check=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+        return int(done.stdout)
+
+    assert faults("as it is") >= 10  # of huge pages, where the system has them; else 5 120
+    assert faults("settled") <= 1
+    assert faults("as it is", **heap.RAISED) <= 1  # what users are told to set does the same
+
+
+def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch):
+    """They are measured as without them, and no more is said; other choices are the user's."""
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if not heap.is_movable():
+        pytest.skip("no glibc")
+    (said,) = heap.told()
+    assert heap.spelt(heap.RAISED) in said
+    kept_as = heap.settings()
+    for name, value in heap.RAISED.items():
+        monkeypatch.setenv(name, value)
+    assert (heap.told(), heap.is_movable(), heap.is_apart(), heap.settings()) == ([], True, False, kept_as)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert (heap.told(), heap.is_movable(), heap.is_apart()) == ([], False, True)
 
 
 def test_only_tunables_that_say_where_blocks_lie_count(monkeypatch):
