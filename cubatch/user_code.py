@@ -1,9 +1,11 @@
-"""What a user names, "package.module:name": its part of a module, and whose fault it is when that raises."""
+"""What a user names, "package.module:name": where it lies, what it is, and whose fault it is when it raises."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +34,20 @@ def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
             raise InvalidArgument(field, f"{module.__name__}:{path}", f"{what} of {file_of(module)}", remedy)
         found = getattr(found, name)
     return found
+
+
+@contextlib.contextmanager
+def beside_us() -> Iterator[None]:
+    """Have the current folder be the last that imports look in: a file there hides nothing that is installed."""
+    here = str(Path.cwd())
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from cubatch import user_code
 from cubatch.cli.options import whole_numbers
 
 if TYPE_CHECKING:
@@ -51,10 +49,14 @@ def asking(
             "--library torch takes one of --input-shape H,W,C, of one image, and --example-inputs, a function "
             "that gives any other inputs"
         )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # last, as in the process that runs the module
-    example = _example(input_shape, example_inputs)
-    return functools.partial(autotune_module, model, example, autocast=_AUTOCAST[dtype])
+    with user_code.beside_us():
+        example = _example(input_shape, example_inputs)
+
+    def tuned(**options: Any) -> TuningResult:
+        with user_code.beside_us():
+            return autotune_module(model, example, autocast=_AUTOCAST[dtype], **options)
+
+    return tuned
 
 
 def _example(input_shape: str | None, example_inputs: str | None) -> Any:

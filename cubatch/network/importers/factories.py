@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -79,15 +78,8 @@ def channels_first(extents: Extents) -> tuple[int, ...]:
 
 def _built(text: str) -> Any:
     module, _, name = text.partition(":")
-    here = str(Path.cwd())
-    is_new = here not in sys.path and "" not in sys.path
-    if is_new:
-        sys.path.append(here)  # last, as for a module that PyTorch runs (cli/torch_module.py)
-    try:
-        with user_code.users("model", text, "package.module:name of what can be imported and called without arguments"):
-            found = user_code.part_of(importlib.import_module(module), name, "model", "a name")
-            is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
-            return found if is_ready and not isinstance(found, type) else found()
-    finally:
-        if is_new:
-            sys.path.remove(here)
+    what = "package.module:name of what can be imported and called without arguments"
+    with user_code.beside_us(), user_code.users("model", text, what):
+        found = user_code.part_of(importlib.import_module(module), name, "model", "a name")
+        is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
+        return found if is_ready and not isinstance(found, type) else found()
