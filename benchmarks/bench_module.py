@@ -10,10 +10,10 @@ started for it, and the median of their ratios is given.  An answer that does no
 What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
 compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
 
-Each module and mode has processes of its own: the C library keeps what a process has freed, or gives it back and
-fetches it again in every step, by what the process did before (`vit` at 32 samples: 400 samples/s after other modules
-had run, 320 without), and two processes that did the same differ too, hence several judges.  All of them visit sizes in
-turns, so that none tells what a size does where nothing else ran (benchmarks/README.md).
+Each module and mode has processes of its own, and several judges, since two processes that did the same differ.  All
+of them visit sizes in turns, with glibc's bounds raised, as `ModuleRunner` has them: else the C library would keep what
+is freed, or fetch it again in every step, by what the process ran before, and no size would be as fast as where nothing
+else ran (benchmarks/README.md).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class BoundedRunner(abc.ABC):
             self._plan.learn(self._batch_size, taken)
         self._page_faults.end(self._batch_size, self._steps - 1)
         self._step, self._steps = None, 0
-        self.meter.settle()  # also where no step came to an end
+        self.meter.settle()  # before the very first step, and also where none came to an end
         self._drop()
 
     def close(self) -> None:

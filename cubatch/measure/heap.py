@@ -7,7 +7,7 @@ heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, 
 processes that did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
 
 glibc raises its bounds to the largest block below 32 MiB that a process has freed, so that the speed of a step depends
-on all that ran before it.  Where they are at their highest from the beginning it does not: benchmarks/README.md.
+on what ran before it, less so where they are that high from the beginning: benchmarks/README.md, page faults.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX
 RAISED: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(_LARGEST), "MALLOC_TRIM_THRESHOLD_": str(2 * _LARGEST),
 }  # fmt: skip
-"""Variables with which glibc has its bounds from the beginning where it would raise them to, as `together` does."""
+"""Variables with which glibc has from the beginning the bounds that `together` sets."""
 
 KEPT: Mapping[str, str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 """Variables with which glibc keeps all that is freed, up to 16 GiB."""
 
 
 def is_movable() -> bool:
-    """Say whether blocks can be kept apart: by glibc, if the user has not said himself where they are to lie."""
+    """Say whether bounds are ours to set: glibc's, if the user has not said himself where blocks lie, or as we do."""
     return _is_glibcs() and _chosen() in ({}, RAISED)
 
 
-def settings() -> str | None:
+def settings(device_kind: str) -> str | None:
     """
     Give the variables that say how memory is kept in steps, as a shell has them; None if nobody says.
 
-    They are those of the user, and `RAISED` where that is left to us.
+    They are those of the user, and on a CPU `RAISED` where that is left to us.
     """
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
     said = {name: os.environ[name] for name in names if name in os.environ}
-    return spelt({**RAISED, **said} if is_movable() else said) or None
+    return spelt({**RAISED, **said} if device_kind == "cpu" and is_movable() else said) or None
 
 
-def told() -> list[str]:
+def told(device_kind: str) -> list[str]:
     """Name the variables that keep freed memory elsewhere as it is kept in timed steps, unless the user has them."""
-    if not is_movable() or _chosen():
+    if device_kind != "cpu" or not is_movable() or _chosen():
         return []
     what = f"Timed with freed memory kept as {spelt(RAISED)} have glibc keep it"
-    return [f"{what}: set them where you run it, or steps may be slower."]
+    return [f"{what}: another process of yours that runs it may be slower without them."]
 
 
 def spelt(variables: Mapping[str, str]) -> str:
@@ -61,6 +61,8 @@ def spelt(variables: Mapping[str, str]) -> str:
     Example:
         >>> spelt(KEPT)
         'MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184'
+        >>> spelt(RAISED)
+        'MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=67108864'
     """
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
@@ -71,8 +73,12 @@ def is_kept() -> bool:
 
 
 def is_apart() -> bool:
-    """Say whether the user has large blocks lie apart from the heap, by a threshold that glibc does not move."""
-    return _is_glibcs() and "MALLOC_MMAP_THRESHOLD_" in _chosen() and not is_kept() and not is_movable()
+    """Say whether the user has large blocks lie apart from the heap, by a low threshold that glibc does not move."""
+    try:
+        threshold = int(_chosen().get("MALLOC_MMAP_THRESHOLD_", ""), 0)
+    except ValueError:
+        return False
+    return _is_glibcs() and threshold <= _LARGE and not is_kept()
 
 
 def apart() -> None:
@@ -82,9 +88,9 @@ def apart() -> None:
 
 def together() -> None:
     """
-    Have blocks lie in the heap, and be found again by the next step: the bounds of `RAISED`.
+    Have blocks lie in the heap, and be found again by the next step.
 
-    They are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
+    The bounds are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
     (mallopt(3), M_MMAP_THRESHOLD); a process cannot have it move them by itself again.
     """
     _set(_LARGEST)

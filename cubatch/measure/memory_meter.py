@@ -45,7 +45,7 @@ class Meter(Protocol):
         ...
 
     def settle(self) -> None:
-        """Be told that steps are to be timed: libraries have what they keep."""
+        """Be told that what follows is to be as in timed steps: libraries have what they keep, or nothing runs."""
         return  # an empty body would be abstract to a type checker
 
     def tidy(self) -> bool:

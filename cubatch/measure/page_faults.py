@@ -1,9 +1,8 @@
 """
 What it costs that freed memory is given back to the system and fetched anew by the next step, page by page.
 
-glibc has each block above a threshold as a mapping of its own, and gives back the top of its heap.  How much that is
-depends on what the process freed before.  `resnet18`, 128 samples in inference, met 41 805 page faults in each step and
-made 474 samples/s, and 618 with all that is freed kept (benchmarks/README.md, page faults).
+glibc has each block above a threshold as a mapping of its own, and gives back the top of its heap above another.  Also
+where both are as high as it raises them a step of many samples pays for that (benchmarks/README.md, page faults).
 """
 
 from __future__ import annotations
@@ -49,5 +48,5 @@ class PageFaults:
             return []
         met = f"At batch size {batch_size} the system took {format_whole_percent(share)} of the CPU time for"
         cause = f"{format_count(faults)} page faults a step: glibc gives freed memory back and fetches it anew."
-        variables = heap.spelt(heap.KEPT)
-        return [f"{met} {cause} Set {variables} for this and where you run it to have it kept, for more memory."]
+        variables = f"{heap.spelt(heap.KEPT)}, and no others of malloc"
+        return [f"{met} {cause} Set {variables}, for this and where you run it to have it kept, for more memory."]

@@ -53,7 +53,7 @@ def tuned(
         versions: Of what runs it, for the result's `environment`.
     """
     made = functools.cache(functools.partial(make, room.bytes, limits.seed))
-    run.notes += [*room.told(), *(heap.told() if device.kind == "cpu" else ())]
+    run.notes += [*room.told(), *heap.told(device.kind)]
     known = _kept_ladder(run, room)
     try:
         if known is not None:

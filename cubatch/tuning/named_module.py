@@ -140,7 +140,7 @@ class NamedModule:
         return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
 
     def _conditions(self) -> dict[str, Any]:
-        malloc = heap.settings() if self.device.kind == "cpu" else None
+        malloc = heap.settings(self.device.kind)
         found: dict[str, Any] = {"omp_threads": os.environ.get("OMP_NUM_THREADS"), "malloc": malloc}
         for number, source in enumerate(self.sources):
             facts = source.conditions()

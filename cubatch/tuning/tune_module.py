@@ -85,9 +85,9 @@ def autotune_module(
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free. On the CPU it bounds what the
             resident set of the process grows by, on a GPU what PyTorch's allocator holds, the module included; of a
-            limit of some tens of MiB a good part may stay unused.  On the CPU, before a size that might take more by
-            chance, glibc's bounds for blocks that lie in its heap are set, in this process for good where the module
-            is not named: see the notes of the result.
+            limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds for blocks that lie in
+            its heap are raised before anything is timed, in this process for good where the module is not named: the
+            result names the variables with which another process has them.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing

@@ -84,10 +84,9 @@ def tune_file(
         }  # fmt: skip
         return WorkersModule(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments), remedy="")
 
-    malloc = heap.settings() if found.kind == "cpu" else None
     with kept.open_run(
         kept.path_of(store), identity=identity,
-        conditions=conditions(found) | {"malloc": malloc} | versions | _sums(path),
+        conditions=conditions(found) | {"malloc": heap.settings(found.kind)} | versions | _sums(path),
         budget=limits.budget, memory_bytes=room.bytes, refresh=store == "refresh",
     ) as run:  # fmt: skip
         return tuned(path.name, LIBRARY, found, mode, None, runner, run, goal, limits, room, progress, versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import UserList
 
 import pytest
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from cubatch.errors import OverLimit  # noqa: E402
 from cubatch.frameworks import module_runner  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+from cubatch.measure import heap  # noqa: E402
 
 nn = torch.nn
 MIB = 2**20
@@ -155,6 +157,30 @@ def test_a_heap_is_kept_in_order_only_where_it_might_take_more_than_the_limit(on
     assert "batch size 350" in runner.notes[0]
     runner.release()
     assert max(row["took"] for row in runner.ran) <= limit
+
+
+@pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
+def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch):
+    """They are raised before any step, and again after the first with a size, where the heap is kept in order."""
+    met = []
+    for name in ("apart", "together"):
+        monkeypatch.setattr(heap, name, functools.partial(met.append, name))
+
+    class Seen(Sized):
+        def forward(self, x):
+            if not isinstance(x, torch._subclasses.FakeTensor):
+                met.append("step")
+            return super().forward(x)
+
+    runner = runner_of(Seen(), 2**40)
+    runner.prepare(4)
+    assert met[0] == "together"
+    assert "apart" not in met
+    assert runner.meter.tidy()
+    met.clear()
+    runner.prepare(8)
+    runner.step()
+    assert met[-4:] == ["apart", "step", "together", "step"]
 
 
 def runner_of(module, limit):

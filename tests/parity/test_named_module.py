@@ -69,6 +69,7 @@ def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place):
     assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
     assert (again.batch_size, again.dtype) == (first.batch_size, "float32")
     assert any("Answered from the store" in reason for reason in again.reasons)
+    assert all(told in result.reasons for told in heap.told("cpu") for result in (first, again))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ pytest.importorskip("onnxruntime")
 
 from cubatch.errors import InvalidSpec  # noqa: E402
 from cubatch.frameworks import onnxruntime_runner  # noqa: E402
+from cubatch.measure import heap  # noqa: E402
+from cubatch.tuning import store as results  # noqa: E402
 from tests.parity.onnx_files import SHAPE, Flattened, OfWords, Small, export  # noqa: E402
 
 ASKED = {"device": "cpu", "library": "onnxruntime", "batch_sizes": [2, 4], "budget": 20.0}
@@ -98,6 +100,9 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
     path, place = tmp_path / "model.onnx", tmp_path / "store.sqlite3"
     export(Small(), path, torch.randn(2, *SHAPE))
     first = cb.autotune(path, store=place, **ASKED)
+    (kept,) = results.list_runs(place)
+    assert kept.conditions["malloc"] == heap.settings("cpu")
+    assert all(told in first.reasons for told in heap.told("cpu"))
     with monkeypatch.context() as still:
         still.setattr("cubatch.tuning.tune_onnxruntime.WorkersModule", None)
         again = cb.autotune(path, store=place, **ASKED)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,20 +48,20 @@ for size in (4 * {MIB}, 5 * {MIB}, 6 * {MIB}):
     if meter._is_tidy:
         heap.apart()
 """
-# Two blocks are written and freed in each step: below what lies in a raised heap, above what glibc begins with.
+# Blocks of 60 MiB together are freed in each step: glibc keeps 40 of them by itself, once it has met one.
 FIRST_STEPS = f"""
 import ctypes, resource, sys
+from cubatch.measure import heap
 from cubatch.measure.memory_meter import ResidentMeter
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-if sys.argv[1] == "settled":
-    ResidentMeter().settle()
+exec(sys.argv[1], dict(globals()))
 
 def step():
-    blocks = [libc.malloc(10 * {MIB}) for _ in range(2)]
+    blocks = [libc.malloc(20 * {MIB}) for _ in range(3)]
     for block in blocks:
-        ctypes.memset(block, 1, 10 * {MIB})
+        ctypes.memset(block, 1, 20 * {MIB})
     for block in blocks:
         libc.free(block)
 
@@ -105,7 +107,7 @@ def test_another_allocator_is_not_taken_for_glibcs(tmp_path):
         "void *malloc(size_t size) { return __libc_malloc(size); }\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "other.so", "other.c"], cwd=tmp_path, check=True)
-    ask = "from cubatch.measure import heap; print(heap.is_movable(), heap.settings())"
+    ask = "from cubatch.measure import heap; print(heap.is_movable(), heap.settings('cpu'))"
     library = str(tmp_path / "other.so")
     clean = {name: value for name, value in os.environ.items() if name not in (*heap._CHOICES, "GLIBC_TUNABLES")}
     said = subprocess.run(
@@ -119,28 +121,51 @@ def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch):
     for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     raised = heap.spelt(heap.RAISED) if heap.is_movable() else None
-    assert (heap.settings(), heap.is_kept()) == (raised, False)
+    assert (heap.settings("cpu"), heap.is_kept()) == (raised, False)
     for name, value in heap.KEPT.items():
         monkeypatch.setenv(name, value)
-    assert sorted(heap.settings().split()) == sorted(heap.spelt(heap.KEPT).split())
+    for kind in ("cpu", "cuda"):
+        assert sorted(heap.settings(kind).split()) == sorted(heap.spelt(heap.KEPT).split())
     assert heap.is_kept()
     assert not heap.is_movable()
 
 
+def faults(before, **variables):
+    """Give the page faults of a third step, after some lines of Python, in a process without other bounds."""
+    bare = {name: value for name, value in os.environ.items() if name not in (*heap._CHOICES, "GLIBC_TUNABLES")}
+    done = subprocess.run(
+        (sys.executable, "-c", FIRST_STEPS, before), capture_output=True, text=True, check=True,
+        env={**bare, **variables},
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+NONE, SETTLED = "", "ResidentMeter().settle()"
+FREED = "libc.free(libc.malloc({} * 2**20))"
+FEW = 10  # of huge pages, where the system has them; else 256 a MiB
+
+
 @pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
-def test_a_step_meets_the_same_heap_whatever_ran_before():
-    """Blocks of 10 MiB cost page faults in a process that freed nothing larger, and none once bounds are raised."""
+@pytest.mark.parametrize("before", [NONE, FREED.format(1), FREED.format(31), "heap.apart()"])
+def test_a_step_meets_the_same_heap_whatever_ran_before(before):
+    """Bounds are raised by a meter that was told that steps are to be timed, and stay whatever is freed then."""
+    assert faults(f"{before}\n{SETTLED}\n{FREED.format(1)}") <= 1
 
-    def faults(how, **variables):
-        done = subprocess.run(
-            (sys.executable, "-c", FIRST_STEPS, how), capture_output=True, text=True, check=True,
-            env={**os.environ, **variables},
-        )  # fmt: skip
-        return int(done.stdout)
 
-    assert faults("as it is") >= 10  # of huge pages, where the system has them; else 5 120
-    assert faults("settled") <= 1
-    assert faults("as it is", **heap.RAISED) <= 1  # what users are told to set does the same
+@pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
+def test_what_users_are_told_does_the_same():
+    """The variables of a result, and the two calls of the guide; without them the same steps fetch memory anew."""
+    assert faults(NONE) >= FEW
+    assert faults(NONE, **heap.RAISED) <= 1
+    guide = (Path(__file__).parents[3] / "cubatch" / "README.md").read_text(encoding="utf-8")
+    (calls,) = re.findall(r"^import ctypes\n[^`]+", guide, flags=re.MULTILINE)
+    assert faults(calls) <= 1
+
+
+@pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
+def test_a_meter_leaves_bounds_that_the_user_has_chosen():
+    """Their steps are timed as they are everywhere."""
+    assert faults(SETTLED, MALLOC_MMAP_THRESHOLD_="1048576") >= FEW
 
 
 def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch):
@@ -149,14 +174,25 @@ def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     if not heap.is_movable():
         pytest.skip("no glibc")
-    (said,) = heap.told()
+    (said,) = heap.told("cpu")
     assert heap.spelt(heap.RAISED) in said
-    kept_as = heap.settings()
+    assert (heap.told("cuda"), heap.settings("cuda")) == ([], None)
+    kept_as = heap.settings("cpu")
     for name, value in heap.RAISED.items():
         monkeypatch.setenv(name, value)
-    assert (heap.told(), heap.is_movable(), heap.is_apart(), heap.settings()) == ([], True, False, kept_as)
+    assert (heap.told("cpu"), heap.is_movable(), heap.settings("cpu")) == ([], True, kept_as)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert (heap.told(), heap.is_movable(), heap.is_apart()) == ([], False, True)
+    assert (heap.told("cpu"), heap.is_movable()) == ([], False)
+
+
+@pytest.mark.parametrize(("threshold", "is_apart"), [("1048576", True), ("33554432", False), ("1 MB", False)])
+def test_blocks_lie_apart_only_above_a_low_threshold(monkeypatch, threshold, is_apart):
+    """Of a high one those below it lie together, and take by chance what they take: README's is the highest."""
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    is_glibcs = heap.is_movable()
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", threshold)
+    assert heap.is_apart() == (is_apart and is_glibcs)
 
 
 def test_only_tunables_that_say_where_blocks_lie_count(monkeypatch):

@@ -68,7 +68,7 @@ def test_the_size_with_the_largest_share_is_told(of_the_system):
 
 @pytest.mark.parametrize(
     ("after", "why"),
-    [((0.97, 0.03, 10_000), "a small share"), ((0.5, 0.5, 1_000), "500 us a fault: it did something else")],
+    [((0.97, 0.03, 10_000), "a small share"), ((0.89, 0.11, 10_000), "11 us a fault: it did something else")],
     ids=["small", "something else"],
 )
 def test_what_is_not_worth_saying_is_not_said(of_the_system, after, why):
@@ -78,6 +78,15 @@ def test_what_is_not_worth_saying_is_not_said(of_the_system, after, why):
     faults.begin()
     faults.end(8, 10)
     assert faults.told() == [], why
+
+
+def test_what_took_as_long_as_page_faults_may_is_said(of_the_system):
+    """9 us each, where 2 to 3 were met."""
+    of_the_system((0.0, 0.0, 0), (0.91, 0.09, 10_000))
+    faults = PageFaults()
+    faults.begin()
+    faults.end(8, 10)
+    assert len(faults.told()) == 1
 
 
 def test_without_steps_there_is_nothing_to_tell(of_the_system):
