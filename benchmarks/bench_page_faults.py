@@ -3,9 +3,10 @@ What it costs PyTorch modules on a CPU that glibc gives freed memory back, and w
 
     python -m benchmarks.bench_page_faults --json benchmarks/results/amd-epyc-2-threads/page-faults.json
 
-Each reading is of a process of its own that knows one batch size only, as a user's does: its steps for SECONDS after
-WARM_UP of them, their page faults, the share of the CPU time that the system took, and the process's largest resident
-set.  Processes with `heap.KEPT` in their environment take turns with processes that have nothing like it.
+A visit is a batch size's steps for SECONDS after WARM_UP of them, with their page faults and the share of the CPU time
+that the system took.  Processes that know one batch size only, as a user's does, take turns: with `heap.RAISED` in
+their environment, which is how `autotune_module` times, with `heap.KEPT`, and with nothing like it, as glibc is by
+itself.  Beside them are processes that visit all sizes in turns, as a search does, in an order drawn anew.
 """
 
 from __future__ import annotations
@@ -13,92 +14,103 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.bench_module import UNBOUNDED, runner_of
 from benchmarks.modules import zoo
-from benchmarks.pages.modules import medians
 from benchmarks.provenance import on_cpu
+from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES
 from cubatch.measure import heap
 
-MODULES = ("resnet18", "resnet50", "mobilenet_v3_large", "convnext_tiny", "vit", "encoder")
-SIZES = {"inference": (16, 128), "training": (32,)}
+MODULES = ("resnet50", "mobilenet_v3_large", "convnext_tiny", "encoder")
+SIZES = {"inference": (16, 128), "training": (8, 32)}
+ALONE: Mapping[str, Mapping[str, str]] = {"given_back": {}, "raised": heap.RAISED, "kept": heap.KEPT}
+IN_TURNS = ("given_back", "raised")
+VISITS = 2  # to each size, where they are visited in turns
 WARM_UP = 3
 SECONDS = 2.0
-_OTHERS = ("MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
-def read(name: str, mode: str, batch_size: int) -> dict[str, float]:
-    """Step a module in this process."""
-    runner = runner_of(name, mode, UNBOUNDED)
-    runner.draw(batch_size)
-    for _ in range(WARM_UP):
-        runner.step()
-    before, begun, seconds = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter(), []
-    while time.perf_counter() - begun < SECONDS or len(seconds) < WARM_UP:
-        seconds.append(runner.clock.time(runner.step, 1).seconds)
+def visit(runner: ModuleRunner, batch_size: int) -> dict[str, float]:
+    """Step a size in this process, whose heap is as the environment has it."""
+    with mock.patch.object(heap, "together"):
+        runner.draw(batch_size)
+        for _ in range(WARM_UP):
+            runner.step()
+    before, begun, read = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter(), []
+    while time.perf_counter() - begun < SECONDS or len(read) < WARM_UP:
+        read.append(runner.clock.time(runner.step, 1))
     after = resource.getrusage(resource.RUSAGE_SELF)
     system, user = after.ru_stime - before.ru_stime, after.ru_utime - before.ru_utime
     return {
-        "samples_per_second": batch_size / statistics.median(seconds),
-        "page_faults": (after.ru_minflt - before.ru_minflt) / len(seconds),
+        "batch_size": batch_size,
+        "seconds": statistics.median(reading.seconds for reading in read),
+        "reference_seconds": statistics.median(reading.reference_seconds or 0.0 for reading in read),
+        "page_faults": (after.ru_minflt - before.ru_minflt) / len(read),
         "system_share": system / (system + user),
-        "peak_bytes": after.ru_maxrss * 1024,
     }
 
 
-def in_turns(name: str, mode: str, batch_size: int, rounds: int) -> dict[str, Any]:
-    """Read it in processes that keep freed memory, and in such that do not."""
-    bare = {key: value for key, value in os.environ.items() if key not in {*heap.KEPT, *_OTHERS}}
-    environments = {"given_back": bare, "kept": {**bare, **heap.KEPT}}
-    command = [sys.executable, "-m", "benchmarks.bench_page_faults", "--one", name, mode, str(batch_size)]
-    readings: dict[str, list[dict[str, float]]] = {how: [] for how in environments}
+def read_all(name: str, mode: str, order: Sequence[int]) -> dict[str, Any]:
+    """Visit sizes in this process; its largest resident set is that of all."""
+    runner = runner_of(name, mode, UNBOUNDED)
+    visits = [visit(runner, batch_size) for batch_size in order]
+    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "visits": visits}
+
+
+def started(name: str, mode: str, order: Sequence[int], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Have a process of its own visit sizes, with variables that say how freed memory is kept and no others."""
+    others = {*heap.KEPT, *heap.RAISED, "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD"}
+    bare = {key: value for key, value in os.environ.items() if key not in others}
+    command = [sys.executable, "-m", "benchmarks.bench_page_faults", "--one", name, mode, *map(str, order)]
+    done = subprocess.run(command, env={**bare, **variables}, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def compared(name: str, mode: str, rounds: int) -> dict[str, Any]:
+    """Read each size alone and all in turns, in processes that keep more freed memory or less."""
+    draw = random.Random(0)
+    alone: dict[str, list[Any]] = {how: [] for how in ALONE}
+    in_turns: dict[str, list[Any]] = {how: [] for how in IN_TURNS}
     for turn in range(rounds):
-        for how in sorted(environments, reverse=bool(turn % 2)):
-            done = subprocess.run(command, env=environments[how], capture_output=True, text=True, check=True)
-            readings[how].append(json.loads(done.stdout))
-    return {"module": name, "mode": mode, "batch_size": batch_size, **readings}
-
-
-def _told(row: dict[str, Any]) -> str:
-    before, kept = medians(row["given_back"]), medians(row["kept"])
-    gain, more = (kept[figure] / before[figure] - 1 for figure in ("samples_per_second", "peak_bytes"))
-    return (
-        f"{before['samples_per_second']:.0f} samples/s, kept {kept['samples_per_second']:.0f} ({gain:+.1%}); "
-        f"{before['page_faults']:.0f} page faults a step, {before['system_share']:.1%} of the CPU time; "
-        f"peak {more:+.1%}"
-    )
+        for how in [*ALONE][:: -1 if turn % 2 else 1]:
+            alone[how] += [started(name, mode, [size], ALONE[how]) for size in SIZES[mode]]
+        order = [size for _ in range(VISITS) for size in draw.sample(SIZES[mode], len(SIZES[mode]))]
+        for how in IN_TURNS:
+            in_turns[how].append(started(name, mode, order, ALONE[how]))
+    return {"module": name, "mode": mode, "alone": alone, "in_turns": in_turns}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read each module and print a line for it."""
+    """Read each module; the page has the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(MODULES))
     parser.add_argument("--rounds", type=int, default=3, help="processes of each kind")
-    parser.add_argument("--one", nargs=3, metavar=("MODULE", "MODE", "N"), help="read once, in this process")
+    parser.add_argument("--one", nargs="+", metavar=("MODULE MODE", "N"), help="read once, in this process")
     options = parser.parse_args(arguments)
     if options.one:
-        name, mode, batch_size = options.one
-        print(json.dumps(read(name, mode, int(batch_size))))
+        name, mode, *order = options.one
+        print(json.dumps(read_all(name, mode, [int(size) for size in order])))
         return
     rows = []
     for name in options.modules:
         for mode in MODES:
-            for batch_size in SIZES[mode]:
-                rows.append(row := in_turns(name, mode, batch_size, options.rounds))
-                print(f"{name} {mode} {batch_size}: {_told(row)}", flush=True)
+            rows.append(compared(name, mode, options.rounds))
+            print(json.dumps(rows[-1]), flush=True)
     if options.json:
-        content = {**on_cpu("page_faults"), "kept": heap.spelt(heap.KEPT), "rows": rows}
-        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        about = {**on_cpu("page_faults"), "raised": heap.spelt(heap.RAISED), "kept": heap.spelt(heap.KEPT)}
+        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import faults, fleet, fusion, gpu, memory, modules, predictor, rooms, search, trust
+from benchmarks.pages import faults, fleet, fusion, gpu, memory, modules, page_faults, predictor, rooms, search, trust
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -173,7 +173,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "fusion": fusion.fusion,
     "memory": memory.memory,
     "module_memory": modules.memory,
-    "page_faults": modules.page_faults,
+    "page_faults": page_faults.page_faults,
     "module_answers": modules.answers,
     **gpu.KINDS,
 }

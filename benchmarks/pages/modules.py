@@ -1,4 +1,4 @@
-"""PyTorch modules: answers beside those of other finders, memory as it was said and taken, page faults."""
+"""PyTorch modules: answers beside those of other finders, and memory as it was said and taken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.pages.tables import table
-from cubatch.units import format_bytes, format_count
+from cubatch.units import format_bytes
 
 WITHIN = 0.1  # of memory
 CLOSE = 0.03  # of throughput
@@ -68,49 +68,3 @@ def answers(result: dict[str, Any]) -> str:
     )
     head = ["finder", "lost, mean", "worst", f"within {100 * CLOSE:.0f} %", "seconds, mean", "out of memory"]
     return f"{caption}\n\n{table(head, rows)}"
-
-
-def page_faults(result: dict[str, Any]) -> str:
-    """Each module and size in processes of its own: as glibc is by itself, and with freed memory kept."""
-    rows = []
-    for row in result["rows"]:
-        given_back, kept = (medians(row[how]) for how in ("given_back", "kept"))
-        rows.append(
-            [
-                f"`{row['module']}`",
-                row["mode"],
-                str(row["batch_size"]),
-                format_count(given_back["page_faults"]),
-                f"{100 * given_back['system_share']:.0f} %",
-                _spread(row["given_back"]),
-                _spread(row["kept"]),
-                f"{kept['samples_per_second'] / given_back['samples_per_second']:.2f}",
-                f"{kept['peak_bytes'] / given_back['peak_bytes']:.2f}",
-            ]
-        )
-    caption = (
-        f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}; medians and "
-        f"ranges of {len(result['rows'][0]['kept'])} processes each, in turns; kept by `{result['kept']}`."
-    )
-    head = [
-        "module",
-        "mode",
-        "batch",
-        "page faults a step",
-        "of the CPU time",
-        "samples/s",
-        "kept",
-        "times",
-        "memory, times",
-    ]
-    return f"{caption}\n\n{table(head, rows)}"
-
-
-def medians(readings: list[dict[str, float]]) -> dict[str, float]:
-    """Give the median of each figure."""
-    return {figure: statistics.median(reading[figure] for reading in readings) for figure in readings[0]}
-
-
-def _spread(readings: list[dict[str, float]]) -> str:
-    rates = sorted(reading["samples_per_second"] for reading in readings)
-    return f"{format_count(statistics.median(rates))} ({format_count(rates[0])} to {format_count(rates[-1])})"

@@ -38,21 +38,3 @@ def test_finders_are_summed_up_over_all_cases():
     assert "training of `a`, `b`; sizes up to 64" in text
     assert "| **cubatch** | 3.0 % | 5.0 % | 1 of 2 | 5.0 | 0 |" in text
     assert "| other | 50.0 % | 100.0 % | 1 of 2 | 5.0 | 5 |" in text
-
-
-def test_page_faults_are_medians_and_the_gain_is_a_ratio():
-    """Of three processes that give memory back and three that keep it, with their ranges."""
-
-    def read(rate, faults, peak):
-        return {"samples_per_second": rate, "page_faults": faults, "system_share": 0.25, "peak_bytes": peak}
-
-    case = {
-        "module": "a", "mode": "inference", "batch_size": 16,
-        "given_back": [read(100.0, 9e3, 10), read(120.0, 1e4, 12), read(80.0, 2e4, 9)],
-        "kept": [read(150.0, 0, 11), read(130.0, 1, 15), read(140.0, 2, 20)],
-    }  # fmt: skip
-    about = {"device": "a CPU", "threads": 2, "date": "2026-01-01", "commit": "c0ffee", "kept": "X=1"}
-    text = modules.page_faults({**about, "rows": [case]})
-    assert "ranges of 3 processes each, in turns; kept by `X=1`" in text
-    row = "| `a` | inference | 16 | 10 000 | 25 % | 100 (80 to 120) | 140 (130 to 150) | 1.40 | 1.50 |"
-    assert row in text
