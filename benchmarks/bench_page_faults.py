@@ -32,7 +32,7 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES
 from cubatch.measure import heap
 
-MODULES = ("resnet50", "mobilenet_v3_large", "convnext_tiny", "encoder")
+MODULES = ("resnet50", "mobilenet_v3_large", "convnext_tiny")
 SIZES = {"inference": (16, 128), "training": (8, 32)}
 ALONE: Mapping[str, Mapping[str, str]] = {"given_back": {}, "raised": heap.RAISED, "kept": heap.KEPT}
 IN_TURNS = ("given_back", "raised")
