@@ -36,18 +36,26 @@ def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
     return found
 
 
+def current_folder() -> str | None:
+    """Give the folder that this process is in; None if it is gone."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return None
+
+
 @contextlib.contextmanager
-def beside_us() -> Iterator[None]:
-    """Have the current folder be the last that imports look in: a file there hides nothing that is installed."""
-    here = str(Path.cwd())
-    if here in sys.path or "" in sys.path:
+def beside(folder: str | None) -> Iterator[None]:
+    """Have imports look in a folder too, in the last place: a file there hides nothing that is installed."""
+    if folder is None or folder in sys.path or "" in sys.path:
         yield
         return
-    sys.path.append(here)
+    sys.path.append(folder)
     try:
         yield
-    finally:
-        sys.path.remove(here)
+    finally:  # the user's code may have put it there as well, or made the whole path anew
+        if places := [place for place, found in enumerate(sys.path) if found == folder]:
+            del sys.path[places[-1]]
 
 
 @contextlib.contextmanager

@@ -49,11 +49,12 @@ def asking(
             "--library torch takes one of --input-shape H,W,C, of one image, and --example-inputs, a function "
             "that gives any other inputs"
         )
-    with user_code.beside_us():
+    here = user_code.current_folder()
+    with user_code.beside(here):
         example = _example(input_shape, example_inputs)
 
     def tuned(**options: Any) -> TuningResult:
-        with user_code.beside_us():
+        with user_code.beside(here):
             return autotune_module(model, example, autocast=_AUTOCAST[dtype], **options)
 
     return tuned

@@ -79,7 +79,7 @@ def channels_first(extents: Extents) -> tuple[int, ...]:
 def _built(text: str) -> Any:
     module, _, name = text.partition(":")
     what = "package.module:name of what can be imported and called without arguments"
-    with user_code.beside_us(), user_code.users("model", text, what):
+    with user_code.beside(user_code.current_folder()), user_code.users("model", text, what):
         found = user_code.part_of(importlib.import_module(module), name, "model", "a name")
         is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
         return found if is_ready and not isinstance(found, type) else found()
