@@ -12,8 +12,8 @@ compare sizes in one state of the host: which size met the slow one, a sixth slo
 
 Each module and mode has processes of its own, and several judges, since two processes that did the same differ.  All
 of them visit sizes in turns, with glibc's bounds raised, as `ModuleRunner` has them: else the C library would keep what
-is freed, or fetch it again in every step, by what the process ran before, and no size would be as fast as where nothing
-else ran (benchmarks/README.md).
+is freed, or fetch it again in every step, by what the process ran before, and a size might not be as fast as where
+nothing else ran (benchmarks/README.md).
 """
 
 from __future__ import annotations

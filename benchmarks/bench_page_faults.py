@@ -6,7 +6,7 @@ What it costs PyTorch modules on a CPU that glibc gives freed memory back, and w
 A visit is a batch size's steps for SECONDS after WARM_UP of them, with their page faults and the share of the CPU time
 that the system took.  Processes that know one batch size only, as a user's does, take turns: with `heap.RAISED` in
 their environment, which is how `autotune_module` times, with `heap.KEPT`, and with nothing like it, as glibc is by
-itself.  Beside them are processes that visit all sizes in turns, as a search does, in an order drawn anew.
+itself.  Beside them are processes that visit all sizes in turns, as a search does, in an order that is drawn.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def visit(runner: ModuleRunner, batch_size: int) -> dict[str, float]:
 
 
 def read_all(name: str, mode: str, order: Sequence[int]) -> dict[str, Any]:
-    """Visit sizes in this process; its largest resident set is that of all."""
+    """Visit sizes in this process; its largest resident set is that since the last batch was drawn."""
     runner = runner_of(name, mode, UNBOUNDED)
     visits = [visit(runner, batch_size) for batch_size in order]
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "visits": visits}
@@ -79,14 +79,14 @@ def started(name: str, mode: str, order: Sequence[int], variables: Mapping[str, 
 
 def compared(name: str, mode: str, rounds: int) -> dict[str, Any]:
     """Read each size alone and all in turns, in processes that keep more freed memory or less."""
-    draw = random.Random(0)
+    draw = random.Random(f"{name} {mode}")
     alone: dict[str, list[Any]] = {how: [] for how in ALONE}
     in_turns: dict[str, list[Any]] = {how: [] for how in IN_TURNS}
     for turn in range(rounds):
         for how in [*ALONE][:: -1 if turn % 2 else 1]:
             alone[how] += [started(name, mode, [size], ALONE[how]) for size in SIZES[mode]]
         order = [size for _ in range(VISITS) for size in draw.sample(SIZES[mode], len(SIZES[mode]))]
-        for how in IN_TURNS:
+        for how in IN_TURNS[:: -1 if turn % 2 else 1]:
             in_turns[how].append(started(name, mode, order, ALONE[how]))
     return {"module": name, "mode": mode, "alone": alone, "in_turns": in_turns}
 
@@ -107,10 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.modules:
         for mode in MODES:
             rows.append(compared(name, mode, options.rounds))
-            print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        about = {**on_cpu("page_faults"), "raised": heap.spelt(heap.RAISED), "kept": heap.spelt(heap.KEPT)}
-        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            print(f"{name} {mode} is done", flush=True)
+            if options.json:  # as far as it is
+                about = {**on_cpu("page_faults"), "raised": heap.spelt(heap.RAISED), "kept": heap.spelt(heap.KEPT)}
+                text = json.dumps({**about, "rows": rows}, indent=1, allow_nan=False)
+                options.json.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.pages.tables import table
-from cubatch.measure.counting import HostState, host_state
-from cubatch.measure.goal import Goal
-from cubatch.measure.records import Timing
+from cubatch.measure.counting import SLOW
 from cubatch.units import format_count
 
 NONE = "-"
+Visit = dict[str, float]
 
 
 def page_faults(result: dict[str, Any]) -> str:
@@ -20,48 +20,46 @@ def page_faults(result: dict[str, Any]) -> str:
     rates, gains = [], []
     for row in result["rows"]:
         processes = [process for way in ("alone", "in_turns") for of in row[way].values() for process in of]
-        state = host_state((_timing(visit) for process in processes for visit in process["visits"]), Goal())
-        for size in sorted({int(visit["batch_size"]) for process in processes for visit in process["visits"]}):
+        visits = [visit for process in processes for visit in process["visits"]]
+        between = SLOW * min(visit["reference_seconds"] for visit in visits)
+        is_quick = 2 * sum(visit["reference_seconds"] <= between for visit in visits) >= len(visits)
+        alike = functools.partial(_alike, between=between, is_quick=is_quick)
+        for size in sorted({int(visit["batch_size"]) for visit in visits}):
             place = [f"`{row['module']}`", row["mode"], str(size)]
             cells = []
             for how in ("given_back", "raised"):
                 for way in ("alone", "in_turns"):
-                    visits = _of(row[way][how], size)
-                    cells += [_spread(_alike(visits, state)), format_count(_median(visits, "page_faults"))]
+                    of = _of(row[way][how], size)
+                    cells += [_spread(alike(of)), format_count(_median(of, "page_faults"))]
             rates.append([*place, *cells])
-            gains.append([*place, *_gained(row["alone"], size, state)])
-    of_one = Counter(process["visits"][0]["batch_size"] for process in result["rows"][0]["alone"]["kept"])
+            gains.append([*place, *_gained(row["alone"], size, alike)])
     caption = (
-        f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}; medians and "
-        f"ranges of {max(of_one.values())} processes each, in turns, rates in the state of the host in which most "
-        f"was read ({NONE}: none was); raised by `{result['raised']}`, kept by `{result['kept']}`."
+        f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}; medians, and "
+        "ranges of so many visits as are in the state of the host in which most were; page faults, CPU time and memory "
+        f"are of both states. Raised by `{result['raised']}`, kept by `{result['kept']}`."
     )
     ways = [f"{how}, {way}" for how in ("as it is", "raised") for way in ("alone", "in turns")]
     of_rates = table(["module", "mode", "batch", *(head for way in ways for head in (way, "page faults"))], rates)
-    heads = ["of the CPU time", "raised, times", "memory, times", "kept, times", "memory, times"]
-    return f"{caption}\n\n{of_rates}\n\n{table(['module', 'mode', 'batch', *heads], gains)}"
+    heads = ["of the CPU time", "raised, times", "its memory, times", "kept, times", "its memory, times"]
+    of_gains = table(["module", "mode", "batch", *heads], gains)
+    return f"{caption}\n\n{of_rates}\n\nOf the processes that know one size:\n\n{of_gains}"
 
 
-def _timing(visit: dict[str, float]) -> Timing:
-    return Timing(
-        batch_size=int(visit["batch_size"]), round=0, seconds=visit["seconds"],
-        reference_seconds=visit["reference_seconds"],
-    )  # fmt: skip
-
-
-def _of(processes: list[dict[str, Any]], size: int) -> list[dict[str, float]]:
+def _of(processes: list[dict[str, Any]], size: int) -> list[Visit]:
     return [visit for process in processes for visit in process["visits"] if visit["batch_size"] == size]
 
 
-def _alike(visits: list[dict[str, float]], state: HostState | None) -> list[dict[str, float]]:
-    """Give visits of the state in which they are compared; there may be none."""
-    return [visit for visit in visits if state is None or state.holds(_timing(visit))]
+def _alike(visits: list[Visit], *, between: float, is_quick: bool) -> list[Visit]:
+    """Give the visits of one state of the host."""
+    return [visit for visit in visits if (visit["reference_seconds"] <= between) == is_quick]
 
 
-def _gained(alone: dict[str, list[dict[str, Any]]], size: int, state: HostState | None) -> list[str]:
+def _gained(
+    alone: dict[str, list[dict[str, Any]]], size: int, alike: Callable[[list[Visit]], list[Visit]]
+) -> list[str]:
     """Set raised bounds and kept memory against glibc's own way: share of the system, rates, largest resident sets."""
     visits = {how: _of(processes, size) for how, processes in alone.items()}
-    seconds = {how: _median(those, "seconds") for how, of in visits.items() if (those := _alike(of, state))}
+    seconds = {how: _median(those, "seconds") for how, of in visits.items() if (those := alike(of))}
     peaks = {
         how: statistics.median(each["peak_bytes"] for each in of if each["visits"][0]["batch_size"] == size)
         for how, of in alone.items()
@@ -74,12 +72,15 @@ def _gained(alone: dict[str, list[dict[str, Any]]], size: int, state: HostState 
     return told
 
 
-def _median(visits: list[dict[str, float]], figure: str) -> float:
+def _median(visits: list[Visit], figure: str) -> float:
     return statistics.median(visit[figure] for visit in visits)
 
 
-def _spread(visits: list[dict[str, float]]) -> str:
+def _spread(visits: list[Visit]) -> str:
     if not visits:
         return NONE
     rates = sorted(visit["batch_size"] / visit["seconds"] for visit in visits)
-    return f"{format_count(statistics.median(rates))} ({format_count(rates[0])} to {format_count(rates[-1])})"
+    middle = format_count(statistics.median(rates))
+    if len(rates) == 1:
+        return f"{middle} (1)"
+    return f"{middle} ({format_count(rates[0])} to {format_count(rates[-1])}; {len(rates)})"

@@ -97,12 +97,15 @@ def test_token_ids_stay_within_their_table(files):
 
 def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, monkeypatch):
     """A rerun starts no worker; other weights under the same name are refused by the field."""
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
     path, place = tmp_path / "model.onnx", tmp_path / "store.sqlite3"
     export(Small(), path, torch.randn(2, *SHAPE))
     first = cb.autotune(path, store=place, **ASKED)
     (kept,) = results.list_runs(place)
-    assert kept.conditions["malloc"] == heap.settings("cpu")
-    assert all(told in first.reasons for told in heap.told("cpu"))
+    raised = heap.spelt(heap.RAISED)
+    assert kept.conditions["malloc"] == (raised if heap.is_movable() else None)
+    assert any(raised in reason for reason in first.reasons) == heap.is_movable()
     with monkeypatch.context() as still:
         still.setattr("cubatch.tuning.tune_onnxruntime.WorkersModule", None)
         again = cb.autotune(path, store=place, **ASKED)

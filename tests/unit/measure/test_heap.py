@@ -1,4 +1,4 @@
-"""What is kept for good between large blocks does not make the heap grow, once blocks lie apart in the first step."""
+"""The heap in which steps are timed: the same whatever ran before, and kept from growing where memory matters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
 def test_a_heap_in_order_takes_what_its_blocks_take():
-    """Left to itself it takes the blocks of earlier shapes too; in order, within what it need not give back."""
+    """With raised bounds alone it takes the blocks of earlier shapes too; in order, what it need not give back."""
 
     def peaks(how):
         done = subprocess.run((sys.executable, "-c", STEPS, how), capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 READ = {1: 0.01, 8: 0.06, 16: 0.1, 32: 0.22}  # seconds: 16 is the fastest a sample
 
 # Samples per second of a small decoder of language on two threads of an AMD EPYC, by PyTorch 2.13: beyond 24 samples
-# its result is above what glibc's heap holds, and is given back in each step (benchmarks/README.md, PyTorch modules).
+# its result is above what glibc's heap holds, and is given back in each step (benchmarks/README.md, page faults).
 DECODER = {1: 182.3, 2: 246.6, 4: 331.7, 8: 352.6, 16: 368.1, 24: 410.7, 32: 348.8}
 
 
