@@ -11,7 +11,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 10.0}
+ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 60.0}
 
 
 @dataclasses.dataclass
