@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
+from cubatch.measure import heap
 from cubatch.tuning import turns
 from tests.thorough import THOROUGH, examples
 
@@ -29,6 +30,13 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture
+def malloc_is_not_chosen(monkeypatch):
+    """No variable says where blocks lie: Dask leaves one of them in the environment of the tests that follow."""
+    for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True, scope="session")

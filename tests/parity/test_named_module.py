@@ -54,10 +54,8 @@ def statuses(result):
     return {m.batch_size: m.status for m in result.measurements}
 
 
-def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place, monkeypatch):
+def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place, malloc_is_not_chosen):
     """One worker takes all timings; the second answer is of the store, and the same."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
-        monkeypatch.delenv(name, raising=False)
     asked = ASKED | {"store": place / "store.sqlite3", "mode": "training", "loss": f"{HERE}:scalar"}
     first = cb.autotune_module(f"{HERE}:small", SHAPE, **asked)
     processes = {process for process, _ in calls(place)}
@@ -104,10 +102,8 @@ def test_the_list_of_what_is_kept_tells_the_shape_that_was_given(place, nothing_
     assert sorted(str(row[grid.columns.index("input")]) for row in grid.rows) == ["3x8x8", "3x8x9", "None"]
 
 
-def test_timings_of_another_allocator_are_refused(place, nothing_runs, monkeypatch):
+def test_timings_of_another_allocator_are_refused(place, nothing_runs, monkeypatch, malloc_is_not_chosen):
     """How freed memory is kept decides the speed on a CPU as much as the batch size does."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):  # Dask sets one of them for its workers
-        monkeypatch.delenv(name, raising=False)
     for kept in ("0", "65536"):
         monkeypatch.setenv("MALLOC_MMAP_MAX_", kept)
         with pytest.raises(KeyboardInterrupt):

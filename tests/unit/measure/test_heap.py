@@ -87,10 +87,8 @@ def test_a_heap_in_order_takes_what_its_blocks_take():
     assert loose[-1] > 1.4 * tidy[-1]
 
 
-def test_bounds_that_the_user_has_chosen_stay(monkeypatch):
+def test_bounds_that_the_user_has_chosen_stay(monkeypatch, malloc_is_not_chosen):
     """Whoever tunes glibc has their process measured as it is."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
     assert heap.is_movable() == ("glibc" in os.confstr("CS_GNU_LIBC_VERSION"))
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072")
     assert not heap.is_movable()
@@ -116,10 +114,8 @@ def test_another_allocator_is_not_taken_for_glibcs(tmp_path):
     assert said == f"False LD_PRELOAD={library}\n"
 
 
-def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch):
+def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch, malloc_is_not_chosen):
     """Kept timings apply only where it is the same."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD"):
-        monkeypatch.delenv(name, raising=False)
     raised = heap.spelt(heap.RAISED) if heap.is_movable() else None
     assert (heap.settings("cpu"), heap.is_kept()) == (raised, False)
     for name, value in heap.KEPT.items():
@@ -168,10 +164,8 @@ def test_a_meter_leaves_bounds_that_the_user_has_chosen():
     assert faults(SETTLED, MALLOC_MMAP_THRESHOLD_="1048576") >= FEW
 
 
-def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch):
+def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch, malloc_is_not_chosen):
     """They are measured as without them, and no more is said; other choices are the user's."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
     if not heap.is_movable():
         pytest.skip("no glibc")
     (said,) = heap.told("cpu")
@@ -186,19 +180,15 @@ def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(("threshold", "is_apart"), [("1048576", True), ("33554432", False), ("1 MB", False)])
-def test_blocks_lie_apart_only_above_a_low_threshold(monkeypatch, threshold, is_apart):
+def test_blocks_lie_apart_only_above_a_low_threshold(monkeypatch, threshold, is_apart, malloc_is_not_chosen):
     """Of a high one those below it lie together, and take by chance what they take: README's is the highest."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
     is_glibcs = heap.is_movable()
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", threshold)
     assert heap.is_apart() == (is_apart and is_glibcs)
 
 
-def test_only_tunables_that_say_where_blocks_lie_count(monkeypatch):
+def test_only_tunables_that_say_where_blocks_lie_count(monkeypatch, malloc_is_not_chosen):
     """Each is a variable of the same meaning; how many arenas there are is none of them."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
     is_movable = heap.is_movable()
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.tcache_count=0")
     assert (heap.is_movable(), heap.is_kept(), heap.is_apart()) == (is_movable, False, False)

@@ -33,10 +33,8 @@ def test_where_the_peak_cannot_be_reset_nothing_is_told(monkeypatch, tmp_path):
     assert meter.peak() is None
 
 
-def test_a_heap_is_put_in_order_once(monkeypatch):
+def test_a_heap_is_put_in_order_once(monkeypatch, malloc_is_not_chosen):
     """Readings scatter less from then on; where the user has chosen a threshold himself they do from the beginning."""
-    for name in (*heap._CHOICES, "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
     if not heap.is_movable():
         pytest.skip("no glibc")
     meter = ResidentMeter()
