@@ -1,13 +1,14 @@
 """
-How far what `autotune_module` says of memory lies from what steps take, on the CPU.
+How far what `autotune_module` says of memory lies from what steps take.
 
     python -m benchmarks.bench_module_memory --json benchmarks/results/amd-epyc-2-threads/module-memory.json
+    python -m benchmarks.bench_module_memory --device cuda:0 --room 2048 --json FILE
 
 Each module is run in a process of its own, with a limit of what it takes at one sample and ROOM more.  A few small
 sizes are looked at, as in a tuning run.  Then the largest size that is thought to fit is asked for, and smaller ones,
 until one that is allowed has run STEPS steps; and again, while what it took lets one that is a tenth larger fit.  What
-was said of a size just before it ran stands beside what it took, by the resident set, and beside what a walk without
-data says alone.  Memory is no timing: a busy machine disturbs nothing.
+was said of a size just before it ran stands beside what it took, by the resident set or, on a GPU, by what PyTorch's
+allocator held, and beside what a walk without data says alone.  Memory is no timing: a busy machine disturbs nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.modules import zoo
-from benchmarks.provenance import on_cpu
+from benchmarks.provenance import run_on
 from cubatch.errors import OverLimit
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.torch_module import MODES
+from cubatch.hardware import probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 
@@ -35,21 +37,21 @@ LOOK_SECONDS = 3.0  # as of a budget of 60 s
 _KIND = {"loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False}
 
 
-def opened(name: str, mode: str, limit: int) -> RemoteRunner:
+def opened(name: str, mode: str, device: str, limit: int) -> RemoteRunner:
     """Start a worker with a module's runner."""
     arguments = {
-        "build": f"benchmarks.modules.zoo:{name}", "inputs": module_worker.pack(zoo.example(name)), "device": "cpu",
+        "build": f"benchmarks.modules.zoo:{name}", "inputs": module_worker.pack(zoo.example(name)), "device": device,
         "mode": mode, "memory_limit": limit, "seed": 0, **_KIND,
     }  # fmt: skip
     return RemoteRunner(FactoryRef("cubatch.frameworks.module_worker:runner", arguments))
 
 
-def score(name: str, mode: str, room: int) -> dict[str, Any]:
+def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
     """Climb to the largest size that fits, and compare what was said with what was taken."""
-    first = opened(name, mode, 2**40)
+    first = opened(name, mode, device, 2**40)
     limit = first.call("look", seconds=0.0, top=0)["first"] + room
     first.close()
-    runner = opened(name, mode, limit)
+    runner = opened(name, mode, device, limit)
     size = runner.call("look", seconds=LOOK_SECONDS, top=None)["largest"]
     ran = 0
     while size > GREW * ran:
@@ -78,12 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--room", type=int, default=256, help="MiB beside what one sample takes")
     options = parser.parse_args(arguments)
+    device = probe.resolve(options.device)
     rows = []
     for name in options.modules:
         for mode in options.modes:
-            row = score(name, mode, options.room * MIB)
+            row = score(name, mode, device.address, options.room * MIB)
             rows.append(row)
             last = row["sizes"][-1]
             print(
@@ -93,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             sys.stdout.flush()
             if options.json:
-                options.json.write_text(json.dumps(_content(rows), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+                content = {**run_on(device, "module_memory"), "image": zoo.IMAGE, "rows": rows}
+                options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     errors = sorted(abs(row["error"]) for row in rows)
     above = sum(row["most"] > 1 for row in rows)
     within = sum(error <= 0.1 for error in errors)
@@ -101,10 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"largest sizes: {within} of {len(rows)} within 10 %, median {statistics.median(errors):.1%}, worst "
         f"{errors[-1]:.1%}; {above} took more than the limit"
     )
-
-
-def _content(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {**on_cpu("module_memory"), "image": zoo.IMAGE, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from cubatch.engine.conditions import environment
 from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
 
 
 def provenance(commit: str = "") -> dict[str, str]:
@@ -22,8 +23,12 @@ def provenance(commit: str = "") -> dict[str, str]:
 
 
 def on_cpu(benchmark: str) -> dict[str, Any]:
-    """Give what the result of a benchmark on this CPU begins with: what it is, where it comes from, what it ran on."""
-    device = probe.device("cpu")
+    """Give what the result of a benchmark on this CPU begins with."""
+    return run_on(probe.device("cpu"), benchmark)
+
+
+def run_on(device: Device, benchmark: str) -> dict[str, Any]:
+    """Give what the result of a benchmark begins with: what it is, where it comes from, what it ran on."""
     return {
         "schema": 1, "benchmark": benchmark, **provenance(), "device": device.name, "threads": device.threads,
         "environment": environment(device),
