@@ -145,8 +145,10 @@ ENTRY(CB_TENSOR_MAP a_map,
         }
         wait_turn(shared, consumer, round);
       }
+      Added added = {};
+      load_added(epilogue, walk, Strip(walk, task, warp, 0), added);
       consume(task.count, consumer, shared, ring, sum);
-      store(epilogue, &out_map, walk, task, shared, warp, turn, sum);
+      store(epilogue, &out_map, walk, task, shared, warp, turn, sum, added);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block
   }

@@ -219,6 +219,24 @@ def test_scale_and_shift_are_of_columns(launcher, swapped):
         assert_within(cases.decoded(launcher.get(out)), want, bound(64 + 4, magnitude, want, "float16"), axes="mn")
 
 
+@pytest.mark.parametrize("extents", [(300, 296, 72), (130, 72, 200)], ids=str)
+@pytest.mark.parametrize("dtype", TILES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_residual_comes_to_its_own_element(launcher, in_place, dtype, extents):
+    """Of several tiles and strips, cut off on both axes, with bias and ReLU; from the output's own place too."""
+    (m, n, k), random = extents, np.random.default_rng(9)
+    a, b, bias = (cases.drawn(random, shape, dtype) for shape in ((m, k), (n, k), (n,)))
+    residual = cases.encoded(np.arange(m * n).reshape(m, n) % 251 - 125.0, dtype)  # neighbours far apart
+    added = launcher.put(residual)
+    out = added if in_place else launcher.unwritten((m, n), element(dtype))
+    fused = Fused(residual=added, activation="relu")
+    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), out=out, fused=fused)
+    a, b, bias, residual = map(cases.decoded, (a, b, bias, residual))
+    want, magnitude = a @ b.T + bias + residual, abs(a) @ abs(b).T + abs(bias) + abs(residual)
+    within = bound(k + 3, magnitude, np.maximum(want, 0), dtype)
+    assert_within(cases.decoded(launcher.get(out)), np.maximum(want, 0), within, axes="mn", label=dtype)
+
+
 @pytest.mark.parametrize(
     ("extents", "taken"),
     [((64, 4096, 4096), True), ((64, 4096, 4100), False), ((64, 4, 32 * 65535), True), ((64, 4, 32 * 65536), False)],

@@ -25,6 +25,7 @@ from cubatch.network.windows import Axis, ConvShape, Phase, phases
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
 _ROW_ALIGNMENT = 16
+_ADDED_BYTES = 2  # of an element whose residual comes by tiles: ADDS_TILES of kernels/hopper/store.cuh
 _RELU = activation_code("relu")  # before it is no activation at all
 
 # Walk of kernels/hopper/walk.cuh.
@@ -74,7 +75,8 @@ def launch(
         launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
-    out_map = _out_map(context, problem, ends, output) if len(launches) == 1 else None
+    strides = {walk.get(name, 1) for _, _, walk in launches for name in ("out_stride_h", "out_stride_w")}
+    out_map = _out_map(context, problem, ends, output) if strides == {1} else None
     together = _PHASES if problem.operation == "conv2d_dgrad" else 1
     for first in range(0, len(launches), together):
         part = launches[first : first + together]
@@ -119,12 +121,20 @@ def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> boo
 
 
 def _out_map(context: Context, problem: Problem, ends: tuple[Any, ...], output: Any) -> TensorMap | None:
-    """Describe an output that the copy engine may store: plain rows, to whose sums a bias and a ReLU happen at most."""
+    """
+    Describe an output that the copy engine may store.
+
+    It has plain rows, to whose sums a bias, a residual of 16-bit elements and a ReLU happen at most.
+    """
     out, _, scale, _, residual, mask = ends
-    is_plain = scale is residual is mask is None and output["activation"] <= _RELU and output["slices"] == 1
+    is_plain = scale is mask is None and output["activation"] <= _RELU and output["slices"] == 1
     columns = int(output["columns"])
-    has_rows = columns * out.itemsize % _ROW_ALIGNMENT == 0 and context.aligned(out, _ROW_ALIGNMENT)
+    has_rows = columns * out.itemsize % _ROW_ALIGNMENT == 0 and all(
+        context.aligned(array, _ROW_ALIGNMENT) for array in (out, residual) if array is not None
+    )
     if problem.operation == "conv2d_wgrad" or not (is_plain and output["wide"] and has_rows):
+        return None
+    if residual is not None and out.itemsize != _ADDED_BYTES:
         return None
     box = (ROW_BYTES // out.itemsize, _STORED_ROWS)
     return TensorMap(out, dtype_of(out), (columns, int(output["elements"]) // columns), box)
