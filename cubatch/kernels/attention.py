@@ -1,8 +1,8 @@
 """
 What attention launches between its projections, on hand-written kernels, and what that should take.
 
-Products between tokens are arithmetic in float32 on CUDA cores, whatever the elements are stored as: see
-kernels/attention/ and `engine.native.attention`, which makes these launches.
+Products between tokens are on tensor cores where elements have 16 bits, from sm_80 on; else they are arithmetic in
+float32 on CUDA cores.  See kernels/attention/ and `engine.native.attention`, which makes these launches.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import attrs
 
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
-from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, lanes_clocks
+from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, block_clocks
+from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.attention import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
 from cubatch.kernels.workspace.misc import row_blocks
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
+
+_NEWEST = 99, 0
+"""Where it is not known which."""
 
 
 @attrs.frozen
@@ -27,7 +31,7 @@ class Launch:
         name: The kernel's.
         blocks: Of its grid.
         clocks: Of the busiest SM's arithmetic; 0 of one that only moves.
-        flops: Of its products, in float32.
+        flops: Of its products.
         moved: Elements that it reads and writes.
     """
 
@@ -36,6 +40,19 @@ class Launch:
     clocks: float
     flops: int
     moved: int
+
+
+def find(operation: str, dtype: str, device: Device) -> Kernel:
+    """
+    Give the kernel that a device computes an operation of kernels/attention by.
+
+    Example:
+        >>> v100, h100 = (Device(name="", compute_capability=(major, 0)) for major in (7, 9))
+        >>> find("attend", "float16", v100).name, find("attend", "float16", h100).name
+        ('attend_f16_attention', 'attend_f16_attention_mma')
+    """
+    major, minor = device.compute_capability or _NEWEST
+    return variant.find(operation, dtype, arch=10 * major + minor)
 
 
 def launches(
@@ -65,10 +82,10 @@ def launches(
     stored, matrix, rows = "float32" if dtype == "tf32" else dtype, count * tokens * tokens, count * tokens
 
     def product(layout: str, n: int, k: int) -> Launch:
-        blocks = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE)
-        clocks = lanes_clocks(blocks, HEADS_TILE * HEADS_TILE * k, HEADS_EFFICIENCY, device)
+        blocks, kernel = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE), find(f"heads_{layout}", stored, device)
+        clocks = block_clocks(blocks, HEADS_TILE * HEADS_TILE * k, kernel, HEADS_EFFICIENCY, device)
         moved = count * (tokens * k + k * n + tokens * n)
-        return Launch(variant.find(f"heads_{layout}", stored).name, blocks, clocks, 2 * count * tokens * n * k, moved)
+        return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved)
 
     def softmax(operation: str, matrices: int) -> Launch:
         name, blocks = variant.find(operation, stored).name, row_blocks(rows, tokens, device)
@@ -82,8 +99,7 @@ def launches(
         return [turned, scores, softmax("softmax_backward", 3), mixed, turned]
     if stores_weights(c, layer.heads, saves=saves):
         return [scores, softmax("softmax", 2), mixed]
-    blocks, keys = count * -(-tokens // QUERIES), -(-tokens // KEYS) * KEYS
+    blocks, keys, kernel = count * -(-tokens // QUERIES), -(-tokens // KEYS) * KEYS, find("attend", stored, device)
     # What is mixed is as wide as the widest head, whatever this one's width.
-    clocks = lanes_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), ATTEND_EFFICIENCY, device)
-    name = variant.find("attend", stored).name
-    return [Launch(name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width)]
+    clocks = block_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), kernel, ATTEND_EFFICIENCY, device)
+    return [Launch(kernel.name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width)]

@@ -33,6 +33,7 @@ _BLOCK_CLOCKS = 2000.0
 # instructions; of a step over keys, with heads of 64 channels, 1024 of 2209 to 2480, inner loops and softmax together.
 HEADS_EFFICIENCY = 0.63
 ATTEND_EFFICIENCY = 0.44
+ATTENTION_MMA_EFFICIENCY = 0.3
 # Warps of an SM without which its schedulers wait for arithmetic.
 _ENOUGH_WARPS = 8
 # Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
@@ -85,10 +86,21 @@ def launch_clocks(problem: Problem, found: Kernel, device: Device, count: int) -
     return busiest * (loop + _BLOCK_CLOCKS)
 
 
-def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Device) -> float:
-    """Give the clocks of the SM with the most blocks, each of which has so many multiply-adds on CUDA cores."""
+def block_clocks(num_blocks: int, products: int, found: Kernel, efficiency: float, device: Device) -> float:
+    """
+    Give the clocks of the SM with the most blocks of one of attention's own kernels.
+
+    Args:
+        num_blocks: Of the grid.
+        products: Multiply-adds of a block.
+        found: The kernel: on tensor cores where only they run it.
+        efficiency: Share of the multiply-adds that CUDA cores reach in it.
+        device: Its SMs and rates count.
+    """
     busiest = -(-num_blocks // (device.num_sms or 1))
-    return busiest * (products / _like(device).float32_lanes / efficiency + _BLOCK_CLOCKS)
+    if found.min_arch is None:
+        return busiest * (products / _like(device).float32_lanes / efficiency + _BLOCK_CLOCKS)
+    return busiest * (products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY + _BLOCK_CLOCKS)
 
 
 def step_clocks(problem: Problem, found: Kernel, device: Device) -> float:

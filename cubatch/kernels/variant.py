@@ -195,13 +195,14 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
     return tuple(kernel for kernel in _of(operation) if kernel.dtype == dtype and kernel.runs_on(arch))
 
 
-def find(operation: str, dtype: str, **axes: object) -> Kernel:
+def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object) -> Kernel:
     """
     Give the one variant of an operation, where the axes leave no choice.
 
     Args:
         operation: "batch_norm_apply", ...
         dtype: Storage of the elements.
+        arch: Compute capability times ten, where one variant is of some architectures, one of others.
         axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
 
     Raises:
@@ -209,7 +210,8 @@ def find(operation: str, dtype: str, **axes: object) -> Kernel:
         InvalidArgument: If none or several are left.
     """
     wanted = {name: str(value) for name, value in axes.items()}
-    left = [kernel for kernel in _of(operation) if kernel.dtype == dtype and wanted.items() <= _facts(kernel).items()]
+    known = _of(operation) if arch is None else variants(operation, dtype, arch)
+    left = [kernel for kernel in known if kernel.dtype == dtype and wanted.items() <= _facts(kernel).items()]
     if len(left) != 1:
         names = ", ".join(kernel.name for kernel in left) or "none"
         raise InvalidArgument(

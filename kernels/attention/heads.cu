@@ -12,31 +12,13 @@
 //   grid      (tiles of rows * tiles of columns * samples, heads)
 //   threads   256
 //   needs     nothing of extents and addresses; sums in float32
+#include "attention/product.cuh"
 #include "common/elements.cuh"
 
 constexpr int TILE = 64;
 constexpr int TILE_K = 16;
 constexpr int PIECE = 4;              // results of a thread along either axis
 constexpr int PITCH = TILE + 4;       // floats of a row of a tile in shared memory: whole vectors
-
-// Where the matrix of each head of each sample lies: elements from one to the next, and from a row to the next.
-struct Heads {
-  i64 sample_stride;
-  int head_stride;
-  int stride;
-};
-
-// As the host hands it over, field by field in cubatch/engine/native/heads.py.
-struct HeadsProduct {
-  Heads a, b, c;
-  int m, n, k;
-  float factor;
-};
-
-// Elements before the first of this block's head.
-CB_DEVICE i64 begin_of(const Heads& heads, i64 sample) {
-  return sample * heads.sample_stride + (i64)cb_block_y() * heads.head_stride;
-}
 
 // Load a tile of TILE outer places by TILE_K along k to tile[k][outer]; zeros where there is nothing.
 template <bool ALONG_K>

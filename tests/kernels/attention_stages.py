@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from cubatch.kernels.attention import find
 from cubatch.kernels.workspace.attention import kept_bytes, stores_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels.cases import bound, decoded
@@ -27,11 +28,14 @@ class Stages:
         heads: Number of heads.
         dtype: Storage; "tf32" is float32 whose projections round their factors.
         label: What is compared, for messages.
+        device: By whose kernels; None: by none of a GPU.
     """
 
-    def __init__(self, shape, heads, dtype, label=""):
+    def __init__(self, shape, heads, dtype, label="", *, device=None):
         (self.n, self.t, self.c), self.heads, self.width = shape, heads, shape[2] // heads
         self.stored, self.rounds, self.label = "float32" if dtype == "tf32" else dtype, dtype == "tf32", label
+        kernel = None if device is None else find("attend", self.stored, device)
+        self.on_tensor_cores = kernel is not None and kernel.min_arch is not None
         self.shapes = (self.n, self.t, 3 * self.c), (self.n, heads, self.t, self.t), (self.n, self.t, self.c)
 
     def between(self, workspace, kind, *, forward=False):
@@ -92,7 +96,12 @@ class Stages:
             self.product("mixed values", self.by_head(mixed), weights, v)
         else:  # what is scaled down by an exponential in every step of 32 keys loses a few roundings each time
             relative = relative + gamma(2 * self.t + 8 * -(-self.t // 32), U)
-            within = bound(1, (relative * want) @ abs(v), want @ v, self.stored) + (relative * want) @ abs(v)
+            off = relative * want
+            if (
+                self.on_tensor_cores
+            ):  # powers are rounded to what tensor cores take, before they are divided by their sum
+                off = off + (1 + relative) * bound(1, 0.0, powers, self.stored) / powers.sum(-1, keepdims=True)
+            within = bound(1, off @ abs(v), want @ v, self.stored) + off @ abs(v)
             assert_within(self.by_head(mixed), want @ v, within, label=f"{self.label} mixed values")
         self.product("output", y, mixed, p["w_out"].T, p.get("b_out", 0.0), projected=True)
 

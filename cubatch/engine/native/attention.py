@@ -20,7 +20,7 @@ from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.engine.native.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.native.losses import softmax, softmax_backward
 from cubatch.errors import InvalidArgument
-from cubatch.kernels import variant
+from cubatch.kernels.attention import find
 from cubatch.kernels.workspace.attention import (
     QUERIES,
     WIDEST_HEAD,
@@ -114,7 +114,7 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     check(out.dtype, out.shape, out=out)
     grid = (n * -(-t // QUERIES), heads, 1)
     extents = np.int32(t), np.int32(c), np.int32(width), np.float32(1 / math.sqrt(width))
-    context.launch(variant.find("attend", dtype_of(out)), grid, [qkv, out, *extents])
+    context.launch(find("attend", dtype_of(out), context.device), grid, [qkv, out, *extents])
 
 
 def attention_backward(

@@ -11,11 +11,11 @@ import numpy as np
 from cubatch.engine.native.arrays import check, dtype_of
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernels import variant
+from cubatch.kernels.attention import find
 from cubatch.kernels.workspace.attention import HEADS_TILE
 
 _LIMIT = 1 << 31
-# Heads and HeadsProduct of kernels/attention/heads.cu.
+# Heads and HeadsProduct of kernels/attention/product.cuh.
 _HEADS = np.dtype([("sample_stride", np.int64), ("head_stride", np.int32), ("stride", np.int32)])
 _PRODUCT = np.dtype(
     [(name, _HEADS) for name in "abc"] + [(name, np.int32) for name in "mnk"] + [("factor", np.float32)]
@@ -89,5 +89,5 @@ def multiply_heads(
     product["m"], product["n"], product["k"], product["factor"] = m, n, k, factor
     tiles = -(-m // HEADS_TILE) * -(-n // HEADS_TILE)
     firsts = [one.array.reshape(-1)[one.begin :] for one in (a, b, out)]
-    kernel = variant.find(f"heads_{layout}", dtype_of(a.array))
+    kernel = find(f"heads_{layout}", dtype_of(a.array), context.device)
     context.launch(kernel, (samples * tiles, a.heads, 1), [*firsts, product[()]])

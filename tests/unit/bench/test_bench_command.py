@@ -114,10 +114,10 @@ def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
     names = [[launch["kernel"] for launch in result["entries"][0]["launches"]] for result in found]
     between = [[name for name in each if "attention" in name or "softmax" in name] for each in names]
     assert between == [
-        ["attend_f16_attention"],
-        ["heads_nt_f16_attention", "softmax_f16_misc", "heads_nn_f16_attention"],
-        ["heads_tn_f16_attention", "heads_nt_f16_attention", "softmax_backward_f16_misc", "heads_nn_f16_attention",
-         "heads_tn_f16_attention"],
+        ["attend_f16_attention_mma"],
+        ["heads_nt_f16_attention_mma", "softmax_f16_misc", "heads_nn_f16_attention_mma"],
+        ["heads_tn_f16_attention_mma", "heads_nt_f16_attention_mma", "softmax_backward_f16_misc",
+         "heads_nn_f16_attention_mma", "heads_tn_f16_attention_mma"],
     ]  # fmt: skip
     assert all(sum(name.startswith("gemm_") for name in each) >= 2 for each in names)
     assert run("attention", *options, "--heads", 5)[0] == 2
