@@ -49,8 +49,11 @@ def opened(name: str, mode: str, device: str, limit: int) -> RemoteRunner:
 def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
     """Climb to the largest size that fits, and compare what was said with what was taken."""
     first = opened(name, mode, device, 2**40)
-    limit = first.call("look", seconds=0.0, top=0)["first"] + room
+    looked = first.call("look", seconds=0.0, top=0)
     first.close()
+    if looked["first"] is None:
+        return {"module": name, "mode": mode, "why_not": looked["why_not"]}
+    limit = looked["first"] + room
     runner = opened(name, mode, device, limit)
     size = runner.call("look", seconds=LOOK_SECONDS, top=None)["largest"]
     ran = 0
@@ -88,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.modules:
         for mode in options.modes:
             row = score(name, mode, device.address, options.room * MIB)
+            if "why_not" in row:
+                print(f"{name} {mode}: nothing can be said of its memory: {row['why_not']}")
+                continue
             rows.append(row)
             last = row["sizes"][-1]
             print(

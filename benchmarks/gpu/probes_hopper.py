@@ -105,7 +105,7 @@ def _gathered() -> Iterator[Probe]:
 
 def _stores() -> Iterator[Probe]:
     tile = np.arange(1, 1 + 16 * 64, dtype=np.uint16).view(np.uint8)
-    for c0, c1 in ((0, 0), (32, 5), (-8, -3), (200, 0)):
+    for c0, c1 in ((0, 0), (32, 5), (72, 12), (200, 0), (0, 30)):  # over each edge or beyond it; none starts before 0
 
         def arguments(put: Callable[[Any], Any], c0: int = c0, c1: int = c1) -> list[Any]:
             described = TensorMap(put(np.zeros((20, 88), np.uint16)), "float16", (88, 20), (64, 16))

@@ -98,6 +98,8 @@ CB_DEVICE void cb_cluster_sync() {
 }
 
 // --- tensor copies; with BLOCKS > 1 a load goes to the same place in every block of the cluster ---
+//
+// c0 elements must be a multiple of 16 bytes: a copy that starts elsewhere is an illegal instruction.
 
 CB_DEVICE void cb_tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
@@ -150,7 +152,8 @@ CB_DEVICE void cb_tma_load_im2col(void* shared, const TensorMap* map, u64* barri
                  : "memory");
   }
 }
-// From shared memory to a matrix; what lies outside of it is not written.
+// From shared memory to a matrix; what lies outside of it is not written.  c0 and c1 must not be negative, as they
+// may be for loads: to an H200 such a store is an illegal instruction.
 CB_DEVICE void cb_tma_store_2d(const TensorMap* map, const void* shared, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(cb_shared_address(shared)), "r"(c0), "r"(c1)

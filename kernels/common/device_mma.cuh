@@ -86,7 +86,8 @@ CB_DEVICE void cb_mma_m16n8k8_tf32(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Round a float's bits to tf32, 10 bits after the point: to nearest, ties away from zero.
+// Round a float's bits to tf32, 10 bits after the point: to nearest, ties away from zero.  Of a NaN the low 13 bits are
+// cut off, which makes one that has no others an infinity.
 CB_DEVICE u32 cb_tf32(u32 bits) {
   u32 rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));

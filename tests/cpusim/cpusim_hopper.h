@@ -128,11 +128,11 @@ inline void cpusim_store_tiled(const CpusimTensorCopy* copy) {
   u32 row = cb_shared_address(copy->shared);
   for (u32 y = 0; y < map.box[1]; ++y, row += 128) {
     const i64 at_y = (i64)copy->at[1] + y;
-    if (at_y < 0 || at_y >= map.dims[1]) continue;
+    if (at_y >= map.dims[1]) continue;
     unsigned char* to = reinterpret_cast<unsigned char*>(map.address) + at_y * (i64)map.strides[0];
     for (u32 x = 0; x < map.box[0]; ++x) {
       const i64 at_x = (i64)copy->at[0] + x;
-      if (at_x < 0 || at_x >= map.dims[0]) continue;
+      if (at_x >= map.dims[0]) continue;
       const unsigned char* from = cpusim_at_address(cpusim_swizzled(row + x * map.element_bytes));
       for (u32 i = 0; i < map.element_bytes; ++i) to[at_x * map.element_bytes + i] = from[i];
     }
@@ -146,6 +146,7 @@ CB_DEVICE void cpusim_copy(void (*run)(const CpusimTensorCopy*), const TensorMap
   const u32 rows = is_im2col ? map->box[1] : map->box[1] * map->box[2];
   if (map->box[0] * map->element_bytes != 128) cpusim_fail(file, line, "a tile whose rows are not 128 bytes");
   if (cb_shared_address(shared) % 128 != 0) cpusim_fail(file, line, "a tile that is not aligned to 128 bytes");
+  if ((i64)c0 * map->element_bytes % 16) cpusim_fail(file, line, "a tile that starts between multiples of 16 bytes");
   if (!cpusim_in_shared(shared, rows * 128)) cpusim_fail(file, line, "a tile outside of shared memory");
   const u32 mask = blocks == 1 ? 0 : (1u << blocks) - 1;
   CpusimTensorCopy copy{run, {}, (unsigned char*)const_cast<void*>(shared), (uint64_t*)barrier, rows * 128, mask,
@@ -174,6 +175,7 @@ CB_DEVICE void cb_tma_load_im2col(void* shared, const TensorMap* map, u64* barri
   cpusim_copy(cpusim_load_im2col, map, shared, barrier, 4, true, BLOCKS, c, w, h, n, offset_w, offset_h, file, line);
 }
 CB_DEVICE void cb_tma_store_2d(const TensorMap* map, const void* shared, int c0, int c1, CPUSIM_HERE) {
+  if (c0 < 0 || c1 < 0) cpusim_fail(file, line, "a store that starts before the first row or column");
   cpusim_copy(cpusim_store_tiled, map, shared, nullptr, 2, false, 1, c0, c1, 0, 0, 0, 0, file, line);
 }
 CB_DEVICE void cb_tma_store_commit() { cpusim_commit_stores(); }

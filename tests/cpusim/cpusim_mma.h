@@ -190,10 +190,10 @@ CB_DEVICE void cb_mma_m16n8k16_bf16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, 
 CB_DEVICE void cb_mma_m16n8k8_tf32(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   cpusim_mma<4>(cpusim_mma_tf32, sum, {a0, a1, a2, a3, b0, b1}, "cb_mma_m16n8k8_tf32");
 }
-// To nearest, ties away from zero; infinities stay, every NaN becomes the canonical one.
+// To nearest, ties away from zero; infinities stay, of a NaN the low bits are cut off, as an H200 does it: one that
+// has no others becomes an infinity.
 CB_DEVICE u32 cb_tf32(u32 bits) {
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
-  if ((bits & 0x7fffffffu) == 0x7f800000u) return bits;
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits & ~0x1fffu;
   return (bits + 0x1000u) & ~0x1fffu;
 }
 #endif

@@ -42,6 +42,10 @@ CB_KERNEL(128, 1) misuse(CB_TENSOR_MAP map, float* y, int which) {
       cb_tma_store_commit();
     }
     if (which == 9) cb_barrier_init(reinterpret_cast<u64*>(y), 1);
+    if (which == 25) cb_tma_store_2d(&map, arena, -8, 0);
+    if (which == 26) cb_tma_store_2d(&map, arena, 0, -1);
+    if (which == 27) cb_tma_store_2d(&map, arena, 4, 0);
+    if (which == 28) cb_tma_load_2d<1>(arena, &map, barrier, -4, 0);
   }
   if (which != 19) cb_wgmma_fence();
   if (which == 10) cb_wgmma<half_t, 64, false, false>(sum, tile, tile & 0x3fffffffffffffff);

@@ -56,7 +56,7 @@ class Nobody:
         return lambda: None
 
 
-NOTHING_TO_WRITE = {"cp.async of 16, 8 and 4 bytes, 0 of them valid", "TMA store at 200, 0"}
+NOTHING_TO_WRITE = {"cp.async of 16, 8 and 4 bytes, 0 of them valid", "TMA store at 200, 0", "TMA store at 0, 30"}
 GPU = a_gpu()
 needs_twins = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())
 

@@ -68,7 +68,12 @@ def test_five_steps_as_graphs_are_those_of_launches_to_the_bit(optimizer, dtype)
 
 
 def test_what_a_graph_keeps_is_given_back_with_its_batch():
-    """Twenty batches prepared, captured and released leave the driver no poorer than one does, but for 64 MiB."""
+    """
+    Among twenty batches prepared, captured and released, four in a row leave the driver no poorer, but for 12 MiB.
+
+    The driver knows what is free of a GPU, which others take and give back too, and NVML in a container often does not
+    know this process: what others do is in some of the rows, what a batch kept would be in all of them.
+    """
     import cupy
 
     context = kernel_choice.kernel_context(GPU, "float32", seconds=0.0, path=None)
@@ -83,4 +88,4 @@ def test_what_a_graph_keeps_is_given_back_with_its_batch():
             assert model.launch["graph"]
             model.release()
             free.append(cupy.cuda.runtime.memGetInfo()[0])
-    assert free[0] - free[-1] < 64 << 20
+    assert min(before - after for before, after in zip(free, free[4:], strict=False)) < 12 << 20, free

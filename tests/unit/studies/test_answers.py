@@ -63,10 +63,13 @@ def test_no_single_sample_is_no_floor():
 
 @pytest.mark.case("small-batch-floor")
 def test_a_short_run_finds_a_floor(tmp_path):
-    """Powers of two up to 8, each with its visits; the floor is one of them."""
+    """Powers of two up to 8, each with its visits; the floor is one of them, unless a busy machine spoilt the first."""
     found, _ = short("small-batch-floor", tmp_path, max_batch_size=8)
     assert [m["batch_size"] for m in found["result"]["measurements"]] == [1, 2, 4, 8]
-    assert found["floor"] in {1, 2, 4, 8}
+    seconds = {m["batch_size"]: m["latency_seconds"] for m in found["result"]["measurements"]}
+    is_spoilt = seconds[1] > 1.1 * min(seconds.values())
+    assert (found["floor"] is None) == is_spoilt
+    assert is_spoilt or seconds[found["floor"]] <= 1.1 * seconds[1]
 
 
 @pytest.mark.case("hyperparameter")
