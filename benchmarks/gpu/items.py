@@ -114,6 +114,7 @@ class Session:
             rivals.torch_of(module)
         fill(module, gemm(8, 8, 8), 0)
         module.cuda.get_current_stream().synchronize()
+        module.get_default_memory_pool().free_all_blocks()  # or a network's small arrays would keep what this took
 
     @cached_property
     def contest(self) -> Contest:

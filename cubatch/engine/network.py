@@ -299,8 +299,11 @@ class Model(Learned):
 
     def close(self) -> None:
         """Give everything back; the model cannot be used afterwards."""
-        self.release()
+        # Before the pool is emptied, or the weights' blocks would stay in it, and a small array of whatever comes next
+        # would keep a whole one of them.
         self._flat, self._states, self._stepper = self._xp.empty(0), {}, None
+        self._numbers, self._losses = None, []
+        self.release()
         if self._usual_device is not None:
             self._xp.cuda.Device(self._usual_device).use()
 

@@ -67,3 +67,23 @@ def test_what_a_process_takes_beside_its_arrays_is_kept():
     before, after = map(int, python(code).split())
     assert before != after
     assert 512 <= after < 600
+
+
+def test_a_closed_model_leaves_nothing_to_the_next():
+    """In CuPy's pool, where a small array of the next would keep a block of its weights: each holds its own plan."""
+    code = """
+        import cupy
+        from cubatch.engine.network import Model
+        from cubatch.hardware import probe
+        from cubatch.measure import kernel_choice
+        from cubatch.network import models
+        GPU, POOL = probe.resolve("cuda"), cupy.get_default_memory_pool()
+        context = kernel_choice.kernel_context(GPU, "float32", seconds=0.0, path=None)
+        for name in ("alexnet", "mnist-cnn"):
+            with Model(models.build(name), device=GPU, mode="training", optimizer="momentum", context=context) as model:
+                model.prepare(2)
+                model.load_random()
+                print(0 <= model.held_bytes - model.plan.total < 2**14)
+            print(POOL.total_bytes())
+    """
+    assert python(code).split() == ["True", "0", "True", "0"]

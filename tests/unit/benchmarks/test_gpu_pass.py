@@ -215,7 +215,7 @@ def test_getting_ready_takes_nothing_of_the_stages_time():
 
 
 def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
-    """What the imports, the context and a first kernel take is charged to no item."""
+    """What the imports, the context and a first kernel take, time and memory, is charged to no item."""
     now, done = [0.0], []
 
     def passing(what, seconds):
@@ -226,7 +226,8 @@ def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
         return pass_time
 
     module = SimpleNamespace(
-        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=passing("waited", 1.0)))
+        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=passing("waited", 1.0))),
+        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=passing("gave memory back", 0.0)),
     )
 
     def on_gpu(device):
@@ -239,7 +240,7 @@ def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
     monkeypatch.setattr(gpu_items, "fill", passing("a kernel", 5.0))
     monkeypatch.setattr(gpu_items.time, "monotonic", lambda: now[0])
     session = gpu_items.session_here(12.0, print)
-    assert done == ["CuPy and a context", "PyTorch", "a kernel", "waited"]
+    assert done == ["CuPy and a context", "PyTorch", "a kernel", "waited", "gave memory back"]
     assert session.seconds_left() == 12.0
 
 
