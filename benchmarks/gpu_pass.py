@@ -39,6 +39,7 @@ import attrs
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import plan, sweep
 from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu.form import text_of
 from benchmarks.gpu.process import Run, end_with, run_stage
 from benchmarks.gpu.resume import Earlier
 from benchmarks.gpu.stages import Stage
@@ -143,7 +144,7 @@ def run_all(
             found["stages"] = earlier.joined([attrs.asdict(run) for run in runs], found["commit"])
             found["seconds_spent"] = time.monotonic() - begun
             found["environment"] = {**facts["environment"], **libraries_of(found["stages"])}
-            atomically(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
+            atomically(out, text_of(found))
             last = time.monotonic()
 
     save(always=True)

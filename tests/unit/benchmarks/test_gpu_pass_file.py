@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_pass, render
+from benchmarks.gpu import form, sweep
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import sweep
+from cubatch.measure.records import Timing
+from cubatch.report.tables.common import plain
 from tests.unit.benchmarks.passes import FACTS, H200, stage_of
 
 
@@ -188,3 +190,48 @@ def test_another_package_named_tests_does_not_hide_ours(tmp_path):
     (tmp_path / "tests" / "__init__.py").touch()
     command = [sys.executable, "-c", "import benchmarks.gpu_pass"]
     subprocess.run(command, cwd=render.ROOT, check=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+
+
+def timing(round_, seconds, **facts):
+    """A timing as the JSON of measuring has it, nulls included."""
+    return plain(Timing(batch_size=1, round=round_, seconds=seconds, **facts))
+
+
+def test_an_item_is_a_line_and_its_timings_are_columns():
+    """Of what no timing knows there is no column; what is null elsewhere stays, since tables look it up."""
+    entries = [{"timings": [timing(0, 0.5, repeats=4), timing(2, 0.25, joules=1.5)], "ratio": None}, {"timings": []}]
+    item = {"name": "a", "result": {"entries": entries}, "timings": {"ours": [timing(0, 0.5)]}}
+    facts = {"schema": 1, "stages": [{"name": "gemm", "items": [item, {"name": "b"}], "skipped": ["c"]}]}
+    text = form.text_of(facts)
+    found = json.loads(text)
+    columns = found["stages"][0]["items"][0]["result"]["entries"][0]["timings"]
+    assert columns == {
+        "batch_size": [1, 1], "round": [0, 2], "seconds": [0.5, 0.25], "repeats": [4, 1], "throttled": [False, False],
+        "joules": [None, 1.5],
+    }  # fmt: skip
+    first, second = found["stages"][0]["items"]
+    assert first["timings"]["ours"]["seconds"] == [0.5]
+    assert (first["result"]["entries"][0]["ratio"], first["result"]["entries"][1]) == (None, {"timings": []})
+    assert [line[:11] for line in text.splitlines()] == [
+        '{"schema":1',
+        '{"name":"ge',
+        '{"name":"a"',
+        '{"name":"b"',
+        "]}",
+        "]}",
+    ]
+    assert (second, found["stages"][0]["skipped"]) == ({"name": "b"}, ["c"])
+
+
+def test_a_pass_that_is_read_and_written_again_is_the_same():
+    """As a resumed one is: columns stay columns, stages without items lists."""
+    run = {"name": "gemm", "items": [{"name": "a", "timings": [timing(0, 0.5)]}]}
+    text = form.text_of({"schema": 1, "stages": [run, {"name": "sweep", "items": []}]})
+    assert form.text_of(json.loads(text)) == text
+
+
+def test_kept_timings_are_a_quarter_of_what_they_were():
+    """A pass of hundreds of cases is to be carried from where the GPU is."""
+    item = {"name": "a", "timings": [timing(round_, 1e-3 / 7, repeats=20, sm_clock_mhz=1980.0) for round_ in range(5)]}
+    before = json.dumps({"stages": [{"name": "gemm", "items": [item]}]}, indent=1)
+    assert len(form.text_of({"stages": [{"name": "gemm", "items": [item]}]})) < len(before) / 4
