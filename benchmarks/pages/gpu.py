@@ -1,5 +1,5 @@
 """
-Tables of a GPU pass for the READMEs: goals, products, convolutions, families, bandwidth, training, what is slow.
+Tables of a GPU pass for the READMEs: goals, what is compared one by one and in means, memory, what is slow.
 
 They read only the pass's JSON.  What was skipped, wrong or without a vendor beside it counts nowhere, and the
 captions say how much that is.  A mean is always over cases of one type: precisions are never mixed.
@@ -30,7 +30,7 @@ from benchmarks.pages.gpu_rows import (
 from benchmarks.pages.tables import table
 from cubatch.bench.records import OURS
 from cubatch.bench.rivals import VENDOR
-from cubatch.units import format_metric, format_percent, format_seconds
+from cubatch.units import format_bytes, format_metric, format_percent, format_seconds
 
 GEMM_GOAL, CONV_GOAL, DEPTHWISE_GOAL, DEPTHWISE_COPY_GOAL, COPY_GOAL = 0.95, 1.0, 1.2, 0.8, 0.85
 TENSOR_GEMM_GOAL, TENSOR_CONV_GOAL, FUSED_GOAL, TRAINING_GOAL = 1.0, 1.0, 1.15, 1.0
@@ -86,12 +86,12 @@ def _tensor_goals(result: Mapping[str, Any]) -> list[Goal]:
 
 def gemm(result: Mapping[str, Any]) -> str:
     """Matrix products beside cuBLAS and other rivals, one by one, type by type."""
-    found = [row for row in rows_of(result, "gemm") if ratios_by_name(row["best"])]
-    found.sort(key=lambda row: row["case"]["dtype"])
-    others = others_in(found)
-    rows = [_compared(row, [VENDOR, *others]) for row in found]
-    columns = ["product", "kernel", "time", "rate", "of peak", "cuBLAS", "ratio"]
-    return page(result, "gemm", table(columns + [head for name in others for head in (name, f"ratio to {name}")], rows))
+    return _one_by_one(result, "gemm", "product", "cuBLAS")
+
+
+def attention(result: Mapping[str, Any]) -> str:
+    """Attention beside PyTorch's own, one by one."""
+    return _one_by_one(result, "attention", "pass", "scaled_dot_product_attention")
 
 
 def convolutions(result: Mapping[str, Any]) -> str:
@@ -175,6 +175,22 @@ def training(result: Mapping[str, Any]) -> str:
     return page(result, "training", table(columns, rows))
 
 
+def memory(result: Mapping[str, Any]) -> str:
+    """Plans of steps beside what the engine's pool held then, and all that NVML said the process did."""
+    rows = [
+        [
+            item["name"],
+            format_bytes(item["planned_bytes"]),
+            format_bytes(item["held_bytes"]),
+            f"{(item['held_bytes'] - item['planned_bytes']) / 2**20:+.2f} MiB",
+            "" if item["process_bytes"] is None else format_bytes(item["process_bytes"]),
+        ]
+        for item in items_of(result, "memory")
+        if item["status"] == "ok"
+    ]
+    return page(result, "memory", table(["step", "planned", "held", "beyond the plan", "process"], rows), timed=False)
+
+
 def conformance(result: Mapping[str, Any]) -> str:
     """What the GPU does otherwise than the CPU's twins of its instructions say."""
     items = items_of(result, "conformance")
@@ -182,8 +198,13 @@ def conformance(result: Mapping[str, Any]) -> str:
     for item in items:
         counts[item["status"]] = counts.get(item["status"], 0) + 1
     said = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-    rows = [[item["name"], "; ".join(item["differences"])] for item in items if item["status"] == "differs"]
-    return page(result, "conformance", f"Probes: {said}.\n\n{table(['probe', 'what differs'], rows)}")
+    rows = [
+        [item["name"], "; ".join(item.get("differences", ())) or item.get("message", "")]
+        for item in items
+        if item["status"] not in {"ok", "unchecked"}
+    ]
+    text = f"Probes: {said}.\n\n{table(['probe', 'what differs, or became of it'], rows)}"
+    return page(result, "conformance", text, timed=False)
 
 
 def slow(result: Mapping[str, Any]) -> str:
@@ -207,8 +228,10 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu-gemm": gemm,
     "gpu-convolutions": convolutions,
     "gpu-families": families,
+    "gpu-attention": attention,
     "gpu-bandwidth": bandwidth,
     "gpu-training": training,
+    "gpu-memory": memory,
     "gpu-conformance": conformance,
     "gpu-slow": slow,
 }
@@ -248,6 +271,15 @@ def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:
 def _ratio(found: Row) -> str:
     low, high = found["interval"] or (None, None)
     return f"{found['value']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
+def _one_by_one(result: Mapping[str, Any], stage: str, what: str, vendor: str) -> str:
+    found = [row for row in rows_of(result, stage) if ratios_by_name(row["best"])]
+    found.sort(key=lambda row: row["case"]["dtype"])
+    others = others_in(found)
+    rows = [_compared(row, [VENDOR, *others]) for row in found]
+    columns = [what, "kernel", "time", "rate", "of peak", vendor, "ratio"]
+    return page(result, stage, table(columns + [head for name in others for head in (name, f"ratio to {name}")], rows))
 
 
 def _compared(row: Row, names: Sequence[str]) -> list[str]:

@@ -121,20 +121,20 @@ def mean_cell(ratios: Sequence[float]) -> str:
     return f"{mean_of(ratios):.3f}" if ratios else ""
 
 
-def page(result: Mapping[str, Any], stages: str, text: str) -> str:
-    """Put above a table what it is of, and how much of it there is."""
+def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = True) -> str:
+    """Put above a table what it is of, how it was timed if it was, and how much of it there is."""
     device, facts = result["device"] or {}, result["environment"] or {}
     libraries = ", ".join(str(facts[name]) for name in ("cupy", "cublas") if facts.get(name))
     torch = f", PyTorch {facts['torch']} with cuDNN {facts['cudnn']}" if facts.get("torch") else ""
     runs = [run for run in result["stages"] if run["name"] in stages.split()]
     skipped = sum(len(run["skipped"]) for run in runs)
     broken = sum(item["status"] != "ok" for run in runs for item in run["items"])
-    missing = [
-        f"{count} {what}" for count, what in ((skipped, "skipped for want of time"), (broken, "not right")) if count
-    ]
-    caption = (
-        f"{device.get('name')}, {result['date']}, commit {result['commit']}, {libraries}{torch}; both sides in the "
-        "same precision, float32 with TF32 off; medians of rounds taken in turns; the ratio is the vendor's time over "
-        f"ours{'; ' + ', '.join(missing) if missing else ''}."
-    )
-    return f"{caption}\n\n{text}"
+    parts = [f"{device.get('name')}, {result['date']}, commit {result['commit']}, {libraries}{torch}"]
+    if timed:
+        parts.append("both sides in the same precision, float32 with TF32 off")
+        parts.append("medians of rounds taken in turns")
+        parts.append("the ratio is the vendor's time over ours")
+    missing = ((skipped, "skipped for want of time"), (broken, "not right"))
+    if said := ", ".join(f"{count} {what}" for count, what in missing if count):
+        parts.append(said)
+    return f"{'; '.join(parts)}.\n\n{text}"

@@ -31,8 +31,9 @@ def memory(result: dict[str, Any]) -> str:
         )
     near = sum(abs(row["error"]) <= WITHIN for row in result["rows"])
     over = sum(row["most"] > 1 for row in result["rows"])
+    threads = "" if result["threads"] is None else f", {result['threads']} threads"  # of a GPU there are none to tell
     caption = (
-        f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}, inputs of "
+        f"{result['device']}{threads}, {result['date']}, commit {result['commit']}, inputs of "
         f"{'x'.join(map(str, result['image']))}; {near} of {len(rows)} within {100 * WITHIN:.0f} %, {over} with a size "
         "that took more than the limit."
     )

@@ -21,8 +21,8 @@ from cubatch.network.passes import Pass
 
 _OURS_SD = 0.3
 OURS_SCALE_SD = 0.5
-"""Of our kernels, which no GPU has timed: more than of any published one."""
-UNTIMED = "No time of our kernels was measured yet: theirs are clocks counted in the compiled code."
+"""Of our kernels, to whose times nothing was fitted: more than of any published one."""
+UNTIMED = "Nothing was fitted to times of our kernels yet: theirs are clocks counted in the compiled code."
 """What a prediction of our kernels notes, unless anchors are of them."""
 FUSED = "fused"
 """What runs where a neighbour's operation does a layer, or there is nothing to do."""
@@ -121,7 +121,7 @@ def _ours(
     notes: list[str],
     saves: bool,  # noqa: FBT001 - see `ours.pass_seconds`
 ) -> Part:
-    """Predict what our kernels take, of which nothing was measured yet."""
+    """Predict what our kernels take, to whose times nothing was fitted yet."""
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
     facts: dict[str, Any] = {"compute": scales.compute, "memory": scales.memory, "saves": saves}
     rows = [

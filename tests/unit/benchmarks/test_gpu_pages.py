@@ -9,7 +9,7 @@ import pytest
 from benchmarks import render
 from benchmarks.pages import gpu
 from benchmarks.pages.gpu_rows import rows_of
-from cubatch.bench import cases, measure
+from cubatch.bench import cases, measure, training_calls
 from cubatch.bench.contest import Contest
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
@@ -71,6 +71,38 @@ def test_convolutions_are_averaged_by_network_and_pass():
 def test_bandwidth_is_a_share_of_a_copy():
     """For what only moves bytes."""
     assert "| relu 8x8x4, n=2, fprop | 1.00 ms | 100 GB/s | 90.0 % |  |" in gpu.bandwidth(SYNTHETIC)
+
+
+def test_attention_is_listed_one_by_one():
+    """Beside PyTorch's own; a pass that has none there is left out."""
+    layer = kinds.Attention(h=9, w=1, c=8, heads=2)
+    at_once, keeping, *_ = training_calls.attention_passes(layer, 2, "float16")
+    items = [item_of(at_once, [entry(2e-3, ratio=0.5), entry(1e-3, side="vendor")]), item_of(keeping, [entry(3e-3)])]
+    rows = [line for line in gpu.attention(result_of(attention=(items, 0))).splitlines() if line.startswith("| att")]
+    assert rows == [
+        f"| {at_once.name} | simt 128x128x8 | 2.00 ms | 1.00 TFLOP/s | 50.0 % | 1.00 ms | 0.50 (0.49 to 0.51) |"
+    ]
+
+
+def test_memory_stands_beside_its_plan():
+    """Of steps that ran; nothing was timed there, and the caption says nothing of timing."""
+    step = {"name": "net", "status": "ok", "planned_bytes": 2**30, "held_bytes": 2**30 + 2**19, "process_bytes": None}
+    text = gpu.memory(result_of(memory=([step, {"name": "other", "status": "error"}], 2)))
+    assert text.splitlines()[-1] == "| net | 1.00 GiB | 1.00 GiB | +0.50 MiB |  |"
+    assert "with cuDNN 1; 2 skipped for want of time, 1 not right." in text
+
+
+def test_probes_that_are_not_right_are_listed_with_what_became_of_them():
+    """What differs, or the error; what has no twin to compare with is none."""
+    items = [
+        {"name": "a", "status": "ok", "differences": []},
+        {"name": "b", "status": "differs", "differences": ["1 of 2", "2 of 2"]},
+        {"name": "c", "status": "error", "message": "an illegal instruction"},
+        {"name": "d", "status": "unchecked", "message": "no g++"},
+    ]
+    text = gpu.conformance(result_of(conformance=(items, 0)))
+    assert "Probes: 1 ok, 1 differs, 1 error, 1 unchecked." in text
+    assert text.splitlines()[-2:] == ["| b | 1 of 2; 2 of 2 |", "| c | an illegal instruction |"]
 
 
 def test_the_slow_are_listed_with_what_limits_them():

@@ -22,6 +22,12 @@ def test_each_module_has_its_largest_size_and_the_caption_counts():
     assert "| `far` | training | 8 | 90.00 MiB | 100.00 MiB | -11.0 % | -50.0 % | 101 % |" in text
 
 
+def test_a_gpu_has_no_threads_to_tell():
+    """They are of a CPU."""
+    about = {"device": "a GPU", "threads": None, "date": "2026-01-01", "commit": "c0ffee", "image": [3, 64, 64]}
+    assert modules.memory({**about, "rows": [row("near", 0.0, 0.9)]}).startswith("a GPU, 2026-01-01, commit c0ffee, ")
+
+
 def finder(name, lost, seconds, failures):
     """What a finder did in one case."""
     return {"finder": name, "lost": lost, "seconds": seconds, "failures": failures}

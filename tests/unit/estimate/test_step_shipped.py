@@ -210,7 +210,7 @@ def test_our_own_kernels_are_asked_of_themselves(monkeypatch, dtype):
 
 
 def test_our_own_kernels_are_less_sure_than_published_ones():
-    """One product errs by its clocks and by what no GPU has timed, a dilated one by what was never seen."""
+    """One product errs by its clocks and by what nothing was fitted to, a dilated one by what was never seen."""
     for layer, sd in ((CONV, 0.3), (attrs.evolve(CONV, dilation=2), 0.6), (ReLU(h=8, w=8, c=8), 0.3)):
         step = predict_step(layer, [64], V100, library="cubatch")
         assert half_width(step) == pytest.approx([math.hypot(sd, step_model.OURS_SCALE_SD)])
