@@ -55,7 +55,7 @@
 #define TILE_K 64
 #define NUM_STAGES 4
 #define CLUSTER 1
-#define DYNAMIC_SHARED_BYTES 230464
+#define DYNAMIC_SHARED_BYTES 230480
 #endif
 #ifndef SWAPPED
 #define SWAPPED 0
@@ -78,7 +78,7 @@ ENTRY(CB_TENSOR_MAP a_map,
 #if defined(OPERATION_CONV2D_DGRAD)
       CB_TENSOR_MAP a_map_1, CB_TENSOR_MAP a_map_2, CB_TENSOR_MAP a_map_3,
 #endif
-      CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_ELEMENT* out, const CB_ELEMENT* bias,
+      CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_TENSOR_MAP added_map, CB_ELEMENT* out, const CB_ELEMENT* bias,
       const float* scale, const float* shift, const CB_ELEMENT* residual, const CB_ELEMENT* mask, float* partials,
       CB_GRID_CONSTANT Walks walks, const Output whole) {
   CB_DYNAMIC_SHARED(arena);
@@ -97,9 +97,7 @@ ENTRY(CB_TENSOR_MAP a_map,
       cb_barrier_init(shared.full(stage), 1);
       cb_barrier_init(shared.empty(stage), READERS * CLUSTER);
     }
-    for (int consumer = 0; SWAPPED && consumer < NUM_CONSUMERS; ++consumer) {
-      cb_barrier_init(shared.turn(consumer), WARPGROUP);
-    }
+    for (int consumer = 0; consumer < NUM_CONSUMERS; ++consumer) cb_barrier_init(shared.own(consumer), WARPGROUP);
     cb_barrier_init_fence();
     for (int phase = 0; phase < PHASES; ++phase) cb_tma_prefetch(map_of(phase));
     cb_tma_prefetch(&b_map);
@@ -121,6 +119,7 @@ ENTRY(CB_TENSOR_MAP a_map,
         const Walk& walk = walks.of[phase];
         const Task task(walk, whole.slices, of_phase, rank);
         produce(Loader(map_of(phase), &b_map, walk, task, rank), task.count, shared, ring);
+        if (ADDS_TILES && walk.adds_tiles) produce_added(&added_map, walk, task, shared, ring);
       }
       // No block leaves while another of its cluster may still arrive at its barriers.
       for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);
@@ -131,7 +130,7 @@ ENTRY(CB_TENSOR_MAP a_map,
     const int warp = cb_warp() - 4, consumer = warp / 4;
     int tile = 0;  // of the block
     float sum[STACKED][SUMS];
-    u32 turn = 0;
+    u32 turn = 0, joins = 0;
     CB_NO_UNROLL
     for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
       u32 of_phase = number;
@@ -145,10 +144,9 @@ ENTRY(CB_TENSOR_MAP a_map,
         }
         wait_turn(shared, consumer, round);
       }
-      Added added = {};
-      load_added(epilogue, walk, Strip(walk, task, warp, 0), added);
       consume(task.count, consumer, shared, ring, sum);
-      store(epilogue, &out_map, walk, task, shared, warp, turn, sum, added);
+      if (ADDS_TILES && walk.adds_tiles) add_tiles(walk, task, consumer, shared, ring, joins, sum);
+      store(epilogue, &out_map, walk, task, shared, warp, turn, sum);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block
   }

@@ -12,7 +12,11 @@
 //
 // SWAPPED: consumers take turns, a tile each, so that one multiplies while the other stores.  A stage's barriers tell
 // two of its uses apart and no more, so that a consumer has to know that the other's tile is through before it waits
-// for `full`: `turn` of a consumer counts the threads of the other that have seen the last stage of their tile.
+// for `full`: `own` of a consumer counts the threads of the other that have seen the last stage of their tile.
+//
+// adds_tiles: what a tile is added to comes through the ring too, behind the last products: 128 bytes of each of its rows
+// in a stage, where A lies else, which every thread adds to its sums.  So there is as much of it under way as of the
+// operands; asked for by whoever stores, a strip at a time, it kept an H200 waiting.
 #pragma once
 
 #include "hopper/operands.cuh"
@@ -44,9 +48,51 @@ CB_DEVICE void produce(Loader loader, int count, const Shared& shared, Ring& rin
   }
 }
 
+// Stages that what is added to a tile takes: those with columns of the output.
+CB_DEVICE bool has_added(const Walk& walk, const Task& task, int number) {
+  return number * ROW_ELEMENTS < walk.n - task.n;
+}
+
+CB_DEVICE void produce_added(const TensorMap* map, const Walk& walk, const Task& task, const Shared& shared, Ring& ring) {
+  CB_NO_UNROLL
+  for (int number = 0; number < TILE_N / ROW_ELEMENTS && has_added(walk, task, number); ++number, ring.advance()) {
+    wait_empty(shared, ring);
+    u64* full = shared.full(ring.stage);
+    cb_barrier_expect(full, A_BYTES);
+    cb_tma_load_2d<1>(shared.a(ring.stage), map, full, task.n + number * ROW_ELEMENTS, task.m);
+  }
+}
+
+// `joins` counts how often this consumer's threads have waited for each other.
+CB_DEVICE void add_tiles(const Walk& walk, const Task& task, int consumer, const Shared& shared, Ring& ring, u32& joins,
+                         float (&sum)[STACKED][SUMS]) {
+  const int lane = cb_lane(), pair = lane % 4 * 2;
+  CB_UNROLL
+  for (int number = 0; number < TILE_N / ROW_ELEMENTS; ++number) {
+    if (!has_added(walk, task, number)) break;
+    cb_barrier_wait(shared.full(ring.stage), ring.parity);
+    CB_UNROLL
+    for (int at = 0; at < STACKED; ++at) {
+      CB_UNROLL
+      for (int i = 0; i < ROW_ELEMENTS / 4; ++i) {  // two neighbours in row lane / 4, and 8 further down
+        const int row = (consumer * STACKED + at) * WGMMA_M + cb_warp() % 4 * WARP_ROWS + lane / 4 + i % 2 * 8;
+        const u32 byte = (i / 2 * 8 + pair) * sizeof(CB_ELEMENT);
+        const unsigned char* from = shared.a(ring.stage) + row * SWIZZLE_ROW + (byte / 16 ^ row % 8) * 16 + byte % 16;
+        const Vec<CB_ELEMENT, 2> added = cb_read<CB_ELEMENT, 2>(reinterpret_cast<const CB_ELEMENT*>(from));
+        CB_UNROLL
+        for (int j = 0; j < 2; ++j) sum[at][number * (ROW_ELEMENTS / 2) + i * 2 + j] += to_float(added.v[j]);
+      }
+    }
+    cb_barrier_arrive(shared.own(consumer));  // all have read before one of them says so
+    cb_barrier_wait(shared.own(consumer), joins++ & 1);
+    release(shared, ring.stage);
+    ring.advance();
+  }
+}
+
 // Wait until the other consumer is through with its tile; in the first round the first one waits for nobody.
 CB_DEVICE void wait_turn(const Shared& shared, int consumer, int round) {
-  cb_barrier_wait(shared.turn(consumer), (u32)((round + consumer + 1) & 1));
+  cb_barrier_wait(shared.own(consumer), (u32)((round + consumer + 1) & 1));
 }
 
 CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[STACKED][SUMS]) {
@@ -80,7 +126,7 @@ CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring
     before = ring.stage;
     ring.advance();
   }
-  if constexpr (SWAPPED) cb_barrier_arrive(shared.turn(1 - consumer));
+  if constexpr (SWAPPED) cb_barrier_arrive(shared.own(1 - consumer));
   cb_wgmma_wait<0>();
   CB_UNROLL
   for (int at = 0; at < STACKED; ++at) cb_wgmma_hold(sum[at]);

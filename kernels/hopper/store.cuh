@@ -8,7 +8,7 @@
 //   shared memory    [16 rows][64 floats], groups of 8 floats of row r swapped by r % 4: no bank is met twice at a time
 //   finished         lane % 16 has 4 columns, lane / 16 says which of two rows at a time
 //
-// Where rows follow each other and all that happens to a sum is a bias, of 16-bit elements a residual, and a ReLU, sums
+// Where rows follow each other and all that happens to a sum is a bias and a ReLU, or a residual was added before, sums
 // are finished in registers instead, and the copy engine stores them while the warp goes on (store_tile).
 //
 // SWAPPED: the warp has 16 columns of 256 rows, a strip of 64 rows at a time, which shared memory transposes:
@@ -32,46 +32,6 @@ constexpr int AT_ONCE = 4;                              // rows that a lane fini
 constexpr u32 PART_BYTES = WARP_ROWS * SWIZZLE_ROW;
 constexpr int PARTS = SWAPPED ? 1 : COLUMNS / ROW_ELEMENTS, TURNS = 2 / PARTS;
 static_assert(SWAPPED || Shared::STAGING_BYTES == 2 * PART_BYTES, "two parts fit");
-
-// Whether a residual may come by tiles: of float32 a strip of it would take twice the registers.
-constexpr bool ADDS_TILES = !SWAPPED && sizeof(CB_ELEMENT) == 2;
-constexpr int PIECE = 16 / sizeof(CB_ELEMENT);  // elements of a load
-
-// A strip of the residual, on its way while the strip before it is finished, or the products are made: lane % 8 has 16
-// bytes of a row, lane / 8 says which of four rows at a time.
-struct Added {
-  Vec<CB_ELEMENT, PIECE> part[WARP_ROWS / 4];
-};
-
-// Where a strip lies in the output; of a filter's gradient in that of its tap.
-struct Strip {
-  int row, first, columns;
-
-  CB_DEVICE Strip(const Walk& walk, const Task& task, int warp, int number) {
-    const int at = number / STRIPS;
-    row = task.m + (SWAPPED ? number : (warp / 4 * STACKED + at) * 4 + warp % 4) * WARP_ROWS;
-    first = task.n + (SWAPPED ? warp % 4 : number % STRIPS) * COLUMNS;
-    columns = walk.n - first;
-#if defined(OPERATION_CONV2D_WGRAD)
-    const int place = first / COLUMNS, tap = place / walk.depth, channel = (place - tap * walk.depth) * COLUMNS;
-    columns = tap < walk.taps ? walk.n - channel : 0;
-    first = tap * walk.n + channel;
-#endif
-  }
-};
-
-// Start to load what a strip is added to, where there is any and it comes by tiles.
-CB_DEVICE void load_added(const Epilogue& epilogue, const Walk& walk, const Strip& strip, Added& added) {
-  if (!ADDS_TILES || !walk.stores_tiles || !epilogue.residual) return;
-  const int row = strip.row + cb_lane() / 8, column = cb_lane() % 8 * PIECE;
-  const int rows = column < strip.columns ? walk.m - row : 0;
-  const CB_ELEMENT* from = epilogue.residual + (i64)row * epilogue.columns + strip.first + column;
-  CB_UNROLL
-  for (int i = 0; i < WARP_ROWS / 4; ++i) {
-    added.part[i] = {};
-    if (4 * i < rows) added.part[i] = cb_read<CB_ELEMENT, PIECE>(from + 4 * i * epilogue.columns);
-  }
-}
 
 CB_DEVICE float* staged(float* staging, int row, int column) {
   if constexpr (SWAPPED) {
@@ -115,64 +75,41 @@ CB_DEVICE void stage_strip(const float (&strip)[STRIP], float* staging) {
   }
 }
 
-// Lay out what a strip is added to as the strip itself will be, so that lanes find what belongs to their sums.
-CB_DEVICE void put_added(const Epilogue& epilogue, const Added& added, unsigned char* tile) {
-  if (!ADDS_TILES || !epilogue.residual) return;
-  CB_UNROLL
-  for (int i = 0; i < WARP_ROWS / 4; ++i) {
-    const int row = cb_lane() / 8 + 4 * i;
-    unsigned char* to = tile + row * SWIZZLE_ROW + (cb_lane() % 8 ^ row % 8) * 16;
-    cb_write<CB_ELEMENT, PIECE>(reinterpret_cast<CB_ELEMENT*>(to), added.part[i]);
-  }
-  cb_sync_warp();
-}
-
 // Finish a strip in registers and lay it out as a copy to the output takes it: swizzled rows of 128 bytes, of float32
-// two tiles one after the other.  All loads of a bias come first, and a ReLU is a floor: a branch for each would make
-// them wait for one another.
-CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&sum)[STRIP], const Strip& strip,
+// two tiles one after the other.  All loads come first, and a ReLU is a floor: a branch for each would make them wait
+// for one another.
+CB_DEVICE void finish_tile(const Epilogue& epilogue, const float (&strip)[STRIP], int first, int columns,
                            unsigned char* tile) {
   const int lane = cb_lane(), row = lane / 4, pair = lane % 4 * 2;
   const bool rectifies = HAS_FORWARD_TERMS && epilogue.activation == ACTIVATION_RELU;
   const float floor = rectifies ? 0.0f : -to_float(bfloat16_t{0x7f80});
-  Vec<CB_ELEMENT, 2> bias[COLUMNS / 8] = {};
+  Vec<CB_ELEMENT, 2> bias[COLUMNS / 8] = {}, out[COLUMNS / 8][2];
   if (HAS_FORWARD_TERMS && epilogue.bias) {
     CB_UNROLL
     for (int i = 0; i < COLUMNS / 8; ++i) {
-      if (8 * i + pair < strip.columns) bias[i] = cb_load<CB_ELEMENT, 2>(epilogue.bias + strip.first + 8 * i + pair);
+      if (8 * i + pair < columns) bias[i] = cb_load<CB_ELEMENT, 2>(epilogue.bias + first + 8 * i + pair);
     }
   }
   CB_UNROLL
-  for (int i = 0; i < COLUMNS / 8; i += 2) {  // 16 columns at a time, of two groups of 8 rows
-    Vec<CB_ELEMENT, 2> words[4] = {};
-    if (ADDS_TILES && epilogue.residual) {
-      CB_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const unsigned char* from = tile + (row + j % 2 * 8) * SWIZZLE_ROW + ((i + j / 2) ^ row) * 16;
-        words[j] = cb_read<CB_ELEMENT, 2>(reinterpret_cast<const CB_ELEMENT*>(from) + pair);
-      }
-      cb_sync_warp();
-    }
+  for (int i = 0; i < STRIP; ++i) {
+    const float value = strip[i] + to_float(bias[i / 4].v[i % 2]);
+    out[i / 4][i / 2 % 2].v[i % 2] = from_float<CB_ELEMENT>(value < floor ? floor : value);
+  }
+  if constexpr (sizeof(CB_ELEMENT) == 2) {  // two pieces of 16 rows at a time
     CB_UNROLL
-    for (int j = 0; j < 4; ++j) {
+    for (int i = 0; i < COLUMNS / 8; i += 2) {
+      u32 words[4];
       CB_UNROLL
-      for (int k = 0; k < 2; ++k) {
-        const float value = sum[4 * i + 2 * j + k] + to_float(bias[i + j / 2].v[k]) + to_float(words[j].v[k]);
-        words[j].v[k] = from_float<CB_ELEMENT>(value < floor ? floor : value);
-      }
+      for (int j = 0; j < 4; ++j) words[j] = *reinterpret_cast<const u32*>(&out[i + j / 2][j % 2]);
+      cb_store_matrices(tile + lane % 16 * SWIZZLE_ROW + (((i + lane / 16) ^ lane % 8) * 16), words);
     }
-    if constexpr (sizeof(CB_ELEMENT) == 2) {
-      u32 raw[4];
-      CB_UNROLL
-      for (int j = 0; j < 4; ++j) raw[j] = *reinterpret_cast<const u32*>(&words[j]);
-      cb_store_matrices(tile + lane % 16 * SWIZZLE_ROW + (((i + lane / 16) ^ lane % 8) * 16), raw);
-    } else {
-      CB_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const u32 at = (8 * (i + j / 2) + pair) * sizeof(CB_ELEMENT), part = at / SWIZZLE_ROW, inside = at % SWIZZLE_ROW;
-        unsigned char* to = tile + part * PART_BYTES + (row + j % 2 * 8) * SWIZZLE_ROW;
-        cb_write<CB_ELEMENT, 2>(reinterpret_cast<CB_ELEMENT*>(to + ((inside / 16 ^ row) * 16 + inside % 16)), words[j]);
-      }
+  } else {
+    CB_UNROLL
+    for (int i = 0; i < COLUMNS / 4; ++i) {
+      const u32 at = (8 * (i / 2) + pair) * sizeof(CB_ELEMENT), part = at / SWIZZLE_ROW, inside = at % SWIZZLE_ROW;
+      unsigned char* to = tile + part * PART_BYTES + (row + i % 2 * 8) * SWIZZLE_ROW;
+      cb_write<CB_ELEMENT, 2>(reinterpret_cast<CB_ELEMENT*>(to + ((inside / 16 ^ row) * 16 + inside % 16)),
+                              out[i / 2][i % 2]);
     }
   }
 }
@@ -235,61 +172,56 @@ CB_DEVICE void finish_strip(const Epilogue& epilogue, const Task& task, const i6
   }
 }
 
-// Take turns with the places that strips are stored from: one is filled while the other is read.
-CB_DEVICE unsigned char* next_tile(float* staging, u32& turn) {
+// Store a strip by the copy engine, which leaves out what lies outside of the output.  Where a strip is one part, two
+// take turns, so that one is filled while the other is read.
+CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[STRIP], int row,
+                          int first, int columns, float* staging, u32& turn) {
   unsigned char* tile = reinterpret_cast<unsigned char*>(staging) + turn % TURNS * PART_BYTES;
   ++turn;
   if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();
   cb_sync_warp();
-  return tile;
-}
-
-// Store a strip by the copy engine, which leaves out what lies outside of the output.
-CB_DEVICE void store_tile(const TensorMap* out_map, const Strip& strip, const unsigned char* tile) {
+  finish_tile(epilogue, strip, first, columns, tile);
   cb_proxy_fence();
   cb_sync_warp();
   if (cb_lane() == 0) {
     CB_UNROLL
     for (int part = 0; part < PARTS; ++part) {
-      cb_tma_store_2d(out_map, tile + part * PART_BYTES, strip.first + part * ROW_ELEMENTS, strip.row);
+      cb_tma_store_2d(out_map, tile + part * PART_BYTES, first + part * ROW_ELEMENTS, row);
     }
     cb_tma_store_commit();
   }
 }
 
-// Store a warp's sums; `added` is what the first strip is added to.
+// Store a warp's sums.
 CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Task& task,
-                     const Shared& shared, int warp, u32& turn, const float (&sum)[STACKED][SUMS], Added& added) {
-  const bool by_tiles = !SWAPPED && walk.stores_tiles;
+                     const Shared& shared, int warp, u32& turn, const float (&sum)[STACKED][SUMS]) {
+  float* staging = shared.staging(warp);
+  i64* places = shared.places(warp);
   CB_NO_UNROLL
   for (int number = 0; number < STACKED * STRIPS; ++number) {
-    const Strip strip(walk, task, warp, number);
-    if (strip.row >= walk.m) break;
-    const bool is_there = strip.columns > 0;  // if not, of the product below there are others
-    unsigned char* tile = nullptr;
-    if (by_tiles && is_there) {
-      tile = next_tile(shared.staging(warp), turn);
-      put_added(epilogue, added, tile);
-    }
-    if (number + 1 < STACKED * STRIPS) load_added(epilogue, walk, Strip(walk, task, warp, number + 1), added);
-    if (!is_there) continue;
-    float values[STRIP];
-    take_strip<0, STACKED * STRIPS>(sum, number, values);
-    if (by_tiles) {
-      finish_tile(epilogue, values, strip, tile);
-      store_tile(out_map, strip, tile);
+    const int at = number / STRIPS, strip_number = number % STRIPS;
+    const int row = task.m + (SWAPPED ? number : (warp / 4 * STACKED + at) * 4 + warp % 4) * WARP_ROWS;
+    int first = task.n + (SWAPPED ? warp % 4 : strip_number) * COLUMNS, columns = walk.n - first;
+#if defined(OPERATION_CONV2D_WGRAD)
+    const int place = first / COLUMNS, tap = place / walk.depth, channel = (place - tap * walk.depth) * COLUMNS;
+    columns = tap < walk.taps ? walk.n - channel : 0;
+    first = tap * walk.n + channel;
+#endif
+    if (row >= walk.m) break;
+    if (columns <= 0) continue;  // of the product below there are others
+    float strip[STRIP];
+    take_strip<0, STACKED * STRIPS>(sum, number, strip);
+    if (!SWAPPED && walk.stores_tiles) {
+      store_tile(epilogue, out_map, strip, row, first, columns, staging, turn);
     } else {
-      float* staging = shared.staging(warp);
-      i64* places = shared.places(warp);
       CB_NO_UNROLL
-      for (int i = cb_lane(); (SWAPPED || number % STRIPS == 0) && i < WARP_ROWS; i += 32) {
-        places[i] = place_of(walk, epilogue.columns, strip.row + i);
+      for (int i = cb_lane(); (SWAPPED || strip_number == 0) && i < WARP_ROWS; i += 32) {
+        places[i] = place_of(walk, epilogue.columns, row + i);
       }
-      stage_strip(values, staging);
+      stage_strip(strip, staging);
       cb_sync_warp();
-      finish_strip(epilogue, task, places, staging, strip.first, strip.columns);
+      finish_strip(epilogue, task, places, staging, first, columns);
       cb_sync_warp();
-      added = {};  // it was none, and holds no registers here
     }
   }
 }

@@ -16,6 +16,13 @@ constexpr int STACKED = (SWAPPED ? TILE_N : ROWS) / WGMMA_M;  // products of a c
 constexpr int SUMS = WGMMA_N / 2;                             // of a thread, of one of them
 constexpr u32 A_BYTES = TILE_M * SWIZZLE_ROW, B_BYTES = TILE_N * SWIZZLE_ROW, STAGE_BYTES = A_BYTES + B_BYTES;
 
+// Whether the copy engine can load what is added: where it stores, and of 16 bits; float32 has too few registers for it.
+#if defined(OPERATION_CONV2D_WGRAD)
+constexpr bool ADDS_TILES = false;
+#else
+constexpr bool ADDS_TILES = !SWAPPED && sizeof(CB_ELEMENT) == 2;
+#endif
+
 static_assert(STACKED >= 1 && !(SWAPPED && STACKED > 1), "64 rows, of the output or, swapped, of its transpose");
 static_assert(WGMMA_N <= 256, "and at most 256 columns");
 static_assert(TILE_K == ROW_ELEMENTS, "a step along gemm_k is one swizzled row of 128 bytes");
@@ -37,6 +44,7 @@ struct Walk {
   int stride_h, stride_w, origin_h, origin_w, step_h, step_w;
   int out_h, out_w, out_stride_h, out_stride_w, out_top, out_left;
   int stores_tiles;          // whether the copy engine stores the output, see store.cuh
+  int adds_tiles;            // whether it also loads what is added, see main_loop.cuh
 };
 
 // A strided gradient's input is cut into phases, whose tiles follow each other: so many in a launch, those that are not
@@ -114,13 +122,13 @@ struct Ring {
 // What a warp stores at a time: columns of its 16 rows or, swapped, rows of its 16 columns.
 constexpr int WARP_ROWS = SWAPPED ? 64 : 16, COLUMNS = SWAPPED ? 16 : 64;
 
-// Dynamic shared memory: the stages' tiles, what each consuming warp stores through, barriers of stages and of turns.
+// Dynamic shared memory: the stages' tiles, what each consuming warp stores through, barriers of stages and of consumers.
 struct Shared {
   static constexpr u32 STAGING = NUM_STAGES * STAGE_BYTES;
   static constexpr u32 STAGING_BYTES = WARP_ROWS * COLUMNS * sizeof(float);  // of a warp
   static constexpr u32 PLACES = STAGING + NUM_WARPS * STAGING_BYTES;
   static constexpr u32 BARRIERS = PLACES + NUM_WARPS * WARP_ROWS * sizeof(i64);
-  static constexpr u32 BYTES = BARRIERS + (2 * NUM_STAGES + (SWAPPED ? NUM_CONSUMERS : 0)) * sizeof(u64);
+  static constexpr u32 BYTES = BARRIERS + (2 * NUM_STAGES + NUM_CONSUMERS) * sizeof(u64);
 
   unsigned char* base;
 
@@ -130,7 +138,7 @@ struct Shared {
   CB_DEVICE i64* places(int warp) const { return reinterpret_cast<i64*>(base + PLACES) + WARP_ROWS * warp; }
   CB_DEVICE u64* full(int stage) const { return reinterpret_cast<u64*>(base + BARRIERS) + stage; }
   CB_DEVICE u64* empty(int stage) const { return full(NUM_STAGES + stage); }
-  CB_DEVICE u64* turn(int consumer) const { return full(2 * NUM_STAGES + consumer); }
+  CB_DEVICE u64* own(int consumer) const { return full(2 * NUM_STAGES + consumer); }  // its threads; swapped, its turns
 };
 static_assert(Shared::BYTES == DYNAMIC_SHARED_BYTES, "what a block is launched with");
 static_assert(Shared::BYTES <= 232448, "what a block may have");

@@ -220,10 +220,10 @@ def test_scale_and_shift_are_of_columns(launcher, swapped):
 
 
 @pytest.mark.parametrize("extents", [(300, 296, 72), (130, 72, 200)], ids=str)
-@pytest.mark.parametrize("dtype", TILES)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_residual_comes_to_its_own_element(launcher, in_place, dtype, extents):
-    """Of several tiles and strips, cut off on both axes, with bias and ReLU; from the output's own place too."""
+    """Of several tiles, cut off on both axes, with bias and ReLU; from the output's own place too."""
     (m, n, k), random = extents, np.random.default_rng(9)
     a, b, bias = (cases.drawn(random, shape, dtype) for shape in ((m, k), (n, k), (n,)))
     residual = cases.encoded(np.arange(m * n).reshape(m, n) % 251 - 125.0, dtype)  # neighbours far apart

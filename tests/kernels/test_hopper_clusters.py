@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv, gemm
+from cubatch.engine.native.product import Fused
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
@@ -57,6 +58,20 @@ def check_product(launcher, where, dtype, layout, extents, slices=1):
 def test_products_stay_within_the_rounding_of_their_sums(launcher, dtype, layout, extents):
     """Rows of tiles that are odd leave the second block of a cluster without any: it still loads half for both."""
     check_product(launcher, clustered(launcher, dtype), dtype, layout, extents)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_each_block_loads_what_its_own_tile_is_added_to(launcher, dtype):
+    """Of rows of tiles that are odd; the ring goes on behind it, since two SMs have several tiles each."""
+    m, n, k = ODD[0], 2 * ODD[1] + 8, 136
+    a, b = (cases.drawn(rng(seed), shape, dtype) for seed, shape in ((1, (m, k)), (2, (n, k))))
+    residual = cases.encoded(np.arange(m * n).reshape(m, n) % 251 - 125.0, dtype)
+    out = launcher.put(residual)
+    where, fused = clustered(launcher, dtype), Fused(residual=out)
+    gemm.gemm(where, launcher.put(a), launcher.put(b), layout="nt", out=out, fused=fused)
+    a, b, residual = map(cases.decoded, (a, b, residual))
+    want, magnitude = a @ b.T + residual, abs(a) @ abs(b).T + abs(residual)
+    assert_within(cases.decoded(launcher.get(out)), want, bound(k + 2, magnitude, want, dtype), axes="mn")
 
 
 @pytest.mark.parametrize(("dtype", "layout"), EVERY)

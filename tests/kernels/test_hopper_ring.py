@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv, gemm
+from cubatch.engine.native.product import Fused
 from cubatch.kernels.workspace.products import product_workspace
 from tests.checks import assert_within
 from tests.cpusim import building
@@ -96,6 +97,8 @@ def test_results_are_exact_in_every_schedule(dtype, tile, mode):
     swapped, tall = tile in SWAPPED.values(), str(tile).startswith("256")
     a, b, wide_a, wide_b = drawn_as((600 if tall else 264, 520), (264, 520))
     exact(gemm.gemm(where, a, b), wide_a @ wide_b.T, dtype)
+    residual, wide_residual = drawn_as((len(a), len(b)))
+    exact(gemm.gemm(where, a, b, fused=Fused(residual=residual)), wide_a @ wide_b.T + wide_residual, dtype)
     if dtype == "float32" or tall:
         exact(gemm.gemm(where, a, b.reshape(520, 264), layout="nn"), wide_a @ wide_b.reshape(520, 264), dtype)
     drawn = cases.Conv(n=3, h=7, w=10, c=72, k=136, r=3, s=2, stride=(2, 1), dilation=(1, 2), pad=(2, 1, 0, 3))

@@ -25,14 +25,14 @@ from cubatch.network.windows import Axis, ConvShape, Phase, phases
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
 _ROW_ALIGNMENT = 16
-_ADDED_BYTES = 2  # of an element whose residual comes by tiles: ADDS_TILES of kernels/hopper/store.cuh
+_ADDED_BYTES = 2  # of an element whose residual comes by tiles: ADDS_TILES of kernels/hopper/walk.cuh
 _RELU = activation_code("relu")  # before it is no activation at all
 
 # Walk of kernels/hopper/walk.cuh.
 _FIELDS = (
     "m", "n", "tiles_m", "tiles_n", "band", "steps", "depth", "taps", "taps_w", "first_tap", "tap_step_h",
     "tap_step_w", "rows", "columns", "stride_h", "stride_w", "origin_h", "origin_w", "step_h", "step_w", "out_h",
-    "out_w", "out_stride_h", "out_stride_w", "out_top", "out_left", "stores_tiles",
+    "out_w", "out_stride_h", "out_stride_w", "out_top", "out_left", "stores_tiles", "adds_tiles",
 )  # fmt: skip
 _WALK = np.dtype([(name, np.int32) for name in _FIELDS])
 _PHASES = 4  # of a strided gradient, in a launch; PHASES there
@@ -76,7 +76,7 @@ def launch(
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
     strides = {walk.get(name, 1) for _, _, walk in launches for name in ("out_stride_h", "out_stride_w")}
-    out_map = _out_map(context, problem, ends, output) if strides == {1} else None
+    out_map, added_map = (None, None) if strides != {1} else _stored_maps(context, problem, ends, output, tile)
     together = _PHASES if problem.operation == "conv2d_dgrad" else 1
     for first in range(0, len(launches), together):
         part = launches[first : first + together]
@@ -85,7 +85,7 @@ def launch(
             tiles_m = -(-walk["m"] // tile.m)
             laid_out = {
                 "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
-                "stores_tiles": out_map is not None, **walk,
+                "stores_tiles": out_map is not None, "adds_tiles": added_map is not None, **walk,
             }  # fmt: skip
             for name, value in laid_out.items():
                 record[name] = value
@@ -93,7 +93,7 @@ def launch(
         blocks = min(clusters, max(1, (context.device.num_sms or 1) // cluster)) * cluster
         a_maps = [a_map for a_map, _, _ in part]
         a_maps += a_maps[:1] * (together - len(part))  # a map that is not looked at has to be one all the same
-        maps = (*a_maps, part[0][1], out_map or a_maps[0])
+        maps = (*a_maps, part[0][1], out_map or a_maps[0], added_map or a_maps[0])
         context.launch(chosen, (blocks, 1, 1), (*maps, *ends, partials, walks[()], output))
 
 
@@ -120,11 +120,13 @@ def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> boo
     return is_whole and context.address(residual) == context.address(out)
 
 
-def _out_map(context: Context, problem: Problem, ends: tuple[Any, ...], output: Any) -> TensorMap | None:
+def _stored_maps(
+    context: Context, problem: Problem, ends: tuple[Any, ...], output: Any, tile: Tile
+) -> tuple[TensorMap | None, TensorMap | None]:
     """
-    Describe an output that the copy engine may store.
+    Describe an output that the copy engine may store, and what is added to it, where there is any.
 
-    It has plain rows, to whose sums a bias, a residual of 16-bit elements and a ReLU happen at most.
+    It has plain rows, to whose sums a residual of 16-bit elements, a bias and a ReLU happen at most.
     """
     out, _, scale, _, residual, mask = ends
     is_plain = scale is mask is None and output["activation"] <= _RELU and output["slices"] == 1
@@ -132,12 +134,16 @@ def _out_map(context: Context, problem: Problem, ends: tuple[Any, ...], output: 
     has_rows = columns * out.itemsize % _ROW_ALIGNMENT == 0 and all(
         context.aligned(array, _ROW_ALIGNMENT) for array in (out, residual) if array is not None
     )
-    if problem.operation == "conv2d_wgrad" or not (is_plain and output["wide"] and has_rows):
-        return None
+    if problem.operation == "conv2d_wgrad" or tile.swapped or not (is_plain and output["wide"] and has_rows):
+        return None, None
     if residual is not None and out.itemsize != _ADDED_BYTES:
-        return None
-    box = (ROW_BYTES // out.itemsize, _STORED_ROWS)
-    return TensorMap(out, dtype_of(out), (columns, int(output["elements"]) // columns), box)
+        return None, None
+
+    def rows(array: Any, count: int) -> TensorMap:
+        extents = columns, int(output["elements"]) // columns
+        return TensorMap(array, dtype_of(array), extents, (ROW_BYTES // array.itemsize, count))
+
+    return rows(out, _STORED_ROWS), None if residual is None else rows(residual, tile.m)
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:
