@@ -125,7 +125,6 @@ def _attention_seconds(
     memory: float,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """Add up the projections, what is moved for neighbours by one of them, and the launches between them."""
-    peak = device_arithmetic.peak_flops_per_second(device, "float32") or math.inf
     per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
     clocks_per_second = device.clock_hz or math.inf
     projected = [
@@ -136,6 +135,7 @@ def _attention_seconds(
     for place, n in enumerate(batch_sizes):
         parts = [(float(times[place]), kernels[place], int(blocks[place])) for times, kernels, blocks in projected]
         for launch in attention.launches(layer, pass_, n, dtype, device, saves=saves):
+            peak = device_arithmetic.peak_flops_per_second(device, launch.rated) or math.inf
             arithmetic = compute * max(launch.clocks / clocks_per_second, launch.flops / peak)
             moving = launch.moved / per_second / (1.0 if launch.flops else MOVED_SHARE)
             parts.append((max(arithmetic, moving) + LAUNCH_SECONDS, launch.name, launch.blocks))

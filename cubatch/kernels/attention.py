@@ -33,6 +33,7 @@ class Launch:
         clocks: Of the busiest SM's arithmetic; 0 of one that only moves.
         flops: Of its products.
         moved: Elements that it reads and writes.
+        rated: Type whose rate its products have: that of the elements on tensor cores, else float32.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Launch:
     clocks: float
     flops: int
     moved: int
+    rated: str = "float32"
 
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:
@@ -85,7 +87,7 @@ def launches(
         blocks, kernel = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE), find(f"heads_{layout}", stored, device)
         clocks = block_clocks(blocks, HEADS_TILE * HEADS_TILE * k, kernel, HEADS_EFFICIENCY, device)
         moved = count * (tokens * k + k * n + tokens * n)
-        return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved)
+        return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved, _rated(kernel))
 
     def softmax(operation: str, matrices: int) -> Launch:
         name, blocks = variant.find(operation, stored).name, row_blocks(rows, tokens, device)
@@ -102,4 +104,9 @@ def launches(
     blocks, keys, kernel = count * -(-tokens // QUERIES), -(-tokens // KEYS) * KEYS, find("attend", stored, device)
     # What is mixed is as wide as the widest head, whatever this one's width.
     clocks = block_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), kernel, ATTEND_EFFICIENCY, device)
-    return [Launch(kernel.name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width)]
+    return [Launch(kernel.name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width, _rated(kernel))]
+
+
+def _rated(kernel: Kernel) -> str:
+    """Name the type whose rate a kernel's products have: those of some architectures alone are on tensor cores."""
+    return "float32" if kernel.min_arch is None else kernel.dtype

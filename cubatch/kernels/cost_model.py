@@ -33,6 +33,8 @@ _BLOCK_CLOCKS = 2000.0
 # instructions; of a step over keys, with heads of 64 channels, 1024 of 2209 to 2480, inner loops and softmax together.
 HEADS_EFFICIENCY = 0.63
 ATTEND_EFFICIENCY = 0.44
+# Of the rate of mma.sync: about what attention in float16 reached on an H200, its projections taken off by the rate of
+# such products there, at 197 tokens of 768 channels and at 1024 of 512 (benchmarks/README.md, commit 797c6f5).
 ATTENTION_MMA_EFFICIENCY = 0.3
 # Warps of an SM without which its schedulers wait for arithmetic.
 _ENOUGH_WARPS = 8
