@@ -54,6 +54,15 @@ class ModuleRunner(BoundedRunner):
         self._bare = module if bare is None else bare
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of its memory, and of inputs that no batch size changed."""
+        shapes = self._inputs.aside()
+        if not shapes:
+            return super().notes
+        which = f"Inputs whose first axis is not the example's {self._inputs.batch_size} samples"
+        return [*super().notes, f"{which} were the same in each batch: of shape {', '.join(map(str, shapes))}."]
+
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
         return self._walk_of(num_bytes, top)

@@ -69,6 +69,21 @@ class Inputs:
         positional, keyword = _mapped((self.positional, dict(self.keyword)), lambda tensor: tensor.to(device))
         return Inputs(positional, keyword, self.batch_size)
 
+    def aside(self) -> list[tuple[int, ...]]:
+        """List the shapes of tensors that do not hold the batch, and are the same whatever its size."""
+        shapes: list[tuple[int, ...]] = []
+
+        def noted(tensor: Any) -> Any:
+            if not self._holds_batch(tensor):
+                shapes.append(tuple(tensor.shape))
+            return tensor
+
+        _mapped((self.positional, dict(self.keyword)), noted)
+        return shapes
+
+    def _holds_batch(self, tensor: Any) -> bool:
+        return bool(tensor.ndim) and len(tensor) == self.batch_size
+
     def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
         Give the arguments for another batch size.
@@ -82,8 +97,7 @@ class Inputs:
         """
 
         def replaced(tensor: Any) -> Any:
-            holds_batch = tensor.ndim and len(tensor) == self.batch_size
-            return make(tensor, batch_size) if holds_batch else tensor
+            return make(tensor, batch_size) if self._holds_batch(tensor) else tensor
 
         positional, keyword = _mapped((self.positional, dict(self.keyword)), replaced)
         return positional, keyword

@@ -30,6 +30,7 @@ _INPUTS = (
     "example_inputs is the shape of one sample, without the batch, or a batch of tensors, those of several arguments "
     "in a tuple or, by name, a dict."
 )
+_LOSS = " loss is called with what the module gives, and gives a scalar."
 _CLEARLY = 0.9  # of what is predicted for a smaller size: predictions are to be 10 % off at most
 
 _FACTS = {"memory_bytes", "largest_batch_size", "dtype"}
@@ -90,7 +91,13 @@ def tuned(
     except NothingMeasured as error:
         if facts.get("why_not") is None:
             raise
-        raise NothingMeasured(error.reason, f"{error.remedy} {_INPUTS}") from error  # the walk without data failed too
+        # The walk without data failed too.
+        raise NothingMeasured(error.reason, f"{error.remedy} {_wanted(mode)}") from error
+
+
+def _wanted(mode: str) -> str:
+    """Say what a step is made of that a user gives."""
+    return _INPUTS + _LOSS * (mode == "training")
 
 
 def _falls(steps: Sequence[Candidate]) -> list[str]:
@@ -132,7 +139,8 @@ def _ladder(
     if largest is None:
         if facts["raised"]:
             allowed = f"one whose {mode} step runs on batches like example_inputs"
-            raise InvalidArgument("module", name, allowed, f"On two samples it raised {facts['raised']}. {_INPUTS}")
+            told = f"On two samples it raised {facts['raised']}. {_wanted(mode)}"
+            raise InvalidArgument("module", name, allowed, told)
         if limits.max_batch_size is None and limits.batch_sizes is None:
             raise InvalidArgument(
                 "max_batch_size", None, "given here", f"Memory cannot be bounded: {facts['why_not']}."
