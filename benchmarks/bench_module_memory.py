@@ -33,6 +33,7 @@ from cubatch.measure.runner import FactoryRef
 MIB = 2**20
 STEPS = 4
 GREW, LESS = 1.1, 0.97
+LARGE = 2**34  # bytes: within a terabyte nothing could be said of `encoder` on an H200, within its memory it could
 LOOK_SECONDS = 3.0  # as of a budget of 60 s
 _KIND = {"loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False}
 
@@ -48,7 +49,7 @@ def opened(name: str, mode: str, device: str, limit: int) -> RemoteRunner:
 
 def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
     """Climb to the largest size that fits, and compare what was said with what was taken."""
-    first = opened(name, mode, device, 2**40)
+    first = opened(name, mode, device, LARGE)
     looked = first.call("look", seconds=0.0, top=0)
     first.close()
     if looked["first"] is None:

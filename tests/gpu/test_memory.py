@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import cubatch
-from cubatch.errors import CubatchError, WorkerFailed
+from cubatch.errors import CubatchError, DeviceFailed
 from cubatch.hardware import probe, room
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
@@ -94,7 +94,7 @@ def test_a_sticky_error_costs_its_worker_and_nothing_else():
     runner = RemoteRunner(FactoryRef("tests.gpu.test_memory:Faulty"))
     try:
         runner.prepare(1)
-        with pytest.raises(WorkerFailed):
+        with pytest.raises(DeviceFailed, match="IllegalAddress"):
             runner.time(1)
     finally:
         runner.close()
