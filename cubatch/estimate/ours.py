@@ -1,10 +1,10 @@
 """
-Seconds of a pass by our own kernels, before any GPU has run them.
+Seconds of a pass by our own kernels, by what is known without running them.
 
 A tiled product takes the clocks by which its variants are ranked (`variants`), at the boost clock, and never less
 than the data sheet allows: its arithmetic at the peak rate, where that is known, or its bytes at the bandwidth.
-Attention is its launches: two such products, and between tokens others, in float32 on CUDA cores.  Everything else
-moves bytes, at a stated share of that bandwidth.  Nothing of it was fitted to a clock.
+Attention is its launches: two such products, and between tokens others.  Everything else moves bytes, at a stated
+share of that bandwidth.  Nothing of it was fitted to a clock but what attention reaches of mma.sync.
 """
 
 from __future__ import annotations

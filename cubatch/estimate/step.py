@@ -22,7 +22,7 @@ from cubatch.network.passes import Pass
 _OURS_SD = 0.3
 OURS_SCALE_SD = 0.5
 """Of our kernels, to whose times nothing was fitted: more than of any published one."""
-UNTIMED = "Nothing was fitted to times of our kernels yet: theirs are clocks counted in the compiled code."
+UNTIMED = "Hardly anything was fitted to times of our kernels yet: theirs are clocks counted in the compiled code."
 """What a prediction of our kernels notes, unless anchors are of them."""
 FUSED = "fused"
 """What runs where a neighbour's operation does a layer, or there is nothing to do."""

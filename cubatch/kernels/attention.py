@@ -11,7 +11,7 @@ import attrs
 
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
-from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, block_clocks
+from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, lanes_clocks, tensor_clocks
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.attention import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
 from cubatch.kernels.workspace.misc import row_blocks
@@ -20,6 +20,9 @@ from cubatch.network.passes import Pass
 
 _NEWEST = 99, 0
 """Where it is not known which."""
+
+_STEP = 64
+"""Of a factor's places along k, and of heads' channels, that the kernels on tensor cores have at a time: TILE there."""
 
 
 @attrs.frozen
@@ -57,6 +60,11 @@ def find(operation: str, dtype: str, device: Device) -> Kernel:
     return variant.find(operation, dtype, arch=10 * major + minor)
 
 
+def on_tensor_cores(kernel: Kernel) -> bool:
+    """Say whether a kernel of kernels/attention multiplies there."""
+    return kernel.source.endswith("_mma.cu")
+
+
 def launches(
     layer: Attention, pass_: Pass, batch_size: int, dtype: str, device: Device, *, saves: bool
 ) -> list[Launch]:
@@ -85,7 +93,10 @@ def launches(
 
     def product(layout: str, n: int, k: int) -> Launch:
         blocks, kernel = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE), find(f"heads_{layout}", stored, device)
-        clocks = block_clocks(blocks, HEADS_TILE * HEADS_TILE * k, kernel, HEADS_EFFICIENCY, device)
+        if on_tensor_cores(kernel):
+            clocks = tensor_clocks(blocks, HEADS_TILE * HEADS_TILE * -(-k // _STEP) * _STEP, device)
+        else:
+            clocks = lanes_clocks(blocks, HEADS_TILE * HEADS_TILE * k, HEADS_EFFICIENCY, device)
         moved = count * (tokens * k + k * n + tokens * n)
         return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved, _rated(kernel))
 
@@ -101,12 +112,16 @@ def launches(
         return [turned, scores, softmax("softmax_backward", 3), mixed, turned]
     if stores_weights(c, layer.heads, saves=saves):
         return [scores, softmax("softmax", 2), mixed]
-    blocks, keys, kernel = count * -(-tokens // QUERIES), -(-tokens // KEYS) * KEYS, find("attend", stored, device)
-    # What is mixed is as wide as the widest head, whatever this one's width.
-    clocks = block_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), kernel, ATTEND_EFFICIENCY, device)
+    blocks, kernel = count * -(-tokens // QUERIES), find("attend", stored, device)
+    # What is mixed is as wide as the widest head, whatever this one's width; on tensor cores so are queries and keys.
+    if on_tensor_cores(kernel):
+        clocks = tensor_clocks(blocks, QUERIES * -(-tokens // _STEP) * _STEP * 2 * WIDEST_HEAD, device)
+    else:
+        keys = -(-tokens // KEYS) * KEYS
+        clocks = lanes_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), ATTEND_EFFICIENCY, device)
     return [Launch(kernel.name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width, _rated(kernel))]
 
 
 def _rated(kernel: Kernel) -> str:
-    """Name the type whose rate a kernel's products have: those of some architectures alone are on tensor cores."""
-    return "float32" if kernel.min_arch is None else kernel.dtype
+    """Name the type whose rate a kernel's products have."""
+    return kernel.dtype if on_tensor_cores(kernel) else "float32"

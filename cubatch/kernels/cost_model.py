@@ -3,7 +3,7 @@ What a launch of a variant should take: the clocks of the SM with the most block
 
 Blocks that share an SM share its pipes, so a launch lasts as long as the SM with the most blocks, times what a block's
 tile costs.  Its constants stand here in one place.  They come from counting the instructions of the compiled main
-loops and from data sheets, not from a GPU's clock.
+loops and from data sheets, not from a GPU's clock, but for what attention reaches of mma.sync.
 """
 
 from __future__ import annotations
@@ -88,21 +88,18 @@ def launch_clocks(problem: Problem, found: Kernel, device: Device, count: int) -
     return busiest * (loop + _BLOCK_CLOCKS)
 
 
-def block_clocks(num_blocks: int, products: int, found: Kernel, efficiency: float, device: Device) -> float:
-    """
-    Give the clocks of the SM with the most blocks of one of attention's own kernels.
+def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Device) -> float:
+    """Give the clocks of the SM with the most blocks, each of which has so many multiply-adds on CUDA cores."""
+    return _busiest_clocks(num_blocks, products / _like(device).float32_lanes / efficiency, device)
 
-    Args:
-        num_blocks: Of the grid.
-        products: Multiply-adds of a block.
-        found: The kernel: on tensor cores where only they run it.
-        efficiency: Share of the multiply-adds that CUDA cores reach in it.
-        device: Its SMs and rates count.
-    """
-    busiest = -(-num_blocks // (device.num_sms or 1))
-    if found.min_arch is None:
-        return busiest * (products / _like(device).float32_lanes / efficiency + _BLOCK_CLOCKS)
-    return busiest * (products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY + _BLOCK_CLOCKS)
+
+def tensor_clocks(num_blocks: int, products: int, device: Device) -> float:
+    """Give the same of attention's kernels on tensor cores, in 16 bits."""
+    return _busiest_clocks(num_blocks, products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY, device)
+
+
+def _busiest_clocks(num_blocks: int, clocks: float, device: Device) -> float:
+    return -(-num_blocks // (device.num_sms or 1)) * (clocks + _BLOCK_CLOCKS)
 
 
 def step_clocks(problem: Problem, found: Kernel, device: Device) -> float:

@@ -109,7 +109,8 @@ class Kernel:
 
     Attributes:
         name: Unique; operation, algorithm, dtype and family, then tile and vector where it has them.
-        family: "naive", "simt", "mma", "hopper", "winograd", "depthwise", "misc": the folder of its own sources.
+        family: "naive", "simt", "mma", "hopper", "winograd", "attention", "depthwise", "misc": the folder of its own
+            sources.
         source: File under kernels/.
         operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
         entry: Its symbol in the compiled source; another operation's where that one's code computes it too.
@@ -202,7 +203,7 @@ def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object)
     Args:
         operation: "batch_norm_apply", ...
         dtype: Storage of the elements.
-        arch: Compute capability times ten, where one variant is of some architectures, one of others.
+        arch: Compute capability times ten, where variants of different architectures are left; None: of any.
         axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
 
     Raises:

@@ -3,7 +3,8 @@
 // Tiles of 64 x 64 elements of 16 bits in shared memory, which 4 warps multiply on tensor cores, 16 rows each.
 //
 //   a row     128 bytes, its pieces of 16 bytes swapped by row % 8, so that 8 neighbouring rows are read at once
-//   loaded    piece by piece behind the program's back where rows are whole pieces, else element by element
+//   loaded    piece by piece behind the program's back where rows are whole pieces, else element by element, as the weights
+//             of 197 tokens are
 //   read      16 places of a factor by 16 along k, by cb_load_matrices: as they lie, or transposed
 #pragma once
 

@@ -83,7 +83,8 @@ CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
-// Between writing shared memory and a copy engine's or wgmma's reading of it.
+// Between writing shared memory and a copy engine's or wgmma's reading of it; and between reading it and a copy that
+// overwrites it.
 CB_DEVICE void cb_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- clusters ---

@@ -97,7 +97,7 @@ ENTRY(CB_TENSOR_MAP a_map,
       cb_barrier_init(shared.full(stage), 1);
       cb_barrier_init(shared.empty(stage), READERS * CLUSTER);
     }
-    for (int consumer = 0; consumer < NUM_CONSUMERS; ++consumer) cb_barrier_init(shared.own(consumer), WARPGROUP);
+    for (int consumer = 0; consumer < NUM_CONSUMERS; ++consumer) cb_barrier_init(shared.joined(consumer), WARPGROUP);
     cb_barrier_init_fence();
     for (int phase = 0; phase < PHASES; ++phase) cb_tma_prefetch(map_of(phase));
     cb_tma_prefetch(&b_map);

@@ -7,16 +7,17 @@
 //   expect STAGE_BYTES on `full`     start the products of this stage
 //   start its copies                 wait for those of the stage before; one thread a warpgroup arrives on its `empty`
 //
-// `full` counts one arrival and the bytes, `empty` one arrival of each consumer of each block of the cluster, since the
+// `full` counts one arrival and the bytes of all copies, `empty` one arrival of each consumer of each block of the cluster, since the
 // copies of B go to all of them.
 //
 // SWAPPED: consumers take turns, a tile each, so that one multiplies while the other stores.  A stage's barriers tell
 // two of its uses apart and no more, so that a consumer has to know that the other's tile is through before it waits
-// for `full`: `own` of a consumer counts the threads of the other that have seen the last stage of their tile.
+// for `full`: `turn` of a consumer counts the threads of the other that have seen the last stage of their tile.
 //
 // adds_tiles: what a tile is added to comes through the ring too, behind the last products: 128 bytes of each of its rows
 // in a stage, where A lies else, which every thread adds to its sums.  So there is as much of it under way as of the
-// operands; asked for by whoever stores, a strip at a time, it kept an H200 waiting.
+// operands; asked for by whoever stores, a strip at a time, it kept an H200 waiting.  It is added before a bias, elsewhere
+// (common/epilogue.cuh) behind it.
 #pragma once
 
 #include "hopper/operands.cuh"
@@ -83,8 +84,9 @@ CB_DEVICE void add_tiles(const Walk& walk, const Task& task, int consumer, const
         for (int j = 0; j < 2; ++j) sum[at][number * (ROW_ELEMENTS / 2) + i * 2 + j] += to_float(added.v[j]);
       }
     }
-    cb_barrier_arrive(shared.own(consumer));  // all have read before one of them says so
-    cb_barrier_wait(shared.own(consumer), joins++ & 1);
+    cb_proxy_fence();  // unlike products these reads are no copy engine's: the next copy must not overtake them
+    cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so
+    cb_barrier_wait(shared.joined(consumer), joins++ & 1);
     release(shared, ring.stage);
     ring.advance();
   }
@@ -92,7 +94,7 @@ CB_DEVICE void add_tiles(const Walk& walk, const Task& task, int consumer, const
 
 // Wait until the other consumer is through with its tile; in the first round the first one waits for nobody.
 CB_DEVICE void wait_turn(const Shared& shared, int consumer, int round) {
-  cb_barrier_wait(shared.own(consumer), (u32)((round + consumer + 1) & 1));
+  cb_barrier_wait(shared.turn(consumer), (u32)((round + consumer + 1) & 1));
 }
 
 CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[STACKED][SUMS]) {
@@ -126,7 +128,7 @@ CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring
     before = ring.stage;
     ring.advance();
   }
-  if constexpr (SWAPPED) cb_barrier_arrive(shared.own(1 - consumer));
+  if constexpr (SWAPPED) cb_barrier_arrive(shared.turn(1 - consumer));
   cb_wgmma_wait<0>();
   CB_UNROLL
   for (int at = 0; at < STACKED; ++at) cb_wgmma_hold(sum[at]);

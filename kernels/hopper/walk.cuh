@@ -138,7 +138,8 @@ struct Shared {
   CB_DEVICE i64* places(int warp) const { return reinterpret_cast<i64*>(base + PLACES) + WARP_ROWS * warp; }
   CB_DEVICE u64* full(int stage) const { return reinterpret_cast<u64*>(base + BARRIERS) + stage; }
   CB_DEVICE u64* empty(int stage) const { return full(NUM_STAGES + stage); }
-  CB_DEVICE u64* own(int consumer) const { return full(2 * NUM_STAGES + consumer); }  // its threads; swapped, its turns
+  CB_DEVICE u64* joined(int consumer) const { return full(2 * NUM_STAGES + consumer); }  // its threads
+  CB_DEVICE u64* turn(int consumer) const { return joined(consumer); }                   // swapped
 };
 static_assert(Shared::BYTES == DYNAMIC_SHARED_BYTES, "what a block is launched with");
 static_assert(Shared::BYTES <= 232448, "what a block may have");

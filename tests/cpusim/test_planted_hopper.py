@@ -45,6 +45,13 @@ SEEDS = (1, 2, 3, 4)
 
 WAIT = "    cb_wgmma_commit();\n    cb_wgmma_wait<1>();\n    if (step > 0) release(shared, before);\n"
 LAST = "  if (count > 0) release(shared, before);\n"
+FULL = "    cb_barrier_wait(shared.full(ring.stage), ring.parity);\n"
+EMPTIED = "    u64* full = shared.full(ring.stage);\n    cb_barrier_expect(full, "
+EMPTY = f"    wait_empty(shared, ring);\n{EMPTIED}"
+JOIN = (
+    "    cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so\n"
+    "    cb_barrier_wait(shared.joined(consumer), joins++ & 1);\n"
+)
 
 
 @attrs.frozen
@@ -67,9 +74,12 @@ class Bug:
 
 BUGS = {
     "no wait on full": Bug(
-        (("main_loop.cuh", "    cb_barrier_wait(shared.full(ring.stage), ring.parity);\n", ""),), modes=LATE
+        (("main_loop.cuh", f"{FULL}    const u64 b", "    const u64 b"),), modes=LATE
     ),
-    "no wait on empty": Bug((("main_loop.cuh", "    wait_empty(shared, ring);\n    u64", "    u64"),)),
+    "no wait on full for what is added": Bug((("main_loop.cuh", f"{FULL}    CB_UNROLL", "    CB_UNROLL"),), modes=LATE),
+    "no wait for those that add": Bug((("main_loop.cuh", JOIN, "    (void)joins;\n"),), modes=tuple(mode for mode in EARLY if mode[0] in {"shuffled", "warps"})),
+    "no wait on empty": Bug((("main_loop.cuh", f"{EMPTY}STAGE_BYTES", EMPTIED + "STAGE_BYTES"),)),
+    "no wait on empty for what is added": Bug((("main_loop.cuh", f"{EMPTY}A_BYTES", EMPTIED + "A_BYTES"),)),
     "release before the products are waited for": Bug((
         ("main_loop.cuh", WAIT, "    cb_wgmma_commit();\n    release(shared, ring.stage);\n    cb_wgmma_wait<1>();\n"),
         ("main_loop.cuh", LAST, "  (void)before;\n"),
@@ -152,8 +162,8 @@ BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in 
         (("main_loop.cuh", "  if constexpr (SWAPPED) cb_barrier_arrive(shared.turn(1 - consumer));\n", ""),), "deadlock"
     ),
     "a turn of one thread": Bug(
-        (("implicit_gemm.cu", "cb_barrier_init(shared.turn(consumer), WARPGROUP)",
-          "cb_barrier_init(shared.turn(consumer), 1)"),)
+        (("implicit_gemm.cu", "cb_barrier_init(shared.joined(consumer), WARPGROUP)",
+          "cb_barrier_init(shared.joined(consumer), 1)"),)
     ),
     "the first one waits for the second": Bug(
         (("main_loop.cuh", "round + consumer + 1", "round + consumer"),)
@@ -195,10 +205,10 @@ BUGS |= {f"swapped, {name}": attrs.evolve(bug, kernel=SWAPPED) for name, bug in 
 # Of a tall tile: a consumer's two products, one below the other.
 BUGS |= {f"tall, {name}": attrs.evolve(bug, kernel=TALL) for name, bug in {
     "the same rows in both products": Bug(
-        (("main_loop.cuh", "consumer * STACKED + at)", "consumer * STACKED)"),)
+        (("main_loop.cuh", ": consumer * STACKED + at)", ": consumer * STACKED)"),)
     ),
     "consumers that share a product's rows": Bug(
-        (("main_loop.cuh", "consumer * STACKED + at)", "consumer + at)"),)
+        (("main_loop.cuh", ": consumer * STACKED + at)", ": consumer + at)"),)
     ),
     "both products' sums in one": Bug(
         (("main_loop.cuh", "A_TURNED, B_TURNED>(sum[at]", "A_TURNED, B_TURNED>(sum[0]"),)
@@ -278,17 +288,18 @@ def _compiled():
 
 
 def outcome(chosen, mode):
-    """Convolve integers, whose sums are exact: "right", else WRONG or the error of the first draw that is not."""
+    """Convolve integers and add others, exact sums: "right", else WRONG or the error of the first draw that is not."""
     changed = {SWAPPED.tile: {"c": 136}, TALL.tile: {"k": 136}}.get(chosen.tile, {})
     random, drawn = np.random.default_rng(3), attrs.evolve(DRAWN, **changed)
     x, w = (random.integers(-2, 3, shape).astype(np.float16) for shape in (drawn.x_shape, drawn.w_shape))
-    want = cases.conv2d(drawn, x.astype(np.float64), w.astype(np.float64))
+    residual = random.integers(-2, 3, drawn.y_shape).astype(np.float16)
+    want = cases.conv2d(drawn, x.astype(np.float64), w.astype(np.float64)) + residual
     for seed in SEEDS if mode[0] in {"shuffled", "warps"} else SEEDS[:1]:
         y = np.full(drawn.y_shape, np.nan, np.float16)
         simulator = Simulator(90, schedule=mode[0], copies=mode[1], seed=seed)
         where = Context(device=H200, launcher=simulator, chooser=lambda *_: SplitKernel(chosen))
         try:
-            conv.conv2d(where, x, w, out=y, **drawn.options)
+            conv.conv2d(where, x, w, out=y, residual=residual, **drawn.options)
         except SimulationError as error:
             return str(error)
         if not np.array_equal(y, want):

@@ -69,7 +69,7 @@ def test_five_steps_as_graphs_are_those_of_launches_to_the_bit(optimizer, dtype)
 
 def test_what_a_graph_keeps_is_given_back_with_its_batch():
     """
-    Among twenty batches prepared, captured and released, four in a row leave the driver no poorer, but for 12 MiB.
+    Among twenty batches prepared, captured and released, four in a row leave the driver no poorer, but for 3 MiB each.
 
     The driver knows what is free of a GPU, which others take and give back too, and NVML in a container often does not
     know this process: what others do is in some of the rows, what a batch kept would be in all of them.

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from cubatch.kernels.attention import find
+from cubatch.kernels.attention import find, on_tensor_cores
 from cubatch.kernels.workspace.attention import kept_bytes, stores_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels.cases import bound, decoded
@@ -35,7 +35,7 @@ class Stages:
         (self.n, self.t, self.c), self.heads, self.width = shape, heads, shape[2] // heads
         self.stored, self.rounds, self.label = "float32" if dtype == "tf32" else dtype, dtype == "tf32", label
         kernel = None if device is None else find("attend", self.stored, device)
-        self.on_tensor_cores = kernel is not None and kernel.min_arch is not None
+        self.on_tensor_cores = kernel is not None and on_tensor_cores(kernel)
         self.shapes = (self.n, self.t, 3 * self.c), (self.n, heads, self.t, self.t), (self.n, self.t, self.c)
 
     def between(self, workspace, kind, *, forward=False):
@@ -97,9 +97,8 @@ class Stages:
         else:  # what is scaled down by an exponential in every step of 32 keys loses a few roundings each time
             relative = relative + gamma(2 * self.t + 8 * -(-self.t // 32), U)
             off = relative * want
-            if (
-                self.on_tensor_cores
-            ):  # powers are rounded to what tensor cores take, before they are divided by their sum
+            # On tensor cores powers are rounded to what these take, before they are divided by their sum.
+            if self.on_tensor_cores:
                 off = off + (1 + relative) * bound(1, 0.0, powers, self.stored) / powers.sum(-1, keepdims=True)
             within = bound(1, off @ abs(v), want @ v, self.stored) + off @ abs(v)
             assert_within(self.by_head(mixed), want @ v, within, label=f"{self.label} mixed values")

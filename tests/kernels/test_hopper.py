@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import attrs
@@ -235,6 +236,43 @@ def test_a_residual_comes_to_its_own_element(launcher, in_place, dtype, extents)
     want, magnitude = a @ b.T + bias + residual, abs(a) @ abs(b).T + abs(bias) + abs(residual)
     within = bound(k + 3, magnitude, np.maximum(want, 0), dtype)
     assert_within(cases.decoded(launcher.get(out)), np.maximum(want, 0), within, axes="mn", label=dtype)
+
+
+def rings(launcher, dtype, *, tile=None, offset=0, ends=(), n=72):
+    """Say whether the copy engine stores a product with a residual, and whether it brings the residual."""
+    seen, random = [], np.random.default_rng(1)
+    where = launcher.context(chooser=functools.partial(hopper_cases.chooser, tile=tile), tf32=True)
+    watched = attrs.evolve(where, launcher=Watch(where.launcher, seen))
+    a, b = (launcher.put(cases.drawn(random, shape, dtype)) for shape in ((130, 64), (n, 64)))
+    kind = element(dtype)
+    residual = launcher.put(np.zeros(130 * n + offset, kind))[offset:].reshape(130, n)
+    given = {name: launcher.put(np.ones(n, np.float32)) for name in ends}
+    gemm.gemm(watched, a, b, out=launcher.put(np.zeros((130, n), kind)), fused=Fused(residual=residual, **given))
+    (walk,) = (value["of"][0] for value in seen if isinstance(value, np.void) and value.dtype.names == ("of",))
+    return bool(walk["stores_tiles"]), bool(walk["adds_tiles"])
+
+
+class Watch:
+    """Notes the arguments of launches, and makes them."""
+
+    def __init__(self, launcher, seen):
+        self._launcher, self._seen = launcher, seen
+
+    def __getattr__(self, name):
+        return getattr(self._launcher, name)
+
+    def bind(self, kernel, grid, arguments):
+        self._seen += arguments
+        return self._launcher.bind(kernel, grid, arguments)
+
+
+def test_a_residual_takes_the_ring_where_it_can(launcher):
+    """Of 16 bits, at multiples of 16 bytes, with a bias and a ReLU at most; else sums are stored another way."""
+    assert rings(launcher, "float16") == rings(launcher, "bfloat16") == (True, True)
+    assert rings(launcher, "float32") == (False, False)
+    assert rings(launcher, "float16", offset=4) == (False, False)
+    assert rings(launcher, "float16", ends=("scale", "shift")) == (False, False)
+    assert rings(launcher, "float16", tile="256x64x64") == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from cubatch.kernels.workspace import products
 _ALIGNMENT = 64
 
 HEADS_TILE = 64
-"""Rows and columns of results of a block of kernels/attention/heads.cu."""
+"""Rows and columns of results of a block of kernels/attention/heads.cu, and of heads_mma.cu."""
 
 QUERIES, KEYS = 64, 32
-"""Queries of a block of kernels/attention/attend.cu, and the keys that it steps over at a time."""
+"""Queries of a block of kernels/attention/attend.cu and attend_mma.cu, and the keys that the former steps over by."""
 
 WIDEST_HEAD = 64
 """Channels of a head that it holds: WIDTH there."""
