@@ -116,7 +116,7 @@ class AllocatorMeter(Meter):
     """
 
     grain = 20 * 2**20  # it takes medium blocks from the GPU by so much
-    scatter = 0.12  # on an H200 densenet121 took 10.5 % more than was said of it: benchmarks/README.md
+    scatter = 0.12  # on an H200 densenet121 took 10.4 % more than was said of it: benchmarks/README.md
 
     def __init__(self, cuda: Any, device: Any) -> None:
         self._cuda, self._device, self._start = cuda, device, 0
