@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cubatch.errors import CubatchError, InvalidArgument, near_names
+from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, is_out_of_memory, near_names
 from cubatch.units import shown
 
 
@@ -64,14 +66,31 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
     Say of what the user's code raises by which field it was named; errors of ours say it themselves.
 
     Raises:
-        InvalidArgument: With the class and the text of what was raised.
+        InvalidArgument: With the class and the text of what was raised, and where.
+        OutOfMemory: If it is a want of memory, which is no fault of the code's.
     """
     try:
         yield
     except CubatchError:
         raise
     except Exception as error:
-        raise InvalidArgument(field, name, allowed, f"{type(error).__name__}: {error}") from error
+        text = f"{type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{name}: {text}") from error
+        raise InvalidArgument(field, name, allowed, f"It raised {text}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Name the innermost line of the user's own code; nothing where none was reached, as without its module."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if (path := Path(frame.filename)).is_file() and not is_installed(path)]
+    return f", at {own[-1].filename}:{own[-1].lineno}." if own else ""
+
+
+def is_installed(path: Path) -> bool:
+    """Say whether a file is Python's, of an installed package or of this one, and so not the user's own."""
+    places = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
+    return any(path.resolve().is_relative_to(Path(place).resolve()) for place in (*places, str(Path(__file__).parent)))
 
 
 def file_of(module: ModuleType) -> str:

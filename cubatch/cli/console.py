@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cubatch.search.walk import Event
+    from cubatch.studies.asked import Show as StudyShow
 
 
 STDOUT = "-"
@@ -228,7 +229,7 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
 
 
 @contextlib.contextmanager
-def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[StudyShow]:
     """
     Show how far a job of known length is: a bar on a terminal, elsewhere a line now and then, with the time left.
 
@@ -237,12 +238,12 @@ def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Ite
         now: The clock.
 
     Yields:
-        A function of (done, total, what is being done); what was done when it is first called took no time.
+        A function of (done, total, what is being done, the unit); what was done when it is first called took no time.
     """
     with progress_bar(description) as bar:
         line, first = progress_lines(now=now), None
 
-        def show(done: float, total: float, text: str) -> None:
+        def show(done: float, total: float, text: str, unit: str = "") -> None:
             nonlocal first
             if bar is not None:
                 bar(done, total, text)
@@ -252,7 +253,7 @@ def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Ite
                 first = done, moment
             made = done - first[0]
             left = f", about {(moment - first[1]) / made * (total - done):.0f} s left" if made > 0 else ""
-            line(f"{done:g} of {total:g}: {text}{left}")
+            line(f"{round(done, 2):g} of {round(total, 2):g}{unit and f' {unit}'}: {text}{left}")
 
         yield show
 

@@ -114,7 +114,7 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
     )
 
 
-def whole_numbers(option: str, text: str, count: int | None = None) -> list[int]:
+def whole_numbers(option: str, text: str, count: int | None = None, remedy: str = "") -> list[int]:
     """Read "32,64"; what else is wrong with the numbers is for the library to say."""
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -122,7 +122,7 @@ def whole_numbers(option: str, text: str, count: int | None = None) -> list[int]
         numbers = []
     if not numbers or (count is not None and len(numbers) != count):
         wanted = f"{count} whole numbers" if count else "whole numbers"
-        raise typer.BadParameter(f"{option} takes {wanted} with commas between, got {text!r}")
+        raise typer.BadParameter(f"{option} takes {wanted} with commas between, got {text!r}{remedy}")
     return numbers
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cubatch import user_code
 from cubatch.cli.options import whole_numbers
+from cubatch.errors import InvalidArgument, NothingMeasured
 
 if TYPE_CHECKING:
     from cubatch.tuning.results import TuningResult
@@ -39,6 +41,11 @@ def asking(
     """
     from cubatch.tuning.tune_module import autotune_module
 
+    if model.lower().endswith(".onnx"):
+        raise typer.BadParameter(
+            f"--library torch runs what package.module:name builds, and no ONNX file: {model} is run by --library "
+            "onnxruntime, or in cubatch's own engine by auto, cubatch and im2col"
+        )
     for option, value in others.items():
         if value is not None:
             raise typer.BadParameter(f"{option} is not for --library torch, which runs a module as it is: leave it out")
@@ -54,7 +61,7 @@ def asking(
         example = _example(input_shape, example_inputs)
 
     def tuned(**options: Any) -> TuningResult:
-        with user_code.beside(here):
+        with user_code.beside(here), _told_by_options(input_shape):
             return autotune_module(model, example, autocast=_AUTOCAST[dtype], **options)
 
     return tuned
@@ -69,4 +76,24 @@ def _example(input_shape: str | None, example_inputs: str | None) -> Any:
     from cubatch.network.graph import check_input_shape
     from cubatch.network.importers.factories import channels_first
 
-    return channels_first(check_input_shape(whole_numbers("--input-shape", input_shape or "", count=3)))
+    remedy = "; --example-inputs names a function that gives inputs other than images"
+    return channels_first(check_input_shape(whole_numbers("--input-shape", input_shape or "", 3, remedy)))
+
+
+@contextlib.contextmanager
+def _told_by_options(input_shape: str | None) -> Iterator[None]:
+    """Have errors tell of inputs by the options that say what they are, not by the argument of the function."""
+    from cubatch.tuning.learned import INPUTS, LOSS
+
+    told = "--example-inputs names what gives a batch of tensors, those of several arguments in a tuple or a dict."
+    if input_shape is not None:
+        h, w, c = input_shape.split(",")
+        told = (
+            f"--input-shape {input_shape} is H,W,C: {h} high, {w} wide, {c} channels, which PyTorch has first; "
+            "--example-inputs names a function that gives inputs other than images."
+        )
+    try:
+        yield
+    except (InvalidArgument, NothingMeasured) as error:
+        words = [text.replace(INPUTS, told).replace(LOSS, "") if isinstance(text, str) else text for text in error.args]
+        raise type(error)(*words) from error  # there is no option of a loss

@@ -141,12 +141,16 @@ class BoundedRunner(abc.ABC):
     @property
     def notes(self) -> list[str]:
         """What is to be told of the memory of its steps."""
-        told = self._page_faults.told() if isinstance(self.meter, ResidentMeter) else []
-        if self._tidied_at is not None:
-            since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
-            what = "the C library's heap was kept in order (mallopt)"
-            told += [f"{since} {what}. A process that leaves it to itself keeps freed blocks: twice as much, or more."]
-        return told
+        if self._tidied_at is None:
+            return []
+        since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
+        what = "the C library's heap was kept in order (mallopt)"
+        return [f"{since} {what}. A process that leaves it to itself keeps freed blocks: twice as much, or more."]
+
+    @property
+    def page_faults(self) -> list[dict[str, Any]]:
+        """What page faults took of the steps of each size, as `PageFaults.rows`; nothing of a GPU's."""
+        return self._page_faults.rows if isinstance(self.meter, ResidentMeter) else []
 
     def prepare(self, batch_size: int) -> None:
         """

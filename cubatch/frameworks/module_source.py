@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -116,14 +115,14 @@ def _followed(first: _Module) -> tuple[list[Path], list[str]]:
     waiting, files, installed = [first], {first.source}, set()
     while waiting:
         module = waiting.pop()
-        if _is_installed(module.source):
+        if user_code.is_installed(module.source):
             installed.add(module.name.partition(".")[0])
             continue
         for name in _imports(module):
             found = _located(name)
             if found is None or found.source in files:
                 continue
-            if _is_installed(found.source):
+            if user_code.is_installed(found.source):
                 installed.add(name.partition(".")[0])
             else:
                 files.add(found.source)
@@ -177,11 +176,6 @@ def _located(name: str) -> _Module | None:
         path = module if package is None else package / "__init__.py"
         found = _Module(f"{found.name}.{part}", path, tuple(folders) if path is None or package is not None else ())
     return found if found.path is not None else None
-
-
-def _is_installed(path: Path) -> bool:
-    places = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-    return any(path.is_relative_to(Path(place).resolve()) for place in places)
 
 
 def _version(package: str) -> str | None:

@@ -14,6 +14,8 @@ from cubatch.frameworks.torch_inputs import is_shape
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 
+CALLABLE = "a function that can be imported and called without arguments"
+
 
 def pack(example_inputs: Any) -> Any:
     """
@@ -52,7 +54,7 @@ def example(name: str) -> Any:
     Raises:
         InvalidArgument: If there is no such function, or whatever it raises.
     """
-    with user_code.users("example_inputs", name, "a function that can be imported and called without arguments"):
+    with user_code.users("example_inputs", name, CALLABLE):
         import torch
 
         torch.manual_seed(0)
@@ -105,7 +107,8 @@ def runner(
     import torch
 
     torch.manual_seed(seed)
-    module = module_source.load(build)()
+    with user_code.users("module", build, CALLABLE):
+        module = module_source.load(build)()
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument("module", f"{build}, which gives {type(module).__name__}", "one that gives a module")
     subject = TorchModule(

@@ -211,8 +211,13 @@ class RankedRunner(BoundedRunner):
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of the memory of their steps, and of page faults on this rank."""
+        """What is to be told of the memory of their steps, and of what goes in on this rank."""
         return [*self._runner.notes, *super().notes]
+
+    @property
+    def page_faults(self) -> list[dict[str, Any]]:
+        """What page faults took of the steps of each size, on this rank."""
+        return self._runner.page_faults
 
     def _do(self, deed: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, deed, *arguments)

@@ -97,7 +97,7 @@ class Load:
         taken = f"Other processes kept {self.others:.1f} of {cpus} busy while it was measured"
         left = max(1, int(self.num_cpus - self.others + _ROUNDED_AWAY))
         names = ",".join(map(str, sorted(os.sched_getaffinity(0))[:left]))
-        few = f"{left} CPU{'s' if left > 1 else ''} (taskset --cpu-list {names})"
+        few = f"{left} CPU{'s' if left > 1 else ''} (put taskset --cpu-list {names} before the whole command)"
         fewer = f", or leave it {few}," if left < threads else ""
         return f"{taken}{f', and the {stolen}' if is_stolen else ''}: end them{fewer} and measure again."
 

@@ -8,6 +8,8 @@ where both are as high as it raises them a step with larger blocks pays for that
 from __future__ import annotations
 
 import resource
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from cubatch.measure import heap
 from cubatch.units import format_count, format_whole_percent
@@ -24,7 +26,7 @@ class PageFaults:
 
     def __init__(self) -> None:
         self._begun: resource.struct_rusage | None = None
-        self._worst = (0.0, 0, 0)
+        self._worst: dict[int, tuple[float, int]] = {}
 
     def begin(self) -> None:
         """Count from here."""
@@ -39,14 +41,26 @@ class PageFaults:
         system, faults = now.ru_stime - begun.ru_stime, now.ru_minflt - begun.ru_minflt
         if 0 < system <= faults * _SECONDS_EACH:
             share = system / (system + now.ru_utime - begun.ru_utime)
-            self._worst = max(self._worst, (share, batch_size, round(faults / steps)))
+            self._worst[batch_size] = max(self._worst.get(batch_size, (0.0, 0)), (share, round(faults / steps)))
 
-    def told(self) -> list[str]:
-        """Say where they took most, and what helps; nothing where that is little, or the user has seen to it."""
-        share, batch_size, faults = self._worst
-        if share < _WORTH_SAYING or not heap.is_movable():
-            return []
-        met = f"At batch size {batch_size} the system took {format_whole_percent(share)} of the CPU time for"
-        cause = f"{format_count(faults)} page faults a step: glibc gives freed memory back and fetches it anew."
-        variables = f"{heap.spelt(heap.KEPT)}, and no others of malloc"
-        return [f"{met} {cause} Set {variables}, for this and where you run it to have it kept, for more memory."]
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Of each `batch_size` the largest `share` of the CPU time that they took, and `faults` a step then."""
+        return [{"batch_size": n, "share": share, "faults": faults} for n, (share, faults) in self._worst.items()]
+
+
+def told(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
+    """
+    Say where they took most, and what helps; nothing where that is little, or the user has seen to it.
+
+    Args:
+        rows: As of `PageFaults`.
+        sizes: Which may be named: others, stepped to learn of memory, are nowhere else in a result.
+    """
+    worst = max((row for row in rows if row["batch_size"] in sizes), key=lambda row: row["share"], default=None)
+    if worst is None or worst["share"] < _WORTH_SAYING or not heap.is_movable():
+        return []
+    met = f"At batch size {worst['batch_size']} the system took {format_whole_percent(worst['share'])} of the CPU time"
+    cause = f"{format_count(worst['faults'])} page faults a step: glibc gives freed memory back and fetches it anew."
+    variables = f"{heap.spelt(heap.KEPT)}, and no others of malloc"
+    return [f"{met} for {cause} Set {variables}, for this and where you run it to have it kept, for more memory."]

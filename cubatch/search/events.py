@@ -31,8 +31,9 @@ class Event:
         message: What happened, for a person.
         best_batch_size: What the answer would be by the visits before this one, or before its sweep; None in the first.
         best_rate: Samples per second of it.
-        could_gain: By what share the answer may still get better, at most in nine of ten cases: the least that was
-            said so far. None where that is not known, or more than all that there is.
+        could_gain: By what share the answer may still get better, at most in nine of ten cases, also by sizes that the
+            budget does not hold: the least that was said so far. None where that is not known, or more than all that
+            there is.
     """
 
     kind: str
@@ -88,7 +89,7 @@ class Teller:
             return
         best = view.read.get(view.answer or 0) if view is not None else None
         if view is not None and best is not None:
-            gain = float(np.expm1(np.sort(view.lost)[int(_SURELY * len(view.lost))]))
+            gain = float(np.expm1(np.sort(view.to_gain)[int(_SURELY * len(view.to_gain))]))
             self._could_gain = min(self._could_gain, gain)
         event = Event(
             kind=kind,

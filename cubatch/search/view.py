@@ -156,10 +156,14 @@ class View:
     @functools.cached_property
     def allowed(self) -> Array:
         """Probability that a size runs and keeps the latency limit; none where the budget does not hold a visit."""
-        top = max((n for n in self.read if n not in self.of.failed), default=0)
-        runs = np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
         in_reach = (self.visit_seconds <= self.within_reach) | np.isin(self.sizes, list(self.read))
-        return np.where(in_reach, runs, 0.0)
+        return np.where(in_reach, self.may_run, 0.0)
+
+    @functools.cached_property
+    def may_run(self) -> Array:
+        """Probability that a size runs and keeps the latency limit, whatever the budget holds."""
+        top = max((n for n in self.read if n not in self.of.failed), default=0)
+        return np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
 
     @functools.cached_property
     def walls(self) -> set[int]:
@@ -210,6 +214,11 @@ class View:
     def lost(self) -> Array:
         """What may be lost by answering now, in draws from what may be."""
         return race.losses(self.field)
+
+    @functools.cached_property
+    def to_gain(self) -> Array:
+        """The same if the budget held every visit: where it holds none, nothing is lost by ending."""
+        return race.losses(attrs.evolve(self.field, allowed=self.may_run))
 
     def gain(self, n: int) -> float:
         """Say how far a size is believed to be above the fastest one, as a logarithm."""

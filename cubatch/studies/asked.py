@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import attrs
 
@@ -21,7 +21,13 @@ from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
 from cubatch.workload import Workload
 
-Show = Callable[[float, float, str], None]
+
+class Show(Protocol):
+    """Shows how much is done, of how much, what is being done, and in which unit; a number of things has none."""
+
+    def __call__(self, done: float, total: float, text: str, unit: str = "", /) -> None:
+        """Show it."""
+
 
 STORE = "measured.sqlite3"
 _SHARED = (
@@ -63,7 +69,7 @@ class Asked:
     budget: float | None = None
     quick: bool = False
     seed: int = 0
-    show: Show = lambda _done, _total, _text: None
+    show: Show = lambda _done, _total, _text, _unit="": None
 
     @property
     def mode(self) -> str:

@@ -40,7 +40,7 @@ def study(asked: Asked) -> dict[str, Any]:
     """
 
     def watch(event: Event) -> None:
-        asked.show(event.done, event.total, event.so_far)
+        asked.show(event.done, event.total, event.so_far, "s")
 
     budget = asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS)
     result = asked.tuned(budget=budget, max_batch_size=asked.max_batch_size, progress=watch)

@@ -124,7 +124,7 @@ def _trained(
     total = min(budget, spent + EPOCHS * sum(expected.values()))
     context = kernel_choice.usual_context(work.device, asked.dtype)
     for number, size in turns:
-        asked.show(spent, total, f"epoch {number + 1} at batch size {size}")
+        asked.show(spent, total, f"epoch {number + 1} at batch size {size}", "s")
         name = f"epoch {number} at {size}"
         if name not in kept.found:
             if spent + expected[size] > budget:

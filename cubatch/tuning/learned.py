@@ -12,7 +12,7 @@ import attrs
 from cubatch.errors import DoesNotFit, InvalidArgument, NothingMeasured
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
-from cubatch.measure import heap
+from cubatch.measure import heap, page_faults
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.search import walk
@@ -26,11 +26,13 @@ from cubatch.tuning.results import TuningResult
 _LOOK_SHARE = 0.05
 """Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
 
-_INPUTS = (
+INPUTS = (
     "example_inputs is the shape of one sample, without the batch, or a batch of tensors, those of several arguments "
     "in a tuple or, by name, a dict."
 )
-_LOSS = " loss is called with what the module gives, and gives a scalar."
+LOSS = " loss is called with what the module gives, and gives a scalar."
+"""Both are for whoever writes Python; the command line has words of its own in their place."""
+
 _CLEARLY = 0.9  # of what is predicted for a smaller size: predictions are to be 10 % off at most
 
 _FACTS = {"memory_bytes", "largest_batch_size", "dtype"}
@@ -80,12 +82,14 @@ def tuned(
             made().close()
     if made.cache_info().currsize:
         run.notes += made().notes
+        timed = {timing.batch_size for timing in measured.timings}
+        facts = {**facts, "page_faults": page_faults.told(made().page_faults, timed) or facts.get("page_faults", [])}
         # What was said of a size just before it ran was said knowing more.
         said = {row["batch_size"]: row["said"] for row in made().ran}
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
         run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
-    run.notes += _falls([*ladder.candidates, *measured.added])
+    run.notes += [*facts.get("page_faults", []), *_falls([*ladder.candidates, *measured.added])]
     try:
         return story.answer(measured, run)
     except NothingMeasured as error:
@@ -97,7 +101,7 @@ def tuned(
 
 def _wanted(mode: str) -> str:
     """Say what a step is made of that a user gives."""
-    return _INPUTS + _LOSS * (mode == "training")
+    return INPUTS + LOSS * (mode == "training")
 
 
 def _falls(steps: Sequence[Candidate]) -> list[str]:
@@ -138,7 +142,7 @@ def _ladder(
     largest: int | None = facts["largest"]
     if largest is None:
         if facts["raised"]:
-            allowed = f"one whose {mode} step runs on batches like example_inputs"
+            allowed = f"one whose {mode} step runs on batches of its inputs"
             told = f"On two samples it raised {facts['raised']}. {_wanted(mode)}"
             raise InvalidArgument("module", name, allowed, told)
         if limits.max_batch_size is None and limits.batch_sizes is None:

@@ -33,6 +33,7 @@ class WorkersModule(RemoteRunner):
 
     _ran: list[dict[str, int]] = []  # noqa: RUF012 - replaced, never changed
     _notes: list[str] = []  # noqa: RUF012 - as above
+    _page_faults: list[dict[str, Any]] = []  # noqa: RUF012 - as above
 
     def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
         """Have it find out what steps take: see `ModuleRunner.look`."""
@@ -54,11 +55,17 @@ class WorkersModule(RemoteRunner):
         """What is to be told of the memory of its steps, as far as the worker lived to tell it."""
         return self._notes
 
+    @property
+    def page_faults(self) -> list[dict[str, Any]]:
+        """What page faults took of the steps of each size, as far as the worker lived to tell it."""
+        return self._page_faults
+
     def close(self) -> None:
         """End the worker, after asking it for the last time."""
         if self.worker_pid is not None:
             with contextlib.suppress(CubatchError):
                 self._ran, self._notes = self.call("ran"), self.call("notes")
+                self._page_faults = self.call("page_faults")
         super().close()
 
 
@@ -136,7 +143,7 @@ class NamedModule:
             "build": self.name, "inputs": self.inputs, **self.kind, "memory_limit": memory_limit, "seed": seed,
             "device": self.device.address,
         }  # fmt: skip
-        remedy = "Pass the module itself, not its name, to autotune_module to have it in this process."
+        remedy = "In Python, autotune_module runs it in your own process where it is given the module and not its name."
         return WorkersModule(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
 
     def _conditions(self) -> dict[str, Any]:

@@ -363,6 +363,7 @@ def _limit(value: Any) -> dict[str, Any] | None:
     for name in ("memory_bytes", "largest_batch_size"):
         if facts.get(name) is not None:
             checks.check_whole(name, facts[name], least=0)
+    checks.texts(facts.get("page_faults", []))
     return facts
 
 

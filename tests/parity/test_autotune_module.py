@@ -293,7 +293,7 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"loss": "cross_entropy", "mode": "training"}, "package.module:function"),
         ({"loss": scalar}, "loss must be left out in inference"),
         ({"module": nn.Sequential(nn.LazyLinear(3))}, "0.weight has no shape yet"),
-        ({"example_inputs": (3,)}, "one whose inference step .* like example_inputs.*On two samples it raised"),
+        ({"example_inputs": (3,)}, "one whose inference step runs on batches of its inputs.*On two samples it raised"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "example_inputs"),

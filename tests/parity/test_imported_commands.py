@@ -184,15 +184,65 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         ([*TORCH, "--example-inputs", "of_users:none"], "--example-inputs must be a function of"),
         ([*TORCH, "--example-inputs", "of_users:unsaid"], "KeyError: 'no sentence'"),
         ([*TORCH, "--input-shape", "0,12,3"], "--input-shape must be from 1 to 2147483647, got 0"),
+        ([*TORCH, "--input-shape", "64"], "got '64'; --example-inputs names a function"),
         ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch, not auto"),
     ],
-    ids=["nothing", "both", "recompute", "isolate", "tf32", "no function", "raises", "no height", "another library"],
+    ids=[
+        "nothing",
+        "both",
+        "recompute",
+        "isolate",
+        "tf32",
+        "no function",
+        "raises",
+        "no height",
+        "one number",
+        "another library",
+    ],
 )
 def test_an_option_that_is_not_for_pytorch_is_refused(run, model, options, named):
     """Before anything is measured, by its name."""
     code, out, err = run("tune", model, *options)
     assert (code, out) == (2, "")
     assert named in " ".join(err.split())
+
+
+@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--input-shape", "3,16,12"], "--input-shape 3,16,12 is H,W,C: 3 high, 16 wide, 12 channels"),
+        (["--example-inputs", "of_users:sentence"], "--example-inputs names what gives a batch of tensors"),
+    ],
+)
+@pytest.mark.parametrize("asked", [[*TORCH[:4], "--no-store"], TORCH], ids=["memory", "sizes"])
+def test_inputs_that_do_not_fit_are_told_by_the_option(run, model, asked, wrong, told):
+    """Who has a channels-first shape from Python's recipe reads how it was taken; arguments are not known here."""
+    code, _, err = run("tune", model, *asked, *wrong, "--mode", "training")
+    err = " ".join(err.split())
+    assert code != 0
+    assert told in err
+    assert "example_inputs" not in err
+    assert "loss is called" not in err
+
+
+def test_an_onnx_file_is_sent_to_what_runs_it(run):
+    """Whatever else is missing: PyTorch has no way to run it."""
+    code, _, err = run("tune", "model.onnx", *TORCH)
+    assert code == 2
+    assert "model.onnx is run by --library onnxruntime, or in cubatch's own engine" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("model", ["of_users:unsaid"], indirect=True)
+def test_what_building_a_module_raised_is_told_with_its_line(run, model):
+    """And without advice for whoever writes Python."""
+    code, _, err = run("tune", model, *SHAPE, *TORCH)
+    line = 1 + SOURCE.splitlines().index('    raise KeyError("no sentence")')
+    err = "".join(err.split())  # however it is wrapped
+    assert code == 2
+    assert f"MODELmustbeafunctionthatcanbeimportedandcalledwithoutarguments,got'{model}'" in err
+    assert f"ItraisedKeyError:'nosentence',at{Path.cwd()}/of_users.py:{line}." in err
+    assert "autotune_module" not in err
 
 
 @pytest.mark.parametrize("model", ["of_users:build"], indirect=True)

@@ -20,6 +20,7 @@ from cubatch.measure import heap  # noqa: E402
 from cubatch.report.tables import common  # noqa: E402
 from cubatch.report.tables import store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
+from cubatch.tuning.named_module import WorkersModule  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 
 HERE = "tests.parity.named_modules"
@@ -137,10 +138,32 @@ def test_a_worker_that_dies_is_replaced(place):
     assert len({process for process, _ in calls(place)}) == 2
 
 
-def test_what_cannot_be_built_names_a_way_that_is_there():
-    """The module itself is what `autotune_module` takes beside a name; an argument of `autotune` would not help."""
-    with pytest.raises(cb.WorkerFailed, match=r"RuntimeError: no weights\. Pass the module itself, not its name"):
+def test_what_cannot_be_built_is_told_with_its_place():
+    """The line that raised it is the user's to mend; no other process would help."""
+    with pytest.raises(
+        cb.InvalidArgument, match=r"broken'\. It raised RuntimeError: no weights, at .*modules\.py:\d+\.$"
+    ):
         cb.autotune_module(f"{HERE}:broken", SHAPE, store=False, **ASKED)
+
+
+def test_where_the_process_ends_another_way_is_named():
+    """The module itself is what `autotune_module` takes beside a name; an argument of `autotune` would not help."""
+    with pytest.raises(
+        cb.WorkerFailed, match=r"exit status 3 at the start\. In Python, autotune_module runs it in your"
+    ):
+        cb.autotune_module(f"{HERE}:ends", SHAPE, store=False, **ASKED)
+
+
+def test_page_faults_of_timed_sizes_are_told_from_the_store_too(place, monkeypatch, malloc_is_not_chosen):
+    """Not of 64, which was stepped to learn of memory and is not in the result; a rerun, which runs none, says so."""
+    monkeypatch.setattr(heap, "is_movable", lambda: True)
+    rows = [{"batch_size": n, "share": share, "faults": 1000} for n, share in ((2, 0.2), (4, 0.1), (64, 0.9))]
+    monkeypatch.setattr(WorkersModule, "page_faults", rows)
+    for _ in range(2):
+        result = cb.autotune_module(f"{HERE}:small", SHAPE, store=place / "store.sqlite3", **ASKED)
+        (told,) = (reason for reason in result.reasons if "page faults" in reason)
+        assert told.startswith("At batch size 2 the system took 20 % of the CPU time")
+    assert any("Answered from the store" in reason for reason in result.reasons)
 
 
 def source(folder, text=""):

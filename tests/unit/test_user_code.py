@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cubatch import user_code
+from cubatch.errors import InvalidArgument, OutOfMemory
 
 
 @pytest.fixture
@@ -60,3 +61,29 @@ def test_a_folder_that_is_gone_is_none(monkeypatch, tmp_path, path):
     assert user_code.current_folder() is None
     with user_code.beside(None):
         assert path == ["installed"]
+
+
+def called(build):
+    """Call what a user has named."""
+    with user_code.users("module", "pkg:build", "a function"):
+        build()
+
+
+def test_what_the_users_code_raised_is_told_with_its_line(tmp_path):
+    """The innermost line of their own, though a library raised."""
+    file = tmp_path / "pkg.py"
+    file.write_text("import json\n\ndef build():\n    return json.loads('{')\n")
+    code: dict = {}
+    exec(compile(file.read_text(), file, "exec"), code)  # noqa: S102 - it is ours
+    with pytest.raises(InvalidArgument, match=rf"It raised JSONDecodeError: .*, at {file}:4\.$"):
+        called(code["build"])
+
+
+def test_a_want_of_memory_is_no_fault_of_the_users_code():
+    """It is told as one, as everywhere else."""
+
+    def build():
+        raise MemoryError("too much")
+
+    with pytest.raises(OutOfMemory, match="pkg:build: MemoryError: too much"):
+        called(build)

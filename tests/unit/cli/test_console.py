@@ -152,6 +152,14 @@ def test_a_job_of_known_length_says_how_much_is_left(capfd):
     assert capfd.readouterr().err == "cubatch: 6 s, 5 of 10: batch 9, about 10 s left\n"
 
 
+def test_seconds_of_a_job_are_rounded_and_have_their_unit(capfd):
+    """4.32338 is more than anybody reads, and of what it is 10 is nowhere else said."""
+    moments = iter([0.0, 6.0, 6.0])
+    with console.steps("study", now=lambda: next(moments)) as show:
+        show(4.32338, 10.0, "512 best so far", "s")
+    assert capfd.readouterr().err == "cubatch: 6 s, 4.32 of 10 s: 512 best so far\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["--json", "-"]])
 def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
     """As under LC_ALL=C: no UnicodeEncodeError after the work is done, and the JSON says the same."""

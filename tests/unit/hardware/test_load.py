@@ -104,8 +104,8 @@ def test_ticks_are_those_of_the_machine():
 
 BUSY = "Other processes kept 1.0 of 2 CPUs busy while it was measured"
 STOLEN = "hypervisor took 5 % of the CPU time (steal)"
-FEW = "end them, or leave it 5 CPUs (taskset --cpu-list 2,3,5,6,7), and measure again."
-FEWER = "end them, or leave it 1 CPU (taskset --cpu-list 2), and measure again."
+FEW = "end them, or leave it 5 CPUs (put taskset --cpu-list 2,3,5,6,7 before the whole command), and measure again."
+FEWER = "end them, or leave it 1 CPU (put taskset --cpu-list 2 before the whole command), and measure again."
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,19 @@ from cubatch.search.rules import MOST_VISITS
 from cubatch.search.walk import Event
 from cubatch.tuning import answer, ladder
 from tests.fakes import ColdStart, Drift, FakeDevice, FakeRunner, affine
-from tests.unit.search.walking import FLAT, RISES, SIZES, Sessions, first_visits, given, go, outcome_of, seek, statuses
+from tests.unit.search.walking import (
+    FLAT,
+    RISES,
+    SIZES,
+    Sessions,
+    first_visits,
+    given,
+    go,
+    outcome_of,
+    seek,
+    share_of_best,
+    statuses,
+)
 
 ROOT = Path(cubatch.__file__).parents[1]
 
@@ -181,6 +193,17 @@ def test_events_tell_the_best_so_far_and_what_it_could_gain() -> None:
     gains = [event.could_gain for event in events if event.could_gain is not None]
     assert gains[0] > 0.5
     assert 0 <= gains[-1] < gains[0] / 5
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0])
+def test_what_the_budget_does_not_hold_may_be_gained_all_the_same(seconds: float) -> None:
+    """Where a visit takes a second and five are left of the best sizes none is read: that 0 % is to gain is not so."""
+    events: list[Event] = []
+    device = FakeDevice(affine(1e-4, 1e-6), noise=0.02, prepare_seconds=seconds)
+    _, result = seek(device, budget=5.0, progress=events.append)
+    assert share_of_best(device, result, 512) < 0.5
+    assert events[-1].best_batch_size == result.batch_size
+    assert {event.could_gain for event in events} == {None}  # it is more than all that there is
 
 
 # --- energy --------------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ TAMPERED = [
     (RUN, "ladder", json.dumps([attrs.asdict(Candidate(8)) | {"colour": "red"}])),
     (RUN, "ladder", '[{"batch_size": 8}]'),
     (RUN, '"limit"', '{"memory_bytes": "a"}'),
+    (RUN, '"limit"', '{"page_faults": [3]}'),
     *((RUN, "disturbed", value) for value in (*NO_JSON, "[3]") if value != "null"),
     *((TIMING, "seconds", value) for value in (-0.25, 0.0, 1e-300, 9e999, "slow", b"x", 0.250001)),
     *((TIMING, "batch_size", value) for value in (-8, 0, "x", 2**40, 9)),
