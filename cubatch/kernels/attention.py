@@ -11,15 +11,12 @@ import attrs
 
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
-from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, lanes_clocks, tensor_clocks
+from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, NEWEST, lanes_clocks, tensor_clocks
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.attention import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
 from cubatch.kernels.workspace.misc import row_blocks
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
-
-_NEWEST = 99, 0
-"""Where it is not known which."""
 
 _STEP = 64
 """Of a factor's places along k, and of heads' channels, that the kernels on tensor cores have at a time: TILE there."""
@@ -56,7 +53,7 @@ def find(operation: str, dtype: str, device: Device) -> Kernel:
         >>> find("attend", "float16", v100).name, find("attend", "float16", h100).name
         ('attend_f16_attention', 'attend_f16_attention_mma')
     """
-    major, minor = device.compute_capability or _NEWEST
+    major, minor = device.compute_capability or NEWEST
     return variant.find(operation, dtype, arch=10 * major + minor)
 
 

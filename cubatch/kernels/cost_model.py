@@ -38,6 +38,8 @@ ATTEND_EFFICIENCY = 0.44
 ATTENTION_MMA_EFFICIENCY = 0.3
 # Warps of an SM without which its schedulers wait for arithmetic.
 _ENOUGH_WARPS = 8
+NEWEST = 99, 0
+"""Compute capability of a device of which it is not known: of whatever is newest."""
 # Bytes a clock that shared memory reads or takes, and an SM's share of the L2.
 _SHARED_BYTES_PER_CLOCK = 128.0
 _L2_BYTES_PER_CLOCK = 32.0
@@ -162,7 +164,7 @@ def _peak_rate(problem: Problem, device: Device) -> float:
 
 def _like(device: Device) -> Architecture:
     """Give the architecture whose rates count: the newest where none is known."""
-    return architectures.like(device.compute_capability or (99, 0))
+    return architectures.like(device.compute_capability or NEWEST)
 
 
 def _rated(found: Kernel) -> str:

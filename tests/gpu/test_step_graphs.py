@@ -8,7 +8,7 @@ import pytest
 from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
-from cubatch.hardware import arithmetic, probe
+from cubatch.hardware import arithmetic, probe, room
 from cubatch.measure import kernel_choice
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
@@ -72,9 +72,12 @@ def test_what_a_graph_keeps_is_given_back_with_its_batch():
     Among twenty batches prepared, captured and released, four in a row leave the driver no poorer, but for 3 MiB each.
 
     The driver knows what is free of a GPU, which others take and give back too, and NVML in a container often does not
-    know this process: what others do is in some of the rows, what a batch kept would be in all of them.
+    know this process: what others do is in some of the rows, what a batch kept would be in all of them.  Where nobody
+    else holds much of it, all twenty leave it no poorer, but for 64 MiB.
     """
     import cupy
+
+    others = room.memory_limit(GPU).others
 
     context = kernel_choice.kernel_context(GPU, "float32", seconds=0.0, path=None)
     with Model(NETWORK, device=GPU, mode="training", context=context) as model:
@@ -89,3 +92,5 @@ def test_what_a_graph_keeps_is_given_back_with_its_batch():
             model.release()
             free.append(cupy.cuda.runtime.memGetInfo()[0])
     assert min(before - after for before, after in zip(free, free[4:], strict=False)) < 12 << 20, free
+    others = others or room.memory_limit(GPU).others
+    assert others or free[0] - free[-1] < 64 << 20, free
