@@ -40,13 +40,11 @@ CB_DEVICE void load_tile(const CB_ELEMENT* matrix, int stride, int outer_first, 
 template <bool A_ALONG_K, bool B_ALONG_K>
 CB_DEVICE void multiply_heads(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct& product,
                               float* a_tile, float* b_tile) {
-  const u32 tiles_m = (u32)((product.m + TILE - 1) / TILE), tiles_n = (u32)((product.n + TILE - 1) / TILE);
-  const u32 tile = cb_block_x() % (tiles_m * tiles_n);
-  const i64 sample = cb_block_x() / (tiles_m * tiles_n);
-  const int first_m = (int)(tile / tiles_n) * TILE, first_n = (int)(tile % tiles_n) * TILE;
-  a += begin_of(product.a, sample);
-  b += begin_of(product.b, sample);
-  c += begin_of(product.c, sample);
+  const HeadsTile<TILE> tile(product);
+  const int first_m = tile.m, first_n = tile.n;
+  a += begin_of(product.a, tile.sample);
+  b += begin_of(product.b, tile.sample);
+  c += begin_of(product.c, tile.sample);
   const int row = cb_thread() / (TILE / PIECE) * PIECE, column = cb_thread() % (TILE / PIECE) * PIECE;
   float sums[PIECE][PIECE] = {};
   CB_NO_UNROLL

@@ -15,13 +15,11 @@
 template <bool A_ALONG_K, bool B_ALONG_K>
 CB_DEVICE void multiply_heads(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct& product,
                               u8* arena) {
-  const u32 tiles_m = (u32)((product.m + TILE - 1) / TILE), tiles_n = (u32)((product.n + TILE - 1) / TILE);
-  const u32 tile = cb_block_x() % (tiles_m * tiles_n);
-  const i64 sample = cb_block_x() / (tiles_m * tiles_n);
-  const int m = (int)(tile / tiles_n) * TILE, n = (int)(tile % tiles_n) * TILE, steps = (product.k + TILE - 1) / TILE;
+  const HeadsTile<TILE> place(product);
+  const int m = place.m, n = place.n, steps = (product.k + TILE - 1) / TILE;
   const auto matrix = [&](const CB_ELEMENT* first, const Heads& heads, bool along_k, int outer) {
     const int rows = along_k ? outer : product.k, columns = along_k ? product.k : outer;
-    return Matrix<const CB_ELEMENT>{first + begin_of(heads, sample), heads.stride, rows, columns};
+    return Matrix<const CB_ELEMENT>{first + begin_of(heads, place.sample), heads.stride, rows, columns};
   };
   const auto left = matrix(a, product.a, A_ALONG_K, product.m), right = matrix(b, product.b, B_ALONG_K, product.n);
   const auto load_step = [&](int step) {
@@ -58,7 +56,7 @@ CB_DEVICE void multiply_heads(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEME
   }
   put_sums(sum, {product.factor, product.factor}, own, arena);
   cb_sync();
-  const Matrix<CB_ELEMENT> out{c + begin_of(product.c, sample), product.c.stride, product.m, product.n};
+  const Matrix<CB_ELEMENT> out{c + begin_of(product.c, place.sample), product.c.stride, product.m, product.n};
   store_tile(arena, out, m, n);
 }
 
