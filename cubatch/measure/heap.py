@@ -5,6 +5,7 @@ What a step frees is found again by the next only as far as it lies together.  A
 in its first step with each shape, in between of the large blocks; later ones then do not fit into what is left, and the
 heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, took 566 to 1306 MiB in nine
 processes that did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
+A threshold alone does not have them apart: what is free in the heap, of steps before, is taken first.
 
 glibc raises its bounds to the largest block below 32 MiB that a process has freed, so that the speed of a step depends
 on what ran before it, less so where they are that high from the beginning: benchmarks/README.md, page faults.
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGE = 2**20
 _LARGEST = 32 * 2**20
+_IS_MAPPED = 2  # in the word before a block: malloc/malloc.c
 _CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
 RAISED: Mapping[str, str] = {
@@ -81,18 +83,39 @@ def is_apart() -> bool:
     return _is_glibcs() and threshold <= _LARGE and not is_kept()
 
 
-def apart() -> None:
-    """Have each large block be a mapping of its own, which is gone once it is freed: exact, and half as fast."""
+def apart() -> list[int]:
+    """
+    Have each large block be a mapping of its own, which is gone once it is freed: exact, and half as fast.
+
+    Returns:
+        list: Blocks that hold what is free in the heap, untouched, until `together` is given them.
+    """
     _set(_LARGE)
+    libc, held, size = _libc(), [], _LARGEST  # a block that cannot be had would move the thread to another arena
+    end = libc.sbrk(0)
+    while size >= _LARGE:
+        block = libc.malloc(size)
+        if block is not None and not _is_mapped(block) and block < end:
+            held.append(block)
+            continue
+        libc.free(block)  # nothing is free any more for so much
+        size //= 2
+    return held
 
 
-def together() -> None:
+def together(held: Iterable[int] = ()) -> None:
     """
     Have blocks lie in the heap, and be found again by the next step.
+
+    Args:
+        held: What `apart` has taken, to be free again.
 
     The bounds are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
     (mallopt(3), M_MMAP_THRESHOLD); a process cannot have it move them by itself again.
     """
+    libc = _libc()
+    for block in held:
+        libc.free(block)
     _set(_LARGEST)
 
 
@@ -118,6 +141,18 @@ def _chosen() -> dict[str, str]:
     names = {name: f"glibc.malloc.{name.removeprefix('MALLOC_').rstrip('_').lower()}" for name in _CHOICES}
     found = {name: os.environ.get(name, tunables.get(names[name])) for name in _CHOICES}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
+    return libc
+
+
+def _is_mapped(block: int) -> bool:
+    return bool(ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & _IS_MAPPED)
 
 
 def _set(threshold: int) -> None:

@@ -65,6 +65,7 @@ class ResidentMeter(Meter):
     def __init__(self) -> None:
         self._start: int | None = None
         self._is_movable, self._is_tidy = heap.is_movable(), False
+        self._held: list[int] = []
 
     @property
     def scatter(self) -> float:
@@ -81,16 +82,19 @@ class ResidentMeter(Meter):
     def start(self) -> None:
         """Have the C library return what it can, and count from here."""
         if self._is_tidy:
-            heap.apart()
+            self.settle()  # what an earlier start holds is to be given back, too
         gc.collect()
         heap.trim()
+        if self._is_tidy:
+            self._held = heap.apart()
         self._start = host.process_bytes("VmRSS")
         self.restart()
 
     def settle(self) -> None:
         """Have later blocks lie together, whatever was freed before: else a size would be slower for being first."""
         if self._is_movable:
-            heap.together()
+            heap.together(self._held)
+            self._held = []
 
     def restart(self) -> None:
         """Forget the peak so far, and go on counting from the same start."""
