@@ -45,7 +45,7 @@ from cubatch.search.limit_rules import latency_limit, latency_limit_at_last, mem
 from cubatch.search.state_rules import moved, states
 from cubatch.search.view import KNOWN, SURE, View
 
-WORTH, WORTH_SECONDS = 0.85, 60.0
+WORTH, WORTH_SECONDS = 0.85, 120.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
 share."""
 MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
@@ -298,10 +298,11 @@ def doubts(view: View) -> list[int]:
 
 
 def _is_doubtful(view: View, n: int) -> bool:
-    """Whether a size was visited once, and its neighbours say that it is the answer, or far better."""
+    """Whether a size was visited once, or once in its state, and is the answer by its neighbours, or far better."""
     record, others = view.read[n], [seen for seen in view.seen if seen.batch_size != n]
     is_latency = view.goal.objective == "latency"
-    if record.visits > 1 or not others or (is_latency and not record.is_fresh):
+    is_known = record.comparable_visits > 1 or record.visits > VISITS_TO_BELIEVE
+    if is_known or not others or (is_latency and not record.is_fresh):
         return False
     expected = math.exp(believe(others, [n], view.model).mean[0]) / (1 if is_latency else n)
     read = record.cost or math.inf

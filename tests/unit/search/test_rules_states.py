@@ -117,6 +117,14 @@ def test_what_may_be_the_best_is_visited_in_the_state_in_which_the_host_is():
     assert state_rules.moved(view(APART, visited=[8, 16, 32])) == [8]
 
 
+def test_one_reading_in_the_state_of_all_others_does_not_rule_a_size_out():
+    """32 took half as long again in the quick state as in proportion, and less in the slow one, one visit each."""
+    read = {n: told(n, (0.013 * n, QUICK), (0.013 * n, QUICK)) for n in (8, 16, 64)}
+    once = (0.013 * 32 * SLOWER, SLOW), (0.013 * 32 * 1.5, QUICK)
+    assert rules.doubts(view({**read, 32: told(32, *once)}, ladder=[])) == [32]
+    assert rules.doubts(view({**read, 32: told(32, *once, once[1])}, ladder=[])) == []
+
+
 def test_what_is_behind_in_its_own_state_is_not_visited_for_that():
     """4 was read in the quick state and is 20 % behind 8, which was too."""
     read = {4: told(4, (0.06, QUICK)), **APART}
