@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import UserList
 
 import pytest
@@ -160,12 +159,16 @@ def test_a_heap_is_kept_in_order_only_where_it_might_take_more_than_the_limit(on
 
 
 def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_not_chosen):
-    """They are raised before any step, and again after the first with a size, where the heap is kept in order."""
+    """They are raised before any step, and again after the first with a size, where the heap is kept in order.
+
+    What was free in the heap is held no longer than that first step.
+    """
     if not heap.is_movable():
         pytest.skip("no glibc")
     met = []
-    for name in ("apart", "together"):
-        monkeypatch.setattr(heap, name, functools.partial(met.append, name))
+    held = [object()]
+    monkeypatch.setattr(heap, "apart", lambda: met.append("apart") or held)
+    monkeypatch.setattr(heap, "together", lambda free: met.append(("together", free is held)))
 
     class Seen(Sized):
         def forward(self, x):
@@ -175,13 +178,13 @@ def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_no
 
     runner = runner_of(Seen(), 2**40)
     runner.prepare(4)
-    assert met[0] == "together"
+    assert met[0] == ("together", False)
     assert "apart" not in met
     assert runner.meter.tidy()
     met.clear()
     runner.prepare(8)
     runner.step()
-    assert met[-4:] == ["apart", "step", "together", "step"]
+    assert met[-4:] == ["apart", "step", ("together", True), "step"]
 
 
 def runner_of(module, limit):
