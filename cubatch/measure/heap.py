@@ -95,7 +95,7 @@ def apart() -> list[int]:
     end = libc.sbrk(0)
     while size >= _LARGE:
         block = libc.malloc(size)
-        if block is not None and not _is_mapped(block) and block < end:
+        if block is not None and not _is_mapped(block) and block < end:  # beyond it the heap has grown
             held.append(block)
             continue
         libc.free(block)  # nothing is free any more for so much

@@ -123,6 +123,7 @@ def test_one_reading_in_the_state_of_all_others_does_not_rule_a_size_out():
     once = (0.013 * 32 * SLOWER, SLOW), (0.013 * 32 * 1.5, QUICK)
     assert rules.doubts(view({**read, 32: told(32, *once)}, ladder=[])) == [32]
     assert rules.doubts(view({**read, 32: told(32, *once, once[1])}, ladder=[])) == []
+    assert rules.doubts(view({**read, 32: told(32, once[0], *once)}, ladder=[])) == []  # three visits are enough
 
 
 def test_what_is_behind_in_its_own_state_is_not_visited_for_that():
