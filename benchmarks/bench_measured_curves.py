@@ -5,7 +5,8 @@ Search curves of PyTorch modules that were measured, on a host that stays as fas
 
 The truth between two sizes that were measured lies on the line of their steps.  Time is virtual.  A host that moves has
 two states, 17 % apart, of 3 to 12 s each on average, as the machine of that file has (benchmarks/README.md, PyTorch
-modules); one that tells has a reference that takes longer meanwhile, as there.  Lost is against the best of all sizes,
+modules); one that tells has a reference that takes longer meanwhile, as there.  Where visits differ, so does what each
+of them reads, by a standard deviation of 2 %.  Lost is against the best of all sizes,
 without a tolerance.
 """
 
@@ -25,17 +26,19 @@ import attrs
 import numpy as np
 
 from benchmarks.search.cases import Traits
-from benchmarks.search.sessions import Bimodal, Noise
+from benchmarks.search.sessions import Bimodal, Noise, Scatters
 from benchmarks.search.trials import try_ours
 
 SLOWER, STAYS_SECONDS = 0.17, (3.0, 12.0)
 READINGS = Noise(0.01, outliers=0.02)
+VISITS = 0.02  # from one to the next
 PREPARE_SECONDS, LOAD_SECONDS = 0.1, 0.2
 WITHIN = 0.03
 HOSTS = {
     "a host that stays": {"moves": False, "tells": False},
     "a host that moves": {"moves": True, "tells": False},
     "a host that moves, and tells": {"moves": True, "tells": True},
+    "the same, and visits differ": {"moves": True, "tells": True, "visits": VISITS},
 }
 
 
@@ -52,7 +55,9 @@ class Search:
 class Measured(Traits):
     """A module on a host: seconds of a step by batch size, whether the host moves, and whether a reference tells."""
 
-    def __init__(self, rng: random.Random, curve: Mapping[int, float], *, moves: bool, tells: bool) -> None:
+    def __init__(
+        self, rng: random.Random, curve: Mapping[int, float], *, moves: bool, tells: bool, visits: float = 0.0
+    ) -> None:
         super().__init__(rng)
         self.max_batch_size = self.true_limit = max(curve)
         self.curve = functools.partial(_between, sorted(curve.items()))
@@ -62,6 +67,8 @@ class Measured(Traits):
         if moves:
             fast, slow = (rng.uniform(*STAYS_SECONDS) for _ in range(2))
             self.behaviours.append(Bimodal(SLOWER, fast, slow, seed=rng.randrange(2**31)))
+        if visits:
+            self.behaviours.append(Scatters(visits, seed=rng.randrange(2**31)))
 
 
 def lost(search: Search) -> tuple[float, float]:

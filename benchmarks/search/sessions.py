@@ -132,6 +132,32 @@ class Bimodal(Behaviour):
         return self._random.expovariate(1.0 / (self.slow_seconds if self._is_slow else self.fast_seconds))
 
 
+@attrs.define
+class Scatters(Behaviour):
+    """
+    Steps take longer or shorter from one visit to the next, and stay so within a visit.
+
+    Attributes:
+        spread: Standard deviation of the logarithm.
+        seed: Of what is drawn.
+    """
+
+    spread: float
+    seed: int
+    _random: random.Random = attrs.field(
+        init=False, default=attrs.Factory(lambda self: random.Random(self.seed), takes_self=True)
+    )
+    _factor: float = attrs.field(init=False, default=1.0)
+
+    def prepare(self, batch_size: int) -> None:  # noqa: ARG002
+        """Draw what this visit meets."""
+        self._factor = math.exp(self._random.gauss(0.0, self.spread))
+
+    def factor(self) -> float:
+        """Slower or faster by what was drawn."""
+        return self._factor
+
+
 @attrs.frozen
 class SearchDevice(FakeDevice):
     """

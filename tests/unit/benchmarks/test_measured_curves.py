@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 
 import pytest
 
 from benchmarks.bench_measured_curves import HOSTS, Search, curves, lost, main
+from benchmarks.search.sessions import Scatters
 
 RATES = {1: 100.0, 8: 400.0, 16: 500.0, 32: 300.0}  # samples per second
 
@@ -37,15 +40,37 @@ def test_what_an_answer_lost_is_against_the_best_of_all_sizes(result):
 def test_a_host_that_moves_misleads_some_searches_and_fewer_where_a_reference_tells(result):
     """Of the same twelve searches more lose on a host that is 17 % slower now and then."""
     curve = curves(result)["m inference"]
-    stays, moves, tells = (sum(lost(Search(curve, host, str(n), 30.0))[0] for n in range(12)) for host in HOSTS)
+    hosts = list(HOSTS)[:3]
+    stays, moves, tells = (sum(lost(Search(curve, host, str(n), 30.0))[0] for n in range(12)) for host in hosts)
     assert stays <= tells < moves
+
+
+def test_visits_differ_and_steps_of_one_do_not():
+    """Logarithms of 2000 visits have the spread asked for, within four standard errors; no step changes them."""
+    scatters, met = Scatters(0.02, seed=0), []
+    for _ in range(2000):
+        scatters.prepare(8)
+        met.append(math.log(scatters.factor()))
+        scatters.spend(1.0, busy=True)
+        scatters.step(8)
+        assert math.log(scatters.factor()) == met[-1]
+    assert statistics.stdev(met) == pytest.approx(0.02, abs=4 * 0.02 / math.sqrt(2 * len(met)))
+    assert statistics.fmean(met) == pytest.approx(0.0, abs=4 * 0.02 / math.sqrt(len(met)))
+
+
+def test_searches_meet_visits_that_differ(result):
+    """The same searches go another way, or take other seconds, than where visits agree."""
+    curve = curves(result)["m inference"]
+    tells, differ = ([lost(Search(curve, host, str(n), 30.0)) for n in range(4)] for host in list(HOSTS)[2:])
+    assert tells != differ
 
 
 def test_all_hosts_are_told_of(result, capsys):
     """A line each, of all curves and seeds."""
     main([str(result), "--seeds", "1", "--jobs", "1", "--budget", "5"])
-    stays, moves, tells = capsys.readouterr().out.splitlines()
+    stays, moves, tells, differ = capsys.readouterr().out.splitlines()
     assert stays.startswith("a host that stays: 0.")
     assert moves.startswith("a host that moves: ")
     assert tells.startswith("a host that moves, and tells: ")
-    assert all(" of 1 within 3%" in line for line in (stays, moves, tells))
+    assert differ.startswith("the same, and visits differ: ")
+    assert all(" of 1 within 3%" in line for line in (stays, moves, tells, differ))
