@@ -6,8 +6,7 @@ Search curves of PyTorch modules that were measured, on a host that stays as fas
 The truth between two sizes that were measured lies on the line of their steps.  Time is virtual.  A host that moves has
 two states, 17 % apart, of 3 to 12 s each on average, as the machine of that file has (benchmarks/README.md, PyTorch
 modules); one that tells has a reference that takes longer meanwhile, as there.  Where visits differ, so does what each
-of them reads, by a standard deviation of 2 %.  Lost is against the best of all sizes,
-without a tolerance.
+of them reads, by a standard deviation of 2 %.  Lost is against the best of all sizes, without a tolerance.
 """
 
 from __future__ import annotations
