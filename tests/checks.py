@@ -46,6 +46,7 @@ def assert_within(got: Any, want: Any, bound: Any, *, axes: str = "", label: str
     """
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, f"{label}: got shape {got.shape}, want {want.shape}"
+    got, want = np.atleast_1d(got, want)
     error = np.abs(got.astype(np.float64) - want)
     bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
     outside = ~(error <= bound)
