@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,7 +52,7 @@ def test_attention_and_gradients(n, t, heads, width, room, seed):
     workspace = np.full(max(room, 16 * t * (5 * c + heads * (t + 1)) + 64 * c * (c + 1) + 1024), 0xFF, np.uint8)
     y = functional.attention(x, **p, heads=heads, keep=saved, workspace=workspace)
     np.testing.assert_allclose(y, ty.detach().numpy(), **CLOSE)
-    np.testing.assert_array_equal(functional.attention(x, **p, heads=heads), y)
+    np.testing.assert_allclose(functional.attention(x, **p, heads=heads), y, **CLOSE)  # without: in other blocks
     gradients = {f"d{name}": np.full(shape, np.nan) for name, shape in shapes.items()}
     dx = functional.attention_backward(
         dy, x, p["w_in"], p["w_out"], heads=heads, saved=saved, **gradients, workspace=workspace
@@ -201,16 +199,15 @@ def test_outputs_and_gradients_are_pytorchs(build, forward, recompute):
         np.testing.assert_allclose(tested.output().reshape(logits.shape), logits.detach().numpy(), **CLOSE)
 
 
-@functools.cache
-def losses(dtype):
-    """Fifty losses of the small DeiT in training from equal parameters: ours, PyTorch's."""
+def trained(dtype, steps, first=0):
+    """The small DeiT, trained from equal parameters on batches from `first` on: losses and parameters, ours, theirs."""
     network, kind = deit(), np.dtype(dtype)
     ours, theirs = [], []
     with Model(network, device=probe.device("cpu"), mode="training", dtype=dtype, learning_rate=0.02) as model:
         parameters = beside(model)
         optimizer = torch.optim.SGD(list(parameters.values()), lr=0.02)
         model.prepare(16)
-        for step in range(50):
+        for step in range(first, first + steps):
             images, labels = batch(network, 16, step, kind)
             model.load(images, labels)
             model.step()
@@ -222,18 +219,31 @@ def losses(dtype):
             optimizer.step()
             ours.append(model.loss())
             theirs.append(loss.item())
-    return np.array(ours), np.array(theirs)
+        return (np.array(ours), flat(beside(model))), (np.array(theirs), flat(parameters))
+
+
+def flat(parameters):
+    """All elements of all tensors, one after the other."""
+    return np.concatenate([tensor.detach().numpy().ravel() for tensor in parameters.values()])
 
 
 def test_a_small_deit_learns_as_pytorchs_does():
     """In float64 fifty losses agree, and fall: rounding has grown a thousandfold at most by then."""
-    ours, theirs = losses("float64")
+    (ours, _), (theirs, _) = trained("float64", 50)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11)
     assert ours[-10:].mean() < 0.7 * ours[:5].mean()
 
 
-def test_a_small_deit_in_float32_keeps_as_close_to_float64_as_pytorchs_does():
-    """The largest distance of a loss from float64's is at most twice PyTorch's, or 16 roundings of a loss."""
-    exact, _ = losses("float64")
-    ours, theirs = (np.abs(found - exact).max() for found in losses("float32"))
-    assert ours <= 2 * theirs + 16 * 2.0**-24 * exact.max()
+def test_a_step_of_a_small_deit_in_float32_keeps_as_close_to_float64_as_pytorchs_does():
+    """
+    Over five batches the parameters after a step are at most twice as far from float64's as PyTorch's, in the mean.
+
+    One step: after more of them the first roundings have grown by chance, in either up to nine times what they are in
+    the other. After one the mean over all elements is 0.6 to 1.3 times PyTorch's, by the orders of sums that a CPU has.
+    """
+    ours, theirs = [], []
+    for first in range(5):
+        (_, exact), _ = trained("float64", 1, first)
+        for (_, found), errors in zip(trained("float32", 1, first), (ours, theirs), strict=True):
+            errors.append(found - exact)
+    assert 0 < np.linalg.norm(ours) <= 2 * np.linalg.norm(theirs)
