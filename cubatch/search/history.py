@@ -30,6 +30,7 @@ from cubatch.search.belief import Seen
 # Before anything was read: what hardware shows, as if it had been seen so many times.
 _READING_SD, _READING_SEEN = 0.005, 3
 _VISIT_SD, _VISIT_SEEN = 0.005, 4
+_HOST_VISIT_SD = 0.02  # the same of PyTorch's on a CPU: where results come to lie in the heap differs by visit
 _LEAST_SD = 0.001  # finer than this nothing repeats itself
 _TO_SD = 1.4826  # median distance from the median to the standard deviation, of normal noise
 _MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
@@ -154,11 +155,15 @@ def noise_of(records: Iterable[Record]) -> Noise:
     """
     Estimate both spreads from all sizes together.
 
+    Visits are thought to differ by more, before any tell, where a reference was timed: on a CPU.
+
     Example:
         >>> noise_of([])
         Noise(reading=0.005, visit=0.005)
     """
-    within, between = [_READING_SD / _TO_SD] * _READING_SEEN, [_VISIT_SD / _TO_SD] * _VISIT_SEEN
+    records = list(records)
+    visit_sd = _HOST_VISIT_SD if has_reference(records) else _VISIT_SD
+    within, between = [_READING_SD / _TO_SD] * _READING_SEEN, [visit_sd / _TO_SD] * _VISIT_SEEN
     several: list[list[list[float]]] = []
     for record in records:
         visits = [[math.log(cost) for cost in visit] for visit in record.step_costs().values()]
@@ -172,6 +177,11 @@ def noise_of(records: Iterable[Record]) -> Noise:
         between += _distances([median(visit) for visit in visits])
     explained = (_MEDIAN_SD * reading) ** 2 * median([1 / len(v) for visits in several for v in visits] or [0.0])
     return Noise(reading, math.sqrt(max((_TO_SD * median(between)) ** 2 - explained, _LEAST_SD**2)))
+
+
+def has_reference(records: Iterable[Record]) -> bool:
+    """Whether a reference was timed before readings, as PyTorch's is on a CPU."""
+    return any(timing.reference_seconds is not None for record in records for timing in record.timings)
 
 
 def _distances(values: Sequence[float]) -> list[float]:

@@ -45,9 +45,9 @@ from cubatch.search.limit_rules import latency_limit, latency_limit_at_last, mem
 from cubatch.search.state_rules import moved, states
 from cubatch.search.view import KNOWN, SURE, View
 
-WORTH, WORTH_SECONDS = 0.85, 120.0
+WORTH, WORTH_SECONDS, HOST_WORTH_SECONDS = 0.85, 120.0, 1000.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
-share."""
+share; the last on a CPU, where visits to a size differ so much that most of a budget is needed."""
 MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
 PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
@@ -191,7 +191,8 @@ def zoom(view: View) -> list[int]:
     gains[[n in view.of.closed or (n in view.read and view.read[n].visits >= MOST_VISITS) for n in view.sizes]] = 0.0
     rate = np.where(view.visit_seconds <= view.within_reach, gains / view.visit_seconds, 0.0)
     best = int(rate.argmax())
-    if rate[best] * max(view.of.budget, WORTH_SECONDS) < WORTH:
+    enough = HOST_WORTH_SECONDS if view.has_reference else WORTH_SECONDS
+    if rate[best] * max(view.of.budget, enough) < WORTH:
         return []
     if view.sizes[best] not in view.read:
         return [view.sizes[best]]

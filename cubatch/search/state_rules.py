@@ -49,7 +49,7 @@ def states(view: View) -> list[int]:
     if view.answer is None or view.fastest is None or view.goal.objective == "latency":
         return []
     timings = itertools.chain.from_iterable(record.timings for record in view.read.values())
-    if any(timing.sm_clock_mhz is not None or timing.reference_seconds is not None for timing in timings):
+    if view.has_reference or any(timing.sm_clock_mhz is not None for timing in timings):
         return []
     costs = {n: record.cost or math.inf for n, record in view.read.items() if n not in view.of.failed}
     limit, reach = view.goal.latency_limit or math.inf, 1 - WITHIN

@@ -38,11 +38,12 @@ def test_what_an_answer_lost_is_against_the_best_of_all_sizes(result):
 
 
 def test_a_host_that_moves_misleads_some_searches_and_fewer_where_a_reference_tells(result):
-    """Of the same twelve searches more lose on a host that is 17 % slower now and then."""
+    """Twelve searches lose more on a host that is 17 % slower now and then than on one that stays, or tells."""
     curve = curves(result)["m inference"]
     hosts = list(HOSTS)[:3]
     stays, moves, tells = (sum(lost(Search(curve, host, str(n), 30.0))[0] for n in range(12)) for host in hosts)
-    assert stays <= tells < moves
+    assert stays < moves
+    assert tells < moves
 
 
 def test_visits_differ_and_steps_of_one_do_not():

@@ -13,6 +13,8 @@ from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.search.history import Noise, Record, noise_of, seen_of, suspect
 from tests.unit.situations import record, records
 
+REFERENCE = {"reference_seconds": 1e-5}
+
 
 def drawn(within: float, between: float, *, sizes: int, visits: int, readings: int, seed: int = 0) -> list[Record]:
     """Sizes of unlike costs, whose visits and readings scatter normally by these shares."""
@@ -84,6 +86,13 @@ def test_before_much_was_read_noise_is_what_hardware_shows() -> None:
     assert noise_of([]) == noise_of([record(8, [[1.0]])]) == Noise(0.005, 0.005)
     assert noise_of([record(8, [[1.0, 1.1]])]).reading == pytest.approx(0.005)
     assert noise_of([record(8, [[1.0, 1.1], [1.02, 1.12]])]).reading > 0.01
+
+
+def test_visits_of_a_host_are_thought_to_differ_by_more_until_they_tell() -> None:
+    """With a reference 2 % before there are two visits to a size; then what they tell, as without one."""
+    assert noise_of([record(8, [[1.0, 1.0]], **REFERENCE)]) == Noise(0.005, 0.02)
+    told = [noise_of([record(n, [[1.0] * 5] * 3, **more) for n in range(1, 9)]) for more in ({}, REFERENCE)]
+    assert told == [Noise(0.001, 0.001)] * 2
 
 
 def test_a_few_disturbed_readings_do_not_count() -> None:

@@ -68,6 +68,20 @@ def test_zoom_ends_where_a_visit_is_not_worth_its_seconds() -> None:
     assert rules.zoom(view(rising(), **dear, budget=1e9)) != []
 
 
+def test_a_host_whose_reference_is_timed_is_worth_more_seconds() -> None:
+    """Of equal gains visits are worth it there that take 1000 / 120 times as long; tried in steps of a quarter."""
+
+    def dearest(**more: float) -> float:
+        read = {n: record(n, line(n), visits=4, **more) for n in (1, 8, 64, 512)}  # so many tell how visits differ
+        taken = [
+            (times, CHEAP | {"left": 1e9, "visit_seconds": lambda n, step, times=times: times * step})
+            for times in np.geomspace(1, 1e6, 61)
+        ]
+        return max(times for times, options in taken if rules.zoom(view(read, **options)))
+
+    assert dearest(reference_seconds=1e-5) / dearest() == pytest.approx(1000 / 120, rel=0.3)
+
+
 def noisy(visits: int = 1) -> dict[int, float | Record]:
     """Two sizes 0.4 % apart whose visits lie 3 % apart, and one that is hopeless."""
 
