@@ -47,7 +47,7 @@ from cubatch.search.view import KNOWN, SURE, View
 
 WORTH, WORTH_SECONDS, HOST_WORTH_SECONDS = 0.85, 120.0, 1000.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
-share; the last on a CPU, where visits to a size differ so much that most of a budget is needed."""
+share; the last where a reference is timed, as PyTorch's is on a CPU: visits to a size differ more there."""
 MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
 PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take

@@ -79,6 +79,7 @@ def test_a_host_whose_reference_is_timed_is_worth_more_seconds() -> None:
         ]
         return max(times for times, options in taken if rules.zoom(view(read, **options)))
 
+    assert view({8: record(8, 1.0, visits=1, reference_seconds=1e-5)}).noise.visit == 0.02
     assert dearest(reference_seconds=1e-5) / dearest() == pytest.approx(1000 / 120, rel=0.3)
 
 
