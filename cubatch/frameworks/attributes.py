@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_OWN = ("_parameters", "_buffers", "_modules")  # whose values are kept by whoever steps the module
+_FIXED = ("_parameters", "_modules")  # which steps do not change; parameters' values are kept by whoever steps them
 
 
 @contextmanager
@@ -15,28 +15,46 @@ def kept_attributes(module: Any) -> Iterator[None]:
     Put the attributes of a module and its parts back when the block ends, however it does.
 
     Steps write to them: lists of outputs grow, metrics count, tables are made when they are first needed, also as
-    buffers.  Lists, dicts and sets get their old items back, tensors their values, and buffers are those that were
-    there; of what lies deeper only the identity is kept.
+    buffers.  Lists, dicts and sets that changed get their old items back, tensors their values, and buffers are those
+    that were there; of what lies deeper only the identity is kept.
     """
     kept = [
-        (part, dict(part._buffers), {name: (value, _copied(value)) for name, value in _own(part).items()})  # noqa: SLF001 - a module's own dictionary
+        (part, {name: (value, _copied(value)) for name, value in _attributes(part).items()})
         for part in module.modules()
     ]
     try:
         yield
     finally:
-        for part, buffers, attributes in kept:
-            part._buffers.clear()  # noqa: SLF001 - as above
-            part._buffers.update(buffers)  # noqa: SLF001 - as above
-            for name in set(_own(part)) - set(attributes):
+        for part, attributes in kept:
+            now = _attributes(part)
+            for name in now.keys() - attributes.keys():
                 del vars(part)[name]
             for name, (value, copy) in attributes.items():
-                vars(part)[name] = value
+                if name not in now or now[name] is not value:
+                    _assign(part, name, value)
                 _put_back(value, copy)
 
 
-def _own(part: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if name not in _OWN}
+def _is_script(part: Any) -> bool:
+    import torch
+
+    return isinstance(part, torch.jit.ScriptModule)
+
+
+def _attributes(part: Any) -> dict[str, Any]:
+    """Give what steps may change; a script knows its attributes, train flag and buffers among them, by their types."""
+    if _is_script(part):
+        types = part._concrete_type.get_attributes()  # noqa: SLF001 - its only name
+        return {name: getattr(part, name) for name, (_, is_parameter) in types.items() if not is_parameter}
+    return {name: value for name, value in vars(part).items() if name not in _FIXED}
+
+
+def _assign(part: Any, name: str, value: Any) -> None:
+    """Set an attribute; past a module's own way to, by which some would become parts or parameters."""
+    if _is_script(part):
+        setattr(part, name, value)
+    else:
+        vars(part)[name] = value
 
 
 def _copied(value: Any) -> Any:
@@ -44,7 +62,7 @@ def _copied(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return value.detach().clone(), None if value.is_inference() else value._version  # noqa: SLF001 - its only name
-    return value.copy() if isinstance(value, list | dict | set) else None
+    return _held(value)
 
 
 def _put_back(value: Any, copy: Any) -> None:
@@ -57,6 +75,17 @@ def _put_back(value: Any, copy: Any) -> None:
                 value.copy_(before)
     elif isinstance(value, list):
         value[:] = copy
-    elif isinstance(value, dict | set):
+    elif isinstance(value, dict | set) and _ids(_held(value)) != _ids(copy):  # a frozen one refuses, and is as it was
         value.clear()
         value.update(copy)
+
+
+def _held(value: Any) -> Any:
+    """Copy what a collection holds into a plain one: a class of its own may not take it, or copy something else."""
+    if isinstance(value, dict):
+        return dict(value.items())
+    return list(value) if isinstance(value, list | set) else None
+
+
+def _ids(held: Any) -> list[int]:
+    return [*map(id, held), *map(id, held.values() if isinstance(held, dict) else ())]

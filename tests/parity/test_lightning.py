@@ -14,7 +14,6 @@ with registering_nothing():  # its metrics import torchvision where that is inst
     pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
-from cubatch.frameworks.attributes import kept_attributes  # noqa: E402
 
 with warnings.catch_warnings():  # Lightning's dependencies warn of each other
     warnings.simplefilter("ignore")
@@ -167,21 +166,3 @@ def test_a_dry_run_of_lightnings_finds_nothing(tmp_path):
     data, finder = Data(), CubatchBatchSizeFinder(**SHORT)
     trainer(tmp_path, finder, fast_dev_run=True).fit(Counter(), datamodule=data)
     assert (finder.result, finder.optimal_batch_size, data.batch_size) == (None, None, 2)
-
-
-def test_attributes_of_every_part_are_put_back_also_after_an_error():
-    """Lists, dicts, sets and tensors hold their old items, by identity; what was added is gone."""
-    part = torch.nn.Linear(2, 2)
-    part.rows, part.names, part.kinds, part.count, part.word = [1], {"a": 1}, {3}, torch.ones(2), "old"
-    module, objects = torch.nn.Sequential(part), (part.rows, part.names, part.kinds, part.count)
-    with pytest.raises(ZeroDivisionError), kept_attributes(module):  # noqa: PT012 - what a step may do
-        part.rows.append(2)
-        part.names["b"] = 2
-        part.kinds.clear()
-        part.count += 1
-        part.word, part.more, part.rows = "new", True, [5]
-        raise ZeroDivisionError
-    assert (part.rows, part.names, part.kinds, part.count.tolist()) == ([1], {"a": 1}, {3}, [1.0, 1.0])
-    assert all(a is b for a, b in zip((part.rows, part.names, part.kinds, part.count), objects, strict=True))
-    assert part.word == "old"
-    assert not hasattr(part, "more")

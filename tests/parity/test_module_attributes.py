@@ -1,0 +1,109 @@
+"""What lies on a module beside parameters is there as before once steps were taken, whatever kind of module it is."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+torch = pytest.importorskip("torch")
+# PyTorch advises against TorchScript; who has a module of it still asks for its batch size.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+from cubatch.frameworks.attributes import kept_attributes  # noqa: E402
+
+
+class Frozen(collections.OrderedDict):
+    """A mapping that refuses changes by most of its methods, as the configurations of diffusers do."""
+
+    def update(self, *_, **__):
+        raise TypeError("frozen")
+
+    def __setitem__(self, key, value):
+        raise TypeError("frozen")
+
+
+class Scripted(torch.nn.Module):
+    """Writes to attributes of every type in its steps, and replaces a buffer by another."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.sum = 0, torch.zeros(2)
+        self.sizes = torch.jit.Attribute([], list[int])
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("last", torch.zeros(2))
+
+    def forward(self, x):
+        """Count the call, note its batch size, and add what it gives to a sum."""
+        self.calls += 1
+        self.sizes.append(x.shape[0])
+        given = self.layer(x)
+        self.sum += given.detach().sum(0)
+        self.last = given.detach()[0]
+        return given
+
+
+def test_attributes_of_every_part_are_put_back_also_after_an_error():
+    """Lists, dicts, sets and tensors hold their old items, by identity; what was added is gone."""
+    part = torch.nn.Linear(2, 2)
+    part.rows, part.names, part.kinds, part.count, part.word = [1], {"a": 1}, {3}, torch.ones(2), "old"
+    module, objects = torch.nn.Sequential(part), (part.rows, part.names, part.kinds, part.count)
+    with pytest.raises(ZeroDivisionError), kept_attributes(module):  # noqa: PT012 - what a step may do
+        part.rows.append(2)
+        part.names["b"] = 2
+        part.kinds.clear()
+        part.count += 1
+        part.word, part.more, part.rows = "new", True, [5]
+        raise ZeroDivisionError
+    assert (part.rows, part.names, part.kinds, part.count.tolist()) == ([1], {"a": 1}, {3}, [1.0, 1.0])
+    assert all(a is b for a, b in zip((part.rows, part.names, part.kinds, part.count), objects, strict=True))
+    assert part.word == "old"
+    assert not hasattr(part, "more")
+
+
+def test_a_mapping_that_nothing_may_change_is_left_alone():
+    """It was neither emptied nor written to, so what it forbids does not keep other attributes from being put back."""
+    module, config = torch.nn.Linear(2, 2), Frozen()
+    collections.OrderedDict.__setitem__(config, "width", [2])
+    module.config, module.last = config, "old"
+    with kept_attributes(module):
+        module.last, module.config = "new", None
+    assert (module.last, module.config is config, list(config.items())) == ("old", True, [("width", [2])])
+
+
+def test_the_order_of_a_mapping_is_put_back():
+    """What had been the first key is the first again."""
+    module = torch.nn.Linear(2, 2)
+    module.names = {"a": 1, "b": 2}
+    with kept_attributes(module):
+        module.names["a"] = module.names.pop("a")
+    assert list(module.names) == ["a", "b"]
+
+
+def test_attributes_of_scripts_are_put_back():
+    """Numbers, lists, tensors, a buffer that was replaced, train flags, also of its parts: TorchScript holds them."""
+    module = torch.jit.script(Scripted())
+    module(torch.ones(3, 2))
+    buffer, held = module.last, module.sum.clone()
+    with kept_attributes(module):
+        module.eval()
+        module(torch.ones(4, 2))
+        assert (module.calls, module.sizes, module.layer.training) == (2, [3, 4], False)
+    assert (module.calls, module.sizes, module.training, module.layer.training) == (1, [3], True, True)
+    assert module.last is buffer
+    assert torch.equal(module.sum, held)
+    module(torch.ones(1, 2))
+    assert module.calls == 2
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_scripts_are_tuned_and_left_as_they_were(mode):
+    """Steps of a script run, those of training too, whose parameters are the same afterwards."""
+    import cubatch as cb
+
+    module = torch.jit.script(Scripted())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    result = cb.autotune_module(module, (2,), mode=mode, batch_sizes=[2, 4], budget=1.0)
+    assert {m.batch_size for m in result.measurements} == {2, 4}
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert (module.calls, module.sizes, module.training) == (0, [], True)
