@@ -51,21 +51,31 @@ class ModuleRunner(BoundedRunner):
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
         self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
+        self._time_first: tuple[str, ...] = ()
         self._bare = module if bare is None else bare
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of its memory, and of inputs that no batch size changed."""
-        shapes = self._inputs.aside()
-        if not shapes:
-            return super().notes
-        which = f"Inputs whose first axis is not the example's {self._inputs.batch_size} samples"
-        return [*super().notes, f"{which} were the same in each batch: of shape {', '.join(map(str, shapes))}."]
+        """What is to be told of its memory, of inputs that no batch size changed, and of a batch read as time."""
+        notes = super().notes
+        if shapes := self._inputs.aside():
+            which = f"Inputs whose first axis is not the example's {self._inputs.batch_size} samples"
+            notes.append(f"{which} were the same in each batch: of shape {', '.join(map(str, shapes))}.")
+        if self._time_first:
+            first, *others = self._time_first
+            more = f", as do {len(others)} more" if others else ""
+            notes.append(
+                f"{first} takes axis 0, where the inputs have the batch, for time{more}: batch sizes are lengths of "
+                "sequences then. It is to read (batch, time, features), and to be made with batch_first=True."
+            )
+        return notes
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
-        return self._walk_of(num_bytes, top)
+        peaks = self._walk_of(num_bytes, top)
+        self._time_first = peaks.time_first
+        return peaks
 
     def rehearse(self) -> None:
         """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""

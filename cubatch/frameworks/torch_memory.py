@@ -16,6 +16,7 @@ from typing import Any, Self
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.frameworks import time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import StepKind
@@ -24,6 +25,24 @@ from cubatch.network.importers import fake_logs
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
+_MOST_MORE = 20_000  # operations: a step that does some for each sample takes minutes of a walk, and hours
+
+
+@attrs.frozen
+class Walk:
+    """
+    A step that was walked through.
+
+    Attributes:
+        peak_bytes: Storages that are alive at its peak, the inputs and the parameters included.
+        operations: How many it does.
+        time_first: Parts of the module that read the batch as time, as `time_first.watched` names them: to walk through
+            these is to walk through each step of it.
+    """
+
+    peak_bytes: int
+    operations: int = 0
+    time_first: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -36,9 +55,11 @@ class Peaks:
 
     Attributes:
         known: Bytes by batch size, of two sizes at least.
+        time_first: As that of `Walk`.
     """
 
     known: Mapping[int, int]
+    time_first: tuple[str, ...] = ()
 
     def at(self, batch_size: int) -> int:
         """
@@ -81,18 +102,21 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int, top: int 
         Exception: Whatever a step raises on fake tensors: of what looks into its data, for one.
     """
     top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
-    known = {size: peak_bytes(module, inputs, kind, size) for size in sorted({min(size, top) for size in _PROBES})}
+    walks = {size: walked(module, inputs, kind, size) for size in sorted({min(size, top) for size in _PROBES})}
+    known = {size: walk.peak_bytes for size, walk in walks.items()}
+    (fewest, first), *_, (most, last) = walks.items()
     for _ in range(_MOST_CORRECTIONS):
         largest = min(Peaks(known).largest(num_bytes), top)
         is_met = any(abs(taken - num_bytes) <= _NEAR * num_bytes for taken in known.values())
-        if largest <= max(min(size, top) for size in _PROBES) or largest in known or is_met:
+        more = (last.operations - first.operations) / (most - fewest) * (largest - most)
+        if largest <= most or largest in known or is_met or last.time_first or more > _MOST_MORE:
             break
-        known[largest] = peak_bytes(module, inputs, kind, largest)
-    return Peaks(known)
+        known[largest] = walked(module, inputs, kind, largest).peak_bytes
+    return Peaks(known, last.time_first)
 
 
-def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> int:
-    """Add up the storages that are alive at the peak of a step, its inputs and the parameters included."""
+def walked(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> Walk:
+    """Walk through a step without data, and leave the module as it was."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
@@ -102,6 +126,7 @@ def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> 
     with (
         kept_attributes(module),
         fake_logs.silent(),
+        time_first.watched(module, batch_size) as found,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         _Watch() as watch,
     ):
@@ -126,14 +151,14 @@ def peak_bytes(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> 
         step()
         if kind.training and kind.optimizer != "sgd":
             step()  # which finds the optimiser's state
-    return watch.peak
+    return Walk(watch.peak, watch.operations, tuple(found))
 
 
 class _Watch:
-    """Adds up the storages that operations make, as long as each is alive."""
+    """Adds up the storages that operations make, as long as each is alive, and counts the operations."""
 
     def __init__(self) -> None:
-        self.alive = self.peak = 0
+        self.alive = self.peak = self.operations = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
 
@@ -168,6 +193,7 @@ class _Watch:
                 args: Any = (),
                 kwargs: Any = None,
             ) -> Any:
+                watch.operations += 1
                 result = func(*args, **(kwargs or {}))
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):

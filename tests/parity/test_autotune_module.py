@@ -150,11 +150,11 @@ def test_no_size_is_walked_through_that_tells_nothing_new(num_bytes, top, walked
     """A walk of a large module takes seconds, and users wait for it."""
     sizes = []
 
-    def peak_bytes(_module, _inputs, _kind, size):
+    def walk(_module, _inputs, _kind, size):
         sizes.append(size)
-        return 100_000 + 8 * 64 * 4 * size
+        return torch_memory.Walk(100_000 + 8 * 64 * 4 * size)
 
-    monkeypatch.setattr(torch_memory, "peak_bytes", peak_bytes)
+    monkeypatch.setattr(torch_memory, "walked", walk)
     torch_memory.peaks(None, None, None, num_bytes, top)
     assert sizes == walked
 
@@ -163,14 +163,17 @@ def test_walks_end_near_the_limit(monkeypatch):
     """Beyond the last probe the largest that fits is walked through, again where a line misled, until it fills it."""
     sizes = []
 
-    def peak_bytes(_module, _inputs, _kind, size):
-        sizes.append(size)
+    def taken(size):
         return 1000 + 10 * size + (5 * (size - 64) if size > 64 else 0)  # a line that bends upwards
 
-    monkeypatch.setattr(torch_memory, "peak_bytes", peak_bytes)
+    def walk(_module, _inputs, _kind, size):
+        sizes.append(size)
+        return torch_memory.Walk(taken(size))
+
+    monkeypatch.setattr(torch_memory, "walked", walk)
     found = torch_memory.peaks(None, None, None, 11_000, None)
     assert sizes == [2, 16, 64, 1000, 688]
-    assert all(found.at(n) >= peak_bytes(None, None, None, n) for n in range(64, found.largest(11_000) + 1))
+    assert all(found.at(n) >= taken(n) for n in range(64, found.largest(11_000) + 1))
     assert found.largest(11_000) == (11_000 - 1000 + 320) // 15
 
 

@@ -1,0 +1,44 @@
+"""Parts of a module that read as time the axis on which its inputs have the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_ALONE, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of them
+
+
+@contextmanager
+def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
+    """
+    Name the recurrent and attention layers of PyTorch's that are called with the batch where they look for time.
+
+    Without `batch_first` they read (time, batch, features), and two axes as (time, features) with it, too.  Handed the
+    batch there they run all the same, from sample to sample, and a batch size says nothing then.  The list is filled
+    while the block runs, after which no hook is left.
+
+    Args:
+        module: Whose parts are watched.
+        batch_size: Of the inputs with which it is called in the block.
+    """
+    import torch
+
+    found: list[str] = []
+    kinds = torch.nn.RNNBase, torch.nn.MultiheadAttention
+    names = {part: name for name, part in module.named_modules() if isinstance(part, kinds)}
+
+    def see(part: Any, arguments: tuple[Any, ...]) -> None:
+        x = arguments[0] if arguments else None
+        if part not in names or not isinstance(x, torch.Tensor) or x.shape[0] != batch_size:
+            return
+        told = f"{names[part] or 'module'} ({type(part).__name__})"
+        is_turned = x.ndim == _BATCHED and not part.batch_first and x.shape[1] != batch_size
+        if (is_turned or x.ndim == _ALONE) and told not in found:
+            found.append(told)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(see)
+    try:
+        yield found
+    finally:
+        handle.remove()
