@@ -14,6 +14,7 @@ from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import (
     Add,
     BatchNorm2d,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -128,7 +129,22 @@ def pre_activated(self, x):
     return y + self.again(z)
 
 
+def in_blocks(self, x):
+    """Run parts under other modes: without gradients, within that a constant, and out of autocast, of two results."""
+    y = self.conv(x)
+    with torch.no_grad():
+        z, scale = self.again(torch.relu(y)), torch.sigmoid(torch.ones(4, 1, 1))
+    with torch.autocast("cpu", enabled=False):
+        a, b = torch.relu(z) * scale, torch.sigmoid(y)
+        a = a + y
+    return torch.cat([a, b], 1) + torch.cat([b, z], 1)
+
+
 SMALL = {
+    "in blocks": (
+        Of(in_blocks, conv=nn.Conv2d(3, 4, 1), again=nn.Conv2d(4, 4, 3, padding=1)),
+        {Conv2d: 2, ReLU: 2, LayerScale: 1, Concat: 2, Add: 2},
+    ),
     "flattened, normed": (
         nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.Flatten(), nn.BatchNorm1d(4 * 6 * 5), nn.Dropout(0.3), nn.Linear(120, 7), nn.ReLU()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,82 @@ def test_products_between_values_have_their_flop():
     assert found["aten.einsum"].output_shape == (6, 1, 6)
     assert len(found["aten.matmul"].input_shapes) == 2
     assert np.prod(network.output_shape) == 56 * 4
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of PyTorch's, of which outputs and last states are used."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.rnn = kind(6, 5, batch_first=True, **options)
+
+    def forward(self, x):
+        outputs, state = self.rnn(x)
+        return torch.cat([outputs[:, -1], (state[0] if isinstance(state, tuple) else state)[-1]], 1)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
+def test_a_recurrent_layer_has_its_parameters_and_flop_once(kind, options):
+    """As many FLOP as PyTorch counts in its cells, one step and sample after the other, and its parameters once."""
+    module = Recurrent(getattr(nn, kind), **options)
+    network = from_torch(module, (7, 6), opaque=True)
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+    ways = 2 if options.get("bidirectional") else 1
+    cells = [
+        getattr(nn, f"{kind}Cell")(6 if layer == 0 else 5 * ways, 5)
+        for layer in range(options.get("num_layers", 1))
+        for _ in range(ways)
+    ]
+    assert network.flops() == sum(7 * counted(cell, torch.zeros(1, cell.input_size)) for cell in cells)
+
+
+class Rotated(nn.Module):
+    """Rotary positions on as many channels as there are, so that an empty part is joined to them."""
+
+    def forward(self, x):
+        return torch.cat([x[..., :4].cumsum(1), x[..., 4:]], -1)
+
+
+def test_a_part_of_nothing_is_nothing():
+    """It has no extents that a layer could have, and is no layer."""
+    network = from_torch(nn.Sequential(Rotated(), nn.ReLU()), (3, 4), opaque=True)
+    assert [layer.output_shape for layer in opaque(network).values()] == [(3, 1, 4)] * len(opaque(network))
+    assert set(opaque(network)) >= {"aten.cumsum", "aten.cat"}
+
+
+def test_a_product_of_many_flop_is_kept():
+    """Attention over 16 384 tokens: more FLOP of one sample than 32 bits hold, as of images of 2048 x 2048."""
+    network = from_torch(Scores(), (16384, 64), opaque=True)
+    assert network.flops() == 2 * 16384 * 16384 * 64 > 2**31
+    assert cubatch.predict(network, device=GPU, batch_sizes=[1]).seconds[1] > 0
+    assert cubatch.models.resolve(network.to_mapping()) == network
+
+
+class Scores(nn.Module):
+    """Each token beside each."""
+
+    def forward(self, x):
+        return torch.matmul(x, x.transpose(1, 2)).amax(2)
+
+
+class Everyone(nn.Module):
+    """What depends on the whole batch, and has no axis for it."""
+
+    def forward(self, x):
+        return x * x.cumsum(0).sum().reshape(1, 1, 1)
+
+
+def test_what_could_not_be_kept_either_is_not_advised():
+    """The error names the operator and the ways on that are left; asked for without opaque=True it names that."""
+    with pytest.raises(UnsupportedOperator) as caught:
+        from_torch(Everyone(), (3, 4), opaque=True)
+    assert "aten.sum" in str(caught.value)
+    assert "opaque" not in str(caught.value)
+    assert "autotune_module()" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(UnsupportedOperator, match="Pass opaque=True"):
+        from_torch(Everyone(), (3, 4))
 
 
 def test_a_transformer_of_windows_can_be_planned_and_predicted_but_not_run():

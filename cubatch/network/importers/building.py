@@ -19,7 +19,7 @@ from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, printable
 from cubatch.network.graph import INPUT, Network
 from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places
-from cubatch.network.importers.refusal import UnsupportedOperator
+from cubatch.network.importers.refusal import AS_IT_IS, OPAQUE, UnsupportedOperator
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Flatten
@@ -125,8 +125,10 @@ class Builder:
 
     def _is_unfinished(self, value: Value) -> bool:
         """Whether a value is only a part of a layer's output, or that of a pending layer."""
-        is_part = _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
-        return is_part or value.layer in self.pending
+        return self._is_part(value) or value.layer in self.pending
+
+    def _is_part(self, value: Value) -> bool:
+        return _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
 
     def _checked(self, step: Step, value: Value) -> Value:
         """Hold what a rule made against the shape that the source says."""
@@ -139,12 +141,15 @@ class Builder:
 
     def refusal(self, step: Step, reason: str) -> UnsupportedOperator:
         """Make the error of a step that cannot be ours."""
-        return UnsupportedOperator(step.operator, step.place, reason)
+        remedy = OPAQUE if self._fallback is None else f"To {AS_IT_IS}"
+        return UnsupportedOperator(step.operator, step.place, reason, remedy)
 
     def value(self, step: Step, index: int = 0) -> Value:
         """Give what a step reads as a whole; zeros around it are for those that ask for `pixels`."""
-        value = self.part(step, index)
-        if _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer]):
+        return self._whole(step, self.part(step, index))
+
+    def _whole(self, step: Step, value: Value) -> Value:
+        if self._is_part(value):
             raise self.refusal(step, "it reads some of the channels of its input")
         return value
 
@@ -163,7 +168,7 @@ class Builder:
 
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
         """Give what a step reads as images, (n, c, h, w)."""
-        value = self.values[step.reads[0]] if padded else self.value(step)
+        value = self._whole(step, self.values[step.reads[0]] if padded else self.part(step))
         if value.dims != self.axes("nchw", self.shapes[value.layer]):
             raise self.refusal(step, "its input is not (batch, channels, height, width)")
         return value

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from cubatch.errors import CubatchError
 
+AS_IT_IS = (
+    "tune the network as it is, hand its PyTorch module to autotune_module(), or its step to autotune_callable()."
+)
+OPAQUE = f"Pass opaque=True to keep it as a layer of known bytes and FLOP, for memory and prediction; to {AS_IT_IS}"
+
 
 class UnsupportedOperator(CubatchError):
     """
@@ -13,15 +18,12 @@ class UnsupportedOperator(CubatchError):
         operator: As its source calls it: "aten.cumsum", "Einsum".
         place: Where it is: the path of a module, the name of a node.
         reason: What about it is not ours.
+        remedy: What else can be done with the network.
     """
 
-    def __init__(self, operator: str, place: str, reason: str) -> None:
-        super().__init__(operator, place, reason)
-        self.operator, self.place, self.reason = operator, place, reason
+    def __init__(self, operator: str, place: str, reason: str, remedy: str = OPAQUE) -> None:
+        super().__init__(operator, place, reason, remedy)
+        self.operator, self.place, self.reason, self.remedy = operator, place, reason, remedy
 
     def __str__(self) -> str:
-        return (
-            f"{self.operator} at {self.place!r} cannot be imported: {self.reason}. Pass opaque=True to keep it as a "
-            "layer of known bytes and FLOP, for memory and prediction; to tune the network as it is, hand its PyTorch "
-            "module to autotune_module(), or its step to autotune_callable()."
-        )
+        return f"{self.operator} at {self.place!r} cannot be imported: {self.reason}. {self.remedy}"

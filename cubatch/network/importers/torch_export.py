@@ -23,6 +23,8 @@ _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
 _RESHAPES = ("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze")
 _PARTS = ("slice", "select", "narrow", "expand", "diagonal")
 _VIEWS = SEVERAL | {f"aten.{name}" for name in (*_RESHAPES, *_PARTS)}
+# What a module does under no_grad() or autocast(), as a graph within the graph.
+_WRAPS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
 
 
@@ -137,7 +139,9 @@ class _Reader:
         self._trained: dict[Any, int] = {}  # parameters, and how many numbers each has
         self._steps: list[Step] = []
         self._several: dict[Any, tuple[str, tuple[str, ...]]] = {}  # what gives several tensors, and what that read
-        stacks = [(node.meta.get("nn_module_stack") or {}).values() for node in program.graph.nodes]
+        self._within: dict[Any, tuple[Any, ...]] = {}  # what is a graph of its own, and the nodes that it gives
+        graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+        stacks = [(node.meta.get("nn_module_stack") or {}).values() for graph in graphs for node in graph.nodes]
         paths = {str(entry[0]).partition("@")[0] for stack in stacks for entry in stack}
         self._parents = {path.rpartition(".")[0] for path in paths}  # modules that have modules
         self._input = ""
@@ -182,16 +186,25 @@ class _Reader:
         return self._now[found[0]]
 
     def _read(self, node: Any) -> None:
-        """Compute a node's constant, or note its step."""
-        base, name = _operator(node), node.name
+        """Compute a node's constant, or note its step, or those of the graph that it stands for."""
+        base, name, meant = _operator(node), f"{node.name}.{len(self._steps)}", node.meta.get("val")
+        if str(node.target) in _WRAPS:
+            self._read_within(node)
+            return
+        if node.target is operator.getitem and node.args[0] in self._within:
+            self._stand_for(node, self._within[node.args[0]][node.args[1]])
+            return
+        if isinstance(meant, self._torch.Tensor) and not meant.numel():
+            self._known[node] = self._torch.empty(meant.shape, dtype=meant.dtype)  # what holds nothing depends on none
+            return
         stand_in = {node.args[0]: self._torch.empty(0)} if base in _ONLY_TYPED_BY else {}
         if all(each in self._known or each in stand_in for each in node.all_input_nodes):
             arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
             self._known[node] = node.target(*arguments[0], **arguments[1])
             return
-        call = Call(self._torch, node, self._known)
+        call, is_counted = Call(self._torch, node, self._known), True
         reads = tuple(self._now[each] for each in call.values if each in self._now)
-        if not isinstance(node.meta.get("val"), self._torch.Tensor):
+        if not isinstance(meant, self._torch.Tensor):
             self._several[node] = base, reads  # each of them is a step
             return
         kind, constants, options = of_one(OPERATORS[base](call), len(reads)) if base in OPERATORS else ("", {}, {})
@@ -205,17 +218,38 @@ class _Reader:
         if node.target is operator.getitem:
             origin, number = node.args
             base, reads = self._several[origin]
-            kind, constants, options = part(Call(self._torch, origin, self._known), base, number)
+            call, is_counted = Call(self._torch, origin, self._known), node is next(iter(origin.users))
+            kind, constants, options = part(call, base, number)
             base = f"{base}[{number}]"
         constants = {key: array for key, array in constants.items() if array is not None}
         self._steps.append(
             Step(
                 kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=shape,
                 constants={key: call.array(array) for key, array in constants.items()}, options=options,
-                flop=call.flop, weights=sum(self._trained.get(each, 0) for each in call.read),
+                flop=is_counted * call.flop,
+                weights=is_counted * sum(self._trained.get(each, 0) for each in call.read),
             )
         )  # fmt: skip
         self._now[node] = name
+
+    def _read_within(self, node: Any) -> None:
+        """Read the graph that a node runs on its last arguments as if its nodes were in this one."""
+        place = next(index for index, argument in enumerate(node.args) if getattr(argument, "op", "") == "get_attr")
+        given = iter(node.args[place + 1 :])
+        for each in getattr(node.graph.owning_module, node.args[place].target).graph.nodes:
+            if each.op == "placeholder":
+                self._stand_for(each, next(given))
+            elif each.op == "call_function":
+                self._read(each)
+            elif each.op == "output":
+                self._within[node] = each.args[0]
+
+    def _stand_for(self, node: Any, other: Any) -> None:
+        """Let a node be what another one is, in a graph around it or within."""
+        tables: tuple[dict[Any, Any], ...] = (self._known, self._now, self._trained)
+        for held in tables:
+            if other in held:
+                held[node] = held[other]
 
     def _written_through(self, node: Any) -> list[Any]:
         """Give the nodes whose tensors a node writes through a view, and others read too, the last the whole one."""

@@ -10,6 +10,9 @@ import numpy as np
 
 from cubatch.network.importers.source import Meaning, einsum_flop, unlike
 
+_CONVOLUTIONS = frozenset(f"conv{way}{axes}d" for way in ("", "_transpose") for axes in (1, 2, 3))
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
 
 class Call:
     """
@@ -80,12 +83,13 @@ class Call:
             return 2 * shapes[0][-1] * math.prod(self.result_shape)
         if name in {"addmm", "baddbmm"}:
             return 2 * shapes[-1][-2] * math.prod(self.result_shape)
-        if name in {"conv1d", "conv2d", "conv3d"}:
-            return 2 * math.prod(shapes[1][1:]) * math.prod(self.result_shape)
-        if name in {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}:  # each input meets the whole window
-            return 2 * math.prod(shapes[1][1:]) * math.prod(shapes[0])
+        if name in _CONVOLUTIONS:  # each output meets the whole window, or where it is transposed each input
+            meeting = shapes[0] if "transpose" in name else self.result_shape
+            return 2 * math.prod(shapes[1][1:]) * math.prod(meeting)
         if name == "scaled_dot_product_attention":
             return 4 * math.prod(shapes[0]) * shapes[1][-2]
+        if name in _RECURRENT:  # each position of each sample meets each matrix
+            return 2 * math.prod(shapes[0][:-1]) * sum(math.prod(shape) for shape in shapes[1:] if len(shape) == 2)  # noqa: PLR2004
         return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
 
     @staticmethod

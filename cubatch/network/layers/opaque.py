@@ -14,6 +14,8 @@ from cubatch.network.extents import A_NAME, Extents, at_least, check_integer, in
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass
 
+MOST_FLOP = 2**63 - 1
+
 
 def _extents(value: object) -> Extents | None:
     return None if value is None else integers(value)  # type: ignore[return-value]
@@ -57,7 +59,7 @@ class Opaque(Layer):
     operator: str = field(default="unknown")
     output: Extents | None = field(default=None, converter=_extents)
     others: tuple[Extents, ...] = field(default=(), converter=_list_of_extents)
-    flop: int = field(default=0, converter=whole, validator=at_least(0))
+    flop: int = field(default=0, converter=whole, validator=at_least(0, MOST_FLOP))
     weights: int = field(default=0, converter=whole, validator=at_least(0))
 
     @operator.validator
