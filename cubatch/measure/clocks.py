@@ -67,9 +67,10 @@ class TorchHostClock(HostClock):
     """The host's clock, and what a small operation takes PyTorch: a host that is slower at times shows in it."""
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
-        """Time a small operation of PyTorch's, and then `repeats` steps back to back."""
-        reference = self._reference_seconds()
-        return attrs.evolve(super().time(step, repeats), reference_seconds=reference)
+        """Time `repeats` steps back to back, and a small operation of PyTorch's before and after: its mean counts."""
+        before = self._reference_seconds()
+        reading = super().time(step, repeats)
+        return attrs.evolve(reading, reference_seconds=(before + self._reference_seconds()) / 2)
 
     @staticmethod
     def _reference_seconds() -> float:

@@ -3,7 +3,7 @@ Which timings of a run count.
 
 What is compared is what sizes do undisturbed, on a host that is the same for all of them.  A virtual machine may have
 states of some seconds each, in which steps take a sixth to a half longer, those of small batches most; a small
-operation that is timed right before each reading takes half as long again there, and tells.
+operation that is timed before and after each reading takes half as long again there, and tells.
 """
 
 from __future__ import annotations

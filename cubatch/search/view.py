@@ -102,7 +102,7 @@ class View:
 
     @functools.cached_property
     def has_reference(self) -> bool:
-        """Whether a reference was timed before readings, as PyTorch's is on a CPU."""
+        """Whether a reference was timed with readings, as PyTorch's is on a CPU."""
         return any(timing.reference_seconds is not None for one in self.read.values() for timing in one.timings)
 
     @functools.cached_property

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")  # first: a module that was skipped before 
 
 from cubatch.frameworks import torch_memory, torch_module  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
+from cubatch.measure import clocks  # noqa: E402
 from cubatch.measure.memory_meter import ResidentMeter  # noqa: E402
 
 nn = torch.nn
@@ -476,8 +477,8 @@ def test_a_named_function_that_is_not_there_is_told_by_its_argument():
         assert caught.value.value == name
 
 
-def test_readings_on_a_cpu_come_with_a_reference():
-    """Steps are those that were asked for, and no others; it is a time in seconds."""
+def test_readings_on_a_cpu_come_with_a_reference(monkeypatch):
+    """Steps are those that were asked for, and no others; it is a time in seconds, the mean of before and after."""
     module = Recorder()
     subject = torch_module.TorchModule(
         module, (3, 8, 8), mode="inference", loss=None, optimizer="sgd", autocast=None, channels_last=False,
@@ -488,6 +489,8 @@ def test_readings_on_a_cpu_come_with_a_reference():
     del module.sizes[:]
     assert 0 < runner.clock.time(runner.step, 3).reference_seconds < 1
     assert module.sizes == [4] * 3
+    monkeypatch.setattr(clocks.TorchHostClock, "_reference_seconds", lambda _: 4.0 ** -(len(module.sizes) > 3))
+    assert runner.clock.time(runner.step, 1).reference_seconds == 0.625  # the state changed in between
 
 
 @pytest.mark.parametrize("store", [True, False])
