@@ -42,7 +42,7 @@ def _is_script(part: Any) -> bool:
 
 
 def _attributes(part: Any) -> dict[str, Any]:
-    """Give what steps may change; a script knows its attributes, train flag and buffers among them, by their types."""
+    """Give what steps may change: of a script what has a type, its train flag and buffers among them."""
     if _is_script(part):
         types = part._concrete_type.get_attributes()  # noqa: SLF001 - its only name
         return {name: getattr(part, name) for name, (_, is_parameter) in types.items() if not is_parameter}
@@ -73,9 +73,11 @@ def _put_back(value: Any, copy: Any) -> None:
         if version is None or value._version != version:  # noqa: SLF001 - as above
             with torch.no_grad(), torch.inference_mode(value.is_inference()):
                 value.copy_(before)
+    elif copy is None or _ids(_held(value)) == _ids(copy):  # one that refuses changes is as it was
+        return
     elif isinstance(value, list):
         value[:] = copy
-    elif isinstance(value, dict | set) and _ids(_held(value)) != _ids(copy):  # a frozen one refuses, and is as it was
+    else:
         value.clear()
         value.update(copy)
 

@@ -67,7 +67,7 @@ class ModuleRunner(BoundedRunner):
             more = f", as do {len(others)} more" if others else ""
             notes.append(
                 f"{first} takes axis 0, where the inputs have the batch, for time{more}: batch sizes are lengths of "
-                "sequences then. It is to read (batch, time, features), and to be made with batch_first=True."
+                "sequences then. Made with batch_first=True it reads (batch, time, features)."
             )
         return notes
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_ALONE, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of them
+_UNBATCHED, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of them
 
 
 @contextmanager
@@ -15,8 +15,8 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
     Name the recurrent and attention layers of PyTorch's that are called with the batch where they look for time.
 
     Without `batch_first` they read (time, batch, features), and two axes as (time, features) with it, too.  Handed the
-    batch there they run all the same, from sample to sample, and a batch size says nothing then.  The list is filled
-    while the block runs, after which no hook is left.
+    batch there they run all the same, from sample to sample, and a batch size says nothing then.  Seen is what they are
+    called with by position.  The list is filled while the block runs, after which no hook is left.
 
     Args:
         module: Whose parts are watched.
@@ -30,11 +30,11 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
 
     def see(part: Any, arguments: tuple[Any, ...]) -> None:
         x = arguments[0] if arguments else None
-        if part not in names or not isinstance(x, torch.Tensor) or x.shape[0] != batch_size:
+        if part not in names or not isinstance(x, torch.Tensor):
             return
         told = f"{names[part] or 'module'} ({type(part).__name__})"
         is_turned = x.ndim == _BATCHED and not part.batch_first and x.shape[1] != batch_size
-        if (is_turned or x.ndim == _ALONE) and told not in found:
+        if (is_turned or x.ndim == _UNBATCHED) and len(x) == batch_size and told not in found:
             found.append(told)
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(see)

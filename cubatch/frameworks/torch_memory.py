@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ from cubatch.network.importers import fake_logs
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
-_MOST_MORE = 20_000  # operations: a step that does some for each sample takes minutes of a walk, and hours
+_MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
 
 @attrs.frozen
@@ -104,15 +105,17 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int, top: int 
     top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
     walks = {size: walked(module, inputs, kind, size) for size in sorted({min(size, top) for size in _PROBES})}
     known = {size: walk.peak_bytes for size, walk in walks.items()}
-    (fewest, first), *_, (most, last) = walks.items()
+    *_, (fewer, second), (most, last) = walks.items()
+    named = Counter(part for walk in walks.values() for part in walk.time_first)
+    turned = tuple(part for part, times in named.items() if times > 1)  # in one walk a length may be the batch size
     for _ in range(_MOST_CORRECTIONS):
         largest = min(Peaks(known).largest(num_bytes), top)
         is_met = any(abs(taken - num_bytes) <= _NEAR * num_bytes for taken in known.values())
-        more = (last.operations - first.operations) / (most - fewest) * (largest - most)
-        if largest <= most or largest in known or is_met or last.time_first or more > _MOST_MORE:
+        more = (last.operations - second.operations) / (most - fewer) * (largest - most)
+        if largest <= most or largest in known or is_met or turned or more > _MOST_MORE:
             break
         known[largest] = walked(module, inputs, kind, largest).peak_bytes
-    return Peaks(known, last.time_first)
+    return Peaks(known, turned)
 
 
 def walked(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> Walk:

@@ -38,14 +38,16 @@ class SavedState:
     def __exit__(self, *_: object) -> None:
         import torch
 
-        self._attributes.__exit__(None, None, None)  # the train flag and the buffers among them
-        for tensor, data in self._places:
-            tensor.data = data
-        with torch.no_grad():
-            for tensor, value in self._values:
-                tensor.data.copy_(value)
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-        torch.set_rng_state(self._random)
-        if self._cuda_random:
-            torch.cuda.set_rng_state_all(self._cuda_random)
+        try:
+            self._attributes.__exit__(None, None, None)  # the train flag and the buffers among them
+        finally:  # a module may have attributes that refuse to be set
+            for tensor, data in self._places:
+                tensor.data = data
+            with torch.no_grad():
+                for tensor, value in self._values:
+                    tensor.data.copy_(value)
+            for parameter, gradient in self._gradients:
+                parameter.grad = gradient
+            torch.set_rng_state(self._random)
+            if self._cuda_random:
+                torch.cuda.set_rng_state_all(self._cuda_random)

@@ -96,7 +96,11 @@ class StepKind:
         if not parameters:
             raise InvalidArgument("mode", "training", "inference: the module has no parameter that requires a gradient")
         if not isinstance(self.optimizer, str):
-            return self.optimizer(parameters)
+            made = self.optimizer(parameters)
+            if isinstance(made, torch.optim.LBFGS):
+                remedy = "Time its steps with autotune_callable()."
+                raise InvalidArgument("optimizer", "LBFGS", "one that steps without a closure", remedy)
+            return made
         name, options = OPTIMIZERS[self.optimizer]
         # A rate of 0 does the same work on the same parameters in every step.
         return getattr(torch.optim, name)(parameters, lr=0.0, **options)

@@ -69,13 +69,14 @@ def autotune_module(
             without arguments that gives one.
         example_inputs: What it is called with: a tensor, a tuple (positional arguments) or a dict (keyword arguments)
             whose tensors have the batch as axis 0; or the shape of one sample, such as (3, 224, 224).  Batches are
-            random, of the example's dtypes and ranges.
+            random, of the example's dtypes and ranges.  A layer that reads that axis as time, for want of
+            `batch_first`, is told of.
         mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step.
         loss: In training, from the module's output to a scalar.  None: the output's own `loss`, as of the models of
             Hugging Face that are given labels, else the mean of the squares of its first tensor.  It may be named too,
             "package.module:function", and for a named module must be.
         optimizer: In training: "sgd", "momentum", "adam", or a function from parameters to an optimiser, whose class
-            and states count, or its name.
+            and states count, or its name; one that steps without a closure.
         autocast: "float16" or "bfloat16": automatic mixed precision, the former with a scaled loss.
         channels_last: Lay the module's filters, and four-dimensional inputs, out as NHWC.
         compile: Run it through torch.compile, once for all sizes; compiling is not timed.

@@ -207,6 +207,14 @@ def through_a_view(_, x):
     return x + flat.view(x.shape)
 
 
+def through_a_view_in_a_block(self, x):
+    """Clamp a view of what is read again, in a block of its own."""
+    y = self.conv(x)
+    with torch.autocast("cpu", enabled=False):
+        flat = torch.relu_(y.flatten(1))
+    return y + flat.view(y.shape)
+
+
 def set_to_zero(_, x):
     """Write to a part, then read the whole."""
     x[:, 0] = 0
@@ -254,6 +262,9 @@ REFUSED = {
     "a view": (
         Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(through_a_view)),
         ("aten.relu_", "changed", "changes in place"),
+    ),
+    "a view in a block": (
+        Of(through_a_view_in_a_block, conv=nn.Conv2d(3, 3, 1)), ("aten.relu_", "relu", "changes in place"),
     ),
     "padded in the end": (nn.ConstantPad2d(1, 0.0), ("aten.pad", "pad", "no output of a layer")),
     "windows that differ": (nn.Sequential(nn.AdaptiveAvgPool2d(3)), ("aten.adaptive_avg_pool2d", "0", "8 x 7 pixels")),

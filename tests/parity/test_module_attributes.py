@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 from cubatch.frameworks.attributes import kept_attributes  # noqa: E402
+from cubatch.frameworks.torch_state import SavedState  # noqa: E402
 
 
 class Frozen(collections.OrderedDict):
@@ -69,6 +70,32 @@ def test_a_mapping_that_nothing_may_change_is_left_alone():
     with kept_attributes(module):
         module.last, module.config = "new", None
     assert (module.last, module.config is config, list(config.items())) == ("old", True, [("width", [2])])
+
+
+class Refusing(list):
+    """A list of which no item can be set, though some can be added."""
+
+    def __setitem__(self, *_):
+        raise TypeError("frozen")
+
+
+def test_a_list_that_nothing_may_change_is_left_alone():
+    """It was not written to, and refuses nothing."""
+    module = torch.nn.Linear(2, 2)
+    module.sizes, module.last = Refusing([1, 2]), "old"
+    with kept_attributes(module):
+        module.last = "new"
+    assert (module.last, module.sizes) == ("old", [1, 2])
+
+
+def test_parameters_are_put_back_where_an_attribute_refuses():
+    """The refusal is told; weights are the ones before training all the same."""
+    module = torch.nn.Linear(2, 2)
+    module.sizes, before = Refusing([1]), module.weight.clone()
+    with pytest.raises(TypeError, match="frozen"), SavedState(module, training=True):  # noqa: PT012 - a step
+        module.sizes.append(2)
+        module.weight.data.zero_()
+    assert torch.equal(module.weight, before)
 
 
 def test_the_order_of_a_mapping_is_put_back():

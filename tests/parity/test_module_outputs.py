@@ -67,6 +67,13 @@ def test_a_loss_that_does_not_fit_is_told_what_it_is_called_with():
     assert "loss" not in str(refused.value)
 
 
+def test_an_optimiser_that_asks_for_a_closure_is_refused_by_its_name():
+    """LBFGS takes several forward passes in a step: what one of its batches costs, its user's own loop says."""
+    match = "optimizer must be one that steps without a closure, got 'LBFGS'"
+    with pytest.raises(cb.InvalidArgument, match=match):
+        cb.autotune_module(Head(lambda t: t), (3,), mode="training", optimizer=torch.optim.LBFGS, **ASKED)
+
+
 class Moved(Head):
     """Adds a second input to the first one's result."""
 

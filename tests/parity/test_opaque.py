@@ -64,22 +64,24 @@ def test_products_between_values_have_their_flop():
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer of PyTorch's, of which outputs and last states are used."""
+    """A recurrent layer of PyTorch's, of which the outputs are used, the last state, or both."""
 
-    def __init__(self, kind, **options):
+    def __init__(self, kind, used, **options):
         super().__init__()
-        self.rnn = kind(6, 5, batch_first=True, **options)
+        self.rnn, self.used = kind(6, 5, batch_first=True, **options), used
 
     def forward(self, x):
         outputs, state = self.rnn(x)
-        return torch.cat([outputs[:, -1], (state[0] if isinstance(state, tuple) else state)[-1]], 1)
+        last = {"outputs": outputs[:, -1], "state": (state[0] if isinstance(state, tuple) else state)[-1]}
+        return torch.cat([last[name] for name in self.used], 1)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("used", [("outputs",), ("state",), ("outputs", "state")])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
-def test_a_recurrent_layer_has_its_parameters_and_flop_once(kind, options):
+def test_a_recurrent_layer_has_its_parameters_and_flop_once(kind, used, options):
     """As many FLOP as PyTorch counts in its cells, one step and sample after the other, and its parameters once."""
-    module = Recurrent(getattr(nn, kind), **options)
+    module = Recurrent(getattr(nn, kind), used, **options)
     network = from_torch(module, (7, 6), opaque=True)
     assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
     ways = 2 if options.get("bidirectional") else 1

@@ -57,6 +57,13 @@ def test_a_layer_that_takes_the_batch_for_time_is_named(module, named, mode):
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
+@pytest.mark.parametrize("length", [2, 16, 64])
+def test_a_sequence_as_long_as_a_batch_of_the_walk_is_told_of_too(length):
+    """Of the batch sizes that are walked through, one alone looks as if the axes were right."""
+    [note] = told(Last(nn.LSTM(8, 6)), (length, 8), sizes=(2, 64))
+    assert note.startswith("rnn (LSTM) takes axis 0, ")
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_rows_without_a_batch_are_steps_in_time(batch_first):
     """Two axes are one sequence to these layers, whatever the order of three would be."""
@@ -71,9 +78,23 @@ def test_of_several_layers_the_first_is_named():
     assert "as do 2 more" in note
 
 
+class Windows(nn.Module):
+    """Attends within windows of 64 tokens, which lie beside the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x):
+        """Give (batch, tokens, features)."""
+        rows = x.reshape(-1, 64, 8).transpose(0, 1)
+        return self.mix(rows, rows, rows, need_weights=False)[0].transpose(0, 1).reshape(x.shape)
+
+
 @pytest.mark.parametrize(
     ("module", "shape"),
     [
+        (Windows(), (192, 8)),  # as long as the largest batch that is walked through is large
         (Last(nn.LSTM(8, 6, batch_first=True)), (5, 8)),
         (Last(nn.LSTM(8, 6), turned=True), (5, 8)),
         (Last(nn.LSTM(8, 6), turned=True), (2, 8)),  # as long as the smallest batch is large
@@ -83,7 +104,7 @@ def test_of_several_layers_the_first_is_named():
 )  # fmt: skip
 def test_nothing_is_said_of_layers_that_have_the_batch_where_they_look_for_it(module, shape):
     """Also where a sequence is as long as a batch is large, or of one step alone."""
-    assert told(module, shape) == []
+    assert told(module, shape, sizes=(2, 64)) == []
 
 
 class OneByOne(nn.Module):

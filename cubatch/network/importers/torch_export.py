@@ -140,9 +140,11 @@ class _Reader:
         self._steps: list[Step] = []
         self._several: dict[Any, tuple[str, tuple[str, ...]]] = {}  # what gives several tensors, and what that read
         self._within: dict[Any, tuple[Any, ...]] = {}  # what is a graph of its own, and the nodes that it gives
+        self._given: dict[Any, Any] = {}  # what such a graph reads, and the nodes around it that give that
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
         stacks = [(node.meta.get("nn_module_stack") or {}).values() for graph in graphs for node in graph.nodes]
         paths = {str(entry[0]).partition("@")[0] for stack in stacks for entry in stack}
+        self._live = {node for graph in graphs for node in _live(graph)}
         self._parents = {path.rpartition(".")[0] for path in paths}  # modules that have modules
         self._input = ""
 
@@ -194,8 +196,8 @@ class _Reader:
         if node.target is operator.getitem and node.args[0] in self._within:
             self._stand_for(node, self._within[node.args[0]][node.args[1]])
             return
-        if isinstance(meant, self._torch.Tensor) and not meant.numel():
-            self._known[node] = self._torch.empty(meant.shape, dtype=meant.dtype)  # what holds nothing depends on none
+        if isinstance(meant, self._torch.Tensor) and not meant.numel():  # what holds nothing depends on nothing
+            self._known[node] = self._torch.empty(meant.shape, dtype=meant.dtype, device=meant.device)
             return
         stand_in = {node.args[0]: self._torch.empty(0)} if base in _ONLY_TYPED_BY else {}
         if all(each in self._known or each in stand_in for each in node.all_input_nodes):
@@ -218,7 +220,7 @@ class _Reader:
         if node.target is operator.getitem:
             origin, number = node.args
             base, reads = self._several[origin]
-            call, is_counted = Call(self._torch, origin, self._known), node is next(iter(origin.users))
+            call, is_counted = Call(self._torch, origin, self._known), node is self._counted(origin)
             kind, constants, options = part(call, base, number)
             base = f"{base}[{number}]"
         constants = {key: array for key, array in constants.items() if array is not None}
@@ -226,8 +228,8 @@ class _Reader:
             Step(
                 kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=shape,
                 constants={key: call.array(array) for key, array in constants.items()}, options=options,
-                flop=is_counted * call.flop,
-                weights=is_counted * sum(self._trained.get(each, 0) for each in call.read),
+                flop=call.flop if is_counted else 0,
+                weights=sum(self._trained.get(each, 0) for each in call.read) if is_counted else 0,
             )
         )  # fmt: skip
         self._now[node] = name
@@ -238,7 +240,8 @@ class _Reader:
         given = iter(node.args[place + 1 :])
         for each in getattr(node.graph.owning_module, node.args[place].target).graph.nodes:
             if each.op == "placeholder":
-                self._stand_for(each, next(given))
+                self._given[each] = next(given)
+                self._stand_for(each, self._given[each])
             elif each.op == "call_function":
                 self._read(each)
             elif each.op == "output":
@@ -251,6 +254,10 @@ class _Reader:
             if other in held:
                 held[node] = held[other]
 
+    def _counted(self, node: Any) -> Any:
+        """Give that of several results which has the FLOP and parameters of all: the first that makes a difference."""
+        return next((each for each in node.users if each in self._live), None)
+
     def _written_through(self, node: Any) -> list[Any]:
         """Give the nodes whose tensors a node writes through a view, and others read too, the last the whole one."""
         name = _operator(node)
@@ -260,6 +267,9 @@ class _Reader:
         while _operator(at) in _VIEWS or at.target is operator.getitem:
             at = at.args[0]
             if isinstance(at.meta.get("val"), self._torch.Tensor):
+                found.append(at)
+            while at in self._given:  # what a block reads is seen by those around it, too
+                at = self._given[at]
                 found.append(at)
         return found if any(len(each.users) > 1 for each in found) else []
 
@@ -271,6 +281,18 @@ class _Reader:
         if not path:
             return short
         return f"{path}.{short}" if path in self._parents else path
+
+
+def _live(graph: Any) -> set[Any]:
+    """Give the nodes on which what a graph gives depends."""
+    found: set[Any] = set()
+    due = [node for node in graph.nodes if node.op == "output"]
+    while due:
+        node = due.pop()
+        if node not in found:
+            found.add(node)
+            due += node.all_input_nodes
+    return found
 
 
 def _operator(node: Any) -> str:
