@@ -167,7 +167,8 @@ class SearchDevice(FakeDevice):
         readings: Noise of its readings; `noise` and `outliers` are not used.
         is_stationary: It is as fast in the tenth second as in the hundredth, so that a reading has one true median.
         tells_clock: Whether readings come with the SM clock.
-        tells_reference: Whether they come with what a reference takes: SLOW_TIMES as long where that clock is lower.
+        tells_reference: Whether they come with what a reference takes before and after, on average: SLOW_TIMES as long
+            where that clock is lower.
     """
 
     readings: Noise = attrs.field(default=Noise(), kw_only=True)
@@ -206,7 +207,8 @@ class QuickClock(FakeClock):
                 throttled=session.was_throttled,
             )
         clock = reading.sm_clock_mhz if session.tells_clock else None
-        return attrs.evolve(reading, sm_clock_mhz=clock, reference_seconds=met)
+        reference = (met + session.reference_seconds()) / 2 if session.tells_reference else None
+        return attrs.evolve(reading, sm_clock_mhz=clock, reference_seconds=reference)
 
 
 class Session(FakeRunner):
@@ -232,10 +234,9 @@ class Session(FakeRunner):
         """Give the SM clock of this moment."""
         return BOOST_CLOCK_MHZ * math.prod(behaviour.clock() for behaviour in self.behaviours)
 
-    def reference_seconds(self) -> float | None:
+    def reference_seconds(self) -> float:
         """Give what a reference takes at this moment."""
-        is_slow = self.clock_mhz() < BOOST_CLOCK_MHZ
-        return REFERENCE_SECONDS * (SLOW_TIMES if is_slow else 1.0) if self.tells_reference else None
+        return REFERENCE_SECONDS * (SLOW_TIMES if self.clock_mhz() < BOOST_CLOCK_MHZ else 1.0)
 
     def leap(self, count: int) -> None:
         """Run so many steps, some milliseconds at a time."""
