@@ -332,7 +332,7 @@ class OfSixty(nn.Linear):
 
 def test_a_module_of_one_batch_size_is_tuned_where_a_largest_is_given():
     """Its steps raise on two samples, and the walk without data does: it runs all the same, at 60."""
-    assert cb.autotune_module(OfSixty(3, 2), (3,), max_batch_size=60, device="cpu", budget=10.0).batch_size == 60
+    assert cb.autotune_module(OfSixty(3, 2), (3,), max_batch_size=60, device="cpu", budget=60.0).batch_size == 60
 
 
 @pytest.mark.parametrize("sizes", [{"max_batch_size": 64}, {"batch_sizes": [8, 16]}])
