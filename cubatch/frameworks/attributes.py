@@ -73,7 +73,7 @@ def _put_back(value: Any, copy: Any) -> None:
         if version is None or value._version != version:  # noqa: SLF001 - as above
             with torch.no_grad(), torch.inference_mode(value.is_inference()):
                 value.copy_(before)
-    elif copy is None or _ids(_held(value)) == _ids(copy):  # one that refuses changes is as it was
+    elif copy is None or _ids(value) == _ids(copy):  # one that refuses changes is as it was
         return
     elif isinstance(value, list):
         value[:] = copy

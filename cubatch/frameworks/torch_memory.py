@@ -42,8 +42,8 @@ class Walk:
     """
 
     peak_bytes: int
-    operations: int = 0
-    time_first: tuple[str, ...] = ()
+    operations: int
+    time_first: tuple[str, ...]
 
 
 @attrs.frozen

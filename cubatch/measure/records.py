@@ -117,8 +117,8 @@ class Timing:
         power_watts: Drawn by its board.
         utilization_percent: Share of its last sample period in which some kernel ran, 0 to 100.
         used_bytes: Its memory in use, by whomever.
-        reference_seconds: What a small operation took a CPU before the reading and after, on average; None where
-            there is none.
+        reference_seconds: What a small operation, always the same one, took a CPU before the reading and after, on
+            average; None where there is none.
     """
 
     batch_size: int = field(validator=_is(_size))

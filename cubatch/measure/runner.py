@@ -27,8 +27,8 @@ class Reading:
         event_reasons: All reasons for that clock, bits of nvml.h; None where they cannot be read.
         temperature_celsius, power_watts, utilization_percent, used_bytes: What the GPU was like right after it, as
             `nvml_records.Vitals`; None where they cannot be read.
-        reference_seconds: What a small operation took a CPU before it and after, on average; None where there is
-            none.
+        reference_seconds: What a small operation, always the same one, took a CPU before it and after, on average;
+            None where there is none.
     """
 
     seconds: float

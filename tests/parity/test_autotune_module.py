@@ -153,7 +153,7 @@ def test_no_size_is_walked_through_that_tells_nothing_new(num_bytes, top, walked
 
     def walk(_module, _inputs, _kind, size):
         sizes.append(size)
-        return torch_memory.Walk(100_000 + 8 * 64 * 4 * size)
+        return torch_memory.Walk(100_000 + 8 * 64 * 4 * size, 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
     torch_memory.peaks(None, None, None, num_bytes, top)
@@ -169,7 +169,7 @@ def test_walks_end_near_the_limit(monkeypatch):
 
     def walk(_module, _inputs, _kind, size):
         sizes.append(size)
-        return torch_memory.Walk(taken(size))
+        return torch_memory.Walk(taken(size), 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
     found = torch_memory.peaks(None, None, None, 11_000, None)

@@ -107,19 +107,19 @@ def test_a_part_of_nothing_is_nothing():
     assert set(opaque(network)) >= {"aten.cumsum", "aten.cat"}
 
 
+class Scores(nn.Module):
+    """Each token beside each."""
+
+    def forward(self, x):
+        return torch.matmul(x, x.transpose(1, 2)).amax(2)
+
+
 def test_a_product_of_many_flop_is_kept():
     """Attention over 16 384 tokens: more FLOP of one sample than 32 bits hold, as of images of 2048 x 2048."""
     network = from_torch(Scores(), (16384, 64), opaque=True)
     assert network.flops() == 2 * 16384 * 16384 * 64 > 2**31
     assert cubatch.predict(network, device=GPU, batch_sizes=[1]).seconds[1] > 0
     assert cubatch.models.resolve(network.to_mapping()) == network
-
-
-class Scores(nn.Module):
-    """Each token beside each."""
-
-    def forward(self, x):
-        return torch.matmul(x, x.transpose(1, 2)).amax(2)
 
 
 class Everyone(nn.Module):

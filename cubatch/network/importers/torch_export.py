@@ -138,7 +138,7 @@ class _Reader:
         self._now: dict[Any, str] = {}  # nodes that depend on it, and their values' names
         self._trained: dict[Any, int] = {}  # parameters, and how many numbers each has
         self._steps: list[Step] = []
-        self._several: dict[Any, tuple[str, tuple[str, ...]]] = {}  # what gives several tensors, and what that read
+        self._several: dict[Any, tuple[Call, str, tuple[str, ...]]] = {}  # what gives several tensors, and what it read
         self._within: dict[Any, tuple[Any, ...]] = {}  # what is a graph of its own, and the nodes that it gives
         self._given: dict[Any, Any] = {}  # what such a graph reads, and the nodes around it that give that
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
@@ -207,7 +207,7 @@ class _Reader:
         call, is_counted = Call(self._torch, node, self._known), True
         reads = tuple(self._now[each] for each in call.values if each in self._now)
         if not isinstance(meant, self._torch.Tensor):
-            self._several[node] = base, reads  # each of them is a step
+            self._several[node] = call, base, reads  # each of them is a step
             return
         kind, constants, options = of_one(OPERATORS[base](call), len(reads)) if base in OPERATORS else ("", {}, {})
         shape = call.result_shape
@@ -219,8 +219,7 @@ class _Reader:
                 self._now[each] = name
         if node.target is operator.getitem:
             origin, number = node.args
-            base, reads = self._several[origin]
-            call, is_counted = Call(self._torch, origin, self._known), node is self._counted(origin)
+            (call, base, reads), is_counted = self._several[origin], node is self._counted(origin)
             kind, constants, options = part(call, base, number)
             base = f"{base}[{number}]"
         constants = {key: array for key, array in constants.items() if array is not None}
