@@ -6,7 +6,8 @@ Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep
 Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
 medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
-started for it, and the median of their ratios is given.  An answer that does not run within the limit has lost all.
+started for it, and the median of their ratios is given.  Where their interval holds 3 %, more judges are heard, up to
+MOST_JUDGES.  An answer that does not run within the limit has lost all.
 What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
 compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
 
@@ -36,11 +37,13 @@ import cubatch as cb
 from benchmarks.modules import zoo
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
 from benchmarks.modules.same_state import reached, samples_per_second
+from benchmarks.pages.modules import CLOSE
 from benchmarks.provenance import on_cpu
 from cubatch.errors import CubatchError
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
 from cubatch.measure.records import Timing
+from cubatch.measure.stopping import median_interval
 
 T = TypeVar("T")
 
@@ -48,7 +51,7 @@ MIB = 2**20
 UNBOUNDED = 2**40
 OURS, SWEEP = "cubatch", "another sweep"
 LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
-JUDGES = 3  # processes
+JUDGES, MOST_JUDGES = 3, 9  # processes
 DUELS = 3  # turns in each
 SPAN = 0.2  # seconds of a reading
 
@@ -151,11 +154,27 @@ def ratios(
 def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
     """Say of each answer what it lost against the best size: the median over turns in several processes."""
     rows, best = case["finders"], case["best_batch_size"]
-    answers = sorted({row["batch_size"] for row in rows if row["batch_size"]})
-    turns = [alone(ratios, case["module"], case["mode"], best, answers, options) for _ in range(options.judges)]
+    shares: dict[int, list[float]] = {row["batch_size"]: [] for row in rows if row["batch_size"]}
+    asked_of = sorted(shares)
+    for judged in range(1, max(options.judges, MOST_JUDGES) + 1):
+        for size, reached_of_best in alone(ratios, case["module"], case["mode"], best, asked_of, options).items():
+            shares[size] += reached_of_best
+        if judged >= options.judges:
+            asked_of = [size for size in asked_of if _holds(_interval(shares[size]), 1 - CLOSE)]
+        if not asked_of:
+            break
     for row in rows:
-        shares = [share for of in turns for share in of.get(row["batch_size"], [])]
-        row["lost"] = 1 - statistics.median(shares or [0.0])
+        of = shares.get(row["batch_size"], [])
+        low, high = _interval(of)
+        row.update(lost=1 - statistics.median(of or [0.0]), lost_interval=[1 - high, 1 - low], turns=len(of))
+
+
+def _interval(shares: Sequence[float]) -> tuple[float, float]:
+    return median_interval(shares) or (min(shares, default=0.0), max(shares, default=0.0))
+
+
+def _holds(interval: tuple[float, float], share: float) -> bool:
+    return interval[0] <= share <= interval[1]
 
 
 def alone(function: Callable[..., T], *given: object) -> T:
@@ -185,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--finders", nargs="*", choices=[*RIVALS, SWEEP], default=[*RIVALS, SWEEP])
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds that ours may take")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds ours may take: what users have")
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
     parser.add_argument("--rounds", type=int, default=2, help="of the sweep")
@@ -202,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name} {mode}: best {rows[-1]['best_batch_size']}")
             for row in rows[-1]["finders"]:
                 print(
-                    f"    {row['finder']}: {row['batch_size']} in {row['seconds']:.1f} s, {row['lost']:.1%} lost, "
+                    f"    {row['finder']}: {row['batch_size']} in {row['seconds']:.1f} s, {row['lost']:.1%} lost "
+                    f"({row['lost_interval'][0]:.1%} to {row['lost_interval'][1]:.1%} by {row['turns']} turns), "
                     f"{row['failures']} out of memory{'; ' + row['error'] if row['error'] else ''}"
                 )
             sys.stdout.flush()
