@@ -6,8 +6,8 @@ Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep
 Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
 medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
-started for it, and the median of their ratios is given.  Where their interval holds 3 %, more judges are heard, up to
-MOST_JUDGES.  An answer that does not run within the limit has lost all.
+started for it, and the median of their ratios is given.  Where the interval of what ours lost holds 3 %, more judges
+hear of it, MOST_JUDGES at most.  An answer that does not run within the limit has lost all.
 What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
 compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
 
@@ -160,7 +160,8 @@ def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
         for size, reached_of_best in alone(ratios, case["module"], case["mode"], best, asked_of, options).items():
             shares[size] += reached_of_best
         if judged >= options.judges:
-            asked_of = [size for size in asked_of if _holds(_interval(shares[size]), 1 - CLOSE)]
+            own = {row["batch_size"] for row in rows if row["finder"] == OURS}
+            asked_of = [size for size in asked_of if size in own and _holds(_interval(shares[size]), 1 - CLOSE)]
         if not asked_of:
             break
     for row in rows:
