@@ -27,7 +27,7 @@ _HOMES = {
     "network.layers": (
         "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout", "Flatten", "GELU",
         "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "LayerScale", "Linear", "MaxPool2d", "Opaque", "ReLU",
-        "ReLU6", "Scale", "SiLU", "Sigmoid", "Softmax", "Tokens",
+        "ReLU6", "Scale", "SiLU", "Sigmoid", "Slice", "Softmax", "Tokens",
     ),
     "network.graph": ("Network", "SuspiciousSpec"),
     "network.specfile": ("load_spec",),

@@ -32,9 +32,7 @@ ELSEWHERE = {
     *(("batch_norm_fold", dtype) for dtype in ("float32", "float16", "bfloat16")),
     # Of transformers, whose tokens are copies but for one sum:
     *(
-        (operation, dtype)
-        for operation in ("tokens", "class_token_backward")
-        for dtype in ("float32", "float16", "bfloat16")
+        ("tokens", dtype) for dtype in ("float32", "float16", "bfloat16")
     ),
 }  # fmt: skip
 """Operations that no case here calls: tests/kernels checks them, on a GPU too."""
@@ -263,6 +261,7 @@ def _drawn_layers(draw: random.Random) -> list[Layer]:
         kinds.AvgPool2d(**pool),
         kinds.AvgPool2d(**pool | {"count_pad": False}),
         kinds.Concat(h=h, w=w, c=c + k, channels=[c, k]),
+        kinds.Slice(h=h, w=w, c=c + k, start=c, end=c + k),
         kinds.Dropout(**plain, p=0.3),
         *(kind(**plain) for kind in (
             kinds.GlobalAvgPool, kinds.BatchNorm2d, kinds.LayerNorm, kinds.LayerScale, kinds.Add,

@@ -270,7 +270,7 @@ RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
     **dict.fromkeys(("max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"), _linear_bounds),
     **dict.fromkeys(("global_avg_pool", "global_avg_pool_backward"), _linear_bounds),
     **dict.fromkeys(("add", "scale", "scale_backward", "dropout_backward"), _linear_bounds),
-    "concat": _exact,
+    **dict.fromkeys(("concat", "slice_channels", "slice_channels_backward"), _exact),
     "softmax": _softmax_bounds,
     "softmax_backward": _softmax_bounds,
     **dict.fromkeys(("attention", "attention_backward"), _attention_bounds),

@@ -289,6 +289,18 @@ def _concat(layer: layers.Concat, n: int) -> _Facts:
     }
 
 
+def _slice(layer: layers.Slice, n: int, *, backward: bool = False) -> _Facts:
+    x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
+    operands = {"dy": y, "out": x} if backward else {"x": x, "out": y}
+    return {
+        "operation": "slice_channels_backward" if backward else "slice_channels",
+        "operands": operands,
+        "arguments": tuple(operands)[:-1],
+        "options": {"start": layer.start} | ({} if backward else {"end": layer.end}),
+        "cuts": {"n": dict.fromkeys(operands, 0)},
+    }
+
+
 def _dropout_backward(layer: layers.Dropout, n: int) -> _Facts:
     shape = (n, *layer.input_shape)
     operands = {"dy": Operand(shape), "mask": Operand(shape, "counts", "uint8", 2), "out": Operand(shape)}
@@ -388,6 +400,8 @@ BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
     (layers.LayerScale, Pass.DGRAD): functools.partial(_layer_scale, backward=True),
     (layers.Add, Pass.FPROP): _add,
     (layers.Concat, Pass.FPROP): _concat,
+    (layers.Slice, Pass.FPROP): _slice,
+    (layers.Slice, Pass.DGRAD): functools.partial(_slice, backward=True),
     (layers.Dropout, Pass.DGRAD): _dropout_backward,
     (layers.Softmax, Pass.FPROP): _softmax,
     (layers.Softmax, Pass.DGRAD): functools.partial(_softmax, backward=True),

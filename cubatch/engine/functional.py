@@ -17,7 +17,15 @@ from cubatch.engine.loss_scale import update_loss_scale
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
 from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train, fold_batch_norms
 from cubatch.engine.optim import adam, momentum, sgd
-from cubatch.engine.pointwise import add, concat, concat_backward, dropout, dropout_backward
+from cubatch.engine.pointwise import (
+    add,
+    concat,
+    concat_backward,
+    dropout,
+    dropout_backward,
+    slice_channels,
+    slice_channels_backward,
+)
 from cubatch.engine.pooling import (
     avg_pool2d,
     avg_pool2d_backward,
@@ -68,6 +76,8 @@ __all__ = [
     "scale",
     "scale_backward",
     "sgd",
+    "slice_channels",
+    "slice_channels_backward",
     "softmax",
     "softmax_backward",
     "softmax_cross_entropy",

@@ -251,6 +251,18 @@ def concat_backward(at: Bound) -> None:
     at.place.operations.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
 
 
+def slice_channels(at: Bound) -> None:
+    """A range of the channels, forward."""
+    at.place.operations.slice_channels(at.reads["x0"], at.layer.start, at.layer.end, out=at.writes["y"])
+
+
+def slice_channels_backward(at: Bound) -> None:
+    """A range of the channels, backward."""
+    at.place.operations.slice_channels_backward(
+        at.reads["dy"], at.layer.start, parts=at.reads.get("parts"), out=at.writes["dx0"]
+    )
+
+
 def softmax(at: Bound) -> None:
     """Softmax, forward."""
     at.place.operations.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)

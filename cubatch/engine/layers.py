@@ -86,7 +86,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
-    if role in {"residual", "positive"}:  # of what the product makes
+    if role in {"residual", "positive", "parts"}:  # of what the operation makes
         role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
@@ -140,6 +140,7 @@ TABLE: dict[type[Layer], Ops] = {
     layers.Add: Ops(layer_passes.add),  # whose gradient is passed on as it is
     layers.Scale: Ops(layer_passes.scale, layer_passes.scale_backward),
     layers.Concat: Ops(layer_passes.concat, layer_passes.concat_backward),
+    layers.Slice: Ops(layer_passes.slice_channels, layer_passes.slice_channels_backward),
     layers.Tokens: Ops(layer_passes.tokens, layer_passes.tokens_backward),
     layers.ClassToken: Ops(layer_passes.class_token, layer_passes.class_token_backward),
     layers.Attention: Ops(layer_passes.attention, layer_passes.attention_backward),

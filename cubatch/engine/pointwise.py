@@ -1,5 +1,5 @@
 """
-Element by element: dropout, sums of branches, concatenation.
+Element by element: dropout, sums of branches, channels joined and taken apart.
 
 Flat arrays are walked in pieces that fit the scratch memory, so that random numbers are never stored for
 more than a piece.
@@ -132,3 +132,55 @@ def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) ->
         if out is not None:
             xp.copyto(out, dy[..., start : start + width])
         start += width
+
+
+def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
+    """
+    Read a range of the channels, the last axis.
+
+    Args:
+        x: Activations (..., c).
+        start: First channel of the range.
+        end: Channel after the last.
+        out: Where y goes, (..., end - start). None allocates it.
+
+    Returns:
+        y, which is `out` where that was given.
+
+    Example:
+        >>> import numpy as np
+        >>> slice_channels(np.array([[1.0, 2.0, 3.0]]), 1, 3)
+        array([[2., 3.]])
+    """
+    xp = of(x)
+    y = xp.empty((*x.shape[:-1], end - start), dtype=x.dtype) if out is None else out
+    xp.copyto(y, x[..., start:end])
+    return y
+
+
+def slice_channels_backward(dy: Any, start: int, *, parts: Any = None, out: Any) -> Any:
+    """
+    Give the gradient to the range's channels, and to the others zero, or their own by other ranges.
+
+    Args:
+        dy: Gradient by the range (..., end - start).
+        start: First channel of the range.
+        parts: What the other channels have, of dx's shape: the gradient by other ranges; may be `out`. None is zero.
+        out: Where dx goes, (..., c).
+
+    Returns:
+        dx, which is `out`.
+
+    Example:
+        >>> import numpy as np
+        >>> slice_channels_backward(np.array([[2.0, 3.0]]), 1, out=np.empty((1, 4)))
+        array([[0., 2., 3., 0.]])
+    """
+    xp, end = of(dy), start + dy.shape[-1]
+    if parts is None:
+        xp.copyto(out[..., :start], 0)
+        xp.copyto(out[..., end:], 0)
+    elif parts is not out:
+        xp.copyto(out, parts)
+    xp.copyto(out[..., start:end], dy)
+    return out

@@ -74,6 +74,12 @@ class Dataflow:
             return False
         return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
 
+    def awaits_range(self, node: Node) -> bool:
+        """Whether a node is a range of its input's channels, and so is one before it, which comes after it backward."""
+        if node.layer.channel_range is None:
+            return False
+        return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node
+
     def slope(self, node: Node) -> Node | None:
         """
         Give the ReLU whose slope a node can apply to the gradient of its only input, as it makes it.

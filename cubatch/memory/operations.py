@@ -55,7 +55,8 @@ class Op:
         node: The layer, or None for fold, loss and update.
         reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in
             both means in place.  Of what a product ends with: "folded", the scale and shift of a batch norm, then
-            "residual", which is added; the result is zero where "positive", the output of a ReLU, is not.
+            "residual", which is added; the result is zero where "positive", the output of a ReLU, is not.  "parts"
+            are the gradients of other channels, which a range of the channels leaves as they are.
         workspace: Number of the scratch buffer, alive during this operation only.
         replay: A forward operation done again in the backward pass, to save memory.
         relu: The result is clamped at zero while it is at hand: a ReLU layer that needs no operation of its own.

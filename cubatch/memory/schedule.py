@@ -83,6 +83,8 @@ class _Writer:
         self.kept: set[str] = set()
         self.produced: dict[int, int] = {}
         self.flow = Dataflow(network, training=self.training)
+        # Gradients by the ranges of a layer's channels so far, which is zero beside them: buffer and ranges, by name.
+        self.parts: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         # ReLUs whose slope was applied where the gradient of their output was made.
         self.sloped: set[str] = set()
 
@@ -272,6 +274,22 @@ class _Writer:
             reads["positive"] = values[name]
         return reads
 
+    def beside(self, name: str, own: tuple[int, int], writes: dict[str, int]) -> dict[str, int]:
+        """
+        Let a range of a layer's channels write its gradient beside those of other ranges, if it meets none of them.
+
+        Returns:
+            What it reads for that: "parts", which it writes over in its own channels.
+        """
+        held, ranges = self.parts.pop(name, (None, []))
+        if held is not None and any(own[0] < end and start < own[1] for start, end in ranges):
+            self.receive(name, held)
+            held, ranges = None, []
+        if held is not None:
+            writes["dx0"] = held
+        self.parts[name] = writes["dx0"], [*ranges, own]
+        return {} if held is None else {"parts": held}
+
     def gradient_of(self, node: Node) -> Buffer:
         """Describe the gradient of a layer's output."""
         return Buffer(f"{node.name}.y gradient", "activation_gradients", node.name, node.layer.output_shape)
@@ -317,6 +335,8 @@ class _Writer:
             writes[f"dx{i}"] = dy if in_place else self.buffer(fresh)
         if layer.has_epilogue and wanted:
             reads |= self.ending(node, values, writes)
+        if layer.channel_range is not None:
+            reads |= self.beside(node.inputs[0], layer.channel_range, writes)
         self.emit("backward", node, reads, writes)
         relu = self.flow.slope(node) if "positive" in reads else None
         if relu is not None:
@@ -326,7 +346,7 @@ class _Writer:
         for i, name in wanted:
             if name == INPUT:
                 self.results.add(writes[f"dx{i}"])
-            else:
+            elif not self.flow.awaits_range(node):
                 self.receive(name, writes[f"dx{i}"])
 
     # --- the end -----------------------------------------------------------------------------

@@ -269,6 +269,7 @@ TABLE: dict[type[Layer], Row] = {
     layers.Add: NOTHING,
     layers.Scale: Row(_sums_of_products, _no_bytes),
     layers.Concat: NOTHING,
+    layers.Slice: NOTHING,
     layers.Tokens: Row(_no_scratch, _tokens_bytes),
     layers.ClassToken: NOTHING,
     layers.Attention: Row(_attention, _attention_bytes),

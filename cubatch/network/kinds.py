@@ -16,7 +16,7 @@ from cubatch.network.layers import LAYERS
 # What every kind has, is inferred in a network, and so is in no example.
 _COMMON = ("name", "inputs", "h", "w", "c")
 _INFERRED = {"add": {"count"}, "concat": {"channels"}, "opaque": {"others"}}
-_SAMPLES: dict[str, int] = {"k": 64, "r": 3, "s": 3, "heads": 4}
+_SAMPLES: dict[str, int] = {"k": 64, "r": 3, "s": 3, "heads": 4, "end": 32}
 
 
 @attrs.frozen

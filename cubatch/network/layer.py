@@ -135,6 +135,11 @@ class Layer:
         return None
 
     @property
+    def channel_range(self) -> tuple[int, int] | None:
+        """First channel, and the one after the last, of those of its input that are its output; None of most kinds."""
+        return None
+
+    @property
     def product_channels(self) -> dict[str, int]:
         """Channels of one group that are extents of its products, by field: what Tensor Cores take in multiples."""
         return {}

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// pointwise — element by element: activations, sums of branches, and columns copied for concatenation.
+// pointwise — element by element: activations, sums of branches, and columns joined and taken apart.
 //
 //   activation            y = f(x)                       kind: enum Activation of common/activation.cuh
 //   activation_backward   dx = dy * f'(saved)
 //   add                   y = a + b [+ c [+ d]], then max(y, 0) where asked for
 //   copy_columns          target[row, column] = source[row, column], each with its own distance between rows
+//   place_columns         target[row, begin + column] = source[row, column], and 0 in the target's other columns
 //
-//   grid    ceil(count / ELEMENTS); copy_columns: (tiles of rows, blocks of columns)
+//   grid    ceil(count / ELEMENTS); copy_columns, place_columns: (tiles of rows, blocks of the columns written)
 #include "common/activation.cuh"
 #include "common/columns.cuh"
 
@@ -127,5 +128,37 @@ copy_columns(const CB_ELEMENT* source, CB_ELEMENT* target, i64 num_rows, int row
     copy_tile<WIDE>(source, target, rows, columns, source_columns, target_columns, lanes);
   } else {
     copy_tile<1>(source, target, rows, columns, source_columns, target_columns, lanes);
+  }
+}
+
+template <int V>
+CB_DEVICE void place_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows rows, int begin, int columns,
+                          int target_columns, int lanes) {
+  const Column at = column_of_thread(lanes);
+  const int column = ((int)cb_block_y() * lanes + at.lane) * V;
+  if (column >= target_columns) return;
+  const bool is_placed = begin <= column && column < begin + columns;
+  walk<LOADS>(
+      rows.begin + at.row_lane, rows.end, at.num_row_lanes,
+      [&](i64 row) {
+        Vec<CB_ELEMENT, V> zeros;
+        CB_UNROLL
+        for (int v = 0; v < V; ++v) zeros.v[v] = from_float<CB_ELEMENT>(0.0f);
+        return is_placed ? cb_load<CB_ELEMENT, V>(source + row * columns + (column - begin)) : zeros;
+      },
+      [&](i64 row, const Vec<CB_ELEMENT, V>& loaded) {
+        cb_write<CB_ELEMENT, V>(target + row * target_columns + column, loaded);
+      });
+}
+
+// A vector lies in the range or beside it: where V is WIDE, it divides begin and columns.
+CB_KERNEL(THREADS, 4)
+place_columns(const CB_ELEMENT* source, CB_ELEMENT* target, i64 num_rows, int rows_per_tile, int begin, int columns,
+              int target_columns, int lanes, int vector) {
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    place_tile<WIDE>(source, target, rows, begin, columns, target_columns, lanes);
+  } else {
+    place_tile<1>(source, target, rows, begin, columns, target_columns, lanes);
   }
 }

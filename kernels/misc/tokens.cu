@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// tokens — how a vision transformer begins and ends: a class token before the pixels of (n, pixels, c), and its read.
+// tokens — how a vision transformer begins: a class token before the pixels of (n, pixels, c), and a position for each.
 //
-//   tokens                 y[n,0,c] = token[c] + position[0,c],  y[n,i,c] = x[n,i-1,c] + position[i,c]
-//   class_token_backward   dx[n,0,c] = dy[n,c], the other positions 0
+//   tokens   y[n,0,c] = token[c] + position[0,c],  y[n,i,c] = x[n,i-1,c] + position[i,c]
 //
 // All else is copies of columns and sums of rows of arrays (n, positions * c): pointwise.cu, reductions.cu.
 //
@@ -43,32 +42,5 @@ tokens(const CB_ELEMENT* x, const CB_ELEMENT* token, const CB_ELEMENT* position,
     add_positions<WIDE>(x, token, position, y, samples, columns, channels, lanes);
   } else {
     add_positions<1>(x, token, position, y, samples, columns, channels, lanes);
-  }
-}
-
-template <int V>
-CB_DEVICE void give_to_first(const CB_ELEMENT* dy, CB_ELEMENT* dx, Rows samples, int columns, int channels, int lanes) {
-  const Column at = column_of_thread(lanes);
-  const int column = ((int)cb_block_y() * lanes + at.lane) * V;
-  if (column >= columns) return;
-  walk<LOADS>(
-      samples.begin + at.row_lane, samples.end, at.num_row_lanes,
-      [&](i64 n) {
-        Vec<CB_ELEMENT, V> value;
-        CB_UNROLL
-        for (int v = 0; v < V; ++v) value.v[v] = from_float<CB_ELEMENT>(0.0f);
-        return column < channels ? cb_load<CB_ELEMENT, V>(dy + n * channels + column) : value;
-      },
-      [&](i64 n, const Vec<CB_ELEMENT, V>& loaded) { cb_write<CB_ELEMENT, V>(dx + n * columns + column, loaded); });
-}
-
-CB_KERNEL(THREADS, 4)
-class_token_backward(const CB_ELEMENT* dy, CB_ELEMENT* dx, i64 num_samples, int samples_per_tile, int columns,
-                     int channels, int lanes, int vector) {
-  const Rows samples = rows_of_tile(cb_block_x(), samples_per_tile, num_samples);
-  if (vector > 1) {
-    give_to_first<WIDE>(dy, dx, samples, columns, channels, lanes);
-  } else {
-    give_to_first<1>(dy, dx, samples, columns, channels, lanes);
   }
 }

@@ -94,9 +94,11 @@ class LayerByLayer:
                 return x * read[1]
             case layers.Concat():
                 return np.concatenate(read, axis=-1)
+            case layers.Slice():
+                return x[..., layer.start : layer.end]
         return f.activation(x, kind=layer.type)
 
-    def _backward(self, node, read, dy):  # noqa: C901, PLR0911 - a case for each kind
+    def _backward(self, node, read, dy):  # noqa: C901, PLR0911, PLR0912 - a case for each kind
         """Give the gradient of each input; those of parameters are kept."""
         layer, p, x = node.layer, self.parameters.get(node.name, {}), read[0]
         grads = self.gradients[node.name] = {key: np.empty_like(value) for key, value in p.items()}
@@ -132,6 +134,10 @@ class LayerByLayer:
                 return [dy * read[1], (dy * x).sum((1, 2), keepdims=True)]
             case layers.Concat():
                 return np.split(dy, np.cumsum(layer.channels)[:-1], axis=-1)
+            case layers.Slice():
+                dx = np.zeros_like(x)
+                dx[..., layer.start : layer.end] = dy
+                return [dx]
         saved = self.values[node.name] if "y" in layer.backward_reads else x
         return [f.activation_backward(dy, saved, kind=layer.type)]
 

@@ -105,6 +105,8 @@ def _large_calls():
         "add": lambda: f.add([x, big, x], relu=True, out=big),
         "concat": lambda: f.concat([flat.reshape(-1, 4), flat.reshape(-1, 4)], out=joined),
         "concat_backward": lambda: f.concat_backward(joined, [4, 4], outs=[flat.reshape(-1, 4), None]),
+        "slice_channels": lambda: f.slice_channels(joined, 1, 5, out=flat.reshape(-1, 4)),
+        "slice_channels_backward": lambda: f.slice_channels_backward(flat.reshape(-1, 4), 1, out=joined),
         "softmax": lambda: f.softmax(scores, out=scores, workspace=room),
         "softmax_backward": lambda: f.softmax_backward(scores, other, out=scores, workspace=room),
         "softmax_cross_entropy": lambda: f.softmax_cross_entropy(

@@ -319,6 +319,19 @@ def test_concat_and_its_gradient_are_inverse():
     np.testing.assert_array_equal(back, branches[1])
 
 
+def test_a_range_of_channels_and_its_gradient_are_inverse():
+    """The other channels have no gradient, or keep the one that is there."""
+    x = np.arange(12.0).reshape(1, 2, 1, 6)
+    y = functional.slice_channels(x, 2, 5)
+    np.testing.assert_array_equal(y.ravel(), [2, 3, 4, 8, 9, 10])
+    alone = functional.slice_channels_backward(y, 2, out=np.full_like(x, np.nan))
+    np.testing.assert_array_equal(alone.ravel(), [0, 0, 2, 3, 4, 0, 0, 0, 8, 9, 10, 0])
+    there = x.copy()
+    for out in (np.full_like(x, np.nan), there):
+        beside = functional.slice_channels_backward(y, 1, parts=there, out=out)
+        np.testing.assert_array_equal(beside.ravel(), [0, 2, 3, 4, 4, 5, 6, 8, 9, 10, 10, 11])
+
+
 @pytest.mark.parametrize("room", [0, 1 << 16], ids=["row by row", "at once"])
 def test_softmax_cross_entropy_and_its_gradient(room):
     """The loss against loops, the gradient against its slopes; logits of 1000 must not overflow."""

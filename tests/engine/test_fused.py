@@ -21,6 +21,7 @@ from cubatch.network.layers import (
     GlobalAvgPool,
     Linear,
     ReLU,
+    Slice,
 )
 from tests.engine.layer_by_layer import LayerByLayer
 from tests.engine.networks import branched, cpu, deal, flat, mobile
@@ -152,6 +153,8 @@ def graphs(draw):
     """
     Chains, forks that meet again, values with several readers, ReLUs in a row and sums of a thing with itself.
 
+    Some are cut into two ranges of channels, which meet, or leave some out, and are joined again.
+
     All values are (5, 4, 4) or (3, 2, 4), so that any two of an extent can be added.
     """
     layers, wide, small = [Conv2d(name="v0", k=4, r=3, s=3, pad=1, bias=draw(st.booleans()))], ["v0"], []
@@ -160,7 +163,12 @@ def graphs(draw):
         x = draw(st.sampled_from([*pool[-3:], *pool[-1:] * 4]))  # chains more than forks
         other = draw(st.sampled_from(pool))
         name = f"v{number}"
-        kind = draw(st.sampled_from(["conv", "norm", "relu", "relu", "add", "down", "thin", "grouped", "deep", "line"]))
+        kinds = ["conv", "norm", "relu", "relu", "add", "down", "thin", "grouped", "deep", "line", "cut"]
+        kind = draw(st.sampled_from(kinds))
+        if kind == "cut":
+            for part in "ab":
+                start = draw(st.integers(0, 2))
+                layers.append(Slice(name=f"{name}{part}", inputs=[x], start=start, end=start + 2))
         made = {
             "conv": lambda x=x: Conv2d(inputs=[x], k=4, r=3, s=3, pad=1, bias=False),
             "norm": lambda x=x: BatchNorm2d(inputs=[x]),
@@ -171,6 +179,7 @@ def graphs(draw):
             "grouped": lambda x=x: Conv2d(inputs=[x], k=4, r=3, s=3, pad=1, groups=2),
             "deep": lambda x=x: Conv2d(inputs=[x], k=4, r=3, s=3, pad=1, groups=4),
             "line": lambda x=x: Linear(inputs=[x], k=4),
+            "cut": lambda name=name: Concat(inputs=[f"{name}b", f"{name}a"]),
         }[kind]()
         if kind == "down" and pool is small:
             continue

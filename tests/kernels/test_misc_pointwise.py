@@ -143,6 +143,29 @@ def test_add_sums_any_number_of_branches(launcher, count, size, shifts, dtype, r
     assert_within(decoded(launcher.get(out)), want, within, label=f"add {count} x {size} {dtype}")
 
 
+@given(widths=st.tuples(*[st.sampled_from([0, 1, 3, 4, 8, 16, 24])] * 3), rows=st.integers(1, 150),
+       dtype=st.sampled_from(DTYPES), shift=st.sampled_from([0, 1]),
+       beside=st.sampled_from(["nothing", "others", "others in place"]))  # fmt: skip
+@example(widths=(8, 16, 8), rows=5, dtype="float16", shift=0, beside="nothing")  # whole vectors
+@example(widths=(3, 8, 5), rows=5, dtype="float32", shift=0, beside="nothing")  # from the middle of one
+@settings(max_examples=20, deadline=None)
+def test_a_range_of_channels_is_copied_and_its_gradient_placed(launcher, widths, rows, dtype, shift, beside):
+    """Bits are copied; the channels before and after have zeros, or what was there."""
+    random, (before, width, after) = np.random.default_rng(rows), widths
+    width = max(width, 1)
+    x = drawn(random, (rows, 1, before + width + after), dtype)
+    y = room(launcher, (rows, 1, width), x.dtype, shift)
+    pointwise.slice_channels(launcher.context(), place(launcher, x, shift), before, before + width, out=y)
+    np.testing.assert_array_equal(launcher.get(y), x[..., before : before + width])
+
+    want = np.zeros_like(x) if beside == "nothing" else drawn(random, x.shape, dtype)
+    parts = None if beside == "nothing" else place(launcher, want, shift)
+    dx = parts if beside == "others in place" else room(launcher, x.shape, x.dtype, shift)
+    pointwise.slice_channels_backward(launcher.context(), y, before, parts=parts, out=dx)
+    want[..., before : before + width] = x[..., before : before + width]
+    np.testing.assert_array_equal(launcher.get(dx), want)
+
+
 @given(widths=st.lists(st.sampled_from([1, 3, 4, 8, 16, 24]), min_size=2, max_size=4), rows=st.integers(1, 150),
        dtype=st.sampled_from(DTYPES), shift=st.sampled_from([0, 1]))  # fmt: skip
 @example(widths=[8, 3], rows=5, dtype="float32", shift=0)  # whole vectors, in rows that are not

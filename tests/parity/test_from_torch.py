@@ -25,6 +25,7 @@ from cubatch.network.layers import (
     ReLU,
     Scale,
     SiLU,
+    Slice,
 )
 from tests.parity import torchvision_models as zoo
 
@@ -140,7 +141,30 @@ def in_blocks(self, x):
     return torch.cat([a, b], 1) + torch.cat([b, z], 1)
 
 
+def in_parts(self, x):
+    """Convolve some channels and pass others on, as Res2Net and C2f do; two parts are the same, others meet."""
+    y = self.conv(x)
+    a, b, c = y.split((3, 3, 2), 1)
+    return torch.cat([a, self.again(a + b), c.relu(), y[:, -2:], y.narrow(1, 1, 3)], 1)
+
+
 SMALL = {
+    "in parts": (
+        Of(in_parts, conv=nn.Conv2d(3, 8, 1), again=nn.Conv2d(3, 4, 3, padding=1)),
+        {Conv2d: 2, Slice: 4, Add: 1, Concat: 1, ReLU: 1},
+    ),
+    "a part in the end": (Of(lambda _, x: x.chunk(3, 1)[1]), {Slice: 1}),
+    "one channel": (Of(lambda self, x: self.conv(x)[:, 4].relu(), conv=nn.Conv2d(3, 8, 1)), {Slice: 1, ReLU: 1}),
+    "a part flattened": (
+        Of(lambda self, x: self.fc(x[:, 1:].flatten(1)), fc=nn.Linear(112, 3)), {Slice: 1, Flatten: 1},
+    ),
+    "a part padded": (
+        Of(lambda self, x: self.conv(nn.functional.pad(x[:, :2], (1, 1, 0, 2))), conv=nn.Conv2d(2, 3, 3)),
+        {Slice: 1, Conv2d: 1},
+    ),
+    "parts of features, added to 0": (
+        Of(lambda self, x: sum(self.fc(x.mean((2, 3))).chunk(2, -1)), fc=nn.Linear(3, 8)), {Slice: 2, Add: 1},
+    ),
     "in blocks": (
         Of(in_blocks, conv=nn.Conv2d(3, 4, 1), again=nn.Conv2d(4, 4, 3, padding=1)),
         {Conv2d: 2, ReLU: 2, LayerScale: 1, Concat: 2, Add: 2},
@@ -258,7 +282,12 @@ REFUSED = {
         Of(lambda self, x: self.conv(x).cumsum(1), conv=nn.Conv2d(3, 3, 1)),
         ("aten.cumsum", "cumsum", "no layer"),
     ),
-    "two outputs of one": (Of(lambda _, x: x.chunk(3, 1)[1]), ("aten.chunk[1]", "getitem", "no output of a layer")),
+    "some rows": (after(lambda _, x: x[:, :, 2:].relu()), ("aten.slice", "changed", "something else than channels")),
+    "every other channel": (after(lambda _, x: x[:, ::2].relu()), ("aten.slice", "changed", "takes steps")),
+    "channels apart": (
+        Of(lambda self, x: self.conv(x).unflatten(1, (2, 3))[:, :, 1].relu(), conv=nn.Conv2d(3, 6, 1)),
+        ("aten.relu", "relu", "not a range of them"),
+    ),
     "a view": (
         Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(through_a_view)),
         ("aten.relu_", "changed", "changes in place"),

@@ -160,6 +160,11 @@ HAND = {
          node("Softmax", "c", "d"), node("Gemm", "d w")],
         {"rest": [-1], "w": drawn(168, 4)},
     ),
+    "in parts": (
+        [node("Split", "x", "a b c", axis=1, num_outputs=3), node("Relu", "b", "d"),
+         node("Slice", "x start end axis", "e"), node("Concat", "e c d", axis=1)],
+        {"start": [-2], "end": [2**31], "axis": [1]},
+    ),
     "squeezed": (
         [node("GlobalAveragePool", "x", "a"), node("Squeeze", "a axes", "b"), node("Unsqueeze", "b axes", "c"),
          node("Relu", "c")],
@@ -205,10 +210,11 @@ REFUSED = {
         {},
         ("com.example.Gadget", "a", "infer the shape"),
     ),
-    "second result": (
-        [node("Split", "x", "a b c", axis=1, num_outputs=3), node("Relu", "b")],
-        {},
-        ("Relu", "block/y", "some of the channels"),
+    "channels apart": (
+        [node("Conv", "x w", "a"), node("Reshape", "a shape", "b"), node("Gather", "b index", "c", axis=2),
+         node("Relu", "c")],
+        {"w": FILTER[:, :, :1, :1], "shape": [-1, 2, 2, 8, 7], "index": 1},
+        ("Relu", "block/y", "not a range of them"),
     ),
     "turned around": (
         [node("Relu", "x", "a"), node("Slice", "a start end axis step") ],

@@ -1,4 +1,4 @@
-"""Element by element on hand-written kernels: sums of branches, concatenation, dropout."""
+"""Element by element on hand-written kernels: sums of branches, channels joined and taken apart, dropout."""
 
 from __future__ import annotations
 
@@ -64,6 +64,29 @@ def concat_backward(context: Context, dy: Any, channels: Sequence[int], *, outs:
         start += width
 
 
+def slice_channels(context: Context, x: Any, start: int, end: int, *, out: Any = None) -> Any:
+    """Read a range of the channels, the last axis; as `functional.slice_channels`."""
+    shape = (*x.shape[:-1], end - start)
+    y = of(x).empty(shape, dtype=x.dtype) if out is None else out
+    check(x.dtype, x.shape, x=x)
+    check(x.dtype, shape, out=y)
+    copy_columns(context, x, y, start, 0, end - start)
+    return y
+
+
+def slice_channels_backward(context: Context, dy: Any, start: int, *, parts: Any = None, out: Any) -> Any:
+    """Give the gradient to the range's channels, beside others or zero; as `functional.slice_channels_backward`."""
+    check(dy.dtype, dy.shape, dy=dy)
+    check(dy.dtype, (*dy.shape[:-1], out.shape[-1]), parts=parts, out=out)
+    if parts is None:
+        place_columns(context, dy, out, start)
+        return out
+    if context.address(parts) != context.address(out):
+        copy_columns(context, parts, out, 0, 0, out.shape[-1])
+    copy_columns(context, dy, out, 0, start, dy.shape[-1])
+    return out
+
+
 def copy_columns(context: Context, source: Any, target: Any, begin: int, to: int, width: int) -> None:
     """Copy `width` columns from column `begin` of the source to column `to` of the target."""
     have, want = source.shape[-1], target.shape[-1]
@@ -77,6 +100,23 @@ def copy_columns(context: Context, source: Any, target: Any, begin: int, to: int
         (tiles.tiles, tiles.blocks, 1),
         [
             read, written, np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(width), np.int32(have),
+            np.int32(want), np.int32(tiles.lanes), np.int32(vector),
+        ],
+    )  # fmt: skip
+
+
+def place_columns(context: Context, source: Any, target: Any, begin: int) -> None:
+    """Copy all columns of the source to column `begin` of the target and on, and zero to its other columns."""
+    width, want = source.shape[-1], target.shape[-1]
+    rows = source.size // max(width, 1)
+    wide = vector_width(context, width, source, target)
+    vector = wide if begin % wide == want % wide == 0 else 1
+    tiles = walked_tiles(rows, want, vector, source.itemsize, context.device)
+    context.launch(
+        variant.find("place_columns", dtype_of(source)),
+        (tiles.tiles, tiles.blocks, 1),
+        [
+            source, target, np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(begin), np.int32(width),
             np.int32(want), np.int32(tiles.lanes), np.int32(vector),
         ],
     )  # fmt: skip

@@ -8,8 +8,8 @@ import numpy as np
 
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, dtype_of, vector_width
-from cubatch.engine.native.context import Context, Grid
-from cubatch.engine.native.pointwise import copy_columns
+from cubatch.engine.native.context import Context
+from cubatch.engine.native.pointwise import copy_columns, place_columns
 from cubatch.engine.native.reductions import column_sums
 from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import walked_tiles
@@ -28,8 +28,14 @@ def tokens(context: Context, x: Any, token: Any, position: Any, *, out: Any = No
     check(x.dtype, (n, count * c), out=y.reshape(n, -1))
     check(x.dtype, (c,), token=token)
     check(x.dtype, (count, c), position=position)
-    grid, arguments = _sample_grid(context, n, count * c, c, x, token, position, y)
-    context.launch(variant.find("tokens", dtype_of(x)), grid, [x, token, position, y, *arguments])
+    vector = vector_width(context, c, x, token, position, y)
+    tiles = walked_tiles(n, count * c, vector, x.itemsize, context.device)
+    extents = (tiles.rows_per_tile, count * c, c, tiles.lanes, tiles.vector)
+    context.launch(
+        variant.find("tokens", dtype_of(x)),
+        (tiles.tiles, tiles.blocks, 1),
+        [x, token, position, y, np.int64(n), *map(np.int32, extents)],
+    )
     return y
 
 
@@ -72,14 +78,5 @@ def class_token_backward(context: Context, dy: Any, *, x_shape: tuple[int, ...],
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     check(dy.dtype, (n, c), dy=dy.reshape(n, -1))
     check(dy.dtype, x_shape, out=dx)
-    grid, arguments = _sample_grid(context, n, dx.size // max(n, 1), c, dy, dx)
-    context.launch(variant.find("class_token_backward", dtype_of(dy)), grid, [dy, dx, *arguments])
+    place_columns(context, dy.reshape(n, -1), dx.reshape(n, -1), 0)
     return dx
-
-
-def _sample_grid(context: Context, n: int, columns: int, channels: int, *arrays: Any) -> tuple[Grid, list[object]]:
-    """Cut samples of so many columns into tiles: the grid, and samples, extents, lanes and vector."""
-    vector = vector_width(context, channels, *arrays)
-    tiles = walked_tiles(n, columns, vector, arrays[0].itemsize, context.device)
-    extents = (tiles.rows_per_tile, columns, channels, tiles.lanes, tiles.vector)
-    return (tiles.tiles, tiles.blocks, 1), [np.int64(n), *map(np.int32, extents)]

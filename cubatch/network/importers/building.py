@@ -22,7 +22,7 @@ from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_ou
 from cubatch.network.importers.refusal import AS_IT_IS, OPAQUE, UnsupportedOperator
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Flatten
+from cubatch.network.layers import Flatten, Slice
 
 Pad = tuple[int, int, int, int]
 NO_PAD = (0, 0, 0, 0)
@@ -79,6 +79,7 @@ class Builder:
         self.pending: dict[str, Any] = {}  # layers that are not whole yet, by the name that stands for their output
         self.values = {source.input: Value(INPUT, laid_out(layout, self.batch_size, self.input_shape))}
         self._rules, self._fallback = rules, fallback
+        self._slices: dict[tuple[str, int, int], str] = {}  # by what they read, their first channel and their channels
         steps = _wanted(source)
         self.readers = Counter(name for step in steps for name in step.reads) + Counter([source.output])
         self._makers = {step.result: step for step in steps}
@@ -115,8 +116,12 @@ class Builder:
             raise self.refusal(step, str(error)) from None
 
     def _made_whole(self, name: str) -> bool:
-        """Keep what made a part of a layer's output, or that of a pending layer, by itself; say if there was any."""
-        if self._fallback is None or not self._is_unfinished(self.values[name]):
+        """Make a layer of a part of another's output, or keep what made it or a pending layer; say if there was any."""
+        value = self.values[name]
+        if self._is_part(value) and (sliced := self._sliced(self._makers[name], value)) is not None:
+            self.values[name] = sliced
+            return True
+        if self._fallback is None or not self._is_unfinished(value):
             return False
         for read in self._makers[name].reads:
             self._made_whole(read)
@@ -149,9 +154,27 @@ class Builder:
         return self._whole(step, self.part(step, index))
 
     def _whole(self, step: Step, value: Value) -> Value:
-        if self._is_part(value):
-            raise self.refusal(step, "it reads some of the channels of its input")
-        return value
+        found = self._sliced(step, value) if self._is_part(value) else value
+        if found is None:
+            raise self.refusal(step, "it reads some of the channels of its input, and not a range of them")
+        return found
+
+    def _sliced(self, step: Step, value: Value) -> Value | None:
+        """Give a part of a layer's output as that of a layer of its own; None where it is no range of the channels."""
+        (h, w, _), of_channels = (
+            self.shapes[value.layer],
+            [atom for dim in value.dims for atom in dim if atom.label == "c"],
+        )
+        of_channels.sort(key=lambda atom: atom.stride, reverse=True)
+        channels = math.prod(atom.size for atom in of_channels)
+        is_range = joined(of_channels) == joined([Atom("c", channels)])
+        if not is_range or _size(value.dims) != self.batch_size * h * w * channels or value.layer in self.pending:
+            return None
+        key = value.layer, value.offset, channels
+        if key not in self._slices:
+            layer = Slice(start=value.offset, end=value.offset + channels)
+            self._slices[key] = self.add(step, layer, value, suffix="slice").layer
+        return attrs.evolve(value, layer=self._slices[key], offset=0)
 
     def part(self, step: Step, index: int = 0) -> Value:
         """Give what a step reads, which may be some of the channels of what a layer makes."""

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.network.importers.source import Meaning, einsum_flop, unlike
+from cubatch.network.importers.source import Meaning, einsum_flop, first_position, unlike
 
 Shape = tuple[int, ...]
 
@@ -241,7 +241,7 @@ def _slice(call: Call) -> Meaning:
         return "identity", {}, {}
     if len(axes) != 1 or starts is None or len(starts) != 1:
         return unlike("it cuts several axes, or takes steps")
-    return "slice", {}, {"axis": axes[0], "start": starts[0] % source[axes[0]]}
+    return "slice", {}, {"axis": axes[0], "start": first_position(starts[0], source[axes[0]])}
 
 
 def _concat(call: Call) -> Meaning:

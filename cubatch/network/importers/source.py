@@ -36,6 +36,17 @@ def unlike(reason: str) -> Meaning:
     return "", {}, {"reason": reason}
 
 
+def first_position(start: int, extent: int) -> int:
+    """
+    Give the first position of a slice of an axis: a negative one counts from its end.
+
+    Example:
+        >>> [first_position(start, 8) for start in (3, -3, -9)]
+        [3, 5, 0]
+    """
+    return start if start >= 0 else max(start + extent, 0)
+
+
 _OF_SEVERAL = frozenset({"", "add", "mul", "concat", "prepend", "attention", "attention of turned keys", "reshape"})
 
 

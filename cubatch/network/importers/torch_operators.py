@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.network.importers.source import Meaning, einsum_flop, unlike
+from cubatch.network.importers.source import Meaning, einsum_flop, first_position, unlike
 
 _CONVOLUTIONS = frozenset(f"conv{way}{axes}d" for way in ("", "_transpose") for axes in (1, 2, 3))
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -221,8 +221,14 @@ def _select(call: Call) -> Meaning:
 def _slice(call: Call) -> Meaning:
     if call.result_shape == call.shape("self"):
         return "identity", {}, {}
-    is_plain = call["step"] == 1 and (call["start"] or 0) >= 0
-    return ("slice", {}, {"axis": call["dim"], "start": call["start"] or 0}) if is_plain else unlike("it takes steps")
+    if call["step"] != 1:
+        return unlike("it takes steps")
+    return _narrow(call)
+
+
+def _narrow(call: Call) -> Meaning:
+    start = first_position(call["start"] or 0, call.shape("self")[call["dim"]])
+    return "slice", {}, {"axis": call["dim"], "start": start}
 
 
 def _attention(call: Call) -> Meaning:
@@ -325,6 +331,7 @@ _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
     _attention: ("scaled_dot_product_attention",),
     _select: ("select",),
     _slice: ("slice",),
+    _narrow: ("narrow",),
     _pad: ("pad", "constant_pad_nd"),
     _plain("reshape"): ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view"),
     _permute: ("permute",),

@@ -14,7 +14,7 @@ from cubatch.network.layers.activations import (
     SiLU,
     Softmax,
 )
-from cubatch.network.layers.joining import Add, Concat, Flatten, Scale
+from cubatch.network.layers.joining import Add, Concat, Flatten, Scale, Slice
 from cubatch.network.layers.norm import BatchNorm2d, LayerNorm, LayerScale
 from cubatch.network.layers.opaque import Opaque
 from cubatch.network.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
@@ -46,6 +46,7 @@ __all__ = [
     "Scale",
     "SiLU",
     "Sigmoid",
+    "Slice",
     "Softmax",
     "Tokens",
 ]
@@ -54,7 +55,7 @@ LAYERS: dict[str, type[Layer]] = {
     cls.type: cls
     for cls in (
         Conv2d, Linear, MaxPool2d, AvgPool2d, GlobalAvgPool, BatchNorm2d, LayerNorm, LayerScale, ReLU, ReLU6, HardSwish,
-        HardSigmoid, Sigmoid, SiLU, GELU, Softmax, Dropout, Flatten, Add, Scale, Concat, Tokens, ClassToken, Attention,
-        Opaque,
+        HardSigmoid, Sigmoid, SiLU, GELU, Softmax, Dropout, Flatten, Add, Scale, Concat, Slice, Tokens, ClassToken,
+        Attention, Opaque,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Layers that bring values together, or under another shape."""
+"""Layers that bring values together, take them apart, or give them another shape."""
 
 from __future__ import annotations
 
@@ -106,6 +106,45 @@ class Concat(Layer):
         h, w, _ = shapes[0]
         channels = tuple(shape[2] for shape in shapes)
         return self._merge({"h": h, "w": w, "c": sum(channels), "channels": channels})
+
+
+@attrs.frozen(kw_only=True)
+class Slice(Layer):
+    """
+    A range of the channels: (h, w, c) -> (h, w, end - start).
+
+    Attributes:
+        start: First channel that it gives on, from 0.
+        end: Channel after the last that it gives on.
+    """
+
+    type: ClassVar[str] = "slice"
+    start: int = field(default=0, converter=whole, validator=at_least(0))
+    end: int = field(converter=whole, validator=at_least(1))
+
+    def check(self) -> None:
+        """Check that the range holds a channel, and only channels that there are."""
+        if self.end > self.input_shape[2]:
+            raise InvalidSpec("end", self.end, f"at most {self.input_shape[2]}, the channels of its input")
+        if self.start >= self.end:
+            raise InvalidSpec("start", self.start, f"less than end={self.end}")
+
+    @property
+    def output_shape(self) -> Extents:
+        """(h, w, end - start)."""
+        h, w, _ = self.input_shape
+        return h, w, self.end - self.start
+
+    @property
+    def channel_range(self) -> tuple[int, int]:
+        """The range itself."""
+        return self.start, self.end
+
+    def traffic(self, pass_: Pass, batch_size: int) -> int:
+        """Forward nobody reads the other channels; backward their gradient is zero, and is written."""
+        if pass_ is Pass.FPROP:
+            return 2 * batch_size * math.prod(self.output_shape)
+        return super().traffic(pass_, batch_size)
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,7 @@ LAYERS = [
     layers.Linear(c=13, k=7),
     layers.MaxPool2d(h=7, w=6, c=5, r=3, s=3, stride=2, pad=1),
     layers.Concat(h=4, w=5, c=7, channels=[3, 4]),
+    layers.Slice(h=4, w=5, c=7, start=2, end=5),
     layers.Dropout(h=7, w=6, c=5, p=0.3),
     layers.Softmax(h=2, w=3, c=11),
     layers.AvgPool2d(h=7, w=6, c=5, r=3, s=3, stride=2, pad=1),

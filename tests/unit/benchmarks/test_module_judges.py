@@ -32,7 +32,7 @@ def judged(monkeypatch):
 
 
 def test_answers_that_are_told_from_three_percent_need_no_more_judges(judged):
-    """Ours, which lost a tenth, is judged three times, and its median is what it lost; so are others, whatever they lost."""
+    """Ours, which lost a tenth, is judged three times, and its median counts; so are others, whatever they lost."""
     rows, asked = judged({16: [0.88, 0.9, 0.91], 32: [0.96, 0.97, 0.98]})
     assert asked == [[16, 32]] * JUDGES
     assert [row["lost"] for row in rows] == [pytest.approx(0.1), pytest.approx(0.03)]

@@ -30,6 +30,7 @@ from cubatch.network.layers import (
     MaxPool2d,
     ReLU,
     Sigmoid,
+    Slice,
     Softmax,
 )
 from tests.building import workload
@@ -58,7 +59,7 @@ def networks(draw):
     channels = {"n0": layers[0].k}
     for i in range(1, draw(st.integers(2, 9))):
         name, source = f"n{i}", draw(st.sampled_from(sorted(channels)))
-        kind = draw(st.sampled_from(["conv", "relu", "norm", "sigmoid", "dropout", "add", "concat"]))
+        kind = draw(st.sampled_from(["conv", "relu", "norm", "sigmoid", "dropout", "add", "concat", "slice"]))
         channels[name] = channels[source]
         if kind == "conv":
             channels[name] = draw(st.integers(1, 6))
@@ -68,6 +69,10 @@ def networks(draw):
             other = draw(st.sampled_from(alike))
             layers.append((Add if kind == "add" else Concat)(name=name, inputs=[source, other]))
             channels[name] *= 1 if kind == "add" else 2
+        elif kind == "slice":
+            start = draw(st.integers(0, channels[source] - 1))
+            layers.append(Slice(name=name, inputs=[source], start=start, end=channels[source]))
+            channels[name] -= start
         else:
             layer = {"relu": ReLU, "norm": BatchNorm2d, "sigmoid": Sigmoid, "dropout": Dropout}[kind]
             layers.append(layer(name=name, inputs=[source]))

@@ -10,7 +10,19 @@ from cubatch.memory.operations import Schedule
 from cubatch.memory.schedule import schedule
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Add, BatchNorm2d, Concat, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU, Sigmoid
+from cubatch.network.layers import (
+    Add,
+    BatchNorm2d,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Sigmoid,
+    Slice,
+)
 
 BRANCHED = Network(
     input_shape=(8, 8, 4),
@@ -36,7 +48,21 @@ BRANCHED = Network(
 TWICE = Network(
     input_shape=(4, 4, 2), layers=[Conv2d(name="x", k=2, r=1, s=1), Add(inputs=["x", "x"]), Conv2d(k=2, r=1, s=1)]
 )
-NETWORKS = [BRANCHED, TWICE, *(models.build(name) for name in models.names())]
+CUT = Network(
+    input_shape=(4, 4, 2),
+    layers=[
+        Conv2d(name="x", k=8, r=1, s=1),
+        Slice(name="a", inputs=["x"], end=2),
+        Slice(name="b", inputs=["x"], start=2, end=5),
+        Slice(name="c", inputs=["x"], start=5, end=8),
+        Conv2d(name="all", inputs=["x"], k=2, r=1, s=1),
+        Slice(name="meets c", inputs=["x"], start=4, end=8),
+        Concat(inputs=["a", "b", "c", "all", "meets c"]),
+        Flatten(),
+        Linear(k=2),
+    ],
+)
+NETWORKS = [BRANCHED, TWICE, CUT, *(models.build(name) for name in models.names())]
 
 
 def run_symbolically(program: Schedule) -> dict[str, str]:
@@ -67,7 +93,9 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
         for role, number in op.writes.items():
             is_gradient = op.kind == "backward"
             of = op.then[-1].name if op.then and role == "y" else name
-            held[number] = ((name, role), *reads.get("residual", ())) if is_gradient else (of, role)
+            held[number] = (
+                ((name, role), *reads.get("residual", ()), *reads.get("parts", ())) if is_gradient else (of, role)
+            )
         if op.kind == "backward":
             seen[name] = reads
     return seen
@@ -82,7 +110,7 @@ def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(network: Ne
     for name, reads in run_symbolically(program).items():
         node = by_name[name]
         for role, term in reads.items():
-            if role == "residual":
+            if role in {"residual", "parts"}:
                 continue
             if role.startswith("x") or role == "positive":
                 source = node.inputs[int(role[1:]) if role.startswith("x") else 0]
@@ -116,6 +144,20 @@ def test_every_gradient_is_the_sum_over_all_readers(network: Network, recompute:
             expected.setdefault(source, []).extend(arrived)
     for name, reads in run_symbolically(program).items():
         assert sorted(reads["dy"]) == sorted(expected[name])
+
+
+def test_ranges_that_do_not_meet_share_one_gradient() -> None:
+    """Backward from the last: `meets c` has one of its own; `c`, `b` and `a` share another; `all` is added to both."""
+    ops = [op for op in schedule(CUT, "training").ops if op.kind in {"backward", "accumulate"}]
+    cut = {op.node.name: op for op in ops if op.kind == "backward" and op.node and isinstance(op.node.layer, Slice)}
+    assert {name: "parts" in op.reads for name, op in cut.items()} == {
+        "meets c": False, "c": False, "b": True, "a": True,
+    }  # fmt: skip
+    shared = cut["c"].writes["dx0"]
+    for name in "ab":
+        assert cut[name].reads["parts"] == cut[name].writes["dx0"] == shared
+    assert cut["meets c"].writes["dx0"] != shared
+    assert sum(op.kind == "accumulate" for op in ops) == 2
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)

@@ -36,6 +36,7 @@ from cubatch.network.layers import (
     ReLU6,
     Sigmoid,
     SiLU,
+    Slice,
     Softmax,
     Tokens,
 )
@@ -373,11 +374,20 @@ def test_concat_of_a_lone_layer_must_add_up() -> None:
         Concat(h=2, w=2, c=6, channels=(2, 3))
 
 
+def test_a_slice_has_the_channels_of_its_range_and_moves_no_others_forward() -> None:
+    """3 of 8 channels of 4 pixels, read and written; backward that of 3 is read, and that of all 8 written."""
+    layer = Slice(h=2, w=2, c=8, start=2, end=5)
+    assert layer.output_shape == (2, 2, 3)
+    assert layer.traffic(Pass.FPROP, 10) == 10 * 4 * (3 + 3)
+    assert layer.traffic(Pass.DGRAD, 10) == 10 * 4 * (3 + 8)
+    assert layer.traffic(Pass.WGRAD, 10) == layer.flops("training") == 0
+
+
 @settings(max_examples=30)
 @given(kind=st.sampled_from(sorted(LAYERS)), n=st.integers(1, 3))
 def test_work_scales_with_the_batch(kind: str, n: int) -> None:
     """FLOP of every pass of every layer are proportional to the batch."""
-    needed = {"k": 4, "r": 2, "s": 2, "heads": 2}
+    needed = {"k": 4, "r": 2, "s": 2, "heads": 2, "end": 3}
     names = LAYERS[kind].__attrs_attrs__  # type: ignore[attr-defined]
     values: dict[str, Any] = {a.name: needed[a.name] for a in names if a.name in needed}
     if kind == "concat":

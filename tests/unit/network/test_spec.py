@@ -199,6 +199,7 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "layer_norm": {"eps": st.floats(1e-9, 1)},
     "dropout": {"p": st.floats(0, 0.99)},
     "concat": {"channels": st.lists(st.integers(1, 4), min_size=2, max_size=4)},
+    "slice": {"start": st.integers(0, 3), "end": st.integers(4, 9)},
     "add": {"count": st.integers(2, 5)},
     "attention": {"heads": EXTENT, "bias": st.booleans()},
     "opaque": {
@@ -320,6 +321,12 @@ BAD_NETWORKS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"layers": [{"name": "a", "type": "flatten"}, {"type": "concat", "inputs": ["a", "input"]}]},
         "layers[1] (concat).inputs",
         "(1, 1)",
+    ),
+    "slice": ({"layers": [{"type": "slice", "end": 3}]}, "layers[0] (slice).end", "at most 2"),
+    "slice of none": (
+        {"layers": [{"type": "slice", "start": 1, "end": 1}]},
+        "layers[0] (slice).start",
+        "less than end=1",
     ),
     "scale": ({"layers": [{"type": "scale", "inputs": ["input", "input"]}]}, "layers[0] (scale).inputs", "(1, 1, 2)"),
     "no inputs": ({"layers": [{"type": "relu", "inputs": []}]}, "layers[0] (relu).inputs", "1 layer"),
