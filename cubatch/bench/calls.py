@@ -153,13 +153,9 @@ def _avg_pool(layer: layers.AvgPool2d, n: int, *, backward: bool = False) -> _Fa
 
 
 def _pool(
-    layer: layers.MaxPool2d | layers.AvgPool2d,
-    n: int,
-    winners: dict[str, Operand],
-    options: dict[str, Any],
-    *,
+    layer: layers.MaxPool2d | layers.AvgPool2d, n: int, winners: dict[str, Operand], options: dict[str, Any], *,
     backward: bool,
-) -> _Facts:
+) -> _Facts:  # fmt: skip
     x, y, taps = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), layer.r * layer.s
     facts: _Facts = {"operation": layer.type, "terms": taps, "extra_bytes": math.prod(y.shape) if winners else 0}
     if not backward:
@@ -269,12 +265,9 @@ def _layer_scale(layer: layers.LayerScale, n: int, *, backward: bool = False) ->
 def _add(layer: layers.Add, n: int) -> _Facts:
     names = tuple(f"x{index}" for index in range(layer.count))
     return {
-        "operation": "add",
-        "operands": {name: Operand((n, *layer.input_shape)) for name in (*names, "out")},
-        "arguments": (names,),
-        "cuts": {"n": dict.fromkeys((*names, "out"), 0)},
-        "terms": layer.count,
-    }
+        "operation": "add", "operands": {name: Operand((n, *layer.input_shape)) for name in (*names, "out")},
+        "arguments": (names,), "cuts": {"n": dict.fromkeys((*names, "out"), 0)}, "terms": layer.count,
+    }  # fmt: skip
 
 
 def _concat(layer: layers.Concat, n: int) -> _Facts:
@@ -282,23 +275,18 @@ def _concat(layer: layers.Concat, n: int) -> _Facts:
     names = tuple(operands)
     operands["out"] = Operand((n, *layer.output_shape))
     return {
-        "operation": "concat",
-        "operands": operands,
-        "arguments": (names,),
-        "cuts": {"n": dict.fromkeys(operands, 0)},
-    }
+        "operation": "concat", "operands": operands, "arguments": (names,), "cuts": {"n": dict.fromkeys(operands, 0)},
+    }  # fmt: skip
 
 
 def _slice(layer: layers.Slice, n: int, *, backward: bool = False) -> _Facts:
     x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
     operands = {"dy": y, "out": x} if backward else {"x": x, "out": y}
     return {
-        "operation": "slice_channels_backward" if backward else "slice_channels",
-        "operands": operands,
-        "arguments": tuple(operands)[:-1],
-        "options": {"start": layer.start} | ({} if backward else {"end": layer.end}),
+        "operation": "slice_channels_backward" if backward else "slice_channels", "operands": operands,
+        "arguments": tuple(operands)[:-1], "options": {"start": layer.start} | ({} if backward else {"end": layer.end}),
         "cuts": {"n": dict.fromkeys(operands, 0)},
-    }
+    }  # fmt: skip
 
 
 def _dropout_backward(layer: layers.Dropout, n: int) -> _Facts:
@@ -314,12 +302,9 @@ def _softmax(layer: layers.Softmax, n: int, *, backward: bool = False) -> _Facts
     operands = {name: Operand((n, *layer.input_shape)) for name in (("dy", "y") if backward else ("x",))}
     operands["out"] = Operand((n, *layer.input_shape))
     return {
-        "operation": "softmax_backward" if backward else "softmax",
-        "operands": operands,
-        "arguments": tuple(operands)[:-1],
-        "terms": layer.input_shape[2],
-        "cuts": {"n": dict.fromkeys(operands, 0)},
-    }
+        "operation": "softmax_backward" if backward else "softmax", "operands": operands,
+        "arguments": tuple(operands)[:-1], "terms": layer.input_shape[2], "cuts": {"n": dict.fromkeys(operands, 0)},
+    }  # fmt: skip
 
 
 def _scale(layer: layers.Scale, n: int, *, backward: bool = False) -> _Facts:

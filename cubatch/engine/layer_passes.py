@@ -47,14 +47,9 @@ def conv2d_backward(at: Bound) -> None:
 def linear(at: Bound) -> None:
     """Linear layer, forward."""
     at.place.operations.linear(
-        at.reads["x0"],
-        at.parameters["w"],
-        None if at.op.norm else at.parameters.get("b"),
-        **at.ending,
-        relu=at.op.relu,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
+        at.reads["x0"], at.parameters["w"], None if at.op.norm else at.parameters.get("b"), **at.ending,
+        relu=at.op.relu, out=at.writes["y"], workspace=at.workspace,
+    )  # fmt: skip
 
 
 def linear_backward(at: Bound) -> None:

@@ -323,11 +323,7 @@ BAD_NETWORKS: dict[str, tuple[dict[str, Any], str, str]] = {
         "(1, 1)",
     ),
     "slice": ({"layers": [{"type": "slice", "end": 3}]}, "layers[0] (slice).end", "at most 2"),
-    "slice of none": (
-        {"layers": [{"type": "slice", "start": 1, "end": 1}]},
-        "layers[0] (slice).start",
-        "less than end=1",
-    ),
+    "slice of none": ({"layers": [{"type": "slice", "start": 2, "end": 2}]}, "layers[0] (slice).start", "end=2"),
     "scale": ({"layers": [{"type": "scale", "inputs": ["input", "input"]}]}, "layers[0] (scale).inputs", "(1, 1, 2)"),
     "no inputs": ({"layers": [{"type": "relu", "inputs": []}]}, "layers[0] (relu).inputs", "1 layer"),
     "inputs as text": ({"layers": [{"type": "relu", "inputs": "input"}]}, "layers[0] (relu).inputs", "list"),
