@@ -372,7 +372,8 @@ _BY_STATUS = (
     ("torch", "AcceleratorError", "error_code", (2,)),
 )
 _BY_TYPE = (("torch", "OutOfMemoryError"), ("torch.cuda", "OutOfMemoryError"))
-_TORCH_ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # PyTorch's only sign of it, on a plain RuntimeError
+# PyTorch's only sign of it on a plain RuntimeError: its allocator on the CPU, and the status of a library on a GPU.
+_TORCH_SAYS = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -380,16 +381,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     Say whether an exception means that memory ran out.
 
     Known are MemoryError with all its children (cubatch's, NumPy's and CuPy's OutOfMemoryError), the status codes of
-    the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and PyTorch's own type.  On the CPU PyTorch raises a
-    RuntimeError without a status, the one exception that is known by its text: its allocator is named there.
+    the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and PyTorch's own type.  On the CPU, and where a
+    library finds no room on a GPU, PyTorch raises a RuntimeError without a status, the one that is known by its text.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory"))
         (True, False)
     """
-    if isinstance(error, MemoryError) or any(_is_instance(error, module, name) for module, name in _BY_TYPE):
-        return True
-    if type(error) is RuntimeError and _TORCH_ON_CPU in str(error):
+    is_said = type(error) is RuntimeError and any(text in str(error) for text in _TORCH_SAYS)
+    if is_said or isinstance(error, MemoryError) or any(_is_instance(error, *of) for of in _BY_TYPE):
         return True
     known = [(attribute, codes) for module, name, attribute, codes in _BY_STATUS if _is_instance(error, module, name)]
     return any(getattr(error, attribute, None) in codes for attribute, codes in known)

@@ -50,6 +50,7 @@ class ModuleRunner(BoundedRunner):
         )  # fmt: skip
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
+        self._scaler = kind.scaler(device.type)
         self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
         self._time_first: tuple[str, ...] = ()
         self._bare = module if bare is None else bare
@@ -99,7 +100,7 @@ class ModuleRunner(BoundedRunner):
         arguments = self._inputs.batch(batch_size, make)
 
         def bound(module: Callable[..., Any]) -> Callable[[], None]:
-            return self._kind.step(module, self._parameters, self._device.type, arguments)
+            return self._kind.step(module, self._parameters, self._device.type, arguments, self._scaler)
 
         if not self._is_loaded:  # libraries load their code, and take what they keep, in the first step of all
             self.meter.start()

@@ -111,8 +111,9 @@ def runner(
         module = module_source.load(build)()
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument("module", f"{build}, which gives {type(module).__name__}", "one that gives a module")
+    place = place_of(device)
     subject = TorchModule(
-        module.to(place_of(device)), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
-        channels_last=channels_last, compiled=compiled,
+        module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
+        channels_last=channels_last, compiled=compiled, place=place,
     )  # fmt: skip
     return subject.ready().runner(memory_limit, seed)

@@ -145,6 +145,12 @@ class Ranks:
         Raises:
             CubatchError: What rank 0 ended with, on every rank.
         """
+        try:
+            return self._decided(runner, decide)
+        finally:
+            self._distributed.destroy_process_group(self._group)
+
+    def _decided(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
         if self.rank:
             followed: T = self._follow(runner)
             return followed

@@ -69,6 +69,13 @@ class Inputs:
         positional, keyword = _mapped((self.positional, dict(self.keyword)), lambda tensor: tensor.to(device))
         return Inputs(positional, keyword, self.batch_size)
 
+    @property
+    def device(self) -> Any:
+        """Where the first of its tensors is."""
+        found: list[Any] = []
+        _mapped((self.positional, dict(self.keyword)), found.append)
+        return found[0].device
+
     def aside(self) -> list[tuple[int, ...]]:
         """List the shapes of tensors that do not hold the batch, and are the same whatever its size."""
         shapes: list[tuple[int, ...]] = []

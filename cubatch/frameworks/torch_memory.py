@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import attrs
@@ -91,19 +91,28 @@ class Peaks:
 def num_bytes(tensors: Iterable[Any]) -> int:
     """Add up the storages of tensors, each once; of a sharded one, that of this rank's shard."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in local)}
-    return sum(storages.values())
+    storages = [part.untyped_storage() for tensor in local for part in _plain(tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # noqa: SLF001 - its only identity
 
 
-def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int, top: int | None) -> Peaks:
+def _plain(tensor: Any) -> Iterator[Any]:
+    """Give the tensors that hold what another one stands for, as quantised weights do; else the tensor."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _plain(getattr(tensor, name))
+
+
+def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None) -> Peaks:
     """
-    Work out what steps of a module take, up to the largest that fits into so many bytes, or is wanted at all.
+    Work out what steps of a module on a device take, up to the largest within so many bytes, or that is wanted at all.
 
     Raises:
         Exception: Whatever a step raises on fake tensors: of what looks into its data, for one.
     """
     top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
-    walks = {size: walked(module, inputs, kind, size) for size in sorted({min(size, top) for size in _PROBES})}
+    walks = {size: walked(module, inputs, kind, device, size) for size in sorted({min(size, top) for size in _PROBES})}
     known = {size: walk.peak_bytes for size, walk in walks.items()}
     *_, (fewer, second), (most, last) = walks.items()
     named = Counter(part for walk in walks.values() for part in walk.time_first)
@@ -114,17 +123,16 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, num_bytes: int, top: int 
         more = (last.operations - second.operations) / (most - fewer) * (largest - most)
         if largest <= most or largest in known or is_met or turned or more > _MOST_MORE:
             break
-        known[largest] = walked(module, inputs, kind, largest).peak_bytes
+        known[largest] = walked(module, inputs, kind, device, largest).peak_bytes
     return Peaks(known, turned)
 
 
-def walked(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> Walk:
+def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int) -> Walk:
     """Walk through a step without data, and leave the module as it was."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
-    device = next((tensor.device for tensor in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
     # A table that a module makes when it is first needed would be one without data from then on.
     with (
         kept_attributes(module),
@@ -150,7 +158,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, batch_size: int) -> Walk
         for tensor in fakes.values():
             watch.see(tensor)
         parameters = [fakes[name] for name, _ in module.named_parameters()]
-        step = kind.step(call, parameters, device.type, arguments)
+        step = kind.step(call, parameters, device.type, arguments)  # a scale is chosen by data
         step()
         if kind.training and kind.optimizer != "sgd":
             step()  # which finds the optimiser's state

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from cubatch.errors import InvalidArgument, MissingDependency
@@ -27,6 +28,7 @@ class TorchModule:
         module: A torch.nn.Module.
         example_inputs, mode, loss, optimizer, autocast, channels_last, compiled: As for `autotune_module`, where
             the last is `compile`.
+        place: PyTorch's name of the device where a module without tensors runs; None is where the example's are.
 
     Raises:
         InvalidArgument: If one of them makes no sense.
@@ -36,6 +38,7 @@ class TorchModule:
     def __init__(
         self, module: Any, example_inputs: Any, *, mode: str, loss: Callable[[Any], Any] | str | None,
         optimizer: str | Callable[[Iterable[Any]], Any], autocast: str | None, channels_last: bool, compiled: bool,
+        place: str | None = None,
     ) -> None:  # fmt: skip
         torch = _torch()
         if not isinstance(module, torch.nn.Module):
@@ -54,10 +57,10 @@ class TorchModule:
             optimizer=_function(optimizer, "optimizer"),
             autocast=autocast,
         )
-        first = next((p for p in [*module.parameters(), *module.buffers()] if p.is_floating_point()), None)
-        self._place = torch.device("cpu") if first is None else first.device
-        self._dtype = torch.float32 if first is None else first.dtype
+        tensors = [*module.parameters(), *module.buffers()]
+        self._dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
         self._inputs = Inputs.of(example_inputs, self._dtype)
+        self._place = _place(tensors) or (self._inputs.device if place is None else torch.device(place))
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
         is_wrapped = isinstance(module, torch.nn.parallel.DistributedDataParallel)
@@ -85,21 +88,30 @@ class TorchModule:
             raise InvalidArgument("module", f"on {self._place}", "on the CPU or an NVIDIA GPU: module.to('cuda')")
         return probe.resolve("cpu" if self._place.type == "cpu" else f"cuda:{self._place.index or 0}")
 
+    @property
+    def held_bytes(self) -> int:
+        """What its steps count as taken and is held by now: by it on the CPU, by PyTorch's allocator on a GPU."""
+        if self._place.type == "cuda":
+            return int(_torch().cuda.memory_reserved(self._place))
+        return torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
+
     def __enter__(self) -> Self:
-        self._saved.__enter__()
-        try:
+        with contextlib.ExitStack() as undone:
+            if self._place.type == "cuda":
+                undone.callback(_torch().cuda.set_device, _torch().cuda.current_device())
+            undone.enter_context(self._saved)
             self.ready()
-        except BaseException:
-            self._saved.__exit__()
-            raise
+            self._undone = undone.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._saved.__exit__()
+        self._undone.close()
 
     def ready(self) -> Self:
         """Make it ready to be stepped, for good."""
         torch = _torch()
+        if self._place.type == "cuda":  # whose stream is timed, and where a kernel of a user's is launched
+            torch.cuda.set_device(self._place)
         self._module.train(self._kind.training)
         if self._channels_last:
             self._module.to(memory_format=torch.channels_last)
@@ -117,7 +129,7 @@ class TorchModule:
         """
         if any(hasattr(parameter, "to_local") for parameter in self._module.parameters()):
             raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
-        return torch_memory.peaks(self._bare, self._inputs, self._kind, num_bytes, top)
+        return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""
@@ -148,6 +160,22 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         )
     if autocast is not None and autocast not in AUTOCAST:
         raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
+
+
+def _place(tensors: Sequence[Any]) -> Any:
+    """
+    Give the device of a module's tensors, but for numbers, which may lie on the CPU; None where it has none.
+
+    Raises:
+        InvalidArgument: If they are on several: memory and time would be those of one.
+    """
+    found = {tensor.device for tensor in tensors}
+    if len(found) > 1:
+        found = {tensor.device for tensor in tensors if tensor.ndim or tensor.device.type != "cpu"}
+    if len(found) > 1:
+        on = " and ".join(sorted(map(str, found)))
+        raise InvalidArgument("module", f"on {on}", "on one device", "Time its steps with autotune_callable().")
+    return next(iter(found), None)
 
 
 def _is_name(value: object) -> bool:

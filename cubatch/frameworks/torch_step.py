@@ -44,6 +44,7 @@ class StepKind:
         parameters: Iterable[Any],
         device: str,
         arguments: tuple[Any, Mapping[str, Any]],
+        scaler: Any = None,
     ) -> Callable[[], None]:
         """
         Bind a step to its arguments.
@@ -53,35 +54,45 @@ class StepKind:
             parameters: What is trained.
             device: "cpu" or "cuda".
             arguments: Positional and keyword arguments of a batch.
+            scaler: Scales the loss, as `scaler` makes it; None to leave it as it is.
         """
         import torch
 
         positional, keyword = arguments
 
-        def forward() -> Any:
-            with self._precision(device):
-                return module(*positional, **keyword)
-
         if not self.training:
 
             def infer() -> None:
-                with torch.inference_mode():
-                    forward()
+                with torch.inference_mode(), self._precision(device):
+                    module(*positional, **keyword)
 
             return infer
 
         optimizer = self._optimizer([parameter for parameter in parameters if parameter.requires_grad])
-        scaler = torch.amp.GradScaler(device, enabled=self.autocast == "float16")
 
         def train() -> None:
             optimizer.zero_grad(set_to_none=True)
             with self._precision(device):
                 loss = self._loss(module(*positional, **keyword))
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
 
         return train
+
+    def scaler(self, device: str) -> Any:
+        """
+        Make what scales the loss; None where nothing does.
+
+        It is for all batch sizes: a new one finds its scale by steps whose gradients overflow, which change nothing.
+        """
+        import torch
+
+        return torch.amp.GradScaler(device) if self.training and self.autocast == "float16" else None
 
     def _precision(self, device: str) -> Any:
         import torch

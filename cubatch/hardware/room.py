@@ -52,7 +52,7 @@ class MemoryLimit:
         return tuple(sentence for sentence in (lowered, self.others) if sentence)
 
 
-def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLimit:
+def memory_limit(device: Device, requested: int | str | None = None, *, held: int = 0) -> MemoryLimit:
     """
     Say how much memory a run on a device may take.
 
@@ -64,6 +64,7 @@ def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLi
     Args:
         device: What it is to run on.
         requested: None, bytes, "8GiB", or "80%" of the free memory.
+        held: Bytes of the device that this process holds and the run counts as its own: they are as good as free.
 
     Returns:
         MemoryLimit: The limit, what was free, and a sentence that says how the limit came about.
@@ -76,7 +77,7 @@ def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLi
         >>> memory_limit(device("titan-x-pascal"), "8GiB").bytes
         8589934592
     """
-    room = _cpu_room() if device.kind == "cpu" else _gpu_room(device)
+    room = _cpu_room(held) if device.kind == "cpu" else _gpu_room(device, held)
     if requested is None:
         return room
     try:
@@ -89,7 +90,7 @@ def memory_limit(device: Device, requested: int | str | None = None) -> MemoryLi
     return attrs.evolve(room, note=f"{room.note}, which is less than memory_limit={requested!r}", is_lowered=True)
 
 
-def _cpu_room() -> MemoryLimit:
+def _cpu_room(held: int) -> MemoryLimit:
     mapped = host.address_space_room_bytes()
     rooms = (
         (host.cgroup_room_bytes(), "room in the cgroup"),
@@ -100,10 +101,11 @@ def _cpu_room() -> MemoryLimit:
     if not known:
         raise InvalidArgument("device", "cpu", "one whose free memory can be read from /proc or the cgroup")
     free, what = min(known, key=lambda room: room[0])
-    return MemoryLimit(int(_CPU_SHARE * free), free, f"{_CPU_SHARE} of the {format_bytes(free)} of {what}")
+    note = f"{_CPU_SHARE} of the {format_bytes(free)} of {what}{_and_held(held)}"
+    return MemoryLimit(int(_CPU_SHARE * free) + held, free + held, note)
 
 
-def _gpu_room(device: Device) -> MemoryLimit:
+def _gpu_room(device: Device, held: int) -> MemoryLimit:
     free, others = _read(device.uuid) if device.live and device.uuid else (None, "")
     what = "free on the GPU"
     if free is None:
@@ -115,7 +117,12 @@ def _gpu_room(device: Device) -> MemoryLimit:
         raise InvalidArgument("device", device.name, "one whose memory is known", remedy)
     kept_back = reserve.reserve_bytes(device)
     note = f"{format_bytes(free)} {what} less {format_bytes(kept_back)} for the CUDA context and libraries"
-    return MemoryLimit(max(0, free - kept_back), free, note, others=others, reserve_bytes=kept_back)
+    room = max(0, free - kept_back) + held
+    return MemoryLimit(room, free + held, note + _and_held(held), others=others, reserve_bytes=kept_back)
+
+
+def _and_held(held: int) -> str:
+    return f", and {format_bytes(held)} that are held already" if held else ""
 
 
 def _read(uuid: str) -> tuple[int | None, str]:

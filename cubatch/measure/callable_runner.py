@@ -7,13 +7,10 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cubatch.errors import InvalidArgument, OutOfMemory
 from cubatch.measure import clocks
-
-if TYPE_CHECKING:
-    pass
 
 
 class CallableRunner:

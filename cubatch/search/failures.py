@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any, Self
 
 import attrs
@@ -56,6 +57,7 @@ def clear(runner: Runner, error: Exception, *, anew: bool) -> None:
         error: What it raised.
         anew: Whether the same size is tried again, which is to have a new process.
     """
+    traceback.clear_frames(error.__traceback__)  # which hold what the step had made, on the device
     try:
         if isinstance(runner, HasWorker) and (anew or not is_out_of_memory(error)):
             runner.restart()

@@ -85,8 +85,8 @@ def autotune_module(
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free. On the CPU it bounds what the
-            resident set of the process grows by, on a GPU what PyTorch's allocator holds, the module included; of a
-            limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds for blocks that lie in
+            module takes and the resident set grows by, on a GPU what PyTorch's allocator holds, the module included; of
+            a limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds for blocks that lie in
             its heap are raised before anything is timed, in this process for good where the module is not named: the
             result names the variables with which another process has them.
         latency_limit, objective, tolerance, seed: As for `autotune`.
@@ -135,7 +135,7 @@ def autotune_module(
     subject = TorchModule(module, example_inputs, **kind)
     found = _present(subject, device)
     goal.check_device(found)
-    room = hardware_room.memory_limit(found, memory_limit)
+    room = hardware_room.memory_limit(found, memory_limit, held=subject.held_bytes)
     with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
         if store:
             run.notes.append("Its timings are not kept: those of a module that is named, 'package.module:build', are.")
@@ -155,7 +155,6 @@ def autotune_module(
 def _present(subject: TorchModule, wanted: Device | str | None) -> Device:
     found = subject.device
     if wanted is not None and (asked := probe.resolve(wanted)) != found:
-        raise InvalidArgument(
-            "device", str(asked), f"where the module is, {found}", "Move it there first: module.to()."
-        )
+        remedy = "Move it there first: module.to(); one without parameters runs where example_inputs are."
+        raise InvalidArgument("device", str(asked), f"where the module is, {found}", remedy)
     return found

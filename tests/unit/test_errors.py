@@ -84,10 +84,11 @@ def test_words_and_names_decide_nothing(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_memory_that_pytorch_cannot_have_on_the_cpu_is_known_by_its_allocator() -> None:
-    """It raises a bare RuntimeError; the words of another one, or a class of its own with these, are an error."""
+def test_memory_that_pytorch_cannot_have_is_known_by_its_allocator_or_a_status() -> None:
+    """On the CPU, and for a GPU's library, it is a bare RuntimeError; other words, or another class, are an error."""
     said = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
     assert is_out_of_memory(RuntimeError(f"{said} allocate 70368744177664 bytes. Error code 12"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0: can't allocate memory"))
     assert not is_out_of_memory(ValueError(said))
     assert not is_out_of_memory(type("Own", (RuntimeError,), {})(said))

@@ -32,6 +32,18 @@ def test_the_cpu_keeps_a_fifth_of_the_tighter_memory(memory):
     assert without == by_memory
 
 
+def test_what_the_run_holds_already_is_as_good_as_free(memory, gpus):
+    """It is no longer free when it is asked: 1 GiB of its own beside 0.8 of 10, or beside what a context leaves."""
+    memory(10 * GIB, None)
+    found = hardware_room.memory_limit(probe.device("cpu"), held=GIB)
+    assert (found.bytes, found.free_bytes) == (9 * GIB, 11 * GIB)
+    assert "1.00 GiB that are held already" in found.note
+    assert hardware_room.memory_limit(probe.device("cpu"), "100%", held=GIB).bytes == 9 * GIB
+    gpus(V100, free_bytes=10 * GIB)
+    without, held = (hardware_room.memory_limit(probe.device(), held=size) for size in (0, 3 * GIB))
+    assert held.bytes == without.bytes + 3 * GIB
+
+
 @pytest.mark.parametrize(
     ("requested", "limit"),
     [("4GiB", 4 * GIB), (GIB, GIB), ("50%", 5 * GIB), ("100%", 8 * GIB), ("64GiB", 8 * GIB)],

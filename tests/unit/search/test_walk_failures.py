@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import attrs
 import pytest
 
@@ -135,6 +137,27 @@ def test_after_a_failure_the_size_is_prepared_anew() -> None:
     sessions = Sessions(FakeDevice(FLAT, behaviours=(FailsLater(8, after=3),)))
     go(sessions, given(1, 8))
     assert sessions.opened[0].prepared[:3] == [1, 8, 8]
+
+
+def test_what_a_failed_step_had_made_is_gone_when_memory_is_released() -> None:
+    """A traceback holds the frames of the step, and they hold its arrays: the next size would have less room."""
+    alive: list[object] = []
+
+    class Holds(FakeRunner):
+        def step(self) -> None:
+            made = {"activations"}
+            alive.append(weakref.ref(made))
+            super().step()
+
+        def release(self) -> None:
+            if alive:
+                alive.append(alive[-1]())
+            super().release()
+
+    measured = go(lambda: Holds(FakeDevice(FLAT, behaviours=(Fails({2}),))), given(1, 2))
+    assert statuses(measured)[2] == "error"
+    assert [each for each in alive if not isinstance(each, weakref.ref)]
+    assert not any(isinstance(each, set) for each in alive)
 
 
 def test_a_failed_release_does_not_end_the_run() -> None:

@@ -1,0 +1,104 @@
+"""Where a module's steps run, what of that device's memory counts as theirs, and how a float16 loss is scaled."""
+
+from __future__ import annotations
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402 - PyTorch's own example of a wrapper
+
+from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks.torch_memory import num_bytes  # noqa: E402
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+from cubatch.hardware import host  # noqa: E402
+
+nn, MIB = torch.nn, 2**20
+USUAL = {
+    "mode": "inference", "loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False,
+}  # fmt: skip
+
+
+def subject(module, example=(8,), **options):
+    """A module to be tuned, with the usual options."""
+    return TorchModule(module, example, **USUAL | options)
+
+
+def test_a_gpu_that_is_not_the_current_one_is_while_a_module_runs_on_it(monkeypatch):
+    """Events and kernels of a user's go to the current device's stream; afterwards it is the one from before."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda place: chosen.append(str(place)))
+    found = subject(nn.Linear(8, 8))
+    found._place = torch.device("cuda:1")
+    with pytest.raises(ZeroDivisionError), found:  # noqa: PT012 - a step that fails
+        assert chosen == ["cuda:1"]
+        raise ZeroDivisionError
+    assert chosen == ["cuda:1", "0"]
+
+
+def test_a_module_on_several_devices_is_refused_but_for_numbers_on_the_cpu():
+    """Time and memory would be those of one of them; a number there is taken along by every operation."""
+    module = nn.Linear(8, 8, device="meta")
+    module.register_buffer("count", torch.tensor(3))
+    with pytest.raises(InvalidArgument, match="CPU or an NVIDIA GPU"):
+        _ = subject(module).device
+    module.register_buffer("table", torch.zeros(3))
+    with pytest.raises(InvalidArgument, match=r"on cpu and meta.*autotune_callable"):
+        subject(module)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_module_without_floating_point_runs_where_it_is_or_its_example_is(counts):
+    """Where its whole numbers are; where it has no tensors at all, where the example is, or a worker was told to go."""
+    module, example = nn.Upsample(scale_factor=2), torch.zeros(1, 3, 4, 4, device="cpu" if counts else "meta")
+    if counts:
+        module.register_buffer("calls", torch.zeros(2, dtype=torch.int64, device="meta"))
+    with pytest.raises(InvalidArgument, match="on meta"):
+        _ = subject(module, example).device
+    with pytest.raises(InvalidArgument, match="on meta"):
+        _ = subject(nn.Upsample(scale_factor=2), (3, 4, 4), place="meta").device
+
+
+def test_bytes_of_what_stands_for_other_tensors_are_those_of_the_others():
+    """As quantised weights do; the two of 12 numbers here share no storage, and what is there twice counts once."""
+    both = TwoTensor(torch.zeros(12), torch.zeros(12))
+    assert num_bytes([both, both, torch.zeros(5)]) == 4 * (12 + 12 + 5)
+
+
+def test_a_module_that_is_there_already_has_the_memory_it_takes(monkeypatch):
+    """Of 100 MiB that are free 80 may be taken; one of 128 MiB, which is not taken from them, runs beside."""
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 100 * MIB)
+    module = nn.Linear(8192, 4096, bias=False)
+    result = cb.autotune_module(module, (8192,), batch_sizes=[2], budget=5)
+    assert [m.status for m in result.measurements] == ["ok"]
+    with pytest.raises(cb.DoesNotFit):
+        cb.autotune_module(module, (8192,), batch_sizes=[2], budget=5, memory_limit=128 * MIB)
+
+
+def test_memory_is_known_beforehand_where_a_float16_loss_is_scaled():
+    """Its scale is chosen by what the gradients hold, which tensors without data do not tell; the walk does without."""
+    module = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+    result = cb.autotune_module(
+        module, (64,), mode="training", autocast="float16", optimizer="adam", memory_limit=64 * MIB, budget=1
+    )
+    assert result.largest_batch_size > 1
+    assert all(m.predicted_peak_bytes for m in result.measurements)
+
+
+def test_a_scale_that_was_found_is_kept_for_the_next_size():
+    """A gradient of 2^16 x 10 is beyond float16, so the scale is halved until it is not, once for all sizes."""
+    module = nn.Linear(8, 1, bias=False)
+    with subject(module, mode="training", autocast="float16", loss=lambda y: 10 * y.sum()) as found:
+        runner = found.runner(1 << 30, seed=0)
+        for size in (1, 2):
+            runner.prepare(size)
+            for _ in range(4):
+                runner.step()
+            if size == 1:
+                scale = runner._scaler.get_scale()
+        runner.close()
+    assert scale < 2**16
+    assert runner._scaler.get_scale() <= scale
