@@ -65,8 +65,12 @@ class Inputs:
         return cls(positional, keyword, len(found[0]))
 
     def on(self, device: Any) -> Inputs:
-        """Give them with their tensors on a device: those that do not hold the batch are handed on as they are."""
-        positional, keyword = _mapped((self.positional, dict(self.keyword)), lambda tensor: tensor.to(device))
+        """Give them for a device: what every batch has is there, and what batches are drawn like is on the CPU."""
+
+        def moved(tensor: Any) -> Any:
+            return tensor.to("cpu" if self._holds_batch(tensor) else device)
+
+        positional, keyword = _mapped((self.positional, dict(self.keyword)), moved)
         return Inputs(positional, keyword, self.batch_size)
 
     @property
@@ -112,21 +116,24 @@ class Inputs:
 
 def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
     """
-    Make tensors of the dtype and range of an example's: uniform, or normal where that holds one value only.
+    Make tensors like an example's, of its dtype: floats within its range, or normal where that holds one value only.
 
-    Never a constant: what a GPU draws, and so its clock, depends on the data.
+    Integers are those of the example, as often as there: of what lies between them not all need be one, as where
+    labels of padding are -100.  Floats are never constant: what a GPU draws, and so its clock, depends on the data.
     """
     import torch
 
     def make(tensor: Any, batch_size: int) -> Any:
         shape = (batch_size, *tensor.shape[1:])
+        if not tensor.numel():
+            return torch.empty(shape, dtype=tensor.dtype, device=device)
         if tensor.dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).to(device, torch.bool)
         if tensor.dtype.is_complex:  # which have no range
             return torch.randn(shape, dtype=tensor.dtype, generator=generator).to(device)
-        low, high = tensor.min().item(), tensor.max().item()
         if not tensor.dtype.is_floating_point:
-            return torch.randint(low, high + 1, shape, generator=generator).to(device, tensor.dtype)
+            return tensor.cpu().flatten()[torch.randint(tensor.numel(), shape, generator=generator)].to(device)
+        low, high = (bound.item() for bound in tensor.float().aminmax())  # the smallest types have none of their own
         drawn = torch.randn(shape, generator=generator)
         if low < high and math.isfinite(low) and math.isfinite(high):
             drawn = torch.rand(shape, generator=generator).mul_(high - low).add_(low)

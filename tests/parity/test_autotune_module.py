@@ -227,13 +227,12 @@ IDS = torch.tensor([[7, 49, 3], [9, 12, 40]])
     ids=["a tensor", "a tuple", "a dict", "a dataclass"],
 )
 def test_batches_are_drawn_like_the_example(example):
-    """Of its dtypes and within its range, for the batch size asked for, and not constant."""
+    """Of its dtypes and of its integers, for the batch size asked for, and not constant."""
     module = Embeds()
     cb.autotune_module(module, example, mode="training", batch_sizes=[64], **SHORT)
     ids, mask, labels = module.seen[-1]
     assert (ids.shape, ids.dtype) == ((64, 3), torch.int64)
-    assert (int(ids.min()) >= 3, int(ids.max()) <= 49) == (True, True)
-    assert len(ids.unique()) > 20
+    assert set(ids.unique().tolist()) == set(IDS.unique().tolist())
     assert mask is None or (mask.dtype == torch.bool and mask.shape == (64, 3) and len(mask.unique()) == 2)
     assert labels is None or labels.shape == (64,)
 

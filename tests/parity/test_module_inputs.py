@@ -1,0 +1,61 @@
+"""Batches that `autotune_module` draws are such as the module takes, whatever its example inputs are."""
+
+from __future__ import annotations
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from cubatch.frameworks.torch_inputs import random_like  # noqa: E402
+
+nn = torch.nn
+ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 60.0}
+
+
+def drawn(example, batch_size):
+    return random_like(torch.Generator().manual_seed(0), "cpu")(example, batch_size)
+
+
+class Tagger(nn.Module):
+    """Gives its loss on labels, of which those of padding are -100, as PyTorch's cross entropy has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 5)
+
+    def forward(self, ids, labels):
+        return {"loss": nn.functional.cross_entropy(self.table(ids).flatten(0, 1), labels.flatten())}
+
+
+def test_labels_of_padding_are_drawn_as_they_are():
+    """Between -100 and the classes lies no label: a step raised at every size."""
+    example = {"ids": torch.arange(8).reshape(2, 4), "labels": torch.tensor([[1, 2, -100, -100], [3, 4, 0, -100]])}
+    found = cb.autotune_module(Tagger(), example, mode="training", **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.uint16])
+def test_integers_are_the_examples_as_often_as_there(dtype):
+    """Three of four are 7 there, and of 40 000 drawn ones within four deviations, 4 * sqrt(40 000 * 3 / 16)."""
+    example = torch.tensor([[7, 7], [7, torch.iinfo(dtype).max]]).to(dtype)
+    made = drawn(example, 20_000)
+    assert (made.shape, made.dtype) == ((20_000, 2), dtype)
+    made = made.to(torch.int64)
+    assert set(made.unique().tolist()) == {7, torch.iinfo(dtype).max}
+    assert abs(int((made == 7).sum()) - 30_000) < 4 * (40_000 * 3 / 16) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_inputs_without_elements_have_none_in_any_batch(dtype):
+    """They have no least element, and are drawn all the same: a network without side inputs has such."""
+    made = drawn(torch.zeros(2, 0, dtype=dtype), 5)
+    assert (made.shape, made.dtype) == ((5, 0), dtype)
+
+
+def test_floats_of_a_byte_are_drawn_within_their_range():
+    """PyTorch finds no minimum of float8, and every one of them is a float32."""
+    made = drawn(torch.tensor([[-2.0], [4.0]]).to(torch.float8_e4m3fn), 1000).float()
+    assert -2 <= made.min() < -1.5
+    assert 3.5 < made.max() <= 4
