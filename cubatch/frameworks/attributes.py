@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_FIXED = ("_parameters", "_modules")  # which steps do not change; parameters' values are kept by whoever steps them
-
 
 @contextmanager
 def kept_attributes(module: Any) -> Iterator[None]:
@@ -15,8 +13,8 @@ def kept_attributes(module: Any) -> Iterator[None]:
     Put the attributes of a module and its parts back when the block ends, however it does.
 
     Steps write to them: lists of outputs grow, metrics count, tables are made when they are first needed, also as
-    buffers.  Lists, dicts and sets that changed get their old items back, tensors their values, and buffers are those
-    that were there; of what lies deeper only the identity is kept.
+    buffers, parameters or parts.  Lists, dicts and sets that changed get their old items back, tensors their values,
+    and buffers, parameters and parts are those that were there; of what lies deeper only the identity is kept.
     """
     kept = [
         (part, {name: (value, _copied(value)) for name, value in _attributes(part).items()})
@@ -46,7 +44,7 @@ def _attributes(part: Any) -> dict[str, Any]:
     if _is_script(part):
         types = part._concrete_type.get_attributes()  # noqa: SLF001 - its only name
         return {name: getattr(part, name) for name, (_, is_parameter) in types.items() if not is_parameter}
-    return {name: value for name, value in vars(part).items() if name not in _FIXED}
+    return dict(vars(part))
 
 
 def _assign(part: Any, name: str, value: Any) -> None:
