@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Self
 
-from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.attributes import kept_attributes, put_back
 
 
 class SavedState:
@@ -22,32 +23,23 @@ class SavedState:
     def __enter__(self) -> Self:
         import torch
 
-        self._attributes = kept_attributes(self._module)
-        self._attributes.__enter__()
         parameters = list(self._module.parameters())
-        copied = [*(parameters if self._training else ()), *self._module.buffers()]
-        self._values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in copied]
-        self._places = [(tensor, tensor.data) for tensor in [*parameters, *self._module.buffers()]]
-        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
-        self._random = torch.get_rng_state()
-        self._cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        for parameter in parameters:
-            parameter.grad = None
+        tensors = [*parameters, *self._module.buffers()]
+        with ExitStack() as undo:  # the last is put back first, and what refuses to be keeps nothing else from it
+            undo.callback(torch.set_rng_state, torch.get_rng_state())
+            if torch.cuda.is_initialized():
+                undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+            for parameter in parameters:
+                undo.callback(setattr, parameter, "grad", parameter.grad)
+            for tensor in tensors if self._training else self._module.buffers():
+                undo.callback(put_back, tensor, tensor.detach().to("cpu", copy=True))
+            for tensor in tensors:
+                undo.callback(setattr, tensor, "data", tensor.data)
+            undo.enter_context(kept_attributes(self._module))  # the train flag and the buffers among them
+            for parameter in parameters:
+                parameter.grad = None
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        import torch
-
-        try:
-            self._attributes.__exit__(None, None, None)  # the train flag and the buffers among them
-        finally:  # a module may have attributes that refuse to be set
-            for tensor, data in self._places:
-                tensor.data = data
-            with torch.no_grad():
-                for tensor, value in self._values:
-                    tensor.data.copy_(value)
-            for parameter, gradient in self._gradients:
-                parameter.grad = gradient
-            torch.set_rng_state(self._random)
-            if self._cuda_random:
-                torch.cuda.set_rng_state_all(self._cuda_random)
+        self._undo.close()

@@ -123,6 +123,31 @@ def test_attributes_of_scripts_are_put_back():
     assert module.calls == 2
 
 
+def test_tensors_written_to_past_their_version_are_put_back():
+    """Through `data` autograd notes no change: the values tell, to the bit, in which 0 is not -0 and a NaN is one."""
+    module, nan = torch.nn.Linear(2, 2), float("nan")
+    module.count, module.zero, module.none = torch.ones(2), torch.zeros(2), torch.full((2,), nan)
+    with kept_attributes(module):
+        module.count.data.add_(1)
+        module.zero.data.neg_()
+        module.none.data.zero_()
+    assert module.count.tolist() == [1.0, 1.0]
+    assert not module.zero.signbit().any()
+    assert module.none.isnan().all()
+
+
+def test_what_refuses_to_be_put_back_keeps_nothing_else_from_it():
+    """Whichever comes first: attributes of the same part and of others are as before, and the refusal is told."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    for part in module:
+        part.first, part.sizes, part.last = [1], Refusing([1]), [1]
+    with pytest.raises(TypeError, match="frozen"), kept_attributes(module):  # noqa: PT012 - a step
+        for part in module:
+            for held in (part.first, part.sizes, part.last):
+                held.append(2)
+    assert [(part.first, part.last) for part in module] == [([1], [1])] * 2
+
+
 class MakesParts(torch.nn.Module):
     """Makes a part and a parameter when it is first called, and keeps what its part gives."""
 

@@ -1,0 +1,76 @@
+"""A module's values, its gradients and the random generators are as before, whatever kinds of tensors it holds."""
+
+from __future__ import annotations
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from cubatch.frameworks.torch_state import SavedState  # noqa: E402
+
+nn = torch.nn
+
+
+class Scaled(nn.Linear):
+    """Multiplies by a buffer of which all places are the same memory."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("scale", torch.ones(1).expand(2))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_with_an_expanded_buffer_is_tuned(mode):
+    """All was measured, and lost: PyTorch writes to no tensor of which places share memory."""
+    module = Scaled()
+    found = cb.autotune_module(module, (2,), mode=mode, device="cpu", batch_sizes=[2, 4], budget=60.0)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+    assert module.scale.stride() == (0,)
+
+
+def test_an_expanded_buffer_that_a_step_wrote_to_is_put_back():
+    """Through one place, all others follow; it is expanded afterwards as before."""
+    module = Scaled()
+    with SavedState(module, training=False):
+        module.scale[0] = 5
+        assert module.scale.tolist() == [5.0, 5.0]
+    assert (module.scale.tolist(), module.scale.stride()) == ([1.0, 1.0], (0,))
+
+
+def test_a_buffer_made_in_inference_mode_is_put_back():
+    """Steps in that mode write to it, as to any other buffer."""
+    module = nn.Linear(2, 2)
+    with torch.inference_mode():
+        module.register_buffer("calls", torch.zeros(2))
+    with SavedState(module, training=False), torch.inference_mode():
+        module.calls += 1
+    assert module.calls.tolist() == [0.0, 0.0]
+
+
+class Sealed(torch.Tensor):
+    """A tensor whose values nobody puts back."""
+
+    def copy_(self, *_):
+        raise TypeError("sealed")
+
+
+def test_what_refuses_to_be_put_back_keeps_nothing_else_from_it():
+    """Other buffers, parameters, gradients and the random generator are as before, and the refusal is told."""
+    module = nn.Linear(2, 2)
+    for name in ("first", "sealed", "last"):
+        module.register_buffer(name, torch.zeros(2).as_subclass(Sealed if name == "sealed" else torch.Tensor))
+    module.weight.grad = torch.ones(2, 2)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    gradient, random = module.weight.grad, torch.get_rng_state()
+    with pytest.raises(TypeError, match="sealed"), SavedState(module, training=True):  # noqa: PT012 - a step
+        for tensor in (module.first, module.last, module.weight.data):
+            tensor.add_(1)
+        module.weight.grad = torch.rand(2, 2)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.weight.grad is gradient
+    assert torch.equal(torch.get_rng_state(), random)
