@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ def kept_attributes(module: Any) -> Iterator[None]:
     Put the attributes of a module and its parts back when the block ends, however it does.
 
     Steps write to them: lists of outputs grow, metrics count, tables are made when they are first needed, also as
-    buffers, parameters or parts.  Lists, dicts and sets that changed get their old items back, tensors their
+    buffers, parameters or parts.  Lists, deques, dicts and sets that changed get their old items back, tensors their
     values, and buffers, parameters and parts are those that were there; of what lies deeper only the identity is kept.
     """
     with ExitStack() as undo:  # what refuses to be put back keeps nothing else from it
@@ -104,14 +105,14 @@ def _put_back(value: Any, copy: Any) -> None:
         value[:] = copy
     else:
         value.clear()
-        value.update(copy)
+        value.extend(copy) if isinstance(value, deque) else value.update(copy)
 
 
 def _held(value: Any) -> Any:
     """Copy what a collection holds into a plain one: a class of its own may not take it, or copy something else."""
     if isinstance(value, dict):
         return dict(value.items())
-    return list(value) if isinstance(value, list | set) else None
+    return list(value) if isinstance(value, list | deque | set) else None
 
 
 def _ids(held: Any) -> list[int]:

@@ -136,6 +136,16 @@ def test_tensors_written_to_past_their_version_are_put_back():
     assert module.none.isnan().all()
 
 
+def test_a_deque_gets_its_old_items_back():
+    """Also those that new ones pushed out of it, and it holds as many at most as before."""
+    module, recent = torch.nn.Linear(2, 2), collections.deque([1, 2], maxlen=2)
+    module.recent = recent
+    with kept_attributes(module):
+        recent.append(3)
+    assert module.recent is recent
+    assert (list(recent), recent.maxlen) == ([1, 2], 2)
+
+
 def test_what_refuses_to_be_put_back_keeps_nothing_else_from_it():
     """Whichever comes first: attributes of the same part and of others are as before, and the refusal is told."""
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
