@@ -46,7 +46,7 @@ class Inputs:
         import torch
 
         if is_shape(example):
-            example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0))
+            example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0), device="cpu")
         positional: tuple[Any, ...] = ()
         keyword: Mapping[str, Any] = {}
         if isinstance(example, Mapping):
@@ -123,20 +123,22 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
     """
     import torch
 
+    like: dict[str, Any] = {"generator": generator, "device": generator.device}  # a process may have a default device
+
     def make(tensor: Any, batch_size: int) -> Any:
         shape = (batch_size, *tensor.shape[1:])
         if not tensor.numel():
             return torch.empty(shape, dtype=tensor.dtype, device=device)
         if tensor.dtype == torch.bool:
-            return torch.randint(0, 2, shape, generator=generator).to(device, torch.bool)
+            return torch.randint(0, 2, shape, **like).to(device, torch.bool)
         if tensor.dtype.is_complex:  # which have no range
-            return torch.randn(shape, dtype=tensor.dtype, generator=generator).to(device)
+            return torch.randn(shape, dtype=tensor.dtype, **like).to(device)
         if not tensor.dtype.is_floating_point:
-            return tensor.cpu().flatten()[torch.randint(tensor.numel(), shape, generator=generator)].to(device)
+            return tensor.cpu().flatten()[torch.randint(tensor.numel(), shape, **like)].to(device)
         low, high = (bound.item() for bound in tensor.float().aminmax())  # the smallest types have none of their own
-        drawn = torch.randn(shape, generator=generator)
+        drawn = torch.randn(shape, **like)
         if low < high and math.isfinite(low) and math.isfinite(high):
-            drawn = torch.rand(shape, generator=generator).mul_(high - low).add_(low)
+            drawn = torch.rand(shape, **like).mul_(high - low).add_(low)
         return drawn.to(device, tensor.dtype)
 
     return make

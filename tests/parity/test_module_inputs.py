@@ -59,3 +59,16 @@ def test_floats_of_a_byte_are_drawn_within_their_range():
     made = drawn(torch.tensor([[-2.0], [4.0]]).to(torch.float8_e4m3fn), 1000).float()
     assert -2 <= made.min() < -1.5
     assert 3.5 < made.max() <= 4
+
+
+@pytest.mark.parametrize(
+    "example",
+    [torch.zeros(2, 3), torch.arange(6).reshape(2, 3), torch.ones(2, 3).bool(), torch.ones(2, 3).cfloat(), (3,)],
+    ids=["floats", "integers", "booleans", "complex numbers", "a shape"],
+)
+def test_a_default_device_of_the_process_is_not_drawn_on(example):
+    """A generator of the CPU draws on the CPU alone, wherever what is made without a device goes."""
+    module = nn.Flatten()
+    with torch.device("meta"):
+        found = cb.autotune_module(module, example, **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
