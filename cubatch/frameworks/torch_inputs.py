@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import math
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -163,10 +166,23 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         parts = [_mapped(part, change) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, list):
-        return [_mapped(part, change) for part in tree]
+        return _alike(tree, [_mapped(part, change) for part in tree])
     if isinstance(tree, Mapping):
-        return {name: _mapped(part, change) for name, part in tree.items()}
+        return _alike(tree, {name: _mapped(part, change) for name, part in tree.items()})
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in dataclasses.fields(tree) if field.init]
         return dataclasses.replace(tree, **{name: _mapped(getattr(tree, name), change) for name in names})
     return tree
+
+
+def _alike(tree: Any, parts: Any) -> Any:
+    """Give a list or mapping of other parts the class of one, unless that is a class that takes no others."""
+    if type(tree) is type(parts):
+        return parts
+    if isinstance(tree, list | dict | UserDict) or hasattr(tree, "__copy__"):  # else a copy may share what it holds
+        with contextlib.suppress(Exception):  # whatever a class of the user's raises
+            made = copy.copy(tree)
+            for place, part in enumerate(parts) if isinstance(parts, list) else parts.items():
+                made[place] = part
+            return made
+    return parts

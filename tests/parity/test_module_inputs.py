@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import collections.abc
+
 import pytest
 
 import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
-from cubatch.frameworks.torch_inputs import random_like  # noqa: E402
+from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
 
 nn = torch.nn
 ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 60.0}
@@ -71,4 +74,79 @@ def test_a_default_device_of_the_process_is_not_drawn_on(example):
     module = nn.Flatten()
     with torch.device("meta"):
         found = cb.autotune_module(module, example, **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+
+
+class Batch(collections.UserDict):
+    """A mapping whose items are attributes too, as a tokenizer's BatchEncoding."""
+
+    def __getattr__(self, name):
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Boxes(list):
+    """A list that knows the size of its image."""
+
+    size = (3, 4)
+
+
+class Frozen(dict):
+    def __setitem__(self, name, value):
+        raise TypeError("frozen")
+
+
+def test_collections_of_inputs_keep_their_classes():
+    """Mappings, also in each other, and lists, with what else they hold; the example's own items are as before."""
+    ordered = collections.OrderedDict(b=torch.zeros(2, 3), a="note")
+    boxes = Boxes([torch.zeros(2, 4)])
+    boxes.size = (5, 6)
+    example = Batch(x=torch.zeros(2, 3), more=ordered, many=collections.defaultdict(list, y=torch.zeros(2, 1)))
+    (batch, found), _ = Inputs.of((example, boxes), torch.float32).batch(7, lambda tensor, n: tensor.new_ones(n))
+    assert (type(batch), type(batch.more), type(found)) == (Batch, collections.OrderedDict, Boxes)
+    assert (batch.x.shape, batch.more["b"].shape, batch.many["y"].shape, found[0].shape) == ((7,),) * 4
+    assert (list(batch.more), batch.more["a"], batch.many["new"], found.size) == (["b", "a"], "note", [], (5, 6))
+    assert (example.x.shape, ordered["b"].shape, boxes[0].shape) == ((2, 3), (2, 3), (2, 4))
+
+
+class Shared(collections.abc.MutableMapping):
+    """A mapping of which a copy holds the very items."""
+
+    def __init__(self, items):
+        self.items_ = items
+
+    def __getitem__(self, name):
+        return self.items_[name]
+
+    def __setitem__(self, name, value):
+        self.items_[name] = value
+
+    def __delitem__(self, name):
+        del self.items_[name]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+@pytest.mark.parametrize("kind", [Frozen, Shared])
+def test_a_mapping_that_takes_no_other_items_becomes_a_dict(kind):
+    """One that refuses them, or whose copy would write into the example."""
+    example = kind({"x": torch.zeros(2, 3)})
+    (batch,), _ = Inputs.of((example,), torch.float32).batch(7, lambda tensor, n: tensor.new_ones(n))
+    assert (type(batch), batch["x"].shape, example["x"].shape) == (dict, (7,), (2, 3))
+
+
+class ReadsAttributes(nn.Linear):
+    def forward(self, batch):
+        return super().forward(batch.x)
+
+
+def test_a_module_reads_its_batch_by_attributes():
+    """As models do of what a tokenizer gives: every size raised, since a plain dict has none."""
+    found = cb.autotune_module(ReadsAttributes(3, 2), (Batch(x=torch.zeros(2, 3)),), **ASKED)
     assert {m.status for m in found.measurements} <= {"ok", "dropped"}
