@@ -60,9 +60,9 @@ class Inputs:
 
         def noted(tensor: Any) -> Any:
             found.append(tensor)
-            return tensor
+            return tensor.detach().requires_grad_() if tensor.requires_grad else tensor  # the example gets no gradient
 
-        _mapped((positional, keyword), noted)
+        positional, keyword = _mapped((positional, keyword), noted)
         if not found or not found[0].ndim or not len(found[0]):
             raise InvalidArgument("example_inputs", example, _ALLOWED)
         return cls(positional, keyword, len(found[0]))
@@ -71,7 +71,8 @@ class Inputs:
         """Give them for a device: what every batch has is there, and what batches are drawn like is on the CPU."""
 
         def moved(tensor: Any) -> Any:
-            return tensor.to("cpu" if self._holds_batch(tensor) else device)
+            there = tensor.detach().to("cpu" if self._holds_batch(tensor) else device)
+            return there.requires_grad_(tensor.requires_grad)
 
         positional, keyword = _mapped((self.positional, dict(self.keyword)), moved)
         return Inputs(positional, keyword, self.batch_size)
@@ -107,11 +108,14 @@ class Inputs:
             make: make(tensor, n) gives a tensor with n rows in the place of one of the example.
 
         Returns:
-            Positional and keyword arguments. Tensors whose axis 0 is not the batch are the example's own.
+            Positional and keyword arguments: those require a gradient that do in the example. Tensors whose axis 0 is
+            not the batch are the same each time.
         """
 
         def replaced(tensor: Any) -> Any:
-            return make(tensor, batch_size) if self._holds_batch(tensor) else tensor
+            if not self._holds_batch(tensor):
+                return tensor
+            return make(tensor, batch_size).requires_grad_(tensor.requires_grad)
 
         positional, keyword = _mapped((self.positional, dict(self.keyword)), replaced)
         return positional, keyword

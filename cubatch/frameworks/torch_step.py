@@ -27,7 +27,8 @@ class StepKind:
     How a module is stepped.
 
     Attributes:
-        training: Forward, loss, backward and optimiser step; else a forward pass in inference mode.
+        training: Forward, loss, backward and optimiser step; else a forward pass, in inference mode unless an input
+            requires a gradient: a module that takes derivatives by it has none there.
         loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimiser.
         autocast: One of AUTOCAST, or None.
@@ -59,11 +60,12 @@ class StepKind:
         import torch
 
         positional, keyword = arguments
+        derived = [tensor for tensor in _tensors((positional, keyword)) if tensor.requires_grad]
 
         if not self.training:
 
             def infer() -> None:
-                with torch.inference_mode(), self._precision(device):
+                with torch.inference_mode(not derived), self._precision(device):
                     module(*positional, **keyword)
 
             return infer
@@ -72,6 +74,8 @@ class StepKind:
 
         def train() -> None:
             optimizer.zero_grad(set_to_none=True)
+            for tensor in derived:  # a loop's next batch has no gradient either
+                tensor.grad = None
             with self._precision(device):
                 loss = self._loss(module(*positional, **keyword))
             if scaler is None:
@@ -135,7 +139,7 @@ def _tensors(output: Any) -> Iterator[Any]:
 
     if isinstance(output, torch.Tensor):
         yield output
-    elif dataclasses.is_dataclass(output):
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         yield from _tensors([getattr(output, field.name) for field in dataclasses.fields(output)])
     elif isinstance(output, tuple | list | Mapping):
         for part in output.values() if isinstance(output, Mapping) else output:

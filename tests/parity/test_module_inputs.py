@@ -150,3 +150,38 @@ def test_a_module_reads_its_batch_by_attributes():
     """As models do of what a tokenizer gives: every size raised, since a plain dict has none."""
     found = cb.autotune_module(ReadsAttributes(3, 2), (Batch(x=torch.zeros(2, 3)),), **ASKED)
     assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+
+
+class Force(nn.Linear):
+    """Gives the derivative of an energy by positions, as force fields do, and notes what it was called with."""
+
+    def __init__(self):
+        super().__init__(3, 1)
+        self.called, self.gradients = collections.UserList(), collections.UserList()
+
+    def forward(self, positions, box):
+        self.called.append((positions, box))
+        self.gradients.append((positions.grad, box.grad))
+        energy = (super().forward(positions).tanh() * box.sum()).sum()
+        return torch.autograd.grad(energy, positions, create_graph=self.training)[0]
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_inputs_require_a_gradient_where_those_of_the_example_do(mode):
+    """In the walk without data too, and each step finds them without one; the example's own are left without."""
+    module, positions, box = Force(), torch.randn(2, 3, requires_grad=True), torch.ones(1, 3, requires_grad=True)
+    found = cb.autotune_module(module, (positions, box), mode=mode, **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+    assert found.measurements[0].predicted_peak_bytes is not None
+    assert all(tensor.requires_grad and tensor.is_leaf for called in module.called for tensor in called)
+    assert set(module.gradients) == {(None, None)}
+    assert positions.grad is box.grad is None
+
+
+def test_no_graph_is_made_in_inference_of_inputs_that_require_no_gradient():
+    """What is timed is inference mode, as before."""
+    modes = collections.UserList()
+    module = nn.Linear(3, 2)
+    module.register_forward_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
+    cb.autotune_module(module, torch.randn(2, 3), **ASKED)
+    assert set(modes) == {True}
