@@ -141,6 +141,12 @@ def in_blocks(self, x):
     return torch.cat([a, b], 1) + torch.cat([b, z], 1)
 
 
+def by_name(self, x):
+    """Add to a product's output under another name, and read that output as well."""
+    y = self.conv(x)
+    return (y.clone() + self.bias) + y
+
+
 def in_parts(self, x):
     """Convolve some channels and pass others on, as Res2Net and C2f do; two parts are the same, others meet."""
     y = self.conv(x)
@@ -298,6 +304,10 @@ REFUSED = {
     "padded in the end": (nn.ConstantPad2d(1, 0.0), ("aten.pad", "pad", "no output of a layer")),
     "windows that differ": (nn.Sequential(nn.AdaptiveAvgPool2d(3)), ("aten.adaptive_avg_pool2d", "0", "8 x 7 pixels")),
     "constant": (Of(lambda _, x: x + 1), ("aten.add", "add", "a constant that is no bias")),
+    "a bias for one of two readers": (
+        Of(by_name, conv=nn.Conv2d(3, 4, 1, bias=False), bias=nn.Parameter(torch.ones(4, 1, 1))),
+        ("aten.add", "add", "which nothing else reads"),
+    ),
     "factor": (Of(lambda _, x: x * x.mean((1,), keepdim=True)), ("aten.mean", "mean", "other axes")),
     "tanh": (nn.Sequential(nn.GELU("tanh")), ("aten.gelu", "0", "tanh")),
     "no statistics": (

@@ -183,6 +183,11 @@ class Builder:
             raise self.refusal(step, "it reads an input that was padded for a convolution")
         return value
 
+    def is_read_once(self, value: Value) -> bool:
+        """Whether nobody else reads the layer of a value, under whichever name: views of it have names of their own."""
+        names = [name for name, other in self.values.items() if other.layer == value.layer]
+        return all(self.readers[name] == 1 for name in names)
+
     def hold(self, step: Step, pending: Any, extents: Extents) -> str:
         """Keep what a later step makes a layer of, and give the name that stands for its output until then."""
         name = self._free(f"{step.place}.pending")

@@ -147,10 +147,13 @@ def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) ->
     row = _by_channel(build, value, constant)
     # Only products have a bias.
     is_product = isinstance(layer, layers.Conv2d | layers.Linear) and not layer.bias
-    if row is None or not is_product or layer is None or build.readers[step.reads[0]] != 1:
+    if row is None or not is_product or layer is None or not build.is_read_once(value):
         if not constant.any():  # as sum() begins
             return value
-        raise build.refusal(step, "it adds a constant that is no bias of a convolution or linear layer before it")
+        reason = (
+            "it adds a constant that is no bias of a convolution or linear layer before it, which nothing else reads"
+        )
+        raise build.refusal(step, reason)
     with_bias: dict[str, Any] = {"bias": True}
     build.replace(value.layer, attrs.evolve(layer, **with_bias), {"b": row})
     return value
