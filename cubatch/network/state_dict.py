@@ -8,6 +8,7 @@ behind a flatten is (c, h, w).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,9 @@ import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.network import models
+from cubatch.network.extents import Extents
 from cubatch.network.graph import INPUT, Network, Node
+from cubatch.network.passes import Pass
 
 ARRAYS = {
     "w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "mean": "running_mean", "var": "running_var",
@@ -50,8 +53,9 @@ class Tensor:
         layer, name: Whose array, and which: "conv1", "w".
         key: PyTorch's name: "features.0.weight".
         ours: Our shape.
-        pixels: (h, w) of the places that a filter, or a linear layer behind a flatten, reads; None of other arrays.
+        pixels: (h, w) of the places that a filter reads; None of other arrays.
         theirs: PyTorch's shape.
+        order: At which of ours each of PyTorch's features lies, the last axis, where a flatten came before; else None.
     """
 
     layer: str
@@ -60,18 +64,22 @@ class Tensor:
     ours: tuple[int, ...]
     pixels: tuple[int, int] | None
     theirs: tuple[int, ...]
+    order: np.ndarray[Any, Any] | None = None
 
     def to_theirs(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Put an array of ours into PyTorch's order and shape."""
         if self.pixels is not None:
             array = array.reshape(self.ours[0], *self.pixels, -1).transpose(0, 3, 1, 2)
+        if self.order is not None:
+            array = array[..., self.order]
         return np.ascontiguousarray(array).reshape(self.theirs)
 
     def to_ours(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Put an array of PyTorch's into our order and shape."""
         if self.pixels is not None:
             array = array.reshape(self.ours[0], -1, *self.pixels).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(array).reshape(self.ours)
+        array = np.ascontiguousarray(array).reshape(self.ours)
+        return array if self.order is None else array[..., np.argsort(self.order)]
 
 
 def tensors(network: Network) -> Iterator[Tensor]:
@@ -79,21 +87,23 @@ def tensors(network: Network) -> Iterator[Tensor]:
     List the arrays of a network, parameters and running statistics, as PyTorch has them.
 
     Raises:
-        InvalidArgument: If a layer has arrays for which there is no rule.
+        InvalidArgument: If a layer has arrays for which there is no rule, or reads features behind a flatten whose
+            order in PyTorch cannot be told.
 
     Example:
         >>> from cubatch.network import models
         >>> next(tensors(models.build("resnet18"))).key, next(tensors(models.build("alexnet"))).theirs
         ('conv1.weight', (64, 3, 11, 11))
     """
-    modules = _modules(network)
+    modules, orders = _modules(network), _orders(network)
     for node in network.nodes:
         for name, shape in {**node.layer.parameter_shapes, **node.layer.state_shapes}.items():
             module, own = modules[node.name], _OWN.get((node.layer.type, name))
+            order = _order_of(network, node, name, shape, orders[node.inputs[0]])
             if own is not None:
                 text, before, behind = own
                 theirs = (1,) * before + shape + (1,) * behind
-                yield Tensor(node.name, name, text.format(module=module), shape, None, theirs)
+                yield Tensor(node.name, name, text.format(module=module), shape, None, theirs, order)
                 continue
             if name not in ARRAYS or (name == "w" and len(shape) < _MATRIX):
                 remedy = "save_weights and load_weights take it, by our own names."
@@ -102,9 +112,7 @@ def tensors(network: Network) -> Iterator[Tensor]:
             if name == "w" and len(shape) == _FILTER:
                 k, r, s, c = shape
                 pixels, theirs = (r, s), (k, c, r, s)
-            elif name == "w":
-                pixels = _flattened(network, node)
-            yield Tensor(node.name, name, f"{module}.{ARRAYS[name]}", shape, pixels, theirs)
+            yield Tensor(node.name, name, f"{module}.{ARRAYS[name]}", shape, pixels, theirs, order)
 
 
 def counters(network: Network) -> list[str]:
@@ -118,19 +126,62 @@ def is_left_out(key: str) -> bool:
     return key.endswith(COUNTER) or bool(AUXILIARY.match(key))
 
 
-def _flattened(network: Network, node: Node) -> tuple[int, int] | None:
-    """Give (h, w) of what a linear layer reads through a flatten; None where that has no pixels."""
-    nodes = {other.name: other for other in network.nodes}
-    name = node.inputs[0]
-    while name != INPUT and not nodes[name].layer.aliases_input and len(nodes[name].inputs) == 1:
-        layer = nodes[name].layer
-        if layer.parameter_shapes or layer.input_shape != layer.output_shape:
-            return None
-        name = nodes[name].inputs[0]
-    if name == INPUT or not nodes[name].layer.aliases_input:
+# --- the order of features -----------------------------------------------------------------------------------
+
+_OF_OUTPUTS = frozenset({"b", "b_in", "w_out", "b_out"})  # arrays that no input of the layer meets
+Order = np.ndarray[Any, Any] | None
+"""At which of our channels each of PyTorch's lies; None where that has no single answer."""
+
+
+def _orders(network: Network) -> dict[str, Order]:
+    """Give the order of the channels of the input and of each layer's output."""
+    orders: dict[str, Order] = {INPUT: np.arange(network.input_shape[2])}
+    for node in network.nodes:
+        orders[node.name] = _order_behind(network, node, [orders[name] for name in node.inputs])
+    return orders
+
+
+def _order_behind(network: Network, node: Node, read: Sequence[Order]) -> Order:
+    layer, channels = node.layer, np.arange(node.layer.output_shape[2])
+    known = [order for order in read if order is not None]
+    if layer.gemms(Pass.FPROP, 1):  # its outputs are what its weights say
+        return channels
+    if len(known) < len(read):
         return None
-    h, w, _ = nodes[name].layer.input_shape
-    return None if (h, w) == (1, 1) else (h, w)
+    if layer.aliases_input:
+        return _flattened(network, layer.input_shape, known[0])
+    if len(known) > 1 and sum(map(len, known)) == channels.size:  # side by side
+        starts = np.cumsum([0, *(len(order) for order in known)])
+        return np.concatenate([start + order for start, order in zip(starts, known, strict=False)])
+    if len(known[0]) == channels.size and all(np.array_equal(order, known[0]) for order in known):
+        return known[0]  # norms, activations, pools, sums: channel by channel
+    return channels if all(map(_is_plain, known)) else None
+
+
+def _flattened(network: Network, shape: Extents, order: np.ndarray[Any, Any]) -> Order:
+    """Give the order behind a flatten: PyTorch has images as (c, h, w), and tokens as (h, c)."""
+    ours, (h, w, _) = np.arange(math.prod(shape)).reshape(shape), shape
+    is_one_column = w == 1 < h
+    if is_one_column and any("position" in node.layer.parameter_shapes for node in network.nodes):
+        return np.asarray(ours[:, :, order].reshape(-1))
+    if is_one_column and network.input_shape[1] == 1:  # images of one column, or tokens
+        return None
+    return np.asarray(ours[:, :, order].transpose(2, 0, 1).reshape(-1))
+
+
+def _is_plain(order: np.ndarray[Any, Any]) -> bool:
+    return bool(np.array_equal(order, np.arange(len(order))))
+
+
+def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], order: Order) -> Order:
+    """Give the order of the last axis of a layer's array, None where ours is PyTorch's; raise where it has none."""
+    is_product = bool(node.layer.gemms(Pass.FPROP, 1))
+    if (order is not None and _is_plain(order)) or name in _OF_OUTPUTS:
+        return None
+    if order is None or len(shape) != (_MATRIX if is_product else 1):
+        allowed = f"one in which the order of the features that {node.name} reads behind a flatten is known"
+        raise InvalidArgument("network", network.name, allowed, "save_weights and load_weights take it as it is.")
+    return order
 
 
 # --- names of modules ----------------------------------------------------------------------------------------

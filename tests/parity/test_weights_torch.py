@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import math
 
+import attrs
 import numpy as np
 import pytest
 
 import cubatch as cb
 from cubatch.engine.network import Model
-from cubatch.errors import InvalidData
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.hardware import probe
 from cubatch.network import models
-from cubatch.network.layers import BatchNorm2d
+from cubatch.network.graph import Network
+from cubatch.network.layers import Add, BatchNorm2d, Concat, Conv2d, Flatten, Linear, ReLU, Slice
 from cubatch.network.passes import Pass
 from cubatch.network.state_dict import tensors
 from tests.checks import UNIT_ROUNDOFF, assert_within
@@ -177,6 +179,80 @@ def test_weights_with_timms_names_are_those_of_our_vision_transformers():
     state = cb.to_state_dict(network)
     assert state.keys() == module.state_dict().keys()
     assert all(np.array_equal(state[key], tensor.float().numpy()) for key, tensor in module.state_dict().items())
+
+
+class Features(torch.nn.Module):
+    """Images that are flattened, normed as features, and read by linear layers; their sum, where there are two."""
+
+    def __init__(self, norm, two=False):
+        super().__init__()
+        nn = torch.nn
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3), norm, nn.Linear(4 * 6 * 5, 7)
+        self.other = nn.BatchNorm1d(4 * 6 * 5) if two else None
+
+    def forward(self, x):
+        x = self.conv(x).flatten(1)
+        y = self.norm(x).relu()
+        return self.fc(y if self.other is None else y + self.other(x))
+
+
+@pytest.mark.parametrize("case", ["batch norm", "layer norm", "sum"])
+def test_arrays_behind_a_flatten_are_in_pytorchs_order(case):
+    """A module's weights, through a network of it and back, are the module's, and so are the network's outputs."""
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(120) if case == "layer norm" else torch.nn.BatchNorm1d(120)
+    module = Features(norm, case == "sum").eval()
+    for tensor in module.state_dict().values():
+        if tensor.is_floating_point():
+            torch.nn.init.uniform_(tensor, 0.5, 1.5)
+    imported, before = cb.from_torch(module, (3, 8, 7)), module.state_dict()
+    state = cb.to_state_dict(imported)
+    assert state.keys() == before.keys()
+    assert all(np.array_equal(state[key], tensor.numpy()) for key, tensor in before.items())
+    x = zoo.images((3, 8, 7))
+    again = cb.from_state_dict(attrs.evolve(imported, weights={}), before)
+    with torch.no_grad():
+        want = module.double()(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(zoo.outputs(again, x).reshape(want.shape), want, rtol=1e-12)
+
+
+def test_flattened_features_side_by_side_are_in_pytorchs_order():
+    """A linear layer behind two flattened images that were joined, in float64 by PyTorch."""
+    torch.manual_seed(0)
+    conv, fc = torch.nn.Conv2d(3, 4, 3).double(), torch.nn.Linear(2 * 120, 5).double()
+    network = Network(
+        input_shape=(8, 7, 3),
+        layers=[
+            Conv2d(name="conv", k=4, r=3, s=3), Flatten(name="a"),
+            ReLU(name="relu", inputs=["conv"]), Flatten(name="b"),
+            Concat(inputs=["a", "b"]), Linear(name="fc", k=5),
+        ],
+    )  # fmt: skip
+    parts = {"conv": conv, "fc": fc}
+    state = {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.state_dict().items()}
+    x = zoo.images((3, 8, 7))
+    for part in parts.values():  # weights are float32
+        part.load_state_dict({key: tensor.float().double() for key, tensor in part.state_dict().items()})
+    with torch.no_grad():
+        y = conv(torch.tensor(x))
+        want = fc(torch.cat([y.flatten(1), y.relu().flatten(1)], 1)).numpy()
+    found = zoo.outputs(cb.from_state_dict(network, state), x).reshape(want.shape)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((8, 7, 3), [Flatten(), Slice(end=100), Linear(name="fc", k=5)]),
+        ((8, 7, 3), [Conv2d(name="c", k=168, r=8, s=7), Flatten(inputs=["input"]), Add(inputs=["c", "layer2"]),
+                     Linear(name="fc", k=5)]),
+        ((7, 1, 3), [Flatten(), Linear(name="fc", k=5)]),
+    ],
+)  # fmt: skip
+def test_features_whose_order_is_not_known_are_refused(shape, layers):
+    """A range of flattened features, a sum with others, and tokens that could be images of one column."""
+    with pytest.raises(InvalidArgument, match="features that fc reads behind a flatten is known"):
+        list(tensors(Network(input_shape=shape, layers=layers)))
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet18", "mobilenet-v3-large"])
