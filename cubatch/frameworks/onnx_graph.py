@@ -78,7 +78,8 @@ class OnnxGraph:
         values = [each for each in model.graph.input if each.name not in weights]
         if not values or not values[0].type.tensor_type.shape.dim:
             raise self.refused("one whose first input has the batch as axis 0")
-        self._batch = values[0].type.tensor_type.shape.dim[0].dim_value or None
+        axis = values[0].type.tensor_type.shape.dim[0]
+        self._batch, self._batch_name = axis.dim_value or None, axis.dim_param
         self._weights = sum(self._bytes(each.dims, each.data_type) for each in model.graph.initializer)
         self.inputs = tuple(self._input(model.graph, each) for each in values)
         self.outputs = tuple(each.name for each in model.graph.output)
@@ -120,19 +121,14 @@ class OnnxGraph:
         return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
 
     def _input(self, graph: Any, value: Any) -> Input:
-        """Read an input; its axis 0 is the batch if it is open, or of the same extent as the first one's."""
+        """Read an input; its axis 0 is the batch if it is open under no other name, or of the first one's extent."""
         tensor = value.type.tensor_type
         dims = list(tensor.shape.dim)
-        holds_batch = bool(dims) and (not dims[0].dim_value or dims[0].dim_value == self._batch)
+        holds_batch = bool(dims) and self._is_batch(dims[0])
         rest = dims[1:] if holds_batch else dims
-        for number, dim in enumerate(dims[-len(rest) :] if rest else []):
-            if not dim.dim_value:
-                name = dim.dim_param or f"{number + int(holds_batch)}"
-                remedy = (
-                    f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {name} --dim_value N "
-                    f"{self._path.name} fixed.onnx"
-                )
-                raise self.refused(f"one whose input {value.name} is fixed in axis {name}", f"Fix it: {remedy}.")
+        for number, dim in enumerate(dims):
+            if not dim.dim_value and not (holds_batch and number == 0):
+                raise self._open(value.name, dims, number)
         dtype = self._dtype(tensor.elem_type) if tensor.elem_type else "no tensor"
         if dtype not in DTYPES:
             raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
@@ -142,6 +138,20 @@ class OnnxGraph:
                 rows = next((each.dims[0] for each in graph.initializer if each.name == node.input[0]), rows)
         shape = tuple(dim.dim_value for dim in rest)
         return Input(name=value.name, dtype=dtype, shape=shape, holds_batch=holds_batch, values=rows)
+
+    def _is_batch(self, dim: Any) -> bool:
+        if dim.dim_value:
+            return bool(dim.dim_value == self._batch)
+        return "" in {dim.dim_param, self._batch_name} or dim.dim_param == self._batch_name
+
+    def _open(self, name: str, dims: list[Any], number: int) -> InvalidSpec:
+        """Make the error of an input with an open axis that is not the batch, and say how to fix it."""
+        axis = dims[number].dim_param
+        shape = ",".join(str(dim.dim_value or ("1" if place == 0 else "N")) for place, dim in enumerate(dims))
+        told = f"--dim_param {axis} --dim_value N" if axis else f"--input_name {name} --input_shape {shape}"
+        remedy = f"python -m onnxruntime.tools.make_dynamic_shape_fixed {told} {self._path.name} fixed.onnx"
+        also = f", or has the batch there as {self._batch_name!r}" if number == 0 else ""
+        return self.refused(f"one whose input {name} is fixed in axis {axis or number}{also}", f"Fix it: {remedy}.")
 
     def _set_batch(self, graph: Any, batch: int | str) -> None:
         """Write the batch into the inputs, and leave what follows from it open."""

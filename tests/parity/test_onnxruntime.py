@@ -18,6 +18,7 @@ pytest.importorskip("onnxruntime")
 
 from cubatch.errors import InvalidSpec  # noqa: E402
 from cubatch.frameworks import onnxruntime_runner  # noqa: E402
+from cubatch.frameworks.onnx_graph import OnnxGraph  # noqa: E402
 from cubatch.measure import heap  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
 from tests.parity.onnx_files import SHAPE, Flattened, OfWords, Small, export  # noqa: E402
@@ -240,6 +241,38 @@ def test_a_file_with_another_open_axis_says_how_to_fix_it(files, tmp_path):
     onnx.save(model, str(tmp_path / "open.onnx"))
     with pytest.raises(InvalidSpec, match="make_dynamic_shape_fixed --dim_param height"):
         cb.autotune(tmp_path / "open.onnx", store=False, **ASKED)
+
+
+def test_an_open_axis_without_a_name_is_fixed_by_the_whole_shape(files, tmp_path):
+    """ONNX Runtime's tool takes no number of an axis: it fixes a file so, which is tuned then."""
+    model = onnx.load(str(files["open"]))
+    (value,) = model.graph.input
+    value.type.tensor_type.shape.dim[2].Clear()
+    onnx.save(model, str(tmp_path / "open.onnx"))
+    with pytest.raises(InvalidSpec) as caught:
+        cb.autotune(tmp_path / "open.onnx", store=False, **ASKED)
+    told = f"make_dynamic_shape_fixed --input_name {value.name} --input_shape 1,3,N,16 open.onnx fixed.onnx"
+    assert told in str(caught.value)
+    command = told.replace("N", "16").replace("open.onnx", str(tmp_path / "open.onnx"))
+    command = command.replace("fixed.onnx", str(tmp_path / "fixed.onnx")).split()
+    subprocess.run([sys.executable, "-m", f"onnxruntime.tools.{command[0]}", *command[1:]], check=True)
+    assert OnnxGraph(tmp_path / "fixed.onnx").inputs[0].shape == SHAPE
+
+
+def test_an_input_whose_first_axis_has_another_name_holds_no_batch(tmp_path):
+    """It is an open axis like any other; under the batch's own name it is the batch."""
+    make = onnx.helper
+    for name, told in {"batch": None, "rows": "make_dynamic_shape_fixed --dim_param rows --dim_value N"}.items():
+        shapes = {"x": ["batch", 4], "z": [name, 4]}
+        values = [make.make_tensor_value_info(each, onnx.TensorProto.FLOAT, shape) for each, shape in shapes.items()]
+        result = make.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])
+        graph = make.make_graph([make.make_node("Add", ["x", "z"], ["y"])], "two", values, [result])
+        onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)]), str(tmp_path / "two.onnx"))
+        if told is None:
+            assert [each.holds_batch for each in OnnxGraph(tmp_path / "two.onnx").inputs] == [True, True]
+        else:
+            with pytest.raises(InvalidSpec, match=told):
+                OnnxGraph(tmp_path / "two.onnx")
 
 
 def test_what_is_no_file_of_onnx_is_refused(tmp_path):
