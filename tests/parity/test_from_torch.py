@@ -141,6 +141,15 @@ def in_blocks(self, x):
     return torch.cat([a, b], 1) + torch.cat([b, z], 1)
 
 
+def flattened_before(self, x):
+    """Clamp in place, in a block of its own, what was flattened and copied before: the first sees it."""
+    y = self.conv(x)
+    flat, copy = y.detach().flatten(1), y.permute(0, 2, 3, 1).flatten(1)
+    with torch.autocast("cpu", enabled=False):
+        self.relu(y)
+    return torch.cat([self.fc(flat), self.fc(copy)], 1)
+
+
 def by_name(self, x):
     """Add to a product's output under another name, and read that output as well."""
     y = self.conv(x)
@@ -184,6 +193,10 @@ SMALL = {
     "in place": (
         Of(pre_activated, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU(inplace=True), again=nn.Conv2d(4, 4, 1)),
         {Add: 1, ReLU: 1},
+    ),
+    "in place, after it was flattened": (
+        Of(flattened_before, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU(inplace=True), fc=nn.Linear(224, 5)),
+        {ReLU: 1, Linear: 2},
     ),
     "twice": (Of(lambda self, x: self.relu(self.relu(x) + x), relu=nn.ReLU()), {ReLU: 2, Add: 1}),
     "with itself": (Of(lambda _, x: torch.cat([x + x, x], 1)), {Add: 1}),
@@ -235,6 +248,14 @@ def through_a_view(_, x):
     """Clamp a flattened view in place, then read what it is a view of."""
     flat = x.flatten(1).relu_()
     return x + flat.view(x.shape)
+
+
+def through_one_of_two_views(_, x):
+    """Clamp a view in place, then read another one."""
+    flat = x.view(x.shape[0], -1)
+    other = flat.view(x.shape)
+    flat.relu_()
+    return other.sigmoid()
 
 
 def through_a_view_in_a_block(self, x):
@@ -298,6 +319,7 @@ REFUSED = {
         Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(through_a_view)),
         ("aten.relu_", "changed", "changes in place"),
     ),
+    "one of two views": (after(through_one_of_two_views), ("aten.relu_", "changed", "changes in place")),
     "a view in a block": (
         Of(through_a_view_in_a_block, conv=nn.Conv2d(3, 3, 1)), ("aten.relu_", "relu", "changes in place"),
     ),

@@ -15,14 +15,11 @@ from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step, of_one, unlike
-from cubatch.network.importers.torch_operators import OPERATORS, SEVERAL, Call, part
+from cubatch.network.importers.torch_operators import OPERATORS, Call, part
 from cubatch.units import first_line
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
-_RESHAPES = ("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze")
-_PARTS = ("slice", "select", "narrow", "expand", "diagonal")
-_VIEWS = SEVERAL | {f"aten.{name}" for name in (*_RESHAPES, *_PARTS)}
 # What a module does under no_grad() or autocast(), as a graph within the graph.
 _WRAPS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
@@ -140,7 +137,9 @@ class _Reader:
         self._steps: list[Step] = []
         self._several: dict[Any, tuple[Call, str, tuple[str, ...]]] = {}  # what gives several tensors, and what it read
         self._within: dict[Any, tuple[Any, ...]] = {}  # what is a graph of its own, and the nodes that it gives
-        self._given: dict[Any, Any] = {}  # what such a graph reads, and the nodes around it that give that
+        self._same: dict[Any, Any] = {}  # what such a graph reads, or gives, and the nodes that it is
+        self._begun: set[Any] = set()  # nodes that were read, or are being read
+        self._sharing: dict[Any, dict[Any, None]] = {}  # those of them that have their numbers in one storage, in order
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
         stacks = [(node.meta.get("nn_module_stack") or {}).values() for graph in graphs for node in graph.nodes]
         paths = {str(entry[0]).partition("@")[0] for stack in stacks for entry in stack}
@@ -161,6 +160,7 @@ class _Reader:
                     self._known[node] = self._program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
                 else:
                     self._input = self._now[node] = node.name
+                self._begin(node)
             elif node.op == "call_function":
                 self._read(node)
             elif node.op == "output":
@@ -189,21 +189,31 @@ class _Reader:
 
     def _read(self, node: Any) -> None:
         """Compute a node's constant, or note its step, or those of the graph that it stands for."""
-        base, name, meant = _operator(node), f"{node.name}.{len(self._steps)}", node.meta.get("val")
+        self._begin(node)
         if str(node.target) in _WRAPS:
             self._read_within(node)
-            return
-        if node.target is operator.getitem and node.args[0] in self._within:
+        elif node.target is operator.getitem and node.args[0] in self._within:
             self._stand_for(node, self._within[node.args[0]][node.args[1]])
-            return
+        elif not self._is_computed(node):
+            self._note(node)
+
+    def _is_computed(self, node: Any) -> bool:
+        """Compute what depends on no input."""
+        meant = node.meta.get("val")
         if isinstance(meant, self._torch.Tensor) and not meant.numel():  # what holds nothing depends on nothing
             self._known[node] = self._torch.empty(meant.shape, dtype=meant.dtype, device=meant.device)
-            return
-        stand_in = {node.args[0]: self._torch.empty(0)} if base in _ONLY_TYPED_BY else {}
-        if all(each in self._known or each in stand_in for each in node.all_input_nodes):
-            arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
-            self._known[node] = node.target(*arguments[0], **arguments[1])
-            return
+            return True
+        stand_in = {node.args[0]: self._torch.empty(0)} if _operator(node) in _ONLY_TYPED_BY else {}
+        is_known = all(each in self._known or each in stand_in for each in node.all_input_nodes)
+        if not is_known:
+            return False
+        arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
+        self._known[node] = node.target(*arguments[0], **arguments[1])
+        return True
+
+    def _note(self, node: Any) -> None:
+        """Note the step of a node, and what it writes in place for those that read it later."""
+        base, name, meant = _operator(node), f"{node.name}.{len(self._steps)}", node.meta.get("val")
         call, is_counted = Call(self._torch, node, self._known), True
         reads = tuple(self._now[each] for each in call.values if each in self._now)
         if not isinstance(meant, self._torch.Tensor):
@@ -211,12 +221,10 @@ class _Reader:
             return
         kind, constants, options = of_one(OPERATORS[base](call), len(reads)) if base in OPERATORS else ("", {}, {})
         shape = call.result_shape
-        if written := self._written_through(node):
+        written = self._written(node)
+        if written and not _is_all_of(node.args[0], written[0]):
             kind, constants, options = unlike("it changes in place what is read under another shape, too")
-            shape = tuple(written[-1].meta["val"].shape)
-            for each in written:  # whoever reads these later reads what was written
-                self._known.pop(each, None)
-                self._now[each] = name
+            shape = tuple(written[0].meta["val"].shape)
         if node.target is operator.getitem:
             origin, number = node.args
             (call, base, reads), is_counted = self._several[origin], node is self._counted(origin)
@@ -232,6 +240,12 @@ class _Reader:
             )
         )  # fmt: skip
         self._now[node] = name
+        for each in written:  # whoever reads these later reads what was written
+            self._known.pop(each, None)
+        if written:
+            self._now[written[0]] = name
+        for each in written[1:]:
+            self._read_again(each)
 
     def _read_within(self, node: Any) -> None:
         """Read the graph that a node runs on its last arguments as if its nodes were in this one."""
@@ -239,8 +253,7 @@ class _Reader:
         given = iter(node.args[place + 1 :])
         for each in getattr(node.graph.owning_module, node.args[place].target).graph.nodes:
             if each.op == "placeholder":
-                self._given[each] = next(given)
-                self._stand_for(each, self._given[each])
+                self._stand_for(each, next(given))
             elif each.op == "call_function":
                 self._read(each)
             elif each.op == "output":
@@ -248,6 +261,8 @@ class _Reader:
 
     def _stand_for(self, node: Any, other: Any) -> None:
         """Let a node be what another one is, in a graph around it or within."""
+        self._begin(node)
+        self._same[node] = other
         tables: tuple[dict[Any, Any], ...] = (self._known, self._now, self._trained)
         for held in tables:
             if other in held:
@@ -257,20 +272,31 @@ class _Reader:
         """Give that of several results which has the FLOP and parameters of all: the first that makes a difference."""
         return next((each for each in node.users if each in self._live), None)
 
-    def _written_through(self, node: Any) -> list[Any]:
-        """Give the nodes whose tensors a node writes through a view, and others read too, the last the whole one."""
-        name = _operator(node)
-        if not name.endswith("_") or name.endswith("__") or not node.args:
+    def _begin(self, node: Any) -> None:
+        self._begun.add(node)
+        if isinstance(meant := node.meta.get("val"), self._torch.Tensor):
+            storage = meant.untyped_storage()._cdata  # noqa: SLF001 - one number for each storage
+            self._sharing.setdefault(storage, {})[node] = None
+
+    def _written(self, node: Any) -> list[Any]:
+        """Give the nodes that share what a node writes in place, itself the last, where one of them is read later."""
+        if not _writes(node):
             return []
-        found, at = [], node.args[0]
-        while _operator(at) in _VIEWS or at.target is operator.getitem:
-            at = at.args[0]
-            if isinstance(at.meta.get("val"), self._torch.Tensor):
-                found.append(at)
-            while at in self._given:  # what a block reads is seen by those around it, too
-                at = self._given[at]
-                found.append(at)
-        return found if any(len(each.users) > 1 for each in found) else []
+        sharing: list[Any] = next((list(each) for each in self._sharing.values() if node in each), [])
+        is_seen = any(user not in self._begun for each in sharing if each is not node for user in each.users)
+        return sharing if is_seen else []
+
+    def _read_again(self, node: Any) -> None:
+        """Read anew what shares its numbers with what was written in place."""
+        if node in self._same:
+            self._stand_for(node, self._same[node])
+        elif _writes(node):
+            self._now[node] = self._now[node.args[0]]
+        else:
+            if node.target is operator.getitem:
+                self._known.pop(node.args[0], None)
+                self._read(node.args[0])
+            self._read(node)
 
     def _place(self, node: Any) -> str:
         """Give the path of the module that a node is in, and what the node does where the module does more."""
@@ -292,6 +318,20 @@ def _live(graph: Any) -> set[Any]:
             found.add(node)
             due += node.all_input_nodes
     return found
+
+
+def _writes(node: Any) -> bool:
+    """Whether a node changes its first argument in place."""
+    name = _operator(node)
+    return name.endswith("_") and not name.endswith("__") and bool(node.args)
+
+
+def _is_all_of(node: Any, other: Any) -> bool:
+    """Whether two nodes that share their numbers have all the same, in the same order."""
+    first, second = (
+        (each.shape, each.stride(), each.storage_offset()) for each in (node.meta["val"], other.meta["val"])
+    )
+    return bool(first == second)
 
 
 def _operator(node: Any) -> str:
