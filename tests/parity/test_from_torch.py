@@ -198,6 +198,15 @@ SMALL = {
         Of(flattened_before, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU(inplace=True), fc=nn.Linear(224, 5)),
         {ReLU: 1, Linear: 2},
     ),
+    "a norm without shift, a part that a tensor tells": (
+        Of(lambda self, x: self.norm(x.flatten(2).transpose(1, 2).narrow(2, torch.tensor(1), 2)),
+           norm=nn.LayerNorm(2, bias=False)),
+        {LayerNorm: 1, Slice: 1},
+    ),
+    "dropped constants": (
+        Of(lambda self, x: x * self.drop(self.scale), scale=nn.Parameter(torch.rand(3, 1, 1)), drop=nn.Dropout()),
+        {LayerScale: 1},
+    ),
     "twice": (Of(lambda self, x: self.relu(self.relu(x) + x), relu=nn.ReLU()), {ReLU: 2, Add: 1}),
     "with itself": (Of(lambda _, x: torch.cat([x + x, x], 1)), {Add: 1}),
     "excited": (
@@ -303,6 +312,10 @@ REFUSED = {
            norm=nn.BatchNorm2d(3)),
         ("aten.batch_norm", "batch_norm", "training mode"),
     ),
+    "noise": (after(lambda _, x: x + torch.randn(3, 1, 1)), ("aten.randn", "changed", "draws random numbers")),
+    "a constant times a value": (
+        after(lambda _, x: torch.ones(8, 8) @ x), ("aten.matmul", "changed", "first factor does not depend"),
+    ),
     "mean of all": (after(lambda _, x: x.mean() * x), ("aten.mean", "changed", "other axes")),
     "imaginary": (after(lambda _, x: (x * 1j).real), ("aten.mul", "changed", "no real number")),
     "cumsum": (
@@ -377,10 +390,11 @@ def test_an_operator_without_a_layer_is_named_with_its_place(case):
         (nn.Linear(4, 2), (3, 8, 8), "torch.export can trace"),
         (Of(lambda _, x: (x.relu(), x.sigmoid())), (3, 8, 8), "a single tensor"),
         (Of(lambda _, x: x.flatten(1)), (3, 8, 8), "its output is its input"),
+        (Of(lambda _, x: torch.ones(2, 3)), (3, 8, 8), "one whose output depends on its input"),
     ],
 )
 def test_what_cannot_be_imported_says_so(module, shape, told):
-    """No module, no shape, a trace that fails, several outputs, nothing to do."""
+    """No module, no shape, a trace that fails, several outputs, nothing to do, nothing that is read."""
     with pytest.raises(InvalidArgument) as caught:
         from_torch(module, shape)
     assert told in str(caught.value)

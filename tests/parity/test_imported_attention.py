@@ -102,6 +102,7 @@ def test_attention_is_one_layer_whichever_way_it_is_cut(form):
 
 REFUSED = {
     "a mask": (Apart(is_causal=True), "a mask"),
+    "dropout that stays": (Apart(dropout_p=0.5), "drops some of its weights, in evaluation"),
     "keys of something else": (Apart(keys_of=torch.relu), "of one input"),
     "something in between": (Apart(more=torch.relu), "not whole"),
 }
@@ -109,7 +110,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_attention_of_another_kind_is_refused_or_kept_as_it_is(case):
-    """Masked, across two inputs, or not projected: no layer of ours; opaque, all its FLOP are there."""
+    """Masked, dropped, across two inputs, or not projected: no layer of ours; opaque, all its FLOP are there."""
     module, told = REFUSED[case]
     with pytest.raises(UnsupportedOperator, match=told):
         from_torch(module, (TOKENS, C))

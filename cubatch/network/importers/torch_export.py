@@ -181,6 +181,8 @@ class _Reader:
         signature = self._program.graph_signature
         names = list(signature.user_outputs)
         found = [each for each in node.all_input_nodes if each.name in names]
+        if len(found) == 1 and found[0] in self._known:
+            raise InvalidArgument("module", self._name, "one whose output depends on its input")
         if len(names) != 1 or len(found) != 1 or found[0] not in self._now:
             raise InvalidArgument(
                 "module", self._name, f"one with a single tensor as its output, not {len(names)}", "Wrap it in another."
@@ -198,14 +200,14 @@ class _Reader:
             self._note(node)
 
     def _is_computed(self, node: Any) -> bool:
-        """Compute what depends on no input."""
+        """Compute what depends on no input, and is the same in every run."""
         meant = node.meta.get("val")
         if isinstance(meant, self._torch.Tensor) and not meant.numel():  # what holds nothing depends on nothing
             self._known[node] = self._torch.empty(meant.shape, dtype=meant.dtype, device=meant.device)
             return True
         stand_in = {node.args[0]: self._torch.empty(0)} if _operator(node) in _ONLY_TYPED_BY else {}
         is_known = all(each in self._known or each in stand_in for each in node.all_input_nodes)
-        if not is_known:
+        if not is_known or Call(self._torch, node, self._known).is_random:
             return False
         arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
         self._known[node] = node.target(*arguments[0], **arguments[1])
@@ -220,6 +222,9 @@ class _Reader:
             self._several[node] = call, base, reads  # each of them is a step
             return
         kind, constants, options = of_one(OPERATORS[base](call), len(reads)) if base in OPERATORS else ("", {}, {})
+        if not reads:  # and could not be computed
+            reason = "it draws random numbers" if call.is_random else "it depends on the input by numbers, not tensors"
+            kind, constants, options = unlike(reason)
         shape = call.result_shape
         written = self._written(node)
         if written and not _is_all_of(node.args[0], written[0]):

@@ -25,7 +25,7 @@ class Call:
     """
 
     def __init__(self, torch: Any, node: Any, known: dict[Any, Any]) -> None:
-        self._node, self._known, self._tensor = node, known, torch.Tensor
+        self._node, self._known, self._seeded = node, known, torch.Tag.nondeterministic_seeded
         schema = node.target._schema.arguments if hasattr(node.target, "_schema") else ()  # noqa: SLF001 - its only name
         given = {argument.name: argument.default_value for argument in schema}
         given.update(zip(given, node.args, strict=False))
@@ -62,6 +62,12 @@ class Call:
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the result."""
         return tuple(self._node.meta["val"].shape)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the result is another in each run; dropout and the like say whether they drop."""
+        told = [self._arguments[name] for name in ("train", "training", "dropout_p") if name in self._arguments]
+        return self._seeded in getattr(self._node.target, "tags", ()) and all(told)
 
     @property
     def is_floating(self) -> bool:
@@ -132,8 +138,12 @@ def _linear(call: Call) -> Meaning:
 
 def _matmul(call: Call) -> Meaning:
     w = call.constant("mat2") if call.option("other", None) is None else call.constant("other")
-    if w is None or w.ndim != 2:  # noqa: PLR2004
+    if not call.is_value("self"):
+        return unlike("its first factor does not depend on the network's input")
+    if w is None:
         return unlike("it multiplies two values that both depend on the input")
+    if w.ndim != 2:  # noqa: PLR2004
+        return unlike(f"its constant has {w.ndim} axes, and is no matrix")
     return "linear", {"w": w.T}, {}
 
 
@@ -155,14 +165,16 @@ def _batch_norm(call: Call) -> Meaning:
 
 def _layer_norm(call: Call) -> Meaning:
     gamma, beta = call.constant("weight"), call.constant("bias")
-    if gamma is None or beta is None:
-        return unlike("it has no scale and shift")
-    return "layer_norm", {"gamma": gamma, "beta": beta}, {"eps": call["eps"], "axes": len(call["normalized_shape"])}
+    if gamma is None:
+        return unlike("it has no scale")
+    arrays = {"gamma": gamma, "beta": gamma.new_zeros(gamma.shape) if beta is None else beta}
+    return "layer_norm", arrays, {"eps": call["eps"], "axes": len(call["normalized_shape"])}
 
 
 def _pool(call: Call, **more: Any) -> dict[str, Any]:
     window = _pair(call["kernel_size"])
     return {
+        "dilation": _pair(call.option("dilation", 1)),
         "window": window,
         "stride": _pair(call["stride"]) if call["stride"] else window,
         "pad": _quad(call["padding"]),
@@ -172,7 +184,7 @@ def _pool(call: Call, **more: Any) -> dict[str, Any]:
 
 
 def _max_pool(call: Call) -> Meaning:
-    return "max_pool", {}, _pool(call, dilation=_pair(call["dilation"]))
+    return "max_pool", {}, _pool(call)
 
 
 def _avg_pool(call: Call) -> Meaning:
@@ -227,7 +239,9 @@ def _slice(call: Call) -> Meaning:
 
 
 def _narrow(call: Call) -> Meaning:
-    start = first_position(call["start"] or 0, call.shape("self")[call["dim"]])
+    if call.is_value("start"):
+        return unlike("where it begins depends on the input")
+    start = first_position(int(call.constant("start") or 0), call.shape("self")[call["dim"]])
     return "slice", {}, {"axis": call["dim"], "start": start}
 
 
@@ -235,6 +249,8 @@ def _attention(call: Call) -> Meaning:
     told = {name: call.option(name, None) for name in ("attn_mask", "is_causal", "scale", "enable_gqa")}
     if any(told.values()):
         return unlike("it has a mask, or a scale of its own")
+    if call.option("dropout_p", 0):
+        return unlike("it drops some of its weights, in evaluation, too")
     return "attention", {}, {}
 
 
