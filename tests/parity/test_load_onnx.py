@@ -95,7 +95,10 @@ FLOAT = onnx.TensorProto.FLOAT
 RANDOM = np.random.default_rng(3)
 
 
-def written(path, nodes, constants, shape=("n", 3, 8, 7), outputs=("y",)):
+IMAGES = ("n", 3, 8, 7)
+
+
+def written(path, nodes, constants, *, opset=20, shape=IMAGES, outputs=("y",)):
     """Write a file of some nodes; the input is x, the output y."""
     graph = helper.make_graph(
         nodes, "hand", [helper.make_tensor_value_info("x", FLOAT, shape)],
@@ -103,7 +106,7 @@ def written(path, nodes, constants, shape=("n", 3, 8, 7), outputs=("y",)):
         [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
     )  # fmt: skip
     onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.example", 1)]),
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("com.example", 1)]),
         path,
     )
     return path
@@ -119,7 +122,28 @@ def drawn(*shape):
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+def attention(**softmax):
+    """Nodes of attention of two heads on 5 tokens of 4 channels, projected, the bias apart."""
+    heads = [
+        each
+        for name, order in {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}.items()
+        for each in (
+            node("MatMul", f"x w{name}", f"{name}0"), node("Reshape", f"{name}0 heads", f"{name}1"),
+            node("Transpose", f"{name}1", name, perm=order),
+        )
+    ]  # fmt: skip
+    return [
+        *heads, node("MatMul", "q k", "a"), node("Mul", "a scale", "b"), node("Softmax", "b", "c", **softmax),
+        node("MatMul", "c v", "d"), node("Transpose", "d", "e", perm=[0, 2, 1, 3]), node("Reshape", "e flat", "f"),
+        node("MatMul", "f wo", "g"), node("Add", "bias g"),
+    ]  # fmt: skip
+
+
 FILTER = drawn(4, 3, 3, 2)
+HEADS = {
+    **{name: drawn(4, 4) for name in ("wq", "wk", "wv", "wo")},
+    "heads": [0, 5, 2, 2], "flat": [0, 5, 4], "scale": np.float32(2**-0.5), "bias": drawn(4),
+}  # fmt: skip
 HAND = {
     "same at the end": ([node("Conv", "x w", auto_pad="SAME_UPPER", strides=[2, 2])], {"w": FILTER}),
     "same in front": ([node("Conv", "x w", auto_pad="SAME_LOWER", dilations=[1, 2])], {"w": FILTER}),
@@ -165,6 +189,25 @@ HAND = {
          node("Slice", "x start end axis", "e"), node("Concat", "e c d", axis=1)],
         {"start": [-2], "end": [2**31], "axis": [1]},
     ),
+    "a constant squeezed by an older version": (
+        [node("Squeeze", "row", "a", axes=[0]), node("Mul", "x a")], {"row": drawn(1, 3, 1, 1)}, {"opset": 11},
+    ),
+    "flattened by an older version": (
+        [node("Shape", "x", "a"), node("Gather", "a zero", "b", axis=0), node("Unsqueeze", "b", "c", axes=[0]),
+         node("Concat", "c rest", "d", axis=0), node("Reshape", "x d", "e"), node("Gemm", "e w")],
+        {"zero": 0, "rest": [-1], "w": drawn(168, 4)}, {"opset": 11},
+    ),
+    "sums of two and of one": (
+        [node("Flatten", "x", "a"), node("MatMul", "a w", "b"), node("Sum", "b u", "c"), node("Sum", "c")],
+        {"w": drawn(168, 4), "u": drawn(4)},
+    ),
+    "clipped at the largest number": (
+        [node("Clip", "x zero large")], {"zero": np.float32(0), "large": np.finfo(np.float32).max},
+    ),
+    "a part that nobody reads": (
+        [helper.make_node("Split", ["x", "sizes"], ["", "a"], axis=1), node("Relu", "a")], {"sizes": [1, 2]},
+    ),
+    "attention whose bias is apart": (attention(axis=-1), HEADS, {"shape": ("n", 5, 4)}),
     "squeezed": (
         [node("GlobalAveragePool", "x", "a"), node("Squeeze", "a axes", "b"), node("Unsqueeze", "b axes", "c"),
          node("Relu", "c")],
@@ -176,15 +219,29 @@ HAND = {
 @pytest.mark.parametrize("case", HAND)
 def test_a_file_by_hand_computes_what_onnx_says(case, tmp_path):
     """Beside the interpreter that defines the format, in float32: 2^-24 in sums of at most 168 terms."""
-    nodes, constants = HAND[case]
-    path = written(tmp_path / "hand.onnx", nodes, constants)
-    x = zoo.images((3, 8, 7)).astype(np.float32)
+    nodes, constants, options = (*HAND[case], {})[:3]
+    path = written(tmp_path / "hand.onnx", nodes, constants, **options)
+    x = zoo.images(options.get("shape", IMAGES)[1:]).astype(np.float32)
     (want,) = onnx.reference.ReferenceEvaluator(str(path)).run(None, {"x": x})
     found = zoo.outputs(load_onnx(path), x)
     if want.ndim == 4:
         want = want.transpose(0, 2, 3, 1)
     assert want.std() > 0
     np.testing.assert_allclose(found.reshape(want.shape), want, rtol=0, atol=168 * 2**-24 * np.abs(want).max())
+
+
+def test_an_input_that_is_turned_to_have_its_channels_first_has_them_last(tmp_path):
+    """As tf2onnx writes it: (h, w, c) are ours, too; where the input is read otherwise as well, it is as any other."""
+    nodes = [node("Transpose", "x", "a", perm=[0, 3, 1, 2]), node("Conv", "a w", "b"), node("Relu", "b")]
+    path = written(tmp_path / "turned.onnx", nodes, {"w": FILTER}, shape=("n", 8, 7, 3))
+    network, x = load_onnx(path), zoo.images((8, 7, 3)).astype(np.float32)
+    assert (network.input_shape, [layer.type for layer in network.layers]) == ((8, 7, 3), ["conv2d", "relu"])
+    (want,) = onnx.reference.ReferenceEvaluator(str(path)).run(None, {"x": x})
+    found = zoo.outputs(network, x.transpose(0, 3, 1, 2)).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(found, want, rtol=0, atol=168 * 2**-24 * np.abs(want).max())
+    nodes = [nodes[0], node("Relu", "a", "b"), node("Transpose", "b", "c", perm=[0, 2, 3, 1]), node("Add", "c x")]
+    path = written(tmp_path / "as_well.onnx", nodes, {}, shape=("n", 8, 7, 3))
+    assert load_onnx(path, opaque=True).input_shape == (7, 3, 8)
 
 
 def test_a_file_is_read_where_nothing_else_of_onnx_was_imported(tmp_path):
@@ -260,13 +317,67 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_operator_without_a_layer_is_named_with_its_node(case, tmp_path):
     """Operator with its domain, node, and reason."""
-    nodes, constants, (operator, place, reason) = REFUSED[case]
+    nodes, constants, (operator, place, reason), options = (*REFUSED[case], {})[:4]
+    path = written(tmp_path / "hand.onnx", nodes, constants, **options)
     with pytest.raises(UnsupportedOperator) as caught:
-        load_onnx(written(tmp_path / "hand.onnx", nodes, constants))
+        load_onnx(path)
     assert (caught.value.operator, caught.value.place) == (operator, place)
     assert reason in caught.value.reason
+    assert f'call cubatch.autotune("{path}", library="onnxruntime")' in str(caught.value)
 
 
+def test_a_constant_that_is_sparse_is_refused(tmp_path):
+    """Opaque or not, by its name: no operator makes it."""
+    path = written(tmp_path / "sparse.onnx", [node("Flatten", "x", "a"), node("MatMul", "a w")], {})
+    model, make = onnx.load(path), onnx.numpy_helper.from_array
+    sparse = helper.make_sparse_tensor(make(drawn(2), "w"), make(np.array([3, 9])), [168, 4])
+    model.graph.sparse_initializer.append(sparse)
+    onnx.save(model, path)
+    for opaque in (False, True):
+        with pytest.raises(UnsupportedOperator, match=r"MatMul at 'block/y' .* reads 'w', which nothing before it"):
+            load_onnx(path, opaque=opaque)
+
+
+NORM = {"gamma": drawn(3), "beta": drawn(3), "mean": drawn(3), "var": np.abs(drawn(3))}
+REFUSED |= {
+    "a bias for one of two readers": (
+        [node("Conv", "x w", "a"), node("Identity", "a", "b"), node("Add", "b bias", "c"), node("Add", "c a")],
+        {"w": FILTER, "bias": drawn(4, 1, 1)},
+        ("Add", "block/c", "which nothing else reads"),
+    ),
+    "a dilated average": (
+        [node("AveragePool", "x", kernel_shape=[2, 2], dilations=[2, 2])], {}, ("AveragePool", "block/y", "dilated"),
+    ),
+    "dropout in training": (
+        [node("Dropout", "x share mode")], {"share": np.float32(0.5), "mode": True},
+        ("Dropout", "block/y", "training mode"),
+    ),
+    "dropout in training, as it was": (
+        [node("Dropout", "x")], {}, ("Dropout", "block/y", "training mode"), {"opset": 6},
+    ),
+    "statistics of the batch": (
+        [helper.make_node("BatchNormalization", ["x", *NORM], ["y", "m", "v"])], NORM,
+        ("BatchNormalization", "y", "training mode"), {"opset": 9},
+    ),
+    "statistics of the batch, as it was": (
+        [node("BatchNormalization", f"x {' '.join(NORM)}")], NORM,
+        ("BatchNormalization", "block/y", "training mode"), {"opset": 6},
+    ),
+    "attention over all positions": (
+        attention(), HEADS, ("MatMul", "block/a", "both depend on"), {"opset": 11, "shape": ("n", 5, 4)},
+    ),
+    "random": (
+        [node("RandomNormal", "", "a", shape=[3, 1, 1]), node("Mul", "x a")], {},
+        ("RandomNormal", "block/a", "draws random numbers"),
+    ),
+    "a constant times a value": (
+        [node("MatMul", "w x")], {"w": drawn(8, 8)}, ("MatMul", "block/y", "first input does not depend"),
+    ),
+    "a single number": (
+        [node("ReduceMean", "x", "a", keepdims=0), node("Mul", "x a")], {},
+        ("ReduceMean", "block/a", "a single number"),
+    ),
+}  # fmt: skip
 RELU = ([node("Relu", "x")], {})
 
 
@@ -281,7 +392,7 @@ def test_a_shape_that_the_file_leaves_open_is_asked_for_and_given(tmp_path):
 
 
 def test_what_is_no_network_of_ours_says_so(tmp_path):
-    """No file, no ONNX, two outputs, two inputs."""
+    """No file, no ONNX, two outputs, two inputs, an output that depends on none."""
     (tmp_path / "text.onnx").write_text("no protobuf")
     for name in ("missing.onnx", "text.onnx"):
         with pytest.raises(InvalidSpec, match="ONNX file must be a file that onnx can read"):
@@ -295,3 +406,5 @@ def test_what_is_no_network_of_ours_says_so(tmp_path):
     onnx.save(model, path)
     with pytest.raises(InvalidSpec, match="a single input, not x, z"):
         load_onnx(path)
+    with pytest.raises(InvalidSpec, match="output depends on its input"):
+        load_onnx(written(tmp_path / "alone.onnx", [node("Identity", "w")], {"w": drawn(2, 3)}))

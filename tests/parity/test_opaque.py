@@ -176,3 +176,56 @@ def test_a_file_keeps_what_it_has_no_layer_for(tmp_path):
         ("opaque", (5, 1, 5)), ("opaque", (5, 1, 4)), ("opaque", (5, 1, 4)), ("relu", (5, 1, 4)),
     ]  # fmt: skip
     assert network.flops() == 2 * 5 * 5 * 4 + 2 * 5 * 4 * 5
+
+
+def in_a_file(path, node, shape, constants, outputs):
+    """Write a file of one node."""
+    values = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node], "hand", [values("x", onnx.TensorProto.FLOAT, shape)],
+        [values(name, onnx.TensorProto.FLOAT, None) for name in outputs],
+        [onnx.numpy_helper.from_array(np.ones(size, np.float32), name) for name, size in constants.items()],
+    )  # fmt: skip
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)]), path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_a_recurrent_layer_in_a_file_has_its_parameters_and_flop(kind, gates, tmp_path):
+    """As many as PyTorch's own cells have in two directions, one step and sample after the other."""
+    sizes = {"w": (2, 5 * gates, 6), "r": (2, 5 * gates, 5), "b": (2, 10 * gates)}
+    node = onnx.helper.make_node(kind, ["x", *sizes], ["y"], hidden_size=5, direction="bidirectional")
+    network = load_onnx(in_a_file(tmp_path / "rnn.onnx", node, (2, 7, 6), sizes, ["y"]), opaque=True)
+    cell = getattr(nn, f"{kind}Cell")(6, 5)
+    assert network.parameters == 2 * sum(parameter.numel() for parameter in cell.parameters())
+    assert network.flops() == 2 * 7 * counted(cell, torch.zeros(1, 6))
+
+
+def test_what_several_results_cost_together_is_counted_once(tmp_path):
+    """Of a recurrent layer whose outputs are read beside its last state, which are added."""
+    sizes = {"w": (1, 20, 6), "r": (1, 20, 5)}
+    make = onnx.helper.make_node
+    path = in_a_file(
+        tmp_path / "rnn.onnx", make("LSTM", ["x", *sizes], ["a", "b"], hidden_size=5, layout=1), (2, 1, 6), sizes, ["y"]
+    )
+    model = onnx.load(path)
+    model.graph.node.append(make("Mul", ["a", "b"], ["y"]))
+    onnx.save(model, path)
+    network = load_onnx(path, opaque=True)
+    assert network.parameters == 20 * 6 + 20 * 5
+    assert network.flops() == 2 * (20 * 6 + 20 * 5)
+
+
+def test_a_turned_product_counts_its_own_depth(tmp_path):
+    """x' w of x (4, 6): for each of 6 rows and 5 columns a sum of 4, over a batch of 4."""
+    node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"], transA=1)
+    path = in_a_file(tmp_path / "turned.onnx", node, (4, 16), {"w": (4, 5)}, ["y"])
+    assert load_onnx(path, opaque=True).flops() == 2 * 16 * 5 * 4 // 4
+
+
+def test_what_has_the_batch_on_no_axis_cannot_be_kept(tmp_path):
+    """A product over the batch, of 3 rows and 8 columns: as many numbers as a batch of 4 could have, and no samples."""
+    node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"], transA=1)
+    path = in_a_file(tmp_path / "turned.onnx", node, (4, 3), {"w": (4, 8)}, ["y"])
+    with pytest.raises(UnsupportedOperator, match=r"shape \(3, 8\) is of no batch"):
+        load_onnx(path, opaque=True)

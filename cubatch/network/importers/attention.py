@@ -129,6 +129,21 @@ def project(build: Builder, step: Step, value: Value, order: list[int] | None, m
     return build.add(step, layer, mixed.x, dims=build.with_channels(value, -1, c), arrays=arrays)
 
 
+def is_projected(build: Builder, value: Value) -> bool:
+    """Whether a value is what `project` made."""
+    return "w_out" in build.arrays.get(value.layer, {})
+
+
+def project_with_bias(build: Builder, value: Value, bias: np.ndarray[Any, Any]) -> Value:
+    """Add a bias to what projects attention's output."""
+    c = len(bias)
+    known = {"b_in": np.zeros(3 * c), "b_out": np.zeros(c), **build.arrays[value.layer]}
+    with_bias: dict[str, Any] = {"bias": True}
+    layer = attrs.evolve(build.layers[value.layer], **with_bias)
+    build.replace(value.layer, layer, {"b_in": known["b_in"], "b_out": known["b_out"] + bias})
+    return value
+
+
 def prepend(build: Builder, step: Step) -> Value:
     """Put a class token in front of pixels that are tokens, (n, h w, c)."""
     value, token = build.value(step), step.constants["token"]

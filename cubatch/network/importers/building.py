@@ -19,13 +19,14 @@ from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, printable
 from cubatch.network.graph import INPUT, Network
 from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places
-from cubatch.network.importers.refusal import AS_IT_IS, OPAQUE, UnsupportedOperator
+from cubatch.network.importers.refusal import KEEP, UnsupportedOperator
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Flatten, Slice
 
 Pad = tuple[int, int, int, int]
 NO_PAD = (0, 0, 0, 0)
+_TO_NCHW = "permute", (0, 3, 1, 2)  # what a network does to its input that has its channels last
 
 
 @attrs.frozen
@@ -65,7 +66,11 @@ class Builder:
 
     def __init__(self, source: Source, rules: Mapping[str, Rule], fallback: Rule | None) -> None:
         self.batch_size, *extents = source.input_shape
+        steps = _wanted(source)
         layout = {3: "nchw", 2: "nhc", 1: "nc"}.get(len(extents))
+        reading = [(step.kind, step.options.get("order")) for step in steps if source.input in step.reads]
+        if reading and all(each == _TO_NCHW for each in reading):
+            layout = "nhwc"
         if layout is None:
             raise InvalidSpec(
                 "input_shape", tuple(extents), "(channels, height, width), (tokens, channels) or (features,)"
@@ -78,9 +83,10 @@ class Builder:
         self.arrays: dict[str, dict[str, Any]] = {}
         self.pending: dict[str, Any] = {}  # layers that are not whole yet, by the name that stands for their output
         self.values = {source.input: Value(INPUT, laid_out(layout, self.batch_size, self.input_shape))}
-        self._rules, self._fallback = rules, fallback
+        self._rules, self._fallback, self._as_it_is = rules, fallback, source.as_it_is
         self._slices: dict[tuple[str, int, int], str] = {}  # by what they read, their first channel and their channels
-        steps = _wanted(source)
+        if source.output != source.input and not any(step.result == source.output for step in steps):
+            raise InvalidSpec("network", self.name, "one whose output depends on its input")
         self.readers = Counter(name for step in steps for name in step.reads) + Counter([source.output])
         self._makers = {step.result: step for step in steps}
         for step in steps:
@@ -94,6 +100,8 @@ class Builder:
         self._output = output.layer
 
     def _made(self, step: Step) -> Value:
+        if unmade := [name for name in step.reads if name not in self.values]:
+            raise self.refusal(step, f"it reads {unmade[0]!r}, which nothing before it makes")
         try:
             return self._by_rule(step)
         except UnsupportedOperator:
@@ -146,7 +154,7 @@ class Builder:
 
     def refusal(self, step: Step, reason: str) -> UnsupportedOperator:
         """Make the error of a step that cannot be ours."""
-        remedy = OPAQUE if self._fallback is None else f"To {AS_IT_IS}"
+        remedy = f"{KEEP}; to {self._as_it_is}" if self._fallback is None else f"To {self._as_it_is}"
         return UnsupportedOperator(step.operator, step.place, reason, remedy)
 
     def value(self, step: Step, index: int = 0) -> Value:

@@ -12,14 +12,19 @@ from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
-from cubatch.network.importers.onnx_operators import OPERATORS, Call, Shape
+from cubatch.network.importers.onnx_operators import OPERATORS, SYMMETRIC, Call, Shape, part
 from cubatch.network.importers.onnx_patterns import Patterns
 from cubatch.network.importers.opaque import keep
+from cubatch.network.importers.refusal import as_a_file
 from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Meaning, Source, Step, of_one, unlike
 
 EXAMPLE_BATCH = 2  # where the file leaves it open
 _OWN_DOMAINS = ("", "ai.onnx")
+# Drawn anew in each run; each of them has a form that reads nothing, or the shape of a constant alone.
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 
 
 def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, opaque: bool = False) -> Network:
@@ -33,8 +38,8 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
 
     Args:
         path: The file.
-        input_shape: Of one sample, as the file has it: (channels, height, width), (tokens, channels) or (features,);
-            for a file that leaves it open.
+        input_shape: Of one sample, as the file has it: (channels, height, width), (height, width, channels) where it
+            transposes that at once, (tokens, channels) or (features,); for a file that leaves it open.
         opaque: Keep operators without a layer as layers of known extents, bytes and FLOP, which can be planned and
             predicted, but not run.
 
@@ -76,7 +81,9 @@ class _Reader:
         self._onnx, self._path = onnx, path
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
-        self._opset = next((each.version for each in model.opset_import if each.domain in _OWN_DOMAINS), 1)
+        opsets = {each.domain: each.version for each in model.opset_import}
+        self._opset = next((opsets[domain] for domain in _OWN_DOMAINS if domain in opsets), 1)
+        self._opsets = opsets | dict.fromkeys(_OWN_DOMAINS, self._opset)
         self._constants: dict[str, np.ndarray[Any, Any]] = {
             each.name: onnx.numpy_helper.to_array(each, str(path.parent)) for each in model.graph.initializer
         }
@@ -94,7 +101,11 @@ class _Reader:
             if len(left) == len(self._nodes):
                 break
             self._keep_constants(model, left)
-        self._patterns = Patterns(self._nodes, self._constants, self._shapes)
+        self._patterns = Patterns(self._nodes, self._constants, self._shapes, self._opset)
+        self._wanted = {self._output}  # names on which the output depends
+        for node in reversed(self._nodes):
+            if self._wanted.intersection(node.output):
+                self._wanted.update(node.input)
 
     def _fixed(self, model: Any, input_shape: tuple[int, ...] | None) -> tuple[str, Shape]:
         """Give the input and its shape, and write that into the file's."""
@@ -156,7 +167,7 @@ class _Reader:
             steps += self._steps(node)
         return Source(
             name=self._path.stem, input=self._input, input_shape=self._input_shape, steps=tuple(steps),
-            output=self._output,
+            output=self._output, as_it_is=as_a_file(self._path),
         )  # fmt: skip
 
     def _is_folded(self, node: Any) -> bool:
@@ -166,29 +177,44 @@ class _Reader:
             shape = self._shapes[node.input[0]]
             self._constants[node.output[0]] = np.array(shape[where.get("start", 0) : where.get("end", len(shape))])
             return True
-        if not all(not name or name in self._constants for name in node.input):
+        if node.op_type in _RANDOM or not all(not name or name in self._constants for name in node.input):
             return False
         if node.op_type == "Identity":
             self._constants[node.output[0]] = self._constants[node.input[0]]
             return True
+        names = [name for name in node.output if name]
         try:
-            run = self._onnx.reference.ReferenceEvaluator(node)
+            run = self._onnx.reference.ReferenceEvaluator(self._alone(node, names), opsets=self._opsets)
             results = run.run(None, {name: self._constants[name] for name in node.input if name})
         except Exception:  # noqa: BLE001 - whatever it is, it is a step then, and refused as one
             return False
-        self._constants.update(zip(node.output, results, strict=True))
+        self._constants.update(zip(names, results, strict=True))
         return True
+
+    def _alone(self, node: Any, outputs: list[str]) -> Any:
+        """Give the graph of a node alone: a node by itself would be read as of the newest version of its operator."""
+        helper = self._onnx.helper
+        values = [
+            [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (node.input, outputs)
+        ]
+        return helper.make_graph([node], "constant", *values)
 
     def _steps(self, node: Any) -> list[Step]:
         """Make a step of each result that a node has."""
         name = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
         place = (node.name or node.output[0]).strip("/")
         attributes = {each.name: self._attribute(each) for each in node.attribute}
+        counted = next((result for result in node.output if result in self._wanted), "")  # it has the costs of all
         made = []
         for number, result in enumerate(node.output):
-            shape = self._shapes.get(result, ())
-            call = Call(name, list(node.input), attributes, self._constants, self._shapes, shape, self._opset)
-            kind, constants, options = self._meaning(call, number, node)
+            if not result:
+                continue
+            shape = self._shapes.get(result)
+            call = Call(
+                name, list(node.input), attributes, self._constants, self._shapes, shape or (), self._opset,
+                list(node.output),
+            )  # fmt: skip
+            kind, constants, options = self._meaning(call, number, shape)
             spelt_out = self._patterns.found(node)
             reads = tuple(call.values)
             if spelt_out is not None:
@@ -200,22 +226,31 @@ class _Reader:
                     place=place,
                     reads=reads,
                     result=result,
-                    shape=shape,
+                    shape=call.result_shape,
                     constants={key: array for key, array in constants.items() if array is not None},
                     options=options,
-                    flop=call.flop,
-                    weights=sum(self._trained.get(each, 0) for each in node.input),
+                    flop=call.flop if result == counted else 0,
+                    weights=sum(self._trained.get(each, 0) for each in node.input) if result == counted else 0,
                 )
             )
         return made
 
-    def _meaning(self, call: Call, number: int, node: Any) -> Meaning:
-        if not call.result_shape or not all(name in call.shapes for name in call.values):
-            return unlike("onnx cannot infer the shape of its result")
+    def _meaning(self, call: Call, number: int, shape: Shape | None) -> Meaning:
+        reason = None
+        if call.name in _RANDOM:
+            reason = "it draws random numbers"
+        elif not call.values:
+            reason = "it reads nothing that depends on the network's input, and could not be computed beforehand"
+        elif shape is None or not all(name in call.shapes for name in call.values):
+            reason = "onnx cannot infer the shape of its result"
+        elif not shape:
+            reason = "its result is a single number, and none for each sample"
+        elif call.name not in SYMMETRIC and call.inputs[0] in call.constants:
+            reason = "its first input does not depend on the network's"
+        if reason is not None:
+            return unlike(reason)
         if call.name == "Split":
-            axis = call.get("axis", 0)
-            before = [self._shapes.get(name, ()) for name in node.output[:number]]
-            return "slice", {}, {"axis": axis, "start": sum(shape[axis] for shape in before)}
+            return of_one(part(call, number), len(call.values))
         if call.name not in OPERATORS or number:
             return "", {}, {}
         return of_one(OPERATORS[call.name](call), len(call.values))

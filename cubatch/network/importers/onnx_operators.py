@@ -13,6 +13,7 @@ from cubatch.network.importers.source import Meaning, einsum_flop, first_positio
 
 Shape = tuple[int, ...]
 
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _FLOATS = frozenset({1, 10, 11, 16})  # onnx.TensorProto: FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
 
@@ -29,6 +30,7 @@ class Call:
         shapes: Of all else, by name, as far as they are known.
         result_shape: Shape of the result.
         opset: Version of the operators.
+        results: Names of all its results; "" is one that is left out.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Call:
     shapes: Mapping[str, Shape]
     result_shape: Shape
     opset: int
+    results: Sequence[str]
 
     def __getitem__(self, name: str) -> Any:
         return self.attributes[name]
@@ -66,11 +69,13 @@ class Call:
         shapes = [
             self.constants[name].shape if name in self.constants else self.shapes.get(name) for name in self.inputs
         ]
-        first, second = (*shapes, None, None)[:2]
+        first, second, third = (*shapes, None, None, None)[:3]
         if not first or not second or not self.result_shape:
             return 0
         if self.name in {"MatMul", "Gemm"}:
-            return 2 * first[-1] * math.prod(self.result_shape)
+            return 2 * first[0 if self.get("transA", 0) else -1] * math.prod(self.result_shape)
+        if self.name in _RECURRENT:  # each position of each sample meets the matrices of each direction
+            return 2 * math.prod(first[:2]) * (math.prod(second) + math.prod(third or (0,)))
         if self.name == "Conv":
             return 2 * math.prod(second[1:]) * math.prod(self.result_shape)
         if self.name == "ConvTranspose":  # each input meets the whole window
@@ -125,14 +130,21 @@ def _gemm(call: Call) -> Meaning:
 
 def _matmul(call: Call) -> Meaning:
     w = call.constant(1)
-    if w is None or w.ndim != 2:  # noqa: PLR2004
+    if w is None:
         return unlike("it multiplies two values that both depend on the input")
+    if w.ndim != 2:  # noqa: PLR2004
+        return unlike(f"its constant has {w.ndim} axes, and is no matrix")
     return "linear", {"w": w.T}, {}
 
 
 def _batch_norm(call: Call) -> Meaning:
     arrays = {name: call.constant(place) for place, name in enumerate(("gamma", "beta", "mean", "var"), start=1)}
-    if call.get("training_mode", 0) or any(array is None for array in arrays.values()):
+    is_training = {
+        call.opset >= 14: call.get("training_mode", 0),  # noqa: PLR2004 - versions of the operator
+        7 <= call.opset < 14: any(call.results[1:]),  # noqa: PLR2004 - told by the statistics that it gives
+        call.opset < 7: not call.get("is_test", 0),  # noqa: PLR2004
+    }[True]
+    if is_training or any(array is None for array in arrays.values()):
         return unlike("it is in training mode, or its statistics are no constants")
     # The share of the old statistics, where ours is that of the new; of 1.0, as ours would be without a batch.
     momentum = 1 - call.get("momentum", 0.9) or 0.1
@@ -176,11 +188,15 @@ def _mean(call: Call) -> Meaning:
     return "mean", {}, {"axes": tuple(range(rank) if axes is None else axes), "keep": bool(call.get("keepdims", 1))}
 
 
+_LARGEST = 3.4e38  # what means no bound, of float32
+
+
 def _clip(call: Call) -> Meaning:
     low, high = call.given("min", 1), call.given("max", 2)
     if (low, high) == (0, 6):
         return "relu6", {}, {}
-    return ("relu", {}, {}) if low == 0 and high is None else unlike("its bounds are not 0 and 6")
+    is_relu = low == 0 and (high is None or high >= _LARGEST)
+    return ("relu", {}, {}) if is_relu else unlike("its bounds are not 0 and 6")
 
 
 def _hard_sigmoid(call: Call) -> Meaning:
@@ -197,16 +213,24 @@ def _gelu(call: Call) -> Meaning:
     return ("gelu", {}, {}) if call.get("approximate", "none") == "none" else unlike("it approximates with tanh")
 
 
+def default_softmax_axis(opset: int) -> int:
+    """Give the axis of a softmax that names none: before opset 13 all axes from 1 on."""
+    return -1 if opset >= 13 else 1  # noqa: PLR2004
+
+
 def _softmax(call: Call) -> Meaning:
     rank = len(call.result_shape)
-    axis = call.get("axis", -1 if call.opset >= 13 else 1) % rank  # noqa: PLR2004 - since when it is of one axis
+    axis = call.get("axis", default_softmax_axis(call.opset)) % rank
     if call.opset < 13 and axis != rank - 1:  # noqa: PLR2004
         return unlike("it is over several axes, as before opset 13")
     return "softmax", {}, {"axis": axis}
 
 
 def _dropout(call: Call) -> Meaning:
-    share = call.given("ratio", 1)
+    share, mode = call.given("ratio", 1), call.constant(2)
+    # Before opset 7 it drops unless it is told that it is a test.
+    if (mode is not None and mode.any()) or (call.opset < 7 and not call.get("is_test", 0)):  # noqa: PLR2004
+        return unlike("it is in training mode")
     return "dropout", {}, {"p": 0.5 if share is None else float(share)}
 
 
@@ -221,7 +245,9 @@ def _joined(kind: str) -> Callable[[Call], Meaning]:
 
 
 def _sum(call: Call) -> Meaning:
-    return ("add", {}, {}) if len(call.values) == len(call.inputs) == 2 else unlike("it adds more than two")  # noqa: PLR2004
+    if len(call.inputs) > 2:  # noqa: PLR2004
+        return unlike("it adds more than two")
+    return _joined("add")(call) if len(call.inputs) > 1 else ("identity", {}, {})
 
 
 def _gather(call: Call) -> Meaning:
@@ -269,6 +295,18 @@ def _pad(call: Call) -> Meaning:
 def _cast(call: Call) -> Meaning:
     return ("identity", {}, {}) if call["to"] in _FLOATS else unlike("it rounds to whole numbers")
 
+
+def part(call: Call, number: int) -> Meaning:
+    """Give the meaning of one of the results of a split."""
+    axis, sizes = call.get("axis", 0), call.given("split", 1)
+    if sizes is None:  # the last may be smaller
+        each = -(-call.shapes[call.inputs[0]][axis] // len(call.results))
+        sizes = [each] * len(call.results)
+    return "slice", {}, {"axis": axis, "start": sum(sizes[:number])}
+
+
+SYMMETRIC = frozenset({"Add", "Mul", "Sum", "Concat"})
+"""Operators whose inputs mean the same in whatever order, but for concatenation, which says itself what it takes."""
 
 OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     "Conv": _conv,

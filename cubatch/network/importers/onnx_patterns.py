@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cubatch.network.importers.onnx_operators import default_softmax_axis
+
 
 class Patterns:
     """
@@ -17,6 +19,7 @@ class Patterns:
         nodes: Of the graph.
         constants: Arrays that do not depend on the network's input, by name; may grow.
         shapes: Of all else, by name.
+        opset: Version of the operators.
     """
 
     def __init__(
@@ -24,9 +27,11 @@ class Patterns:
         nodes: Sequence[Any],
         constants: Mapping[str, np.ndarray[Any, Any]],
         shapes: Mapping[str, tuple[int, ...]],
+        opset: int,
     ) -> None:
         self._makers = {name: node for node in nodes for name in node.output}
         self._constants, self._shapes = constants, shapes
+        self._softmax_axis = default_softmax_axis(opset)
 
     def found(self, node: Any) -> tuple[str, tuple[str, ...]] | None:
         """Give the kind of what a node completes, and what that reads."""
@@ -47,7 +52,7 @@ class Patterns:
             return None
         (q, of_q), (k, of_k) = (self._scaled(name) for name in product.input)
         shape = self._shapes.get(q, ())
-        rank, axis = len(shape), next((each.i for each in softmax.attribute if each.name == "axis"), -1)
+        rank, axis = len(shape), next((each.i for each in softmax.attribute if each.name == "axis"), self._softmax_axis)
         is_one = rank == 4 and axis in {-1, 3} and not {q, k} & self._constants.keys()  # noqa: PLR2004 - heads apart
         if not is_one or not math.isclose(factor * of_q * of_k, shape[-1] ** -0.5, rel_tol=1e-5):
             return None

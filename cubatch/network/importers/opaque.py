@@ -20,17 +20,20 @@ def keep(build: Builder, step: Step) -> Value:
     Axes are those of an input of as many axes, else as images, tokens or features usually lie.  Where there are more
     than four, or the batch is elsewhere than on the first alone, the last axis is channels and all others are rows.
     """
-    if not step.reads or math.prod(step.shape) % build.batch_size:
-        raise build.refusal(step, f"its result of shape {step.shape} is of no batch of samples")
+    if not step.reads:
+        raise build.refusal(step, step.options.get("reason", "it reads nothing that depends on the network's input"))
     values = [build.values[name] for name in step.reads]
-    if step.shape[0] == build.batch_size and len(step.shape) in _LAYOUTS:
+    samples = next((axis for axis, extent in enumerate(step.shape[:-1]) if extent % build.batch_size == 0), None)
+    if step.shape[:1] == (build.batch_size,) and len(step.shape) in _LAYOUTS:
         layouts = [_layout(value.dims, len(step.shape)) for value in values]
         layout = next(filter(None, layouts), _LAYOUTS[len(step.shape)])
         sizes = dict(zip(layout, step.shape, strict=True))
         output: Extents = (sizes.get("h", 1), sizes.get("w", 1), sizes.get("c", 1))
         dims = build.axes(layout, output)
+    elif samples is not None:
+        output, dims = _rows(step.shape, build.batch_size, samples)
     else:
-        output, dims = _rows(step.shape, build.batch_size)
+        raise build.refusal(step, f"its result of shape {step.shape} is of no batch of samples")
     layer = Opaque(
         operator=printable(step.operator), output=output, flop=step.flop // build.batch_size, weights=step.weights
     )
@@ -44,9 +47,8 @@ def _layout(dims: Dims, rank: int) -> str:
     return "".join(labels) if is_plain else ""
 
 
-def _rows(shape: tuple[int, ...], batch_size: int) -> tuple[Extents, Dims]:
+def _rows(shape: tuple[int, ...], batch_size: int, samples: int) -> tuple[Extents, Dims]:
     """Take the last axis as channels, all others as rows, and the batch as the outer part of one of them."""
-    samples = next((axis for axis, extent in enumerate(shape) if extent % batch_size == 0), 0)
     rows = math.prod(shape[:-1]) // batch_size
     found, stride = [], rows
     for axis, extent in enumerate(shape[:-1]):

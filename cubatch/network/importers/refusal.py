@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cubatch.errors import CubatchError
 
 AS_IT_IS = (
     "tune the network as it is, hand its PyTorch module to autotune_module(), or its step to autotune_callable()."
 )
-OPAQUE = f"Pass opaque=True to keep it as a layer of known bytes and FLOP, for memory and prediction; to {AS_IT_IS}"
+KEEP = "Pass opaque=True to keep it as a layer of known bytes and FLOP, for memory and prediction"
+OPAQUE = f"{KEEP}; to {AS_IT_IS}"
+
+
+def as_a_file(path: Path) -> str:
+    """Say how an ONNX file is tuned as it is."""
+    return (
+        f'tune the file as it is, call cubatch.autotune("{path}", library="onnxruntime"), or `cubatch tune {path} '
+        "--library onnxruntime`; to tune another framework's step, hand it to autotune_callable()."
+    )
 
 
 class UnsupportedOperator(CubatchError):

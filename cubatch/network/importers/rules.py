@@ -53,19 +53,18 @@ def _layer_norm(build: Builder, step: Step) -> Value:
 
 
 def _max_pool(build: Builder, step: Step) -> Value:
-    options = step.options
-    if set(options["dilation"]) != {1}:
-        raise build.refusal(step, "its window is dilated")
-    return build.add(step, _pool(layers.MaxPool2d, options), build.pixels(step), dims="nchw")
+    return build.add(step, _pool(build, step, layers.MaxPool2d), build.pixels(step), dims="nchw")
 
 
 def _avg_pool(build: Builder, step: Step) -> Value:
-    options = step.options
-    layer = _pool(layers.AvgPool2d, options, count_pad=options["count_pad"])
+    layer = _pool(build, step, layers.AvgPool2d, count_pad=step.options["count_pad"])
     return build.add(step, layer, build.pixels(step), dims="nchw")
 
 
-def _pool(kind: type[Layer], options: Any, **more: Any) -> Layer:
+def _pool(build: Builder, step: Step, kind: type[Layer], **more: Any) -> Layer:
+    options = step.options
+    if set(options["dilation"]) != {1}:
+        raise build.refusal(step, "its window is dilated")
     r, s = options["window"]
     values = {"r": r, "s": s, "stride": options["stride"], "pad": options["pad"], "ceil": options["ceil"], **more}
     return kind(**values)
@@ -145,6 +144,8 @@ def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) ->
         return attention.position(build, step, value, prepended)
     layer = build.layers.get(value.layer)
     row = _by_channel(build, value, constant)
+    if attention.is_projected(build, value) and row is not None and build.is_read_once(value):
+        return attention.project_with_bias(build, value, row)
     # Only products have a bias.
     is_product = isinstance(layer, layers.Conv2d | layers.Linear) and not layer.bias
     if row is None or not is_product or layer is None or not build.is_read_once(value):

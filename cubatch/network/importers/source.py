@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from cubatch.network.importers.refusal import AS_IT_IS
+
 Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """What a front end makes of an operator: kind, constants by role (None: there is none), options."""
 
@@ -98,6 +100,7 @@ class Source:
         input_shape: Shape of that, with the batch in front.
         steps: Its operators in order of execution.
         output: The value that it gives.
+        as_it_is: How it is tuned without being imported, as a phrase.
     """
 
     name: str
@@ -105,3 +108,4 @@ class Source:
     input_shape: tuple[int, ...]
     steps: tuple[Step, ...]
     output: str
+    as_it_is: str = AS_IT_IS
