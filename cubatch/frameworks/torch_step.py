@@ -60,13 +60,23 @@ class StepKind:
         import torch
 
         positional, keyword = arguments
-        derived = [tensor for tensor in _tensors((positional, keyword)) if tensor.requires_grad]
+        is_walk = any(map(_has_no_data, _tensors(arguments)))
+        derived = [tensor for tensor in _tensors(arguments) if tensor.requires_grad]
+        unseen = [] if is_walk else [True]
+
+        def seen(made: Any) -> Any:
+            """Look at what the first step makes."""
+            if unseen and any(map(_has_no_data, _tensors(made))):
+                given = "one that gave a tensor without data, which a cache beside it kept from the walk beforehand"
+                raise InvalidArgument("module", given, "one whose caches are its own", "Make it one of its attributes.")
+            unseen.clear()
+            return made
 
         if not self.training:
 
             def infer() -> None:
                 with torch.inference_mode(not derived), self._precision(device):
-                    module(*positional, **keyword)
+                    seen(module(*positional, **keyword))
 
             return infer
 
@@ -77,7 +87,7 @@ class StepKind:
             for tensor in derived:  # a loop's next batch has no gradient either
                 tensor.grad = None
             with self._precision(device):
-                loss = self._loss(module(*positional, **keyword))
+                loss = seen(self._loss(module(*positional, **keyword)))
             if scaler is None:
                 loss.backward()
                 optimizer.step()
@@ -131,6 +141,12 @@ class StepKind:
             allowed = f"a function that makes a scalar of the {type(output).__name__} that the module returns"
             raise InvalidArgument("loss", None, allowed, "autotune_module takes one as loss.")
         return first.float().square().mean()
+
+
+def _has_no_data(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
 
 
 def _tensors(output: Any) -> Iterator[Any]:

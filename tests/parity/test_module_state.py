@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 import cubatch as cb
@@ -74,3 +76,29 @@ def test_what_refuses_to_be_put_back_keeps_nothing_else_from_it():
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert module.weight.grad is gradient
     assert torch.equal(torch.get_rng_state(), random)
+
+
+@functools.cache
+def scale_of(features):
+    """A table that is made when it is first needed, and kept beside the module."""
+    return torch.ones(features)
+
+
+class Cached(nn.Module):
+    """Reads such a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * scale_of(4)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch's, as it mixes them
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_cache_beside_the_module_that_kept_tensors_without_data_is_told_of(mode):
+    """Steps with these compute nothing: no size has a timing, and the reason says what to change."""
+    scale_of.cache_clear()
+    with pytest.raises(cb.NothingMeasured, match="a cache beside it kept"):
+        cb.autotune_module(Cached(), (4,), mode=mode, max_batch_size=4, budget=5)

@@ -139,11 +139,11 @@ def _matmul(call: Call) -> Meaning:
 
 def _batch_norm(call: Call) -> Meaning:
     arrays = {name: call.constant(place) for place, name in enumerate(("gamma", "beta", "mean", "var"), start=1)}
-    is_training = {
-        call.opset >= 14: call.get("training_mode", 0),  # noqa: PLR2004 - versions of the operator
-        7 <= call.opset < 14: any(call.results[1:]),  # noqa: PLR2004 - told by the statistics that it gives
-        call.opset < 7: not call.get("is_test", 0),  # noqa: PLR2004
-    }[True]
+    is_training = call.get("training_mode", 0)
+    if call.opset < 7:  # noqa: PLR2004 - versions of the operator
+        is_training = not call.get("is_test", 0)
+    elif call.opset < 14:  # noqa: PLR2004
+        is_training = any(call.results[1:])  # the statistics that it gives
     if is_training or any(array is None for array in arrays.values()):
         return unlike("it is in training mode, or its statistics are no constants")
     # The share of the old statistics, where ours is that of the new; of 1.0, as ours would be without a batch.
