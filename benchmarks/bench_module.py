@@ -7,7 +7,8 @@ Every finder has the same module, memory limit and maximum; ours also has a budg
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
 medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
 started for it, and the median of their ratios is given.  Where the interval of what ours lost holds 3 %, more judges
-hear of it, MOST_JUDGES at most.  An answer that does not run within the limit has lost all.
+hear of it, up to MOST_JUDGES; who stops when it no longer does has an interval that holds less often than it says.
+An answer that does not run within the limit has lost all.
 What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
 compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
 
@@ -157,13 +158,13 @@ def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
     shares: dict[int, list[float]] = {row["batch_size"]: [] for row in rows if row["batch_size"]}
     asked_of = sorted(shares)
     for judged in range(1, max(options.judges, MOST_JUDGES) + 1):
+        if not asked_of:
+            break
         for size, reached_of_best in alone(ratios, case["module"], case["mode"], best, asked_of, options).items():
             shares[size] += reached_of_best
         if judged >= options.judges:
             own = {row["batch_size"] for row in rows if row["finder"] == OURS}
             asked_of = [size for size in asked_of if size in own and _holds(_interval(shares[size]), 1 - CLOSE)]
-        if not asked_of:
-            break
     for row in rows:
         of = shares.get(row["batch_size"], [])
         low, high = _interval(of)

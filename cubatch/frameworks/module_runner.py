@@ -87,6 +87,8 @@ class ModuleRunner(BoundedRunner):
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
         import torch
 
+        if self._scaler is not None:  # another, since a step that failed leaves it half done
+            self._scaler = self._kind.scaler(self._device.type, self._scaler.get_scale())
         draw = random_like(torch.Generator().manual_seed(self._seed), self._device)
         drawn: list[Any] = []
 

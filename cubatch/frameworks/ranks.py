@@ -84,12 +84,12 @@ class Ranks:
             return None
         return cls() if distributed.get_world_size() > 1 else None
 
-    def room(self, device: Device, room: MemoryLimit) -> MemoryLimit:
-        """Give the least that any rank may take; those on one host share what is free of its main memory."""
+    def room(self, device: Device, room: MemoryLimit, held: int) -> MemoryLimit:
+        """Give the least that any rank may take; those on one host share what is free beside what each has `held`."""
         mine = room.bytes
         if device.kind == "cpu":
             neighbours = self.gathered(socket.gethostname()).count(socket.gethostname())
-            mine = min(mine, memory_limit(device).bytes // neighbours)
+            mine = min(mine, memory_limit(device).bytes // neighbours + held)
         least = min(self.gathered(mine))
         if least == room.bytes:
             return room

@@ -90,10 +90,12 @@ class TorchModule:
 
     @property
     def held_bytes(self) -> int:
-        """What its steps count as taken and is held by now: by it on the CPU, by PyTorch's allocator on a GPU."""
-        if self._place.type == "cuda":
-            return int(_torch().cuda.memory_reserved(self._place))
-        return torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
+        """What it holds already of what its steps will be said to take, and what PyTorch's allocator keeps unused."""
+        own = torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
+        if self._place.type != "cuda":
+            return own
+        cuda = _torch().cuda
+        return own + max(0, int(cuda.memory_reserved(self._place)) - int(cuda.memory_allocated(self._place)))
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undone:

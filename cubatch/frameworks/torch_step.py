@@ -98,15 +98,18 @@ class StepKind:
 
         return train
 
-    def scaler(self, device: str) -> Any:
+    def scaler(self, device: str, scale: float = 2.0**16) -> Any:
         """
-        Make what scales the loss; None where nothing does.
+        Make what scales the loss, at first by so much; None where nothing does.
 
-        It is for all batch sizes: a new one finds its scale by steps whose gradients overflow, which change nothing.
+        Args:
+            device: "cpu" or "cuda".
+            scale: Of another batch size: it is found by steps whose gradients overflow, which change nothing.
         """
         import torch
 
-        return torch.amp.GradScaler(device) if self.training and self.autocast == "float16" else None
+        is_scaled = self.training and self.autocast == "float16"
+        return torch.amp.GradScaler(device, init_scale=scale) if is_scaled else None
 
     def _precision(self, device: str) -> Any:
         import torch

@@ -63,7 +63,7 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
 
     Args:
         device: What it is to run on.
-        requested: None, bytes, "8GiB", or "80%" of the free memory.
+        requested: None, bytes, "8GiB", or "80%" of the free memory and what is held.
         held: Bytes of the device that this process holds and the run counts as its own: they are as good as free.
 
     Returns:
@@ -109,7 +109,7 @@ def _gpu_room(device: Device, held: int) -> MemoryLimit:
     free, others = _read(device.uuid) if device.live and device.uuid else (None, "")
     what = "free on the GPU"
     if free is None:
-        free = device.memory_bytes
+        free, held = device.memory_bytes, 0  # all of it, whoever holds it
         what = "of the GPU's memory (what is free of it is not known)" if device.live else "of an empty GPU"
     if free is None:
         catalogued = "Its catalogue entry has no size." if device.slug else ""

@@ -57,7 +57,10 @@ def clear(runner: Runner, error: Exception, *, anew: bool) -> None:
         error: What it raised.
         anew: Whether the same size is tried again, which is to have a new process.
     """
-    traceback.clear_frames(error.__traceback__)  # which hold what the step had made, on the device
+    raised: BaseException | None = error
+    while raised is not None:
+        traceback.clear_frames(raised.__traceback__)  # which hold what the step had made, on the device
+        raised = raised.__cause__ or raised.__context__
     try:
         if isinstance(runner, HasWorker) and (anew or not is_out_of_memory(error)):
             runner.restart()

@@ -84,10 +84,10 @@ def autotune_module(
             moved there; None is the first GPU, else the CPU.
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
-        memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free. On the CPU it bounds what the
-            module takes and the resident set grows by, on a GPU what PyTorch's allocator holds, the module included; of
-            a limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds for blocks that lie in
-            its heap are raised before anything is timed, in this process for good where the module is not named: the
+        memory_limit: Bytes, "8GiB", or "80%" of the free memory, the module's own included where it is there already;
+            never more than that. It bounds what the module takes and, on the CPU, the resident set grows by, on a GPU
+            PyTorch's allocator; of a limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds
+            for blocks that lie in its heap are raised before anything is timed, in this process for good where the module is not named: the
             result names the variables with which another process has them.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
@@ -135,8 +135,9 @@ def autotune_module(
     subject = TorchModule(module, example_inputs, **kind)
     found = _present(subject, device)
     goal.check_device(found)
-    room = hardware_room.memory_limit(found, memory_limit, held=subject.held_bytes)
     with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
+        held = subject.held_bytes
+        room = hardware_room.memory_limit(found, memory_limit, held=held)  # beside the copy that is put back
         if store:
             run.notes.append("Its timings are not kept: those of a module that is named, 'package.module:build', are.")
 
@@ -147,7 +148,7 @@ def autotune_module(
 
         if ranks is None:
             return walked(subject.runner, room)
-        room = ranks.room(found, room)
+        room = ranks.room(found, room, held)
         run.notes.append(f"{ranks.size} ranks were measured together; sizes and rates are those of one of them.")
         return ranks.answered(subject.runner(room.bytes, seed), lambda make: walked(make, room, ranks=ranks.size))
 

@@ -169,10 +169,8 @@ class Builder:
 
     def _sliced(self, step: Step, value: Value) -> Value | None:
         """Give a part of a layer's output as that of a layer of its own; None where it is no range of the channels."""
-        (h, w, _), of_channels = (
-            self.shapes[value.layer],
-            [atom for dim in value.dims for atom in dim if atom.label == "c"],
-        )
+        h, w, _ = self.shapes[value.layer]
+        of_channels = [atom for dim in value.dims for atom in dim if atom.label == "c"]
         of_channels.sort(key=lambda atom: atom.stride, reverse=True)
         channels = math.prod(atom.size for atom in of_channels)
         is_range = joined(of_channels) == joined([Atom("c", channels)])

@@ -141,7 +141,7 @@ class Slice(Layer):
         return self.start, self.end
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
-        """Forward nobody reads the other channels; backward their gradient is zero, and is written."""
+        """Forward nobody reads the other channels; backward, for a range alone, their gradient of zero is written."""
         if pass_ is Pass.FPROP:
             return 2 * batch_size * math.prod(self.output_shape)
         return super().traffic(pass_, batch_size)

@@ -42,6 +42,9 @@ def test_what_the_run_holds_already_is_as_good_as_free(memory, gpus):
     gpus(V100, free_bytes=10 * GIB)
     without, held = (hardware_room.memory_limit(probe.device(), held=size) for size in (0, 3 * GIB))
     assert held.bytes == without.bytes + 3 * GIB
+    gpus(V100, nvml=False)
+    unread = [hardware_room.memory_limit(probe.device(), held=size).bytes for size in (0, 3 * GIB)]
+    assert unread[0] == unread[1], "it is a part of the capacity"
 
 
 @pytest.mark.parametrize(
