@@ -87,8 +87,8 @@ def autotune_module(
         memory_limit: Bytes, "8GiB", or "80%" of the free memory, the module's own included where it is there already;
             never more than that. It bounds what the module takes and, on the CPU, the resident set grows by, on a GPU
             PyTorch's allocator; of a limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds
-            for blocks that lie in its heap are raised before anything is timed, in this process for good where the module is not named: the
-            result names the variables with which another process has them.
+            for blocks that lie in its heap are raised before anything is timed, in this process for good where the
+            module is not named: the result names the variables with which another process has them.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing
