@@ -122,8 +122,8 @@ class UnsupportedLayer(CubatchError):
 
     def __str__(self) -> str:
         return (
-            f"the engine cannot run {self.layer}: {self.reason}. cubatch memory and candidates work for it; to tune "
-            "the network in another framework, hand its step to autotune_callable()."
+            f"the engine cannot run {self.layer}: {self.reason}. cubatch memory, candidates and predict work for it; "
+            "to tune the network in another framework, hand its step to autotune_callable()."
         )
 
 

@@ -71,6 +71,8 @@ class Inputs:
         """Give them for a device: what every batch has is there, and what batches are drawn like is on the CPU."""
 
         def moved(tensor: Any) -> Any:
+            if tensor.is_meta:
+                raise InvalidArgument("example_inputs", "a tensor on meta", "tensors with data, which batches are like")
             there = tensor.detach().to("cpu" if self._holds_batch(tensor) else device)
             return there.requires_grad_(tensor.requires_grad)
 

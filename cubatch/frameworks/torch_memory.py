@@ -17,10 +17,11 @@ from typing import Any, Self
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.errors import InvalidArgument
 from cubatch.frameworks import time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
-from cubatch.frameworks.torch_step import StepKind
+from cubatch.frameworks.torch_step import CALL_FIRST, StepKind
 from cubatch.network.importers import fake_logs
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
@@ -109,7 +110,8 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
     Work out what steps of a module on a device take, up to the largest within so many bytes, or that is wanted at all.
 
     Raises:
-        Exception: Whatever a step raises on fake tensors: of what looks into its data, for one.
+        InvalidArgument: If a step in training makes parameters.
+        Exception: Whatever else a step raises on fake tensors: of what looks into its data, for one.
     """
     top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
     walks = {size: walked(module, inputs, kind, device, size) for size in sorted({min(size, top) for size in _PROBES})}
@@ -162,6 +164,10 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         step()
         if kind.training and kind.optimizer != "sgd":
             step()  # which finds the optimiser's state
+        made = [name for name, _ in module.named_parameters() if name not in fakes]
+        if kind.training and made:  # which no optimiser knows of that was made before, as a user's loop has one
+            given = f"one that makes {made[0]} in its first forward pass"
+            raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
     return Walk(watch.peak, watch.operations, tuple(found))
 
 

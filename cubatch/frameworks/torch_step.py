@@ -19,6 +19,7 @@ OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
 """PyTorch's class and options by the name that `autotune` has for it."""
 
 AUTOCAST = ("float16", "bfloat16")
+CALL_FIRST = "One that makes layers in its first forward pass is to be called once on a batch before."
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -122,7 +123,8 @@ class StepKind:
         import torch
 
         if not parameters:
-            raise InvalidArgument("mode", "training", "inference: the module has no parameter that requires a gradient")
+            allowed = "inference: the module has no parameter that requires a gradient"
+            raise InvalidArgument("mode", "training", allowed, CALL_FIRST)
         if not isinstance(self.optimizer, str):
             made = self.optimizer(parameters)
             if isinstance(made, torch.optim.LBFGS):

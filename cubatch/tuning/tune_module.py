@@ -69,8 +69,9 @@ def autotune_module(
             without arguments that gives one.
         example_inputs: What it is called with: a tensor, a tuple (positional arguments) or a dict (keyword arguments)
             whose tensors have the batch as axis 0; or the shape of one sample, such as (3, 224, 224).  Batches are
-            random, of the example's dtypes and ranges.  A layer that reads that axis as time, for want of
-            `batch_first`, is told of.
+            random, of the example's dtypes and ranges, whole numbers of its own ones, and require a gradient where it
+            does.  A batch of a class of its own is an argument within a tuple: (batch,).  A layer that reads that axis
+            as time, for want of `batch_first`, is told of.
         mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step.
         loss: In training, from the module's output to a scalar.  None: the output's own `loss`, as of the models of
             Hugging Face that are given labels, else the mean of the squares of its first tensor.  It may be named too,

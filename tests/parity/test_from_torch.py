@@ -163,6 +163,12 @@ def in_parts(self, x):
     return torch.cat([a, self.again(a + b), c.relu(), y[:, -2:], y.narrow(1, 1, 3)], 1)
 
 
+def gated(y):
+    """Half of the features times what the others let through."""
+    a, b = y.chunk(2, -1)
+    return a * torch.sigmoid(b)
+
+
 SMALL = {
     "in parts": (
         Of(in_parts, conv=nn.Conv2d(3, 8, 1), again=nn.Conv2d(3, 4, 3, padding=1)),
@@ -176,6 +182,9 @@ SMALL = {
     "a part padded": (
         Of(lambda self, x: self.conv(nn.functional.pad(x[:, :2], (1, 1, 0, 2))), conv=nn.Conv2d(2, 3, 3)),
         {Slice: 1, Conv2d: 1},
+    ),
+    "gated features": (
+        Of(lambda self, x: gated(self.fc(x.mean((2, 3)))), fc=nn.Linear(3, 8)), {Slice: 2, Scale: 1},
     ),
     "parts of features, added to 0": (
         Of(lambda self, x: sum(self.fc(x.mean((2, 3))).chunk(2, -1)), fc=nn.Linear(3, 8)), {Slice: 2, Add: 1},
@@ -349,10 +358,16 @@ REFUSED = {
         nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
         ("aten.batch_norm", "0", "statistics"),
     ),
+    "shuffled channels": (
+        Of(lambda self, x: self.pool(self.conv(x).view(-1, 2, 3, 8, 7).transpose(1, 2).reshape(-1, 6, 8, 7)),
+           conv=nn.Conv2d(3, 6, 1), pool=nn.AdaptiveAvgPool2d(1)),
+        ("aten.adaptive_avg_pool2d", "pool", "another order before, as by a shuffle"),
+    ),
+    "two maps": (after(lambda _, x: x * x.sigmoid().relu()), ("aten.mul", "changed", "neither of its inputs")),
     "shuffled": (
         Of(lambda self, x: self.conv(x.reshape(-1, 3, 4, 2, 7).permute(0, 1, 3, 2, 4).reshape(-1, 3, 8, 7)),
            conv=nn.Conv2d(3, 3, 1)),
-        ("aten.conv2d", "conv", "not (batch, channels, height, width)"),
+        ("aten.conv2d", "conv", "another order before, as by a shuffle"),
     ),
 }  # fmt: skip
 

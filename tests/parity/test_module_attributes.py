@@ -172,15 +172,14 @@ class MakesParts(torch.nn.Module):
         return self.given[-1]
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_parts_made_in_a_first_step_are_made_of_data(mode):
+def test_parts_made_in_a_first_step_are_made_of_data():
     """Those of the walk without data are gone before a real step, and those of real steps once all were made."""
     from torch._subclasses import FakeTensor
 
     import cubatch as cb
 
     module = MakesParts()
-    cb.autotune_module(module, (2,), mode=mode, batch_sizes=[2, 4], budget=1.0)
+    cb.autotune_module(module, (2,), batch_sizes=[2, 4], budget=1.0)
     assert not isinstance(module.given[-1], FakeTensor)
     assert [name for name, _ in module.named_parameters()] == ["layer.weight", "layer.bias"]
     assert not hasattr(module, "late")

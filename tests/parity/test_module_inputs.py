@@ -185,3 +185,9 @@ def test_no_graph_is_made_in_inference_of_inputs_that_require_no_gradient():
     module.register_forward_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
     cb.autotune_module(module, torch.randn(2, 3), **ASKED)
     assert set(modes) == {True}
+
+
+def test_an_example_without_data_is_refused():
+    """Batches are drawn like it, and of a tensor on meta nobody knows what it holds."""
+    with pytest.raises(cb.InvalidArgument, match="tensors with data"):
+        cb.autotune_module(nn.Linear(3, 4), torch.zeros(2, 3, device="meta"), budget=1)

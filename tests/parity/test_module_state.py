@@ -10,6 +10,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
+from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks.torch_state import SavedState  # noqa: E402
 
 nn = torch.nn
@@ -102,3 +103,28 @@ def test_a_cache_beside_the_module_that_kept_tensors_without_data_is_told_of(mod
     scale_of.cache_clear()
     with pytest.raises(cb.NothingMeasured, match="a cache beside it kept"):
         cb.autotune_module(Cached(), (4,), mode=mode, max_batch_size=4, budget=5)
+
+
+class Late(nn.Module):
+    """Makes layers in its first forward pass: one beside another, or all it has."""
+
+    def __init__(self, *, has_another):
+        super().__init__()
+        self.first = nn.Linear(4, 4) if has_another else nn.Identity()
+
+    def forward(self, x):
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(4, 2)
+        return self.late(self.first(x))
+
+
+@pytest.mark.parametrize("has_another", [True, False])
+def test_layers_made_in_the_first_forward_pass_cannot_be_trained_unseen(has_another):
+    """An optimiser that was made before does not know of them: the steps of one that was called are other ones."""
+    module = Late(has_another=has_another)
+    with pytest.raises(InvalidArgument, match="called once on a batch before"):
+        cb.autotune_module(module, (4,), mode="training", max_batch_size=4, budget=1)
+    assert cb.autotune_module(module, (4,), batch_sizes=[2], budget=5).batch_size == 2
+    assert not hasattr(module, "late")
+    module(torch.zeros(1, 4))
+    assert cb.autotune_module(module, (4,), mode="training", batch_sizes=[2], budget=5).batch_size == 2

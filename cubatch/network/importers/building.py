@@ -203,9 +203,13 @@ class Builder:
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
         """Give what a step reads as images, (n, c, h, w)."""
         value = self._whole(step, self.values[step.reads[0]] if padded else self.part(step))
-        if value.dims != self.axes("nchw", self.shapes[value.layer]):
-            raise self.refusal(step, "its input is not (batch, channels, height, width)")
-        return value
+        if value.dims == self.axes("nchw", self.shapes[value.layer]):
+            return value
+        labels = [{atom.label for atom in dim} for dim in value.dims]
+        is_shuffled = len(labels) == 4 and all(of <= {label} for of, label in zip(labels, "nchw", strict=True))  # noqa: PLR2004
+        if is_shuffled:
+            raise self.refusal(step, "its channels or pixels were put into another order before, as by a shuffle")
+        raise self.refusal(step, "its input is not (batch, channels, height, width)")
 
     def axes(self, layout: str, extents: Extents) -> Dims:
         """Give the axes of a foreign tensor with one of ours on each: those of images are "nchw"."""

@@ -174,12 +174,16 @@ def _mul(build: Builder, step: Step) -> Value:
         fused = _GATED.get(type(gate)) if gate is not None and gate.inputs == (x.layer,) else None
         if fused is not None and x.dims == factor.dims:
             return build.add(step, fused(), x)
+    x, factor = pair
+    h, w, _ = extents = build.shapes[x.layer]
+    if h == w == 1 and x.dims == factor.dims and build.shapes[factor.layer] == extents:  # features
+        return build.add(step, layers.Scale(), x, factor)
     for x, factor in (pair, pair[::-1]):
         extents = build.shapes[x.layer]
         alike = [(x, extents), (factor, (1, 1, extents[2]))]
         if all((each.dims, build.shapes[each.layer]) == (build.axes("nchw", shape), shape) for each, shape in alike):
             return build.add(step, layers.Scale(), x, factor)
-    raise build.refusal(step, "its second input is no factor for each sample and channel of its first")
+    raise build.refusal(step, "neither of its inputs is a factor for each sample and channel of the other")
 
 
 _GATED: dict[type[Layer], type[Layer]] = {layers.Sigmoid: layers.SiLU, layers.HardSigmoid: layers.HardSwish}
