@@ -6,7 +6,9 @@ from argparse import Namespace
 
 import pytest
 
-from benchmarks import bench_module
+pytest.importorskip("torch")
+
+from benchmarks import bench_module  # noqa: E402
 
 JUDGES = 3
 
