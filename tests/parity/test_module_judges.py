@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import bench_module  # noqa: E402
+from benchmarks import bench_module
 
 JUDGES = 3
 
