@@ -160,7 +160,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         for tensor in fakes.values():
             watch.see(tensor)
         parameters = [fakes[name] for name, _ in module.named_parameters()]
-        step = kind.step(call, parameters, device.type, arguments)  # a scale is chosen by data
+        step = kind.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         step()
         if kind.training and kind.optimizer != "sgd":
             step()  # which finds the optimiser's state
