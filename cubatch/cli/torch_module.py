@@ -46,6 +46,8 @@ def asking(
             f"--library torch runs what package.module:name builds, and no ONNX file: {model} is run by --library "
             "onnxruntime, or in cubatch's own engine by auto, cubatch and im2col"
         )
+    if ":" not in model:
+        raise typer.BadParameter(f"--library torch runs what package.module:name builds, and {model} names no function")
     for option, value in others.items():
         if value is not None:
             raise typer.BadParameter(f"{option} is not for --library torch, which runs a module as it is: leave it out")

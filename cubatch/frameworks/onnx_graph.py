@@ -16,7 +16,10 @@ _PROBE = 1031  # a batch size that no other extent is likely to have
 _WALKED = (2, 64)
 _LARGEST_SHAPE = 1024  # elements; what decides a shape has fewer
 DTYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-_DYNAMIC = "Export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes=({0: 'batch'},))."
+_DYNAMIC = (
+    "Export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes=({0: 'batch'},)), with dynamo=False "
+    "input_names=['x'], dynamic_axes={'x': {0: 'batch'}}."
+)
 
 
 @attrs.frozen(kw_only=True)

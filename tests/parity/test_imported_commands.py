@@ -132,7 +132,7 @@ TORCH = ["--library", "torch", "--device", "cpu", "--batch-sizes", "2,4", "--bud
 def test_pytorch_itself_runs_a_module_whatever_is_in_it(run, model, monkeypatch):
     """`--library torch` trains one that our engine has no layer for; what is named need not be on Python's path."""
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(Path.cwd())])
-    code, out, err = run("tune", model, *SHAPE, *TORCH, "--mode", "training", "--json", "-")
+    code, out, err = run("tune", model, *SHAPE, *TORCH, "--mode", "training", "--budget", "20", "--json", "-")
     assert code == 0, err
     found = json.loads(out)
     assert (found["library"], found["mode"], found["spec"]["name"]) == ("torch", "training", model)
@@ -224,6 +224,13 @@ def test_inputs_that_do_not_fit_are_told_by_the_option(run, model, asked, wrong,
     assert told in err
     assert "example_inputs" not in err
     assert "loss is called" not in err
+
+
+def test_a_model_that_names_no_function_is_told_before_its_inputs(run):
+    """Shapes would help nobody: a network by name and a spec file are no modules."""
+    code, _, err = run("tune", "resnet18", *TORCH)
+    assert code == 2
+    assert "runs what package.module:name builds, and resnet18 names no function" in " ".join(err.split())
 
 
 def test_an_onnx_file_is_sent_to_what_runs_it(run):
