@@ -82,21 +82,21 @@ class Inputs:
     @property
     def device(self) -> Any:
         """Where the first of its tensors is."""
-        found: list[Any] = []
-        _mapped((self.positional, dict(self.keyword)), found.append)
-        return found[0].device
+        return self._tensors()[0].device
 
     def aside(self) -> list[tuple[int, ...]]:
         """List the shapes of tensors that do not hold the batch, and are the same whatever its size."""
-        shapes: list[tuple[int, ...]] = []
+        return [tuple(tensor.shape) for tensor in self._tensors() if not self._holds_batch(tensor)]
+
+    def _tensors(self) -> list[Any]:
+        found: list[Any] = []
 
         def noted(tensor: Any) -> Any:
-            if not self._holds_batch(tensor):
-                shapes.append(tuple(tensor.shape))
+            found.append(tensor)
             return tensor
 
         _mapped((self.positional, dict(self.keyword)), noted)
-        return shapes
+        return found
 
     def _holds_batch(self, tensor: Any) -> bool:
         return bool(tensor.ndim) and len(tensor) == self.batch_size

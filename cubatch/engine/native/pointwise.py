@@ -94,15 +94,7 @@ def copy_columns(context: Context, source: Any, target: Any, begin: int, to: int
     read, written = source.reshape(-1)[begin:], target.reshape(-1)[to:]
     wide = vector_width(context, width, read, written)
     vector = wide if have % wide == want % wide == 0 else 1
-    tiles = walked_tiles(rows, width, vector, source.itemsize, context.device)
-    context.launch(
-        variant.find("copy_columns", dtype_of(source)),
-        (tiles.tiles, tiles.blocks, 1),
-        [
-            read, written, np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(width), np.int32(have),
-            np.int32(want), np.int32(tiles.lanes), np.int32(vector),
-        ],
-    )  # fmt: skip
+    _walk_columns(context, "copy_columns", (read, written), rows, width, vector, width, have, want)
 
 
 def place_columns(context: Context, source: Any, target: Any, begin: int) -> None:
@@ -111,15 +103,17 @@ def place_columns(context: Context, source: Any, target: Any, begin: int) -> Non
     rows = source.size // max(width, 1)
     wide = vector_width(context, width, source, target)
     vector = wide if begin % wide == want % wide == 0 else 1
-    tiles = walked_tiles(rows, want, vector, source.itemsize, context.device)
-    context.launch(
-        variant.find("place_columns", dtype_of(source)),
-        (tiles.tiles, tiles.blocks, 1),
-        [
-            source, target, np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(begin), np.int32(width),
-            np.int32(want), np.int32(tiles.lanes), np.int32(vector),
-        ],
-    )  # fmt: skip
+    _walk_columns(context, "place_columns", (source, target), rows, want, vector, begin, width, want)
+
+
+def _walk_columns(
+    context: Context, operation: str, arrays: tuple[Any, Any], rows: int, columns: int, vector: int, *numbers: int
+) -> None:
+    """Launch what walks down rows of so many columns, with its own numbers between those of the walk."""
+    tiles = walked_tiles(rows, columns, vector, arrays[0].itemsize, context.device)
+    between = map(np.int32, (tiles.rows_per_tile, *numbers, tiles.lanes, vector))
+    kernel = variant.find(operation, dtype_of(arrays[0]))
+    context.launch(kernel, (tiles.tiles, tiles.blocks, 1), [*arrays, np.int64(rows), *between])
 
 
 def dropout(

@@ -174,14 +174,10 @@ def _mul(build: Builder, step: Step) -> Value:
         fused = _GATED.get(type(gate)) if gate is not None and gate.inputs == (x.layer,) else None
         if fused is not None and x.dims == factor.dims:
             return build.add(step, fused(), x)
-    x, factor = pair
-    h, w, _ = extents = build.shapes[x.layer]
-    if h == w == 1 and x.dims == factor.dims and build.shapes[factor.layer] == extents:  # features
-        return build.add(step, layers.Scale(), x, factor)
     for x, factor in (pair, pair[::-1]):
-        extents = build.shapes[x.layer]
-        alike = [(x, extents), (factor, (1, 1, extents[2]))]
-        if all((each.dims, build.shapes[each.layer]) == (build.axes("nchw", shape), shape) for each, shape in alike):
+        are_images = all(each.dims == build.axes("nchw", build.shapes[each.layer]) for each in pair)
+        is_factor = build.shapes[factor.layer] == (1, 1, build.shapes[x.layer][2])
+        if is_factor and (are_images or x.dims == factor.dims):  # the latter of features
             return build.add(step, layers.Scale(), x, factor)
     raise build.refusal(step, "neither of its inputs is a factor for each sample and channel of the other")
 
