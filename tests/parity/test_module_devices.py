@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import cubatch as cb
@@ -11,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402 - PyTorch's own example of a wrapper
 
 from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
 from cubatch.frameworks.torch_memory import num_bytes  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 from cubatch.hardware import host  # noqa: E402
@@ -112,3 +115,18 @@ def test_what_others_hold_of_a_gpu_is_no_room(monkeypatch):
     assert found.held_bytes == MIB
     found._place = torch.device("cuda:0")
     assert found.held_bytes == 21 * MIB
+
+
+@dataclasses.dataclass
+class Checked:
+    """A batch that looks at its tensor when it is made."""
+
+    ids: torch.Tensor
+
+    def __post_init__(self):
+        assert self.ids.ndim == 2
+
+
+def test_where_an_example_is_can_be_told_whatever_class_it_has():
+    """Its tensors are read and not replaced."""
+    assert Inputs.of((Checked(torch.zeros(2, 3)),), torch.float32).device == torch.device("cpu")
