@@ -2,6 +2,7 @@
 Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep and the rules of other finders.
 
     python -m benchmarks.bench_module --top 32 --json benchmarks/results/amd-epyc-2-threads/module.json
+    python -m benchmarks.bench_module --device cuda:0 --top 4096 --limit 32768 --json FILE
 
 Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
 powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
@@ -39,10 +40,13 @@ from benchmarks.modules import zoo
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
 from benchmarks.modules.same_state import reached, samples_per_second
 from benchmarks.pages.modules import CLOSE
-from benchmarks.provenance import on_cpu
+from benchmarks.provenance import run_on
 from cubatch.errors import CubatchError
+from cubatch.frameworks import module_worker
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median_interval
 
@@ -57,11 +61,11 @@ DUELS = 3  # turns in each
 SPAN = 0.2  # seconds of a reading
 
 
-def runner_of(name: str, mode: str, limit: int) -> ModuleRunner:
+def runner_of(name: str, mode: str, limit: int, device: str) -> ModuleRunner:
     """Give a runner of a module in this process."""
     subject = TorchModule(
-        zoo.build(name), zoo.example(name), mode=mode, loss=None, optimizer="sgd", autocast=None, channels_last=False,
-        compiled=False,
+        zoo.build(name).to(module_worker.place_of(device)), zoo.example(name), mode=mode, loss=None, optimizer="sgd",
+        autocast=None, channels_last=False, compiled=False,
     )  # fmt: skip
     return subject.ready().runner(limit, 0)
 
@@ -89,12 +93,12 @@ def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int,
     return read
 
 
-def ours(name: str, mode: str, *, top: int, limit: int, budget: float) -> dict[str, Any]:
+def ours(name: str, mode: str, *, device: str, top: int, limit: int, budget: float) -> dict[str, Any]:
     """Tune with `autotune_module`, in a worker, unkept."""
     began = time.monotonic()
     try:
         result = cb.autotune_module(
-            f"benchmarks.modules.zoo:{name}", zoo.example(name), mode=mode, device="cpu", max_batch_size=top,
+            f"benchmarks.modules.zoo:{name}", zoo.example(name), mode=mode, device=device, max_batch_size=top,
             memory_limit=limit, budget=budget, store=False,
         )  # fmt: skip
     except CubatchError as raised:
@@ -112,12 +116,12 @@ def ours(name: str, mode: str, *, top: int, limit: int, budget: float) -> dict[s
 def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
     """Ask every finder about a module, and sweep it."""
     limit = options.limit * MIB
-    bare = runner_of(name, mode, UNBOUNDED)
+    bare = runner_of(name, mode, UNBOUNDED, options.device)
     first, second = bare.predicted(1) or 0, bare.predicted(101) or 0
     each, parameters = (second - first) / 100, sum(p.numel() for p in zoo.build(name).parameters())
     task = asked(options.top, limit, first, each, parameters, os.cpu_count() or 1)
     rows = [
-        ours(name, mode, top=options.top, limit=limit, budget=options.budget),
+        ours(name, mode, device=options.device, top=options.top, limit=limit, budget=options.budget),
         *(ask(finder, Unguarded(bare, limit), task) for finder in options.finders if finder != SWEEP),
     ]
     truth = swept(Unguarded(bare, limit), [row["batch_size"] for row in rows if row["batch_size"]], options)
@@ -135,7 +139,8 @@ def swept(runner: Unguarded, answers: Sequence[int], options: argparse.Namespace
 
 def sweep_again(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
     """Answer by a sweep of this process."""
-    began, runner = time.monotonic(), Unguarded(runner_of(name, mode, UNBOUNDED), options.limit * MIB)
+    began = time.monotonic()
+    runner = Unguarded(runner_of(name, mode, UNBOUNDED, options.device), options.limit * MIB)
     truth = swept(runner, [], options)
     return {
         "finder": SWEEP, "batch_size": max(truth, key=truth.__getitem__), "seconds": time.monotonic() - began,
@@ -147,7 +152,7 @@ def ratios(
     name: str, mode: str, best: int, answers: Sequence[int], options: argparse.Namespace
 ) -> dict[int, list[float]]:
     """Give what each answer reached of the best size's rate, in the turns of one process."""
-    runner = Unguarded(runner_of(name, mode, UNBOUNDED), options.limit * MIB)
+    runner = Unguarded(runner_of(name, mode, UNBOUNDED, options.device), options.limit * MIB)
     read = in_rounds(runner, sorted({best, *answers}), options.duels)
     return {n: reached(read, n, best) for n in answers}
 
@@ -206,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--finders", nargs="*", choices=[*RIVALS, SWEEP], default=[*RIVALS, SWEEP])
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds ours may take: what users have")
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
@@ -213,6 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--judges", type=int, default=JUDGES, help="processes that judge the answers")
     parser.add_argument("--duels", type=int, default=DUELS, help="turns of the answers and the best in each")
     options = parser.parse_args(arguments)
+    device = probe.resolve(options.device)
+    options.device = device.address
     rows = []
     for name in options.modules:
         for mode in options.modes:
@@ -229,12 +237,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
             sys.stdout.flush()
             if options.json:  # as far as it is: all modules take hours
-                _write(options, rows)
+                _write(options, device, rows)
     _summary(rows, options.finders)
 
 
-def _write(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
-    about = on_cpu("module")
+def _write(options: argparse.Namespace, device: Device, rows: Sequence[dict[str, Any]]) -> None:
+    about = run_on(device, "module")
     content = {
         **about, "environment": {**about["environment"], "torch": importlib.metadata.version("torch")},
         "budget_seconds": options.budget, "max_batch_size": options.top,

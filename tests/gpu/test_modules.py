@@ -1,0 +1,170 @@
+"""PyTorch modules on a GPU: what of its memory is theirs, where they run, and that they are as before afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+import cubatch as cb
+from cubatch.frameworks import module_worker
+from cubatch.frameworks.torch_module import TorchModule
+from cubatch.hardware import probe, room
+
+torch = pytest.importorskip("torch")
+nn, MIB = torch.nn, 2**20
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch sees")]
+EXAMPLE = (3, 32, 32)
+
+
+def small():
+    """A network of convolutions, on the GPU."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).cuda()
+
+
+def usual(mode):
+    """What `TorchModule` is told where a user says no more than a mode."""
+    return {
+        "mode": mode, "loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False,
+    }  # fmt: skip
+
+
+def held_by(subject):
+    """What a run of a module would be told of the memory it may take."""
+    with subject:
+        return room.memory_limit(subject.device, held=subject.held_bytes)
+
+
+@contextlib.contextmanager
+def others(share):
+    """Tensors of the user's that hold a share of what is free until the block ends."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    held = [torch.empty(int(share * free), dtype=torch.uint8, device="cuda")]
+    try:
+        yield
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
+
+
+def test_what_a_notebook_holds_is_no_room_and_what_its_allocator_keeps_unused_is():
+    """Half of what was free in tensors halves the limit; once they are deleted, kept by PyTorch, it is as before."""
+    subject = TorchModule(small(), EXAMPLE, **usual("inference"))
+    before = held_by(subject)
+    slack = 512 * MIB  # what CUDA and the libraries load meanwhile, and others on the device
+    free, _ = torch.cuda.mem_get_info()
+    kept = torch.empty(free // 2, dtype=torch.uint8, device="cuda")
+    assert held_by(subject).bytes == pytest.approx(before.bytes - free // 2, abs=slack)
+    del kept
+    try:
+        assert torch.cuda.memory_reserved() > free // 2
+        assert held_by(subject).bytes == pytest.approx(before.bytes, abs=slack)
+    finally:
+        torch.cuda.empty_cache()
+
+
+def test_a_module_is_tuned_in_what_a_notebook_leaves_of_its_gpu():
+    """Sizes end where the tensors beside it leave no room, and none runs out of memory."""
+    module = small()
+    with others(0.9):
+        free, _ = torch.cuda.mem_get_info()
+        result = cb.autotune_module(module, EXAMPLE, mode="training", budget=5)
+    assert result.batch_size > 1
+    assert all(m.status in {"ok", "over_limit"} for m in result.measurements)
+    assert max(m.peak_bytes or 0 for m in result.measurements) <= free
+
+
+@pytest.mark.parametrize("autocast", ["float16", "bfloat16", None])
+def test_training_leaves_the_module_as_it_was_and_knows_its_memory(autocast):
+    """To the bit, running means included; what was said of each size is not less than 0.9 of what it took."""
+    module = small()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.cuda.get_rng_state()
+    result = cb.autotune_module(
+        module, EXAMPLE, mode="training", autocast=autocast, optimizer="adam", memory_limit="4GiB", budget=5
+    )
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    timed = [m for m in result.measurements if m.status == "ok"]
+    assert len(timed) > 1
+    assert all(m.peak_bytes <= 4 * 2**30 for m in timed)
+    assert all(m.predicted_peak_bytes >= 0.9 * m.peak_bytes for m in timed)
+
+
+def test_steps_of_a_module_are_timed_on_the_stream_on_which_it_runs():
+    """Where the user has chosen another stream: a step lasts as long as on the usual one, not as long as a launch."""
+    module = nn.Linear(8192, 8192, bias=False).cuda()
+
+    def seconds():
+        return cb.autotune_module(module, (8192,), batch_sizes=[4096], budget=3).measurements[0].latency_seconds
+
+    usual_stream = seconds()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert seconds() == pytest.approx(usual_stream, rel=0.5)
+
+
+class Greedy(nn.Module):
+    """Takes 1 GiB for each sample where there are data, of which a walk without them sees nothing."""
+
+    def forward(self, x):
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            torch.empty(len(x) << 30, dtype=torch.uint8, device=x.device)
+        return x
+
+
+def test_memory_that_no_walk_sees_is_learned_of_steps_and_nothing_runs_out_of_it():
+    """A few small sizes are stepped first; what they took says where sizes end."""
+    free, _ = torch.cuda.mem_get_info()
+    example = torch.zeros(1, 8, device="cuda")
+    result = cb.autotune_module(Greedy().cuda(), example, budget=5)
+    assert all(m.status in {"ok", "over_limit"} for m in result.measurements)
+    assert 1 < result.largest_batch_size <= free >> 30
+
+
+def test_an_out_of_memory_costs_its_size_and_no_other():
+    """It is told as one, and the sizes beside it are timed."""
+    free, _ = torch.cuda.mem_get_info()
+    huge = (free >> 30) + 8
+
+    class Spiky(nn.Module):
+        """Takes more than there is at one size."""
+
+        def forward(self, x):
+            if len(x) == 3 and not isinstance(x, torch._subclasses.FakeTensor):
+                torch.empty(huge << 30, dtype=torch.uint8, device=x.device)
+            return 2 * x
+
+    example = torch.zeros(1, 8, device="cuda")
+    result = cb.autotune_module(Spiky().cuda(), example, batch_sizes=[2, 3, 4], budget=5)
+    assert {m.batch_size: m.status for m in result.measurements} == {2: "ok", 3: "out_of_memory", 4: "ok"}
+
+
+def test_a_compiled_module_is_compiled_before_it_is_timed():
+    """A step of it lasts no longer than three of the module as it is, which seconds of compiling would."""
+    pytest.importorskip("triton")
+    module = small()
+
+    def seconds(**options):
+        result = cb.autotune_module(module, EXAMPLE, batch_sizes=[64, 128], budget=5, **options)
+        return {m.batch_size: m.latency_seconds for m in result.measurements}
+
+    eager, compiled = seconds(), seconds(compile=True)
+    assert all(compiled[n] < 3 * eager[n] for n in (64, 128))
+
+
+def test_a_named_module_runs_in_a_worker_on_the_gpu_that_is_named():
+    """By a number, as PyTorch counts, or the uuid; this process takes nothing of the GPU for it."""
+    found = probe.resolve("cuda:0")
+    assert module_worker.place_of(found.address) == "cuda:0"
+    before = torch.cuda.memory_reserved()
+    result = cb.autotune_module(
+        "tests.gpu.test_modules:small", EXAMPLE, device=found.address, budget=5, max_batch_size=256, store=False
+    )
+    assert result.batch_size > 1
+    assert all(m.status == "ok" for m in result.measurements)
+    assert torch.cuda.memory_reserved() == before
