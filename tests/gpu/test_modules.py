@@ -10,12 +10,15 @@ import cubatch as cb
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe, room
+from cubatch.measure.memory_meter import AllocatorMeter
 
 torch = pytest.importorskip("torch")
 nn, MIB = torch.nn, 2**20
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch sees")]
 EXAMPLE = (3, 32, 32)
+WITHIN = {"ok", "dropped", "not_run", "over_limit"}
+BLOCKS = 2 * AllocatorMeter.grain
 
 
 def small():
@@ -36,6 +39,11 @@ def held_by(subject):
     """What a run of a module would be told of the memory it may take."""
     with subject:
         return room.memory_limit(subject.device, held=subject.held_bytes)
+
+
+def fates(result):
+    """What became of each size that was measured."""
+    return {m.batch_size: m.status for m in result.measurements}
 
 
 @contextlib.contextmanager
@@ -74,13 +82,13 @@ def test_a_module_is_tuned_in_what_a_notebook_leaves_of_its_gpu():
         free, _ = torch.cuda.mem_get_info()
         result = cb.autotune_module(module, EXAMPLE, mode="training", budget=5)
     assert result.batch_size > 1
-    assert all(m.status in {"ok", "over_limit"} for m in result.measurements)
+    assert set(fates(result).values()) <= WITHIN, fates(result)
     assert max(m.peak_bytes or 0 for m in result.measurements) <= free
 
 
 @pytest.mark.parametrize("autocast", ["float16", "bfloat16", None])
 def test_training_leaves_the_module_as_it_was_and_knows_its_memory(autocast):
-    """To the bit, running means included; what was said of each size is not less than 0.9 of what it took."""
+    """To the bit, running means included; what a size takes is within 10 % of what was said, but for a block or two."""
     module = small()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     state = torch.cuda.get_rng_state()
@@ -90,10 +98,11 @@ def test_training_leaves_the_module_as_it_was_and_knows_its_memory(autocast):
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(state, torch.cuda.get_rng_state())
     assert all(parameter.grad is None for parameter in module.parameters())
-    timed = [m for m in result.measurements if m.status == "ok"]
-    assert len(timed) > 1
-    assert all(m.peak_bytes <= 4 * 2**30 for m in timed)
-    assert all(m.predicted_peak_bytes >= 0.9 * m.peak_bytes for m in timed)
+    assert set(fates(result).values()) <= WITHIN, fates(result)
+    told = {m.batch_size: (m.predicted_peak_bytes, m.peak_bytes) for m in result.measurements if m.peak_bytes}
+    assert len(told) > 1
+    assert max(took for _, took in told.values()) <= 4 * 2**30
+    assert {n: bytes_ for n, bytes_ in told.items() if bytes_[1] > 1.1 * bytes_[0] + BLOCKS} == {}, told
 
 
 def test_steps_of_a_module_are_timed_on_the_stream_on_which_it_runs():
@@ -109,25 +118,24 @@ def test_steps_of_a_module_are_timed_on_the_stream_on_which_it_runs():
 
 
 class Greedy(nn.Module):
-    """Takes 1 GiB for each sample where there are data, of which a walk without them sees nothing."""
+    """Takes five times what it is given where there are data, of which a walk without them sees nothing."""
 
     def forward(self, x):
         if not isinstance(x, torch._subclasses.FakeTensor):
-            torch.empty(len(x) << 30, dtype=torch.uint8, device=x.device)
-        return x
+            torch.empty(5 * x.nbytes, dtype=torch.uint8, device=x.device)
+        return 2 * x
 
 
 def test_memory_that_no_walk_sees_is_learned_of_steps_and_nothing_runs_out_of_it():
     """A few small sizes are stepped first; what they took says where sizes end."""
-    free, _ = torch.cuda.mem_get_info()
-    example = torch.zeros(1, 8, device="cuda")
-    result = cb.autotune_module(Greedy().cuda(), example, budget=5)
-    assert all(m.status in {"ok", "over_limit"} for m in result.measurements)
-    assert 1 < result.largest_batch_size <= free >> 30
+    example = torch.zeros(1, 2 * MIB, device="cuda")  # 8 MiB, of which five more are taken and then one for the result
+    result = cb.autotune_module(Greedy().cuda(), example, memory_limit="16GiB", budget=5)
+    assert set(fates(result).values()) <= WITHIN, fates(result)
+    assert 8 * MIB * result.largest_batch_size == pytest.approx(16 * 2**30 / 6, rel=0.2)
 
 
 def test_an_out_of_memory_costs_its_size_and_no_other():
-    """It is told as one, and the sizes beside it are timed."""
+    """It is told as one, and the sizes beside it are timed, if not until the end."""
     free, _ = torch.cuda.mem_get_info()
     huge = (free >> 30) + 8
 
@@ -141,9 +149,11 @@ def test_an_out_of_memory_costs_its_size_and_no_other():
 
     example = torch.zeros(1, 8, device="cuda")
     result = cb.autotune_module(Spiky().cuda(), example, batch_sizes=[2, 3, 4], budget=5)
-    assert {m.batch_size: m.status for m in result.measurements} == {2: "ok", 3: "out_of_memory", 4: "ok"}
+    assert fates(result).pop(3) == "out_of_memory"
+    assert {fates(result)[n] for n in (2, 4)} <= WITHIN, fates(result)
 
 
+@pytest.mark.filterwarnings("ignore")  # a compiler's, which would end it
 def test_a_compiled_module_is_compiled_before_it_is_timed():
     """A step of it lasts no longer than three of the module as it is, which seconds of compiling would."""
     pytest.importorskip("triton")
@@ -166,5 +176,5 @@ def test_a_named_module_runs_in_a_worker_on_the_gpu_that_is_named():
         "tests.gpu.test_modules:small", EXAMPLE, device=found.address, budget=5, max_batch_size=256, store=False
     )
     assert result.batch_size > 1
-    assert all(m.status == "ok" for m in result.measurements)
+    assert set(fates(result).values()) <= WITHIN, fates(result)
     assert torch.cuda.memory_reserved() == before
