@@ -203,7 +203,7 @@ def conformance(result: Mapping[str, Any]) -> str:
         for item in items
         if item["status"] not in {"ok", "unchecked"}
     ]
-    text = f"Probes: {said}.\n\n{table(['probe', 'what differs, or became of it'], rows)}"
+    text = "\n\n".join([f"Probes: {said}.", *([table(["probe", "what differs, or became of it"], rows)] if rows else [])])
     return page(result, "conformance", text, timed=False)
 
 

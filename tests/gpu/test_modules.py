@@ -160,11 +160,11 @@ def test_a_compiled_module_is_compiled_before_it_is_timed():
     module = small()
 
     def seconds(**options):
-        result = cb.autotune_module(module, EXAMPLE, batch_sizes=[64, 128], budget=5, **options)
-        return {m.batch_size: m.latency_seconds for m in result.measurements}
+        result = cb.autotune_module(module, EXAMPLE, batch_sizes=[128], budget=20, **options)
+        assert fates(result) == {128: "ok"}
+        return result.measurements[0].latency_seconds
 
-    eager, compiled = seconds(), seconds(compile=True)
-    assert all(compiled[n] < 3 * eager[n] for n in (64, 128))
+    assert seconds(compile=True) < 3 * seconds()
 
 
 def test_a_named_module_runs_in_a_worker_on_the_gpu_that_is_named():
