@@ -13,6 +13,7 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
+from cubatch.measure import garbage
 
 CALLABLE = "a function that can be imported and called without arguments"
 
@@ -116,4 +117,6 @@ def runner(
         module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
         channels_last=channels_last, compiled=compiled, place=place,
     )  # fmt: skip
-    return subject.ready().runner(memory_limit, seed)
+    subject.ready()
+    garbage.set_aside()
+    return subject.runner(memory_limit, seed)

@@ -15,6 +15,7 @@ from cubatch.frameworks.torch_state import SavedState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
+from cubatch.measure import garbage
 from cubatch.network.importers.torch_export import check_initialized
 
 MODES = ("inference", "training")
@@ -103,6 +104,7 @@ class TorchModule:
                 undone.callback(_torch().cuda.set_device, _torch().cuda.current_device())
             undone.enter_context(self._saved)
             self.ready()
+            undone.callback(garbage.set_aside())
             self._undone = undone.pop_all()
         return self
 

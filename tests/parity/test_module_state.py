@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 
 import pytest
 
@@ -34,6 +36,38 @@ def test_a_module_with_an_expanded_buffer_is_tuned(mode):
     found = cb.autotune_module(module, (2,), mode=mode, device="cpu", batch_sizes=[2, 4], budget=60.0)
     assert {m.status for m in found.measurements} <= {"ok", "dropped"}
     assert module.scale.stride() == (0,)
+
+
+def test_collections_pass_over_what_was_there_before_and_over_nothing_afterwards():
+    """To read memory is to collect garbage, and to go through all of PyTorch's objects takes a tenth of a second."""
+
+    class Counts(nn.Module):
+        """Notes how many objects a collection goes through."""
+
+        def __init__(self):
+            super().__init__()
+            self.met = collections.UserList()  # a list would get its old items back
+
+        def forward(self, x):
+            self.met.append(len(gc.get_objects()))
+            return 2 * x
+
+    module, before = Counts(), (gc.get_freeze_count(), len(gc.get_objects()))
+    cb.autotune_module(module, (2,), device="cpu", batch_sizes=[2, 4], budget=5.0)
+    assert before[0] < 1000 < before[1]
+    assert max(module.met) < before[1] / 2
+    assert gc.get_freeze_count() == 0
+    assert len(gc.get_objects()) > before[1] / 2
+
+
+def test_what_a_process_has_set_aside_itself_stays_so():
+    """A server that forks does so, to share its pages."""
+    gc.freeze()
+    try:
+        cb.autotune_module(nn.Linear(2, 2), (2,), device="cpu", batch_sizes=[2, 4], budget=5.0)
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
 
 
 def test_an_expanded_buffer_that_a_step_wrote_to_is_put_back():
