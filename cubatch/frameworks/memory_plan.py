@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.frameworks.torch_memory import Peaks
@@ -92,14 +92,8 @@ class MemoryPlan:
             return walked
         if batch_size in known:
             return known[batch_size]
-        start = self._fixed - self._grain
-        near = [n for n in known if _NEAR * below <= n <= below]
-        times = statistics.fmean(
-            (max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start) for n in near),
-            weights=[n**_NEARER for n in near],
-        )
-        beside = max(known[n] - self._growing(n, known[n]) for n in near)
-        return round(start + (walked - start) * times) + beside
+        times = self._times(below)
+        return self._scaled(walked, statistics.fmean(times.values(), weights=[n**_NEARER for n in times]), times)
 
     def most(self, batch_size: int) -> int:
         """Say what a step takes at most: the further from what was measured, the more."""
@@ -111,15 +105,33 @@ class MemoryPlan:
         times = min(_UNMEASURED, (self._growing(below, taken) - self._fixed + self._grain) / growth)
         further = self._walked.at(batch_size) - self._walked.at(below)
         likely = max(self.at(batch_size), taken + round(further * times))
-        scatter = 0.0 if batch_size in self.measured else self._scatter * likely
         unseen = max(0, likely - taken) + self._fixed * max(0.0, 1 - below / batch_size)
-        return likely + round(_DOUBT * unseen + scatter)
+        doubt = round(_DOUBT * unseen)
+        if batch_size in self.measured:
+            return likely + doubt
+        near = self._times(below)  # of which one that took far more says what another may take
+        worst = self._scaled(self._walked.at(batch_size), max(near.values()), near)
+        return max(likely + doubt + round(self._scatter * likely), worst)
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
         """Give the largest batch size that takes no more, by `at` or another function of its sizes; 0 if none does."""
         found = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.
         return max([found, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
+
+    def _times(self, below: int) -> dict[int, float]:
+        """Give how many times the walk's the sizes just below took of what grows with the batch."""
+        known, start = self._known, self._fixed - self._grain
+        return {
+            n: max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start)
+            for n in known
+            if _NEAR * below <= n <= below
+        }
+
+    def _scaled(self, walked: int, times: float, near: Iterable[int]) -> int:
+        """Give the bytes of a step, if what grows takes so many times the walk's, and the rest as much as it did."""
+        known, start = self._known, self._fixed - self._grain
+        return round(start + (walked - start) * times) + max(known[n] - self._growing(n, known[n]) for n in near)
 
     def _growing(self, batch_size: int, taken: int) -> int:
         """Give what of the bytes of a size is to grow with it: a difference within the grain does not."""
