@@ -6,7 +6,7 @@ import abc
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
@@ -127,6 +127,12 @@ class BoundedRunner(abc.ABC):
         """Say what a step takes, as far as is known now."""
         plan = self._planned()
         return None if plan is None else plan.at(batch_size)
+
+    def foreseen(self, batch_sizes: Sequence[int]) -> dict[str, Any] | None:
+        """Say what is known now: "largest", the largest size that fits, and "bytes", what steps of sizes take."""
+        if (plan := self._plan) is None:
+            return None
+        return {"largest": plan.largest(self._memory_limit), "bytes": [plan.at(n) for n in batch_sizes]}
 
     @property
     def ran(self) -> list[dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +10,12 @@ from typing import Any
 
 import attrs
 
-from cubatch.errors import DoesNotFit, InvalidArgument, NothingMeasured
+from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, NothingMeasured
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import heap, page_faults
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate
+from cubatch.measure.records import Candidate, Measured
 from cubatch.search import walk
 from cubatch.tuning import store as kept
 from cubatch.tuning import story as stories
@@ -77,6 +78,8 @@ def tuned(
 
         measure = functools.partial(walk.measure, made, extend=None if limits.batch_sizes else extended)
         measured = tune.measured_by(measure, story, run, progress, device)
+        if made.cache_info().currsize:
+            ladder, measured = _foreseen(made(), ladder, measured)
     finally:
         if made.cache_info().currsize:
             made().close()
@@ -84,7 +87,7 @@ def tuned(
         run.notes += made().notes
         timed = {timing.batch_size for timing in measured.timings}
         facts = {**facts, "page_faults": page_faults.told(made().page_faults, timed) or facts.get("page_faults", [])}
-        # What was said of a size just before it ran was said knowing more.
+        # What was said of a size just before it ran is what it can be held to.
         said = {row["batch_size"]: row["said"] for row in made().ran}
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
@@ -120,6 +123,17 @@ def _falls(steps: Sequence[Candidate]) -> list[str]:
             what = f"Less memory is predicted for {larger} than for {smaller}"
             return [f"{what}: each by what was known when it was said."]
     return []
+
+
+def _foreseen(runner: Any, ladder: Ladder, measured: Measured) -> tuple[Ladder, Measured]:
+    """Give what is known of memory once sizes have run, in the place of what was when they were proposed."""
+    sizes = [step.batch_size for step in [*ladder.candidates, *measured.added]]
+    with contextlib.suppress(CubatchError):  # a worker that dies has no timings any more that could be lost
+        if (known := runner.foreseen(sizes)) is not None:
+            now = dict(zip(sizes, known["bytes"], strict=True))
+            ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, now), largest=known["largest"])
+            return ladder, attrs.evolve(measured, added=_said(measured.added, now))
+    return ladder, measured
 
 
 def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:

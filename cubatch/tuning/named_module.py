@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,6 +44,13 @@ class WorkersModule(RemoteRunner):
         """Say what a step takes: see `ModuleRunner.predicted`."""
         num_bytes: int | None = self.call("predicted", batch_size=batch_size)
         return num_bytes
+
+    def foreseen(self, batch_sizes: Sequence[int]) -> dict[str, Any] | None:
+        """Say what is known now: see `ModuleRunner.foreseen`; None where the worker died last."""
+        if self.worker_pid is None:
+            return None
+        known: dict[str, Any] | None = self.call("foreseen", batch_sizes=list(batch_sizes))
+        return known
 
     @property
     def ran(self) -> list[dict[str, int]]:

@@ -65,6 +65,7 @@ class Story:
             measured,
             goal=self.goal,
             setting=setting,
+            largest_batch_size=self.ladder.largest,
             asked=self.limits.batch_sizes is not None,
             compared=self.limits.sweeps is not None,
             caveats=run.caveats,
@@ -112,7 +113,6 @@ def of_network(
         if work.library == "cubatch":  # asked for now, so that what won in this run is known
             rows = on_sms.layer_rows(work, sizes, kernel_choice.kept_choice(work.device, winners))
         return {
-            "largest_batch_size": ladder.largest,
             "flops_per_sample": work.spec.flops(work.mode),
             "roofline_seconds": {n: seconds for n, seconds in floors.items() if seconds is not None},
             "layers": rows,
@@ -149,8 +149,7 @@ def of_module(
         **_setting(device, goal, limits, room, ladder.memory_bytes),
         "l2": "warm",
     }
-    facts = {"largest_batch_size": ladder.largest}
-    return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=lambda _: facts)
+    return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=lambda _: {})
 
 
 def _setting(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, memory_bytes: int | None) -> dict[str, Any]:

@@ -92,6 +92,15 @@ def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_devic
     assert max(module.sizes) <= 100
 
 
+def test_what_is_said_of_sizes_that_did_not_run_is_what_is_known_at_last(on_device):
+    """Steps take four times what a walk says, which 600 of them tell of 2000, and of the largest that fits."""
+    module = Sized()
+    takes = on_device(module, 0, 3 * MIB)
+    result = tuned(module, memory_limit=takes(1000), batch_sizes=[2, 600, 2000], budget=20.0)
+    assert result.largest_batch_size == pytest.approx(1000, rel=0.01)
+    assert [m.predicted_peak_bytes for m in result.measurements][-1] == pytest.approx(takes(2000), rel=0.01)
+
+
 def test_a_size_that_was_asked_for_and_is_not_sure_is_refused(on_device):
     """By the walk it fits; smaller sizes are stepped first, and say that it does not: over_limit, and never run."""
     module = Sized()
