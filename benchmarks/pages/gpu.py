@@ -203,8 +203,8 @@ def conformance(result: Mapping[str, Any]) -> str:
         for item in items
         if item["status"] not in {"ok", "unchecked"}
     ]
-    text = "\n\n".join([f"Probes: {said}.", *([table(["probe", "what differs, or became of it"], rows)] if rows else [])])
-    return page(result, "conformance", text, timed=False)
+    differing = f"\n\n{table(['probe', 'what differs, or became of it'], rows)}" if rows else ""
+    return page(result, "conformance", f"Probes: {said}.{differing}", timed=False)
 
 
 def slow(result: Mapping[str, Any]) -> str:
