@@ -32,6 +32,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Network
 from cubatch.network.weights import save_weights
+from cubatch.report.tables import training as table
 from cubatch.workload import OPTIMIZERS, check_target
 
 SCHEDULES: tuple[str, ...] = get_args(choices.Schedule)
@@ -113,6 +114,17 @@ class Training:
     def to_mapping(self) -> dict[str, Any]:
         """Give the run as a plain mapping, for JSON."""
         return attrs.asdict(self)
+
+    def __str__(self) -> str:
+        """Give the table that `cubatch train` prints."""
+        title = f"{self.model}, {self.dtype}, batch {self.target_batch_size}, {self.optimizer}"
+        facts = self.to_mapping()
+        ends = {name: facts[name] for name in ("diverged", "stopped_early")}
+        return table.epochs(facts["epochs"], title=f"{title}, learning rate {self.learning_rate:g}", **ends).text()
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
+        """Show in IPython what print shows."""
+        printer.text(str(self))
 
 
 def train(

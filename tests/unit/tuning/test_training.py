@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import attrs
 import pytest
 
 import cubatch as cb
@@ -89,6 +90,15 @@ def test_it_begins_with_weights_and_leaves_a_file_with_which_another_run_begins(
     assert epochs == list(first.epochs)
     assert len(steps) == 8 * len(again.epochs)
     assert again.epochs[0].loss < first.epochs[0].loss
+
+
+def test_a_run_that_is_printed_is_a_table_of_its_epochs():
+    """As the command prints it: a line each, and how it ended."""
+    found = cb.train(NETWORK, **SHORT | {"epochs": 2})
+    title, *lines = str(found).splitlines()
+    assert title == f"{found.model}, float32, batch {found.batch_size}, momentum, learning rate {found.learning_rate:g}"
+    assert [line.split()[:2] for line in lines[-2:]] == [[str(e.number), f"{e.loss:.4f}"] for e in found.epochs]
+    assert "smaller learning rate" in str(attrs.evolve(found, diverged=True))
 
 
 def test_auto_takes_the_answer_of_tuning_for_the_same_step(monkeypatch):
