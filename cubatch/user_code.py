@@ -14,6 +14,8 @@ from typing import Any
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory, is_out_of_memory, near_names
 from cubatch.units import shown
 
+_PACKAGES = {"site-packages", "dist-packages"}  # folders, the latter Debian's
+
 
 def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
     """
@@ -90,7 +92,10 @@ def _place(error: Exception) -> str:
 def is_installed(path: Path) -> bool:
     """Say whether a file is Python's, of an installed package or of this one, and so not the user's own."""
     places = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
-    return any(path.resolve().is_relative_to(Path(place).resolve()) for place in (*places, str(Path(__file__).parent)))
+    found = path.resolve()
+    if not _PACKAGES.isdisjoint(found.parts):  # also a user's, the system's beside an environment, or on PYTHONPATH
+        return True
+    return any(found.is_relative_to(Path(place).resolve()) for place in (*places, str(Path(__file__).parent)))
 
 
 def file_of(module: ModuleType) -> str:

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
@@ -49,6 +49,7 @@ class BoundedRunner(abc.ABC):
         self._batch_size, self._batch_bytes = 0, 0
         self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
+        self._asked: set[int] = set()
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
@@ -126,13 +127,15 @@ class BoundedRunner(abc.ABC):
     def predicted(self, batch_size: int) -> int | None:
         """Say what a step takes, as far as is known now."""
         plan = self._planned()
+        self._asked.add(batch_size)
         return None if plan is None else plan.at(batch_size)
 
-    def foreseen(self, batch_sizes: Sequence[int]) -> dict[str, Any] | None:
-        """Say what is known now: "largest", the largest size that fits, and "bytes", what steps of sizes take."""
+    @property
+    def foreseen(self) -> dict[str, Any] | None:
+        """Say what is known now: "largest", that fits, and "bytes", pairs of each size that was asked about and its."""
         if (plan := self._plan) is None:
             return None
-        return {"largest": plan.largest(self._memory_limit), "bytes": [plan.at(n) for n in batch_sizes]}
+        return {"largest": plan.largest(self._memory_limit), "bytes": [[n, plan.at(n)] for n in sorted(self._asked)]}
 
     @property
     def ran(self) -> list[dict[str, int]]:
@@ -171,7 +174,7 @@ class BoundedRunner(abc.ABC):
         self.draw(batch_size)
         self.step()
         taken = self.peak_bytes
-        if self._plan is not None and taken is not None and taken > self._memory_limit:
+        if taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
 
     def step(self) -> None:

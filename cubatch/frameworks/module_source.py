@@ -9,11 +9,12 @@ Imports are read off the source: those that are made by name while it runs, and 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +41,7 @@ class ModuleSource:
     Attributes:
         name: "package.module:build".
         files: The file that it is in, and the user's own files that are imported from there.
-        packages: Installed packages that are imported from there, with their versions.
+        packages: Installed packages that are imported from there, with their versions, or what their first file holds.
     """
 
     name: str
@@ -63,7 +64,7 @@ class ModuleSource:
             raise InvalidArgument(field, name, *_IMPORTED)
         files, installed = _followed(found)
         return cls(
-            name=name, files=tuple(files), packages={name: version for name in installed if (version := _version(name))}
+            name=name, files=tuple(files), packages={name: state for name in installed if (state := _state(name))}
         )
 
     def conditions(self) -> dict[str, Any]:
@@ -178,8 +179,22 @@ def _located(name: str) -> _Module | None:
     return found if found.path is not None else None
 
 
+def _state(package: str) -> str | None:
+    """Give an installed package's version, or the digest of its first file where no distribution has it."""
+    found = None if (version := _version(package)) else _located(package)
+    return version if found is None else hashlib.sha256(found.source.read_bytes()).hexdigest()
+
+
 def _version(package: str) -> str | None:
+    """Give the version of the distribution that a package is imported from: PIL is Pillow's."""
     try:
-        return metadata.version(package)
+        names = sorted(set(_distributions().get(package, [package])))
+        return ", ".join(metadata.version(name) for name in names)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Name the distributions of each package that can be imported; read once, as a process imports one version."""
+    return metadata.packages_distributions()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +9,12 @@ from typing import Any
 
 import attrs
 
-from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, NothingMeasured
+from cubatch.errors import DoesNotFit, InvalidArgument, NothingMeasured
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import heap, page_faults
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured
+from cubatch.measure.records import Candidate
 from cubatch.search import walk
 from cubatch.tuning import store as kept
 from cubatch.tuning import story as stories
@@ -78,8 +77,6 @@ def tuned(
 
         measure = functools.partial(walk.measure, made, extend=None if limits.batch_sizes else extended)
         measured = tune.measured_by(measure, story, run, progress, device)
-        if made.cache_info().currsize:
-            ladder, measured = _foreseen(made(), ladder, measured)
     finally:
         if made.cache_info().currsize:
             made().close()
@@ -87,8 +84,7 @@ def tuned(
         run.notes += made().notes
         timed = {timing.batch_size for timing in measured.timings}
         facts = {**facts, "page_faults": page_faults.told(made().page_faults, timed) or facts.get("page_faults", [])}
-        # What was said of a size just before it ran is what it can be held to.
-        said = {row["batch_size"]: row["said"] for row in made().ran}
+        ladder, said = _foreseen(made(), ladder)
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
         run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
@@ -125,15 +121,15 @@ def _falls(steps: Sequence[Candidate]) -> list[str]:
     return []
 
 
-def _foreseen(runner: Any, ladder: Ladder, measured: Measured) -> tuple[Ladder, Measured]:
-    """Give what is known of memory once sizes have run, in the place of what was when they were proposed."""
-    sizes = [step.batch_size for step in [*ladder.candidates, *measured.added]]
-    with contextlib.suppress(CubatchError):  # a worker that dies has no timings any more that could be lost
-        if (known := runner.foreseen(sizes)) is not None:
-            now = dict(zip(sizes, known["bytes"], strict=True))
-            ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, now), largest=known["largest"])
-            return ladder, attrs.evolve(measured, added=_said(measured.added, now))
-    return ladder, measured
+def _foreseen(runner: Any, ladder: Ladder) -> tuple[Ladder, dict[int, int]]:
+    """
+    Give what is known of memory at last, in the place of what was when sizes were proposed.
+
+    What was said of a size just before it ran is what it can be held to.
+    """
+    known = runner.foreseen or {"largest": None, "bytes": []}
+    said = {row["batch_size"]: row["said"] for row in runner.ran}
+    return attrs.evolve(ladder, largest=known["largest"] or ladder.largest), dict(known["bytes"]) | said
 
 
 def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:

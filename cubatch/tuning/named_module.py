@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +34,7 @@ class WorkersModule(RemoteRunner):
     _ran: list[dict[str, int]] = []  # noqa: RUF012 - replaced, never changed
     _notes: list[str] = []  # noqa: RUF012 - as above
     _page_faults: list[dict[str, Any]] = []  # noqa: RUF012 - as above
+    _foreseen: dict[str, Any] | None = None
 
     def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
         """Have it find out what steps take: see `ModuleRunner.look`."""
@@ -45,12 +46,10 @@ class WorkersModule(RemoteRunner):
         num_bytes: int | None = self.call("predicted", batch_size=batch_size)
         return num_bytes
 
-    def foreseen(self, batch_sizes: Sequence[int]) -> dict[str, Any] | None:
-        """Say what is known now: see `ModuleRunner.foreseen`; None where the worker died last."""
-        if self.worker_pid is None:
-            return None
-        known: dict[str, Any] | None = self.call("foreseen", batch_sizes=list(batch_sizes))
-        return known
+    @property
+    def foreseen(self) -> dict[str, Any] | None:
+        """Say what was known at last: see `ModuleRunner.foreseen`; None where the worker died last."""
+        return self._foreseen
 
     @property
     def ran(self) -> list[dict[str, int]]:
@@ -72,7 +71,7 @@ class WorkersModule(RemoteRunner):
         if self.worker_pid is not None:
             with contextlib.suppress(CubatchError):
                 self._ran, self._notes = self.call("ran"), self.call("notes")
-                self._page_faults = self.call("page_faults")
+                self._page_faults, self._foreseen = self.call("page_faults"), self.call("foreseen")
         super().close()
 
 
@@ -159,6 +158,6 @@ class NamedModule:
         for number, source in enumerate(self.sources):
             facts = source.conditions()
             if number:  # where the loss or the optimiser is in a file of its own
-                facts = {f"source_sha256 of {source.name}": facts["source_sha256"]}
+                facts = {**source.packages, f"source_sha256 of {source.name}": facts["source_sha256"]}
             found |= facts
         return found | conditions(self.device)

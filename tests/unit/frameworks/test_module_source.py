@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -63,6 +64,26 @@ def test_what_is_installed_counts_by_its_version(tree, monkeypatch):
     numpys = ModuleSource.of("numpy.linalg:norm")
     assert len(numpys.files) == 1
     assert set(numpys.packages) == {"numpy"}
+
+
+def test_a_package_of_another_distribution_counts_by_that_ones_version(tree):
+    """`import attr` is of attrs, as PIL is of Pillow: no distribution has the package's name."""
+    (tree / "shop" / "tools.py").write_text("import attr")
+    assert ModuleSource.of(MODEL).packages["attr"] == metadata.version("attrs")
+
+
+def test_a_package_of_no_distribution_is_not_the_users_own_and_counts_by_its_first_file(tree, monkeypatch):
+    """As those on PYTHONPATH and of a user's or the system's site-packages: nothing that it imports is followed."""
+    place = tree / "python3" / "site-packages"
+    (place / "lone").mkdir(parents=True)
+    (place / "lone" / "__init__.py").write_text("import lone.more")
+    (place / "lone" / "more.py").write_text("")
+    monkeypatch.syspath_prepend(place)
+    (tree / "shop" / "tools.py").write_text("import lone")
+    before = ModuleSource.of(MODEL)
+    assert not any("lone" in str(path) for path in before.files)
+    (place / "lone" / "__init__.py").write_text("VERSION = 2")
+    assert ModuleSource.of(MODEL).packages["lone"] != before.packages["lone"]
 
 
 @pytest.mark.parametrize(
