@@ -118,15 +118,16 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def _bound(self, session: Any, inputs: dict[str, np.ndarray[Any, Any]]) -> tuple[Any, Callable[[], None]]:
         binding = session.io_binding()
+        values: dict[str, Any] = {}  # which a binding of older releases only points to
 
         def bind() -> None:
             for name, array in inputs.items():
-                value = self._ort.OrtValue.ortvalue_from_numpy(array, self._kind, self._index)
-                binding.bind_ortvalue_input(name, value)
+                values[name] = self._ort.OrtValue.ortvalue_from_numpy(array, self._kind, self._index)
+                binding.bind_ortvalue_input(name, values[name])
             for name in self._graph.outputs:
                 binding.bind_output(name, self._kind, self._index)
 
-        def step() -> None:
+        def step(_held: object = values) -> None:
             self._told(lambda: session.run_with_iobinding(binding), "a step")
             binding.synchronize_outputs()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tests.unit.commands import in_process
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 from cubatch.errors import InvalidSpec  # noqa: E402
 from cubatch.frameworks import onnxruntime_runner  # noqa: E402
@@ -217,6 +219,25 @@ def test_what_its_arena_cannot_have_is_out_of_memory(files):
         for n in (2, 30000)
     }
     assert said == {2: "", 30000: "out of memory: a step of open.onnx in ONNX Runtime\n"}
+
+
+def test_what_a_step_reads_is_there_as_long_as_the_step(files, monkeypatch):
+    """A binding of an older release keeps nothing of what is bound to it: freed, a step reads whatever lies there."""
+    made = []
+
+    def bound(self, name, value):
+        made.append(weakref.ref(value))
+        self._iobinding.bind_ortvalue_input(name, value._ortvalue)
+
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_ortvalue_input", bound)
+    runner = runner_of(files["open"])
+    runner.draw(3)
+    gc.collect()
+    assert made
+    assert made[-1]() is not None
+    runner.close()
+    gc.collect()
+    assert made[-1]() is None
 
 
 def test_memory_that_was_taken_is_learned_from(files):
