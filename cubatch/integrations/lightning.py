@@ -7,7 +7,6 @@ but hands a step of the module to `autotune_module`.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -82,7 +81,7 @@ class _Finder:
                 )  # fmt: skip
             training = {"mode": "training", "loss": _loss, "optimizer": _alike(trainer.optimizers[0])}
         return autotune_module(
-            _as_step(pl_module, _STEPS[trainer.state.fn]),
+            _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
             {"batch": batch, "batch_idx": 0},
             autocast=_AUTOCAST.get(trainer.precision),
             max_batch_size=min(limits, default=None),
@@ -102,6 +101,7 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
         num_samples = None
     batch = next(iter(loader))[0]
     batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)  # noqa: SLF001 - as its loops
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0), num_samples
 
 
@@ -125,8 +125,8 @@ class _quiet:  # noqa: N801 - used like a function
             vars(self._module).pop(name, None)
 
 
-def _as_step(pl_module: Any, name: str) -> Any:
-    """Give a module whose forward pass is a step of this one."""
+def _as_step(trainer: Any, pl_module: Any, name: str) -> Any:
+    """Give a module whose forward pass is a step of this one, in the trainer's precision."""
     import torch
 
     class Step(torch.nn.Module):
@@ -137,7 +137,8 @@ def _as_step(pl_module: Any, name: str) -> Any:
         def forward(self, batch: Any, batch_idx: int) -> Any:
             step = getattr(self.module, name)
             takes = inspect.signature(step).parameters
-            return step(batch, batch_idx) if len(takes) > 1 else step(batch)
+            with trainer.precision_plugin.forward_context():
+                return step(batch, batch_idx) if len(takes) > 1 else step(batch)
 
     Step.__name__ = type(pl_module).__name__
     return Step()
@@ -152,10 +153,19 @@ def _alike(optimizer: Any) -> Callable[[Iterable[Any]], Any]:
     """Give optimisers of the same class and options; at a rate of 0, which does the same work in every step."""
     kind: Any = type(optimizer)
     takes = inspect.signature(kind).parameters
+    if "params" not in takes:  # Lightning's own, where there is none
+        remedy = "Without one nothing is trained: find the batch size of trainer.validate()."
+        raise InvalidArgument("configure_optimizers", None, "a function that gives an optimiser", remedy)
     options = {name: value for name, value in optimizer.defaults.items() if name in takes}
-    if "lr" in options:
-        options["lr"] = 0.0
-    return functools.partial(kind, **options)
+
+    def made(parameters: Iterable[Any]) -> Any:
+        trained = list(parameters)
+        try:
+            return kind(trained, **options | ({"lr": 0.0} if options.get("lr") else {}))
+        except ValueError:  # a rate of 0 is refused by some
+            return kind(trained, **options)
+
+    return made
 
 
 if TYPE_CHECKING:

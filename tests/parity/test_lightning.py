@@ -20,6 +20,7 @@ with warnings.catch_warnings():  # Lightning's dependencies warn of each other
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import BatchSizeFinder
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
+    from torchmetrics import Accuracy
 
     from cubatch.integrations.lightning import CubatchBatchSizeFinder
 
@@ -159,6 +160,63 @@ def test_a_module_that_optimises_by_hand_is_refused_and_left_as_it_was(tmp_path)
     with pytest.raises(InvalidArgument, match="hand it to autotune_callable"):
         trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(model, datamodule=Data())
     assert "log" not in vars(model)
+
+
+class Moves(Data):
+    """Gives the images another shape before they go to the device."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch[0].flatten(1), batch[1]
+
+
+class Flat(Counter):
+    """Takes no other shape, measures its accuracy, has a part that is never trained and tensors of its own making."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(12, 3)
+        self.teacher = torch.nn.BatchNorm1d(12).eval()
+        self.accuracy = Accuracy(task="multiclass", num_classes=3)
+        self.was_eval = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.was_eval.append(not self.teacher.training)
+        self.accuracy(self.net(x), y)
+        return self._loss((self.teacher(x) @ torch.eye(12, device=x.device), y))
+
+    def configure_optimizers(self):
+        return Positive(self.parameters(), lr=0.1)
+
+
+class Positive(torch.optim.SGD):
+    """Refuses a rate of 0, as SparseAdam does."""
+
+    def __init__(self, params, lr):
+        if not lr > 0:
+            raise ValueError("Invalid learning rate")
+        super().__init__(params, lr=lr)
+
+
+def test_a_step_is_what_lightnings_loop_makes_of_it(tmp_path):
+    """Batches are changed by the hook, tensors made in its precision, metrics kept, parts in evaluation mode so."""
+    model, finder = Flat(), CubatchBatchSizeFinder(**SHORT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, finder, limit_val_batches=0, precision="64-true").fit(model, datamodule=Moves())
+    assert {m.status for m in finder.result.measurements} <= {"ok", "dropped", "not_run"}
+    assert finder.result.dtype == "float64"
+    assert finder.result.largest_batch_size > NUM_SAMPLES
+    assert all(model.was_eval)
+
+
+def test_a_module_that_trains_nothing_is_refused_by_name(tmp_path):
+    """Lightning goes on without an optimiser."""
+    model = Counter()
+    model.configure_optimizers = lambda: None
+    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit
+    with pytest.raises(InvalidArgument, match=r"configure_optimizers.*trainer\.validate"):
+        fit(model, datamodule=Data())
 
 
 def test_a_dry_run_of_lightnings_finds_nothing(tmp_path):
