@@ -53,6 +53,7 @@ class ModuleRunner(BoundedRunner):
         self._scaler = kind.scaler(device.type)
         self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
         self._time_first: tuple[str, ...] = ()
+        self._guessed: frozenset[str] = frozenset()
         self._bare = module if bare is None else bare
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
@@ -63,6 +64,9 @@ class ModuleRunner(BoundedRunner):
         if shapes := self._inputs.aside():
             which = f"Inputs whose first axis is not the example's {self._inputs.batch_size} samples"
             notes.append(f"{which} were the same in each batch: of shape {', '.join(map(str, shapes))}.")
+        if self._guessed:
+            which = ", ".join(sorted(self._guessed))
+            notes.append(f"Results of {which} depend on data, without which what steps take is known less surely.")
         if self._time_first:
             first, *others = self._time_first
             more = f", as do {len(others)} more" if others else ""
@@ -75,7 +79,7 @@ class ModuleRunner(BoundedRunner):
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
         peaks = self._walk_of(num_bytes, top)
-        self._time_first = peaks.time_first
+        self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks
 
     def rehearse(self) -> None:

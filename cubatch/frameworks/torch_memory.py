@@ -11,14 +11,14 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import time_first
+from cubatch.frameworks import data_dependent, time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind
@@ -40,11 +40,13 @@ class Walk:
         operations: How many it does.
         time_first: Parts of the module that read the batch as time, as `time_first.watched` names them: to walk through
             these is to walk through each step of it.
+        guessed: Operations whose results depend on data: see `data_dependent`.
     """
 
     peak_bytes: int
     operations: int
     time_first: tuple[str, ...]
+    guessed: frozenset[str] = frozenset()
 
 
 @attrs.frozen
@@ -57,11 +59,12 @@ class Peaks:
 
     Attributes:
         known: Bytes by batch size, of two sizes at least.
-        time_first: As that of `Walk`.
+        time_first, guessed: As those of `Walk`.
     """
 
     known: Mapping[int, int]
     time_first: tuple[str, ...] = ()
+    guessed: frozenset[str] = frozenset()
 
     def at(self, batch_size: int) -> int:
         """
@@ -126,7 +129,7 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
         if largest <= most or largest in known or is_met or turned or more > _MOST_MORE:
             break
         known[largest] = walked(module, inputs, kind, device, largest).peak_bytes
-    return Peaks(known, turned)
+    return Peaks(known, turned, frozenset().union(*(walk.guessed for walk in walks.values())))
 
 
 def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int) -> Walk:
@@ -162,13 +165,13 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         parameters = [fakes[name] for name, _ in module.named_parameters()]
         step = kind.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         step()
-        if kind.training and kind.optimizer != "sgd":
-            step()  # which finds the optimiser's state
+        if kind.training:
+            step()  # which finds gradients and the optimiser's state
         made = [name for name, _ in module.named_parameters() if name not in fakes]
         if kind.training and made:  # which no optimiser knows of that was made before, as a user's loop has one
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
-    return Walk(watch.peak, watch.operations, tuple(found))
+    return Walk(watch.peak, watch.operations, tuple(found), frozenset(watch.guessed))
 
 
 class _Watch:
@@ -176,6 +179,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.alive = self.peak = self.operations = 0
+        self.guessed: set[str] = set()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
 
@@ -189,6 +193,23 @@ class _Watch:
         self.alive += size
         self.peak = max(self.peak, self.alive)
         weakref.finalize(storage, self._gone, size)
+
+    def result(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Do an operation without data; note one whose result depends on data, and what it is taken for."""
+        from torch._subclasses import fake_tensor
+
+        try:
+            return operation(*arguments, **options)
+        except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
+            found = data_dependent.result(operation, arguments, options)
+            if found is not NotImplemented:
+                self.guessed.add(str(operation))
+                return found
+            with self._mode:  # one that is made of others, as they come without a record of gradients
+                found = operation.decompose(*arguments, **options)
+            if found is NotImplemented:
+                raise
+            return found
 
     def _gone(self, size: int) -> None:
         self.alive -= size
@@ -211,7 +232,7 @@ class _Watch:
                 kwargs: Any = None,
             ) -> Any:
                 watch.operations += 1
-                result = func(*args, **(kwargs or {}))
+                result = watch.result(func, args, kwargs or {})
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):
                         watch.see(leaf)

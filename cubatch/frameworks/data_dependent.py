@@ -1,0 +1,79 @@
+"""
+What a walk without data takes for results that depend on data.
+
+A truth is taken for False, since what is asked for one mostly is whether something is amiss; a number for 1; what a
+mask selects for all that there is; values that differ for one.  Steps that run correct what is said of memory by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """
+    Give tensors without data, or a number, as an operation might.
+
+    Args:
+        operation: One of PyTorch's.
+        arguments, options: What it was called with, tensors without data.
+
+    Returns:
+        Any: As it might give; NotImplemented of an operation that is not known here.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    known: Mapping[Any, Callable[..., Any]] = {
+        aten._local_scalar_dense.default: _number,  # noqa: SLF001 - its name
+        aten.equal.default: lambda *_: False,
+        aten.nonzero.default: lambda x: _places(x, x.numel(), x.ndim),
+        aten.masked_select.default: _selected,
+        aten.index.Tensor: _indexed,
+        aten.repeat_interleave.Tensor: lambda repeats, **_: _places(repeats, repeats.numel()),
+        aten.bincount.default: lambda x, _=None, minlength=0: _places(x, max(1, minlength)),
+        aten._unique2.default: _unique,  # noqa: SLF001 - its name
+        aten.unique_consecutive.default: _unique,
+        aten.unique_dim.default: _unique_parts,
+    }
+    return known[operation](*arguments, **options) if operation in known else NotImplemented
+
+
+def _number(x: Any) -> Any:
+    import torch
+
+    if x.dtype is torch.bool:
+        return False
+    return 1.0 if x.is_floating_point() else 1 + 0j if x.is_complex() else 1
+
+
+def _places(like: Any, *extents: int) -> Any:
+    import torch
+
+    return like.new_empty(extents, dtype=torch.int64)
+
+
+def _selected(x: Any, mask: Any) -> Any:
+    import torch
+
+    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
+
+
+def _indexed(x: Any, indices: Sequence[Any]) -> Any:
+    """Index with the places of all that a mask may select."""
+    import torch
+
+    places: list[Any] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        places += [_places(index, index.numel()) for _ in range(index.ndim)] if is_mask else [index]
+    return torch.ops.aten.index.Tensor(x, places)
+
+
+def _unique(x: Any, *_: Any, **__: Any) -> Any:
+    return x.new_empty(1), _places(x, *x.shape), _places(x, 1)
+
+
+def _unique_parts(x: Any, dim: int, *_: Any, **__: Any) -> Any:
+    return x.narrow(dim, 0, 1), _places(x, x.shape[dim]), _places(x, 1)

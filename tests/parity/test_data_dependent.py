@@ -1,0 +1,111 @@
+"""Memory is known beforehand also of modules that look into their data: what that gives is taken for something."""
+
+from __future__ import annotations
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+
+nn = torch.nn
+FLOATS = 1 << 12  # of a sample
+
+
+class Looks(nn.Module):
+    """Looks at its input in one of many ways, and keeps what it gets until the end."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def forward(self, x):
+        found = getattr(self, self.way)(x)
+        return x * 2, found
+
+    def number(self, x):
+        return x * x.sum().item()
+
+    def whole(self, x):
+        return x.new_ones(len(x), x.argmax().item() * 0 + 7)
+
+    def truth(self, x):
+        if torch.isnan(x).any():
+            raise ValueError("not a number")
+        return x + 1
+
+    def equal(self, x):
+        return x + int(torch.equal(x, x + 1))
+
+    def masked(self, x):
+        return x[x < 9]
+
+    def masked_rows(self, x):
+        return x[torch.isfinite(x[:, 0])]
+
+    def selected(self, x):
+        return torch.masked_select(x, x < 9)
+
+    def places(self, x):
+        return torch.nonzero(x < 9)
+
+    def classes(self, x):
+        if len(torch.unique((x > 9).long())) > 2:
+            raise ValueError("too many classes")
+        return x + 1
+
+    def repeated(self, x):
+        return torch.repeat_interleave(torch.ones_like(x[:, 0], dtype=torch.int64))
+
+    def counted(self, x):
+        return torch.bincount((x[:, 0] > 9).long(), minlength=3)
+
+
+WAYS = {
+    "number": 4, "whole": 0, "truth": 4, "equal": 4, "masked": 4, "masked_rows": 4, "selected": 4, "places": 2 * 8,
+    "classes": 4, "repeated": 0, "counted": 0,
+}  # fmt: skip
+"""Bytes that are kept of each number of the input: nothing to speak of where it is a few of a sample."""
+
+
+def walked(module):
+    """What steps take by a walk."""
+    kind = {"loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False}
+    return TorchModule(module, (FLOATS,), mode="inference", **kind).peaks(2**40)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_depends_on_data_is_taken_for_all_that_there_may_be(way):
+    """Two arrays of the input's extents, and what was found: by the bytes of a number, masks beside."""
+    peaks = walked(Looks(way))
+    kept = FLOATS * (4 + 4 + WAYS[way])
+    slope = (peaks.at(1000) - peaks.at(500)) / 500
+    assert kept <= slope <= kept + FLOATS * 10  # a mask or what was compared, while it was looked for
+    assert peaks.guessed
+
+
+def test_a_module_that_looks_into_nothing_is_walked_through_as_it_is():
+    """Nothing is told of it."""
+    assert walked(nn.ReLU()).guessed == frozenset()
+
+
+def test_a_result_says_what_was_guessed_and_the_limit_holds():
+    """It needs no max_batch_size any more; no size that takes more is an answer."""
+    result = cb.autotune_module(Looks("masked"), (FLOATS,), memory_limit="256MiB", budget=3)
+    assert result.largest_batch_size > 1
+    assert any("aten.index.Tensor depend on data" in reason for reason in result.reasons)
+
+
+def test_a_module_of_which_nothing_is_known_is_held_to_the_limit_afterwards():
+    """It reads its input's memory; a step that took more than may be taken is out of memory, and no answer."""
+
+    class Opaque(nn.Module):
+        """Makes arrays by NumPy, which a walk cannot follow."""
+
+        def forward(self, x):
+            return torch.from_numpy(x.numpy().repeat(200, axis=0) + 1)
+
+    result = cb.autotune_module(Opaque(), (FLOATS,), batch_sizes=[2, 200], memory_limit="256MiB", budget=20)
+    assert [m.status for m in result.measurements] == ["ok", "out_of_memory"]
