@@ -28,8 +28,10 @@ class StepKind:
     How a module is stepped.
 
     Attributes:
-        training: Forward, loss, backward and optimiser step; else a forward pass, in inference mode unless an input
-            requires a gradient: a module that takes derivatives by it has none there.
+        training: Forward, loss, backward and optimiser step; the gradients of the step before are there until the
+            backward pass, as in loops that accumulate them, and Lightning's: their memory is to suffice, too. Else a
+            forward pass, in inference mode unless an input requires a gradient: a module that takes derivatives by it
+            has none there.
         loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimiser.
         autocast: One of AUTOCAST, or None.
@@ -84,11 +86,11 @@ class StepKind:
         optimizer = self._optimizer([parameter for parameter in parameters if parameter.requires_grad])
 
         def train() -> None:
-            optimizer.zero_grad(set_to_none=True)
             for tensor in derived:  # a loop's next batch has no gradient either
                 tensor.grad = None
             with self._precision(device):
                 loss = seen(self._loss(module(*positional, **keyword)))
+            optimizer.zero_grad(set_to_none=True)
             if scaler is None:
                 loss.backward()
                 optimizer.step()

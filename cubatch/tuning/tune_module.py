@@ -72,7 +72,9 @@ def autotune_module(
             random, of the example's dtypes and ranges, whole numbers of its own ones, and require a gradient where it
             does.  A batch of a class of its own is an argument within a tuple: (batch,).  A layer that reads that axis
             as time, for want of `batch_first`, is told of.
-        mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step.
+        mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step; the
+            gradients of the step before are there until the backward pass, so that memory suffices for loops that
+            accumulate them too.  Parts that are in evaluation mode in a module that trains stay so.
         loss: In training, from the module's output to a scalar.  None: the output's own `loss`, as of the models of
             Hugging Face that are given labels, else the mean of the squares of its first tensor.  It may be named too,
             "package.module:function", and for a named module must be.

@@ -13,6 +13,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 from cubatch.frameworks.torch_state import SavedState  # noqa: E402
 
 nn = torch.nn
@@ -68,6 +69,50 @@ def test_what_a_process_has_set_aside_itself_stays_so():
         assert gc.get_freeze_count() > 1000
     finally:
         gc.unfreeze()
+
+
+class Frozen(nn.Module):
+    """Has a part whose statistics are to stay, and notes in which mode its parts were when steps ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.met = collections.UserList()
+
+    def forward(self, x):
+        self.met.append((self.training, self.norm.training))
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(("is_training", "met"), [(True, (True, False)), (False, (True, True))])
+def test_parts_in_evaluation_mode_stay_so_in_a_module_that_trains(is_training, met):
+    """As in a loop that keeps a backbone's statistics; one that evaluates as a whole, as if just loaded, trains."""
+    module = Frozen().train(is_training)
+    module.norm.eval()
+    cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=5.0)
+    assert set(module.met) == {met}
+    assert (module.training, module.norm.training) == (is_training, False)
+
+
+def test_gradients_of_the_step_before_are_there_until_the_backward_pass():
+    """As in loops that accumulate: weights of 128 MiB, as much of gradient, of each sample five results of 16."""
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4096, 8192, bias=False)
+
+        def forward(self, x):
+            y = self.layer(x).repeat(1, 512)
+            for _ in range(4):
+                y = y.exp()
+            return y
+
+    found = TorchModule(
+        Wide(), (4096,), mode="training", loss=None, optimizer="sgd", autocast=None, channels_last=False,
+        compiled=False,
+    )  # fmt: skip
+    assert found.peaks(2**40).at(2) >= (2 * 128 + 2 * 5 * 16) * 2**20
 
 
 def test_an_expanded_buffer_that_a_step_wrote_to_is_put_back():
