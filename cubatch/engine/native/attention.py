@@ -19,6 +19,7 @@ from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.engine.native.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.native.losses import softmax, softmax_backward
+from cubatch.engine.native.product import product_dtype
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.attention import find
 from cubatch.kernels.workspace.attention import (
@@ -63,14 +64,14 @@ def attention(
     Raises:
         InvalidArgument: If types or shapes differ or the workspace is too small.
     """
-    n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
+    n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     y = of(x).empty_like(x) if out is None else out
     check(x.dtype, x.shape, x=x, out=y)
-    need = attention_workspace(n, t, c, heads, dtype_of(x), context.device, saves=keep is not None)
+    need = attention_workspace(n, t, c, heads, dtype, context.device, saves=keep is not None)
     workspace = take_workspace(workspace, x, need)
     stores = stores_weights(c, heads, saves=keep is not None)
     if keep is None:
-        queries_at, weights_at, mixed_at = kept_bytes(n, t, c, heads, dtype_of(x))
+        queries_at, weights_at, mixed_at = kept_bytes(n, t, c, heads, dtype)
         sizes = queries_at, weights_at * stores, mixed_at
         keep, workspace = list(_cut(workspace, sizes, x.dtype)), workspace[sum(sizes) :]
     qkv, mixed = _as(keep[0], (n, t, 3 * c)), _as(keep[2], (n, t, c))
@@ -155,7 +156,7 @@ def attention_backward(
         InvalidArgument: If types or shapes differ or the workspace is too small.
     """
     n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
-    dx, width, dtype = of(dy).empty_like(dy) if out is None else out, c // heads, dtype_of(x)
+    dx, width, dtype = of(dy).empty_like(dy) if out is None else out, c // heads, product_dtype(context, x)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     workspace = take_workspace(workspace, x, attention_backward_workspace(n, t, c, heads, dtype, context.device))
     sizes = kept_bytes(n, t, c, heads, dtype)

@@ -123,6 +123,15 @@ def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
     assert run("attention", *options, "--heads", 5)[0] == 2
 
 
+def test_attention_in_tf32_takes_the_scratch_memory_of_its_products_in_tf32(run):
+    """Hopper's gradient of a projection of 768 channels sums more slices than float32's variants have room for."""
+    options = ("--tokens", 197, "--c", 768, "--heads", 12, "--dtype", "tf32", "--device", "h200-sxm", "--dry-run")
+    code, out, err = run("attention", *options, "--json", "-")
+    assert (code, err) == (0, "")
+    names = [launch["kernel"] for launch in json.loads(out)["results"][-1]["entries"][0]["launches"]]
+    assert any(name.startswith("gemm_nn_implicit_gemm_tf32_hopper") for name in names)
+
+
 def test_layers_that_are_not_timed_by_themselves_are_named(run):
     """A transformer's tokens are copies but for one sum: the table is of the rest, and says so."""
     code, _, err = run("model", "deit-tiny", "--dry-run", "--device", "h200-sxm", "--pass", "fprop")
