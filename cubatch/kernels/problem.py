@@ -41,13 +41,12 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
             return None
         if pass_ is not Pass.DGRAD:
             shape = widened(shape)
-        vector = widest_vector(dtype, shape.c // shape.groups, shape.k // shape.groups)
+        vector = _vector_of(pass_, dtype, shape.c // shape.groups, shape.k // shape.groups)
         return conv2d_problem(pass_, shape, batch_size, dtype, vector)
     if layer.products_in_turn or not (found := layer.gemms(pass_, batch_size)):
         return None
     (product,), channels = found, layer.product_channels
-    # Gradients read rows of k too.
-    vector = widest_vector(dtype, *channels.values() if pass_ is not Pass.FPROP else (channels["c"],))
+    vector = _vector_of(pass_, dtype, channels["c"], channels["k"])
     return Problem(f"gemm_{pass_.layout}", dtype, product.m, product.n, product.k, vector=vector)
 
 
@@ -80,6 +79,11 @@ def widest_vector(dtype: str, *extents: int) -> int:
         (4, 8, 1)
     """
     return next(vector for vector in vectors(dtype) if all(extent % vector == 0 for extent in extents))
+
+
+def _vector_of(pass_: Pass, dtype: str, c: int, k: int) -> int:
+    """Give the widest vector of a pass over so many channels of a group: gradients read rows of k too."""
+    return widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
 
 
 def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vector: int) -> Problem:

@@ -167,9 +167,18 @@ def test_what_no_tile_runs_is_no_product():
     assert problems.problem_of(layers.ReLU(h=2, w=2, c=2), Pass.FPROP, 5, "float32") is None
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.Linear(c=512, k=11),
+        layers.Conv2d(h=7, w=7, c=512, k=11, r=1, s=1),
+        layers.Conv2d(h=7, w=7, c=1024, k=22, r=3, s=3, groups=2),
+    ],
+    ids=["linear", "1x1", "3x3 in groups"],
+)
 @pytest.mark.parametrize(("pass_", "vector"), [(Pass.FPROP, 8), (Pass.DGRAD, 1), (Pass.WGRAD, 1)])
-def test_gradients_of_a_linear_layer_load_rows_of_its_outputs_too(pass_, vector):
-    """Of 512 inputs and 11 outputs only the forward pass can load 8 elements at a time."""
-    problem = problems.problem_of(layers.Linear(c=512, k=11), pass_, 32, "float16")
+def test_gradients_load_rows_of_the_outputs_too(layer, pass_, vector):
+    """Of 512 inputs and 11 outputs of a group only the forward pass can load 8 elements at a time."""
+    problem = problems.problem_of(layer, pass_, 32, "float16")
 
     assert problem.vector == vector
