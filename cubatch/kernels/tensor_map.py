@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from cubatch.errors import DeviceFailed, InvalidArgument
-from cubatch.network.windows import Axis, ConvShape, phases
+from cubatch.network.windows import Axis, ConvShape, working_phases
 
 ROW_BYTES = 128
 """Bytes of a tile's rows in shared memory: what the 128-byte swizzle works on."""
@@ -216,7 +216,7 @@ def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
         return False
     if operation != "conv2d_dgrad":
         return _can_gather(vertical, horizontal)
-    return all(_can_gather(phase.vertical, phase.horizontal) for phase in phases(shape) if phase.works)
+    return all(_can_gather(phase.vertical, phase.horizontal) for phase in working_phases(shape))
 
 
 def _can_gather(vertical: Axis, horizontal: Axis) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cubatch.memory.blocks import PLAIN, Block, Ends, Need, aligned
-from cubatch.network.windows import Axis, ConvShape, Phase, phases, seen_taps
+from cubatch.network.windows import Axis, ConvShape, Phase, phases, seen_taps, working_phases
 
 UNPACKED_PRODUCTS = 10**6
 """Multiply-adds up to which OpenBLAS does not pack its operands first (its AVX-512 kernels)."""
@@ -120,8 +120,10 @@ def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN
     if shape.is_depthwise:
         return [depthwise(shape, itemsize)]
     shape = _seen(shape)
-    idle = [idle_phase(shape, itemsize, phase) for phase in phases(shape) if not phase.works]
-    return [*dgrad_tiles(shape, itemsize, ending), *(idle if "positive" in ending else [])]
+    needs: list[Need] = [*dgrad_tiles(shape, itemsize, ending)]
+    if "positive" in ending:
+        needs += [idle_phase(shape, itemsize, phase) for phase in phases(shape) if not phase.works]
+    return needs
 
 
 def _seen(shape: ConvShape) -> ConvShape:
@@ -162,8 +164,7 @@ def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN)
             flags=shape.c if "positive" in ending else 0,
             filters=phase.taps * per_tap,
         )
-        for phase in phases(shape)
-        if phase.works
+        for phase in working_phases(shape)
     ]
 
 

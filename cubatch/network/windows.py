@@ -8,7 +8,9 @@ what lies outside the source reads as zero.  Pure numbers: layers, the memory pl
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cubatch.errors import InvalidArgument, InvalidSpec
@@ -262,14 +264,14 @@ class Phase(NamedTuple):
 
     @property
     def works(self) -> bool:
-        """Whether there is anything to compute: taps, and input positions."""
-        return bool(self.taps and self.vertical.out and self.horizontal.out)
+        """Whether there is anything to compute: any taps."""
+        return self.taps > 0
 
 
 @functools.lru_cache(maxsize=4096)
 def phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Cut a convolution's input into the phases of its stride.
+    Cut a convolution's input into the phases of its stride; what would begin beyond the input is none.
 
     Input position h is read by tap r of output p where p * stride = h + top - r * step.  All
     positions of one phase see the same taps, and those lie on an even grid of outputs.
@@ -279,27 +281,21 @@ def phases(shape: ConvShape) -> tuple[Phase, ...]:
         >>> [phase.taps for phase in phases(shape)]
         [4, 2, 2, 1]
     """
-    return tuple(
-        Phase(top, left, vertical, horizontal, rows, columns)
-        for top, (vertical, rows) in enumerate(_phases_along(shape.vertical))
-        for left, (horizontal, columns) in enumerate(_phases_along(shape.horizontal))
-    )
+    return _crossed(*(_phases_along(axis, range(axis.stride)) for axis in (shape.vertical, shape.horizontal)))
 
 
-def working_phases(shape: ConvShape) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=4096)
+def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Count the input pixels and the taps of each phase that works, however large the stride.
+    Give those of the phases that work: at most as many as there are taps, however large stride and input are.
 
     Example:
         >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1), 1)
-        >>> working_phases(shape)
+        >>> [(phase.vertical.out, phase.taps) for phase in working_phases(shape)]
         [(3, 2), (2, 1)]
     """
-    rows, columns = (
-        [(len(range(first, axis.size, axis.stride)), len(seen)) for first, seen in sorted(_taps_by_phase(axis).items())]
-        for axis in (shape.vertical, shape.horizontal)
-    )
-    return [(high * wide, r * s) for high, r in rows for wide, s in columns if high and wide]
+    axes = (shape.vertical, shape.horizontal)
+    return _crossed(*(_phases_along(axis, sorted(_taps_by_phase(axis))) for axis in axes))
 
 
 def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
@@ -310,14 +306,23 @@ def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
     return found
 
 
-def _phases_along(axis: Axis) -> list[tuple[Axis, slice]]:
+def _phases_along(axis: Axis, firsts: Iterable[int]) -> list[tuple[int, Axis, slice]]:
+    """Cut an axis into the phases that begin at given positions, in rising order, as far as it has those positions."""
     found, taps = [], _taps_by_phase(axis)
-    for first in range(axis.stride):
+    for first in itertools.takewhile(lambda first: first < axis.size, firsts):
         seen = taps.get(first, [])
         common = math.gcd(axis.stride, axis.step)
         offset = (first - axis.offset - seen[-1] * axis.step) // axis.stride if seen else 0
-        out = -(-max(0, axis.size - first) // axis.stride)
+        out = -(-(axis.size - first) // axis.stride)
         gather = Axis(size=axis.out, out=out, taps=len(seen), stride=1, step=axis.step // common, offset=offset)
         backwards = slice(seen[-1], seen[0] - 1 if seen[0] else None, -axis.stride // common) if seen else slice(0, 0)
-        found.append((gather, backwards))
+        found.append((first, gather, backwards))
     return found
+
+
+def _crossed(rows: list[tuple[int, Axis, slice]], columns: list[tuple[int, Axis, slice]]) -> tuple[Phase, ...]:
+    return tuple(
+        Phase(top, left, vertical, horizontal, seen_rows, seen_columns)
+        for top, vertical, seen_rows in rows
+        for left, horizontal, seen_columns in columns
+    )

@@ -20,7 +20,7 @@ from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.tensor_map import ROW_BYTES, TensorMap, Window, window_of
 from cubatch.kernels.variant import Kernel, Tile
-from cubatch.network.windows import Axis, ConvShape, Phase, phases
+from cubatch.network.windows import Axis, ConvShape, Phase, phases, working_phases
 
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
@@ -69,9 +69,8 @@ def launch(
         launches = [_wgrad(chosen, problem, a, b, _shape(conv), batch)]
     else:
         shape = _shape(conv)
-        found = [phase for phase in phases(shape) if phase.vertical.out and phase.horizontal.out]
-        if _adds_to_itself(context, ends, output):  # zeros, where no tap reads
-            found = [phase for phase in found if phase.taps]
+        # Where no tap reads, zeros would be added to what is there.
+        found = working_phases(shape) if _adds_to_itself(context, ends, output) else phases(shape)
         launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]

@@ -102,7 +102,9 @@ class Conv2d(Layer):
         """
         window = self.convolution
         c, k = window.c // self.groups, window.k // self.groups
-        parts = working_phases(window) if pass_ is Pass.DGRAD else [(window.pixels, window.taps)]
+        parts = [(window.pixels, window.taps)]
+        if pass_ is Pass.DGRAD:
+            parts = [(phase.vertical.out * phase.horizontal.out, phase.taps) for phase in working_phases(window)]
         return tuple(
             Gemm(
                 *product_extents(pass_, outputs=batch_size * pixels, inputs=batch_size * pixels, c=c, k=k, taps=taps),

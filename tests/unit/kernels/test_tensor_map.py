@@ -60,3 +60,9 @@ def test_a_gradient_is_gathered_where_each_of_its_phases_can_be():
     assert not can_gather("conv2d_fprop", shape, 1)
     assert can_gather("conv2d_dgrad", shape, 1)
     assert not can_gather("conv2d_dgrad", shape._replace(k=24), 1)
+
+
+def test_a_stride_of_any_length_is_looked_at_by_the_taps_it_leaves():
+    """Of 10^18 phases nine have a tap, and each of them reads one pixel."""
+    shape = conv_shape((27, 27, 64), (64, 3, 3, 64), (10**9, 10**9), (0,) * 4, (1, 1), 1)
+    assert can_gather("conv2d_dgrad", shape, 1)

@@ -53,6 +53,15 @@ def test_the_first_block_is_a_largest_one(need, samples, target):
     assert sizes[0] == max(sizes)
 
 
+def test_a_gradient_needs_room_for_as_many_phases_as_its_input_has_pixels():
+    """Of 5 x 4 pixels under a stride of 1000 the 3 x 2 under the filter have a tap; others end with a ReLU's slope."""
+    shape = conv_shape((5, 4, 32), (64, 3, 2, 32), (1000, 1000), (0,) * 4, (1, 1), 1)
+    for ending, idle in (((), 0), (("positive",), 5 * 4 - 3 * 2)):
+        needs = conv_blocks.conv2d_dgrad(shape, 4, frozenset(ending))
+        tiles = [need for need in needs if isinstance(need, conv_blocks.Tiles)]
+        assert (len(tiles), len(needs) - len(tiles)) == (3 * 2, idle)
+
+
 def test_the_rule_by_hand():
     """Two rows of 14 x 64 elements, 16 x 17 x 32 bordered inputs, 14 x 15 x 288 columns, 4 bytes each."""
     (need,) = conv_blocks.conv2d_forward(SHAPE, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ AXES = st.builds(
     step=st.integers(1, 3),
     offset=st.integers(-6, 6),
 )
+STRIDES = st.sampled_from([1, 2, 3, 4, 500])
 
 
 def _reads(axis):
@@ -89,8 +92,23 @@ def test_phases_pair_every_input_with_every_tap_that_reads_it(size, taps, stride
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     step=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-def test_the_phases_that_work_are_counted_as_they_are_cut(hw, rs, stride, step):
-    """What a layer's products are is what the engine computes: pixels and taps of each phase that has both."""
+def test_the_phases_that_work_are_those_of_all_that_have_taps(hw, rs, stride, step):
+    """What a layer's products are is what the engine computes, in the same order."""
     shape = conv_shape((*hw, 1), (1, *rs, 1), stride, (9, 9, 9, 9), step, 1)
-    cut = [(phase.vertical.out * phase.horizontal.out, phase.taps) for phase in phases(shape) if phase.works]
-    assert working_phases(shape) == cut
+    assert working_phases(shape) == tuple(phase for phase in phases(shape) if phase.works)
+
+
+@given(hw=st.tuples(st.integers(1, 9), st.integers(1, 9)), stride=st.tuples(STRIDES, STRIDES))
+def test_every_input_pixel_is_in_one_phase_and_none_is_empty(hw, stride):
+    """However far a stride steps beyond the input: there are no more phases than pixels."""
+    shape = conv_shape((*hw, 1), (1, 2, 3, 1), stride, (3, 3, 3, 3), (1, 1), 1)
+    found = [
+        [
+            (phase.top + i * stride[0], phase.left + j * stride[1])
+            for i in range(phase.vertical.out)
+            for j in range(phase.horizontal.out)
+        ]
+        for phase in phases(shape)
+    ]
+    assert all(found)
+    assert sorted(itertools.chain(*found)) == list(itertools.product(range(hw[0]), range(hw[1])))
