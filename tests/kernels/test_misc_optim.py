@@ -98,6 +98,17 @@ def test_adam_steps_as_its_paper_has_it(launcher, size, dtype, shift, decay, ste
     assert_within(case.stepped(), want, change + U * abs(want), label=f"adam {size} {dtype} step {step}")
 
 
+@pytest.mark.parametrize("step", [1, 7])
+def test_adam_without_memory_steps_by_the_sign_of_the_gradient(launcher, step):
+    """Decays of 0, which have no logarithm: m is g, v is g^2, and both sums of weights are 1 at any step."""
+    case = _Case(launcher, 4099, "float32", 0, 2)
+    optim.adam(
+        launcher.context(), case.parameters, [case.gradient], *case.arrays, step=step, lr=0.25, betas=(0.0, 0.0)
+    )  # fmt: skip
+    want = case.w - 0.25 * case.g / (abs(case.g) + 1e-8)
+    assert_within(case.stepped(), want, 0.25 * gamma(8, U) + U * abs(want), label=f"adam step {step}")
+
+
 # --- the loss's scale ----------------------------------------------------------------------------------------
 
 NOT_FINITE = st.sampled_from([np.inf, -np.inf, np.nan])

@@ -93,7 +93,8 @@ def adam(
 
     Mean and square are float32, step a number or an int32 array of one, the others as in `sgd`.
     """
-    decays = [number for beta in betas for number in (beta, 1 - beta, math.log(beta))]
+    # Of a decay of 0 the kernel's 1 - b^t, which is -expm1(t log b), is 1 as it should be.
+    decays = [number for beta in betas for number in (beta, 1 - beta, math.log(beta) if beta else -math.inf)]
     numbers = [in_memory(parameters, step, np.int32), _rate(parameters, lr), *decays, eps, weight_decay]
     _step(context, "adam", parameters, gradients, (mean, square), master, scaling, numbers)
 
