@@ -37,7 +37,7 @@ from cubatch.workload import OPTIMIZERS, check_target
 
 SCHEDULES: tuple[str, ...] = get_args(choices.Schedule)
 CHECKPOINT_SECONDS = 60.0
-_EVALUATION_BATCH = 500
+_TEST_BATCH = 500
 
 
 @attrs.frozen(kw_only=True)
@@ -229,8 +229,8 @@ def train(
     ):  # fmt: skip
         if kept.arrays:
             model.restore(kept.arrays)
-        model.prepare(batch_size, None if whole == batch_size else whole)
         while len(records) < epochs and not _has_diverged(records) and not _has_stalled(records, patience):
+            model.prepare(batch_size, None if whole == batch_size else whole)
             number, begun = len(records) + 1, time.perf_counter() - spent
             accuracy_before = records[-1].test_accuracy if records else None
             for images, labels in training_set.shuffled(share.total, seed + number, first=len(losses), part=share.part):
@@ -246,10 +246,11 @@ def train(
             seconds = time.perf_counter() - begun
             if isinstance(model, DataParallel):
                 model.share_statistics()
+            model.release()  # beside its memory there may be no room for the test
             record = Epoch(
                 number=number,
                 loss=sum(losses) / len(losses),
-                test_accuracy=accuracy(tested, test_set, exchange),
+                test_accuracy=accuracy(tested, test_set, batch_size, exchange),
                 seconds=seconds,
                 samples_per_second=steps * share.total / seconds,
             )
@@ -328,21 +329,32 @@ def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dic
     }
 
 
-def accuracy(model: Model, test_set: Dataset, exchange: Exchange | None = None) -> float:
-    """Give the share of images whose largest logit is their label's; `model` is one for inference, ranks share them."""
-    right = 0
-    rank, size = (exchange.rank, exchange.size) if exchange else (0, 1)
-    for start in range(rank * _EVALUATION_BATCH, len(test_set), size * _EVALUATION_BATCH):
-        images, labels = test_set.batch(slice(start, start + _EVALUATION_BATCH))
+def accuracy(model: Model, test_set: Dataset, batch_size: int, exchange: Exchange | None = None) -> float:
+    """
+    Give the share of images whose largest logit is their label's.
+
+    Args:
+        model: One for inference, which is released in the end.
+        test_set: The images; ranks share them.
+        batch_size: What the memory was found to have room for; no more go through together.
+        exchange: Sums what the ranks counted.
+    """
+    right, images = 0, len(test_set)
+    rank, ranks = (exchange.rank, exchange.size) if exchange else (0, 1)
+    begin, end = images * rank // ranks, images * (rank + 1) // ranks
+    together = min(_TEST_BATCH, batch_size)
+    for start in range(begin, end, together):
+        pixels, labels = test_set.batch(slice(start, min(start + together, end)))
         if model.plan is None or model.plan.batch_size != len(labels):
             model.prepare(len(labels))
-        model.load(images)
+        model.load(pixels)
         model.step()
         right += int((model.output().reshape(len(labels), -1).argmax(axis=1) == labels).sum())
+    model.release()
     if exchange is not None:
         (all_right,) = totals(exchange, [right])
         right = int(all_right)
-    return right / len(test_set)
+    return right / images
 
 
 def check(

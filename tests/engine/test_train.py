@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import attrs
@@ -22,6 +23,7 @@ from cubatch.network.layers import Flatten, Linear, Opaque
 from cubatch.network.weights import load_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
+from tests.engine.thread_ranks import Group
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 HERE = probe.device("cpu")
@@ -178,15 +180,38 @@ def test_a_run_that_diverges_says_so_and_ends():
     assert not math.isfinite(result.epochs[0].loss)
 
 
-def test_accuracy_counts_every_image_once():
-    """Batches of 500 and a rest: the share is that of all images, by counting one by one."""
+@pytest.mark.parametrize(("batch_size", "ranks"), [(1000, 1), (64, 1), (1, 1), (64, 3), (500, 7)])
+def test_accuracy_counts_every_image_once(batch_size, ranks):
+    """Whatever goes through together and however many ranks share them: counted one by one it is the same share."""
     _, test_set = data.load_mnist(SAMPLE)
     repeated = attrs.evolve(test_set, images=np.tile(test_set.images, (3, 1, 1, 1)), labels=np.tile(test_set.labels, 3))
     with Model(softmax_regression, device=HERE) as model:
         images, labels = repeated.batch(slice(None))
         weights = model.parameters["scores"]
         scores = images.reshape(len(images), -1) @ weights["w"].T + weights["b"]
-        assert accuracy(model, repeated) == (scores.argmax(axis=1) == labels).mean()
+        want = (scores.argmax(axis=1) == labels).mean()
+
+    def found(exchange):
+        with Model(softmax_regression, device=HERE) as model:
+            return accuracy(model, repeated, batch_size, exchange)
+
+    assert Group(ranks).together(found) == [want] * ranks
+
+
+def test_a_test_takes_no_more_memory_than_training(monkeypatch):
+    """Where only training fits nothing more is taken after an epoch: neither larger batches, nor both at once."""
+    sets = data.load_mnist(SAMPLE)
+
+    def most():
+        tracemalloc.start()
+        small(data=sets, batch_size=20, epochs=2)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    tested = most()
+    monkeypatch.setattr("cubatch.engine.train.accuracy", lambda *_: 0.5)
+    assert tested < 1.05 * most()
 
 
 @pytest.mark.parametrize(
