@@ -166,9 +166,13 @@ def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any
     for layer, arrays in weights.items():
         if layer not in known:
             raise UnknownName("layer in weights", layer, known)
+        if not isinstance(arrays, Mapping):
+            raise InvalidSpec(f"weights[{layer!r}]", arrays, "arrays by name")
         for name, array in arrays.items():
             if name not in known[layer]:
                 raise UnknownName(f"array in weights of {layer}", name, known[layer])
+            if not hasattr(array, "shape"):
+                raise InvalidSpec(f"weights[{layer!r}][{name!r}]", array, "an array", "numpy.array() makes one.")
             if tuple(array.shape) != known[layer][name]:
                 raise InvalidSpec(f"weights[{layer!r}][{name!r}]", array.shape, f"of shape {known[layer][name]}")
 

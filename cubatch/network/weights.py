@@ -21,6 +21,7 @@ from cubatch.array_file import CHECKPOINT, WEIGHTS
 from cubatch.errors import InvalidArgument, InvalidData, near_names
 from cubatch.network import state_dict as pytorch
 from cubatch.network.graph import Network
+from cubatch.units import shown
 
 Weights = Mapping[str, Mapping[str, Any]]
 """Arrays by layer and name."""
@@ -107,13 +108,19 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
 
     Raises:
         InvalidData: If a tensor is unknown, missing, or of another shape; says which.
-        InvalidArgument: If the network has layers for which there is no rule.
+        InvalidArgument: If the network has layers for which there is no rule, or it is no state dict.
 
     Example:
         >>> import torchvision, cubatch as cb                                           # doctest: +SKIP
         >>> module = torchvision.models.resnet18(weights="DEFAULT")                     # doctest: +SKIP
         >>> net = cb.from_state_dict(cb.models.build("resnet18"), module.state_dict())  # doctest: +SKIP
     """
+    if not isinstance(state_dict, Mapping):
+        raise InvalidArgument("state_dict", state_dict, "tensors by name", "module.state_dict() gives them.")
+    for key, array in state_dict.items():
+        if not isinstance(key, str) or not hasattr(array, "shape"):
+            remedy = "Of what holds more than a state dict give that entry alone: what module.state_dict() gave."
+            raise InvalidArgument(f"state_dict[{shown(key)}]", array, "a tensor, by a name that is text", remedy)
     return _given(network, state_dict, "the state dict")
 
 

@@ -140,3 +140,20 @@ def test_a_layer_without_a_rule_is_named():
     network = Network(input_shape=(1, 1, 4), layers=[Opaque(name="odd", weights=7), Linear(k=2)], name="imported")
     with pytest.raises(InvalidArgument, match=r"without opaque \(odd\)"):
         to_state_dict(network)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": {"fc.bias": np.ones(2)}, "epoch": 3}, r"state_dict\['model'\] must be a tensor.*that entry alone"),
+        ({"fc.bias": [1.0, 2.0]}, r"state_dict\['fc\.bias'\] must be a tensor.*got \[1\.0, 2\.0\]"),
+        ({3: np.ones(2)}, r"state_dict\[3\] must be a tensor, by a name that is text"),
+        ([("fc.bias", np.ones(2))], r"state_dict must be tensors by name.*module\.state_dict\(\) gives them"),
+        (object(), r"state_dict must be tensors by name"),
+    ],
+    ids=["of a run", "a list", "a number", "pairs", "a module"],
+)  # fmt: skip
+def test_what_is_no_state_dict_is_refused_with_the_way_to_one(given, told):
+    """A whole file of a run, lists for tensors, names that are none, and a module itself, each by its entry."""
+    with pytest.raises(InvalidArgument, match=told):
+        from_state_dict(NETWORK, given)
