@@ -103,7 +103,8 @@ def resolve(
     Args:
         spec: A layer, a network, a mapping in the form of a spec file, a model's name, a path to a .toml, .json or
             .onnx file, or "package.module:name" of what builds a torch.nn.Module or a network.
-        input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open.
+        input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open:
+            (1, 1, c) of features, (h, 1, c) of tokens, and of images whichever order the file has.
         classes: As for `build`; only a model's name can take them.
         opaque: As for `load_onnx` and `from_torch`.
 
@@ -126,10 +127,10 @@ def resolve(
 
         return factories.called(cast("str", spec), input_shape=input_shape, opaque=opaque)
     if form == "onnx":
-        from cubatch.network.importers.onnx_file import load_onnx
+        from cubatch.network.importers import onnx_file
 
-        shape = None if input_shape is None else (input_shape[2], *input_shape[:2])
-        return load_onnx(cast("str | Path", spec), input_shape=shape, opaque=opaque)
+        extents = None if input_shape is None else check_input_shape(input_shape)
+        return onnx_file.read(cast("str | Path", spec), extents=extents, opaque=opaque)
     if input_shape is not None:
         raise InvalidArgument("input_shape", input_shape, "left out: a spec says its own")
     if form == "file":

@@ -12,6 +12,7 @@ import pytest
 
 from cubatch import from_torch, load_onnx
 from cubatch.errors import InvalidArgument, InvalidSpec
+from cubatch.network import models
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import GELU, LayerNorm, LayerScale
 from tests.parity import torchvision_models as zoo
@@ -389,6 +390,43 @@ def test_a_shape_that_the_file_leaves_open_is_asked_for_and_given(tmp_path):
     assert load_onnx(path, input_shape=(3, 6, 5)).input_shape == (6, 5, 3)
     with pytest.raises(InvalidArgument, match="3 whole numbers"):
         load_onnx(path, input_shape=(6, 5))
+
+
+CONV, TURN = node("Conv", "x w"), [node("Transpose", "x", "a", perm=[0, 3, 1, 2]), node("Conv", "a w")]
+RESHAPED = [node("Shape", "x", "s"), *TURN]
+ORDERS = {
+    "channels first": ([CONV], ("n", 3, "h", "w"), (6, 5, 3)),
+    "nothing fixed": ([CONV], ("n", "c", "h", "w"), (6, 5, 3)),
+    "channels last": (TURN, ("n", "h", "w", 3), (6, 5, 3)),
+    "nothing fixed and turned": (TURN, ("n", "a", "b", "c"), (6, 5, 3)),
+    "turned, and its shape read": (RESHAPED, ("n", "a", "b", "c"), (6, 5, 3)),
+    "three of each": (TURN, ("n", "h", 3, 3), (6, 3, 3)),
+    "all fixed": ([CONV], ("n", 3, 6, 5), (6, 5, 3)),
+    "tokens": ([node("Relu", "x")], ("n", "tokens", 4), (7, 1, 4)),
+    "features": ([node("Relu", "x")], ("n", "features"), (1, 1, 9)),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_extents_that_are_channels_last_are_put_in_the_files_order(case, tmp_path):
+    """As --input-shape gives them: the network's input is (h, w, c), whichever axes the file has and leaves open."""
+    nodes, shape, extents = ORDERS[case]
+    path = written(tmp_path / "open.onnx", nodes, {"w": FILTER}, shape=shape)
+    assert models.resolve(path, input_shape=extents).input_shape == extents
+
+
+@pytest.mark.parametrize(
+    ("shape", "extents"),
+    [
+        (("n", 3, "h", "w"), (6, 5, 4)), (("n", "tokens", 4), (7, 2, 4)), (("n", "features"), (9, 1, 1)),
+        (("n",), (1, 1, 1)),
+    ],
+)  # fmt: skip
+def test_extents_that_contradict_the_file_are_refused(shape, extents, tmp_path):
+    """Another number than one that is fixed, and images where there are tokens or features: its axes are said."""
+    path = written(tmp_path / "open.onnx", [node("Relu", "x")], {}, shape=shape)
+    with pytest.raises(InvalidArgument, match=r"^input_shape must be \(h, w, c\) .* open\.onnx has as"):
+        models.resolve(path, input_shape=extents)
 
 
 def test_what_is_no_network_of_ours_says_so(tmp_path):

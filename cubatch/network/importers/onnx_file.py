@@ -10,6 +10,7 @@ import numpy as np
 
 from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
+from cubatch.network.extents import Extents
 from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.onnx_operators import OPERATORS, SYMMETRIC, Call, Shape, part
@@ -21,6 +22,7 @@ from cubatch.network.importers.source import Meaning, Source, Step, of_one, unli
 
 EXAMPLE_BATCH = 2  # where the file leaves it open
 _OWN_DOMAINS = ("", "ai.onnx")
+_TO_CHANNELS_FIRST = [0, 3, 1, 2]  # of a Transpose
 # Drawn anew in each run; each of them has a form that reads nothing, or the shape of a constant alone.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -55,6 +57,17 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
         >>> load_onnx("resnet50.onnx").parameters                                     # doctest: +SKIP
         25530472
     """
+    return read(path, input_shape=input_shape, opaque=opaque)
+
+
+def read(
+    path: str | Path,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    extents: Extents | None = None,
+    opaque: bool = False,
+) -> Network:
+    """Read an ONNX file as `load_onnx`; extents are (h, w, c) of one sample, in whichever order the file has them."""
     if not isinstance(path, str | Path):
         raise InvalidArgument("path", path, "the path of an ONNX file")
     path = Path(path)
@@ -70,14 +83,16 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
         model = onnx.load(str(path))
     except Exception as error:  # its decoders raise what they like
         raise InvalidSpec("ONNX file", str(path), f"a file that onnx can read ({error})") from error
-    source = _Reader(onnx, model, path, input_shape).source()
+    source = _Reader(onnx, model, path, input_shape, extents).source()
     return Builder(source, RULES, keep if opaque else None).network()
 
 
 class _Reader:
     """Fixes the batch, infers shapes, computes what depends on constants alone, and makes a step of the rest."""
 
-    def __init__(self, onnx: Any, model: Any, path: Path, input_shape: tuple[int, ...] | None) -> None:
+    def __init__(
+        self, onnx: Any, model: Any, path: Path, input_shape: tuple[int, ...] | None, extents: Extents | None
+    ) -> None:
         self._onnx, self._path = onnx, path
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
@@ -88,7 +103,7 @@ class _Reader:
             each.name: onnx.numpy_helper.to_array(each, str(path.parent)) for each in model.graph.initializer
         }
         self._trained = {name: array.size for name, array in self._constants.items() if array.dtype.kind == "f"}
-        self._input, self._input_shape = self._fixed(model, input_shape)
+        self._input, self._input_shape = self._fixed(model, input_shape, extents)
         outputs = [each.name for each in model.graph.output]
         if len(outputs) != 1:
             raise InvalidSpec("ONNX file", str(path), f"one with a single output, not {', '.join(outputs)}")
@@ -107,7 +122,7 @@ class _Reader:
             if self._wanted.intersection(node.output):
                 self._wanted.update(node.input)
 
-    def _fixed(self, model: Any, input_shape: tuple[int, ...] | None) -> tuple[str, Shape]:
+    def _fixed(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
         """Give the input and its shape, and write that into the file's."""
         inputs = [each for each in model.graph.input if each.name not in self._constants]
         if len(inputs) != 1:
@@ -115,6 +130,9 @@ class _Reader:
             raise InvalidSpec("ONNX file", str(self._path), f"one with a single input, not {names}")
         dims = inputs[0].type.tensor_type.shape.dim
         found = [dim.dim_value for dim in dims]
+        if extents is not None:
+            readers = [node for node in model.graph.node if inputs[0].name in node.input]
+            input_shape = self._ordered(extents, found[1:], readers)
         if input_shape is not None:
             allowed = f"{len(found) - 1} whole numbers of at least 1, as {self._path.name} has {len(found)} axes"
             is_right = isinstance(input_shape, tuple | list) and len(input_shape) == len(found) - 1
@@ -128,6 +146,24 @@ class _Reader:
         for dim, extent in zip(dims, found, strict=True):
             dim.dim_value = extent
         return inputs[0].name, tuple(found)
+
+    def _ordered(self, extents: Extents, found: list[int], readers: list[Any]) -> tuple[int, ...]:
+        """Give (h, w, c) in the order that agrees with what the file fixes; of two the one in which it is read."""
+        h, w, c = extents
+        orders: dict[int, list[tuple[int, ...]]] = {
+            3: [(c, h, w), (h, w, c)], 2: [(h, c)] * (w == 1), 1: [(c,)] * (h == w == 1),
+        }  # fmt: skip
+        agreeing = [
+            order
+            for order in orders.get(len(found), [])
+            if all(size in {0, extent} for size, extent in zip(found, order, strict=True))
+        ]
+        if not agreeing:
+            sizes = ", ".join(str(size or "?") for size in found)
+            allowed = f"(h, w, c) of one sample, which {self._path.name} has as ({sizes})"
+            raise InvalidArgument("input_shape", extents, allowed, "Features are 1,1,c, tokens h,1,c.")
+        turns = [[list(each.ints) for each in node.attribute] for node in readers if node.op_type != "Shape"]
+        return agreeing[-1 if all(turn == [_TO_CHANNELS_FIRST] for turn in turns) else 0]
 
     def _keep_constants(self, model: Any, left: list[Any]) -> None:
         """Write what was computed into the file's graph, in the place of the nodes that compute it."""
