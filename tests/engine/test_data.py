@@ -141,6 +141,19 @@ def test_sets_that_do_not_belong_together_are_refused(tmp_path, images, labels, 
         data.load_mnist(tmp_path)
 
 
+def test_mean_and_deviation_are_numpys_without_its_memory(tmp_path):
+    """Of 3 MiB of pixels, to 1e-12: eight bytes beside them for each of a piece of 1 MiB, and not for all."""
+    images = np.random.default_rng(5).integers(0, 200, (48, 256, 256))
+    write_set(tmp_path, images, np.zeros(48))
+    tracemalloc.start()
+    training, _ = data.load_mnist(tmp_path)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert training.mean == pytest.approx(images.mean() / 255, rel=1e-12)
+    assert training.deviation == pytest.approx(images.std() / 255, rel=1e-12)
+    assert most - held < 10 * 2**20
+
+
 def test_a_folder_without_the_files_says_how_to_get_them(tmp_path):
     """The error names the missing file and the option that fetches it."""
     with pytest.raises(InvalidData, match=r"train-images-idx3-ubyte.*--download"):
