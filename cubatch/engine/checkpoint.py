@@ -132,10 +132,11 @@ def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[st
     kept = read(path)
     if kept is None:
         return Checkpoint(settings=settings, conditions=conditions)
-    for name, value in settings.items():
-        if name in kept.settings and kept.settings[name] == value:
-            continue
-        raise InvalidArgument(name, value, f"{shown(kept.settings.get(name))}, as {path} was begun with", _ANEW)
+    begun = {"shares": [kept.settings.get("target_batch_size")], **kept.settings}  # once one device told of none
+    for name in {**settings, **begun}:
+        if settings.get(name) != begun.get(name):
+            allowed = f"{shown(begun.get(name))}, as {path} was begun with"
+            raise InvalidArgument(name, settings.get(name), allowed, _ANEW)
     differing = [
         f"{name} was {kept.conditions.get(name) or 'unknown'}, is {value or 'unknown'}"
         for name, value in conditions.items()

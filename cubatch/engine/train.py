@@ -211,8 +211,7 @@ def train(
     }  # fmt: skip
     kept = checkpoints.Checkpoint(settings={}, conditions={})
     if checkpoint is not None:
-        settings = {**recipe, "epochs": epochs, "recompute": recompute}
-        settings |= {"shares": share.sizes} if exchange else {}
+        settings = {**recipe, "epochs": epochs, "recompute": recompute, "shares": share.sizes}
         settings |= _identity(network, training_set, test_set)
         kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device))
     keeper = checkpoints.Keeper(checkpoint if share.is_first else None, checkpoint_seconds, kept)

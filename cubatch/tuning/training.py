@@ -224,6 +224,8 @@ def arrange(
             network, training_set, target_batch_size=target_batch_size, checkpoint_seconds=checkpoint_seconds, **course
         )
         size, reasons = _tuned(work, parts, target_batch_size, len(training_set), tune or autotune, options["seed"])
+    elif parts and target_batch_size is None and len(kept.settings.get("shares", ())) == len(parts):
+        shares = tuple(kept.settings["shares"])  # one for each: devices that are not alike differ in theirs
     options |= {
         "data": data, "target_batch_size": target_batch_size, "save": save, "checkpoint": checkpoint,
         "checkpoint_seconds": checkpoint_seconds,

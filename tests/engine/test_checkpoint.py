@@ -181,6 +181,28 @@ def test_another_setting_is_refused_by_its_name(run, tmp_path, name):
     assert path.read_bytes() == before
 
 
+def test_a_setting_that_only_the_file_has_is_refused(run, tmp_path):
+    """By its name: the run was begun with something that this call would not do; None is nothing."""
+    path = tmp_path / "run.safetensors"
+    first = run(checkpoint=path, epochs=1)
+    kept = checkpoint.read(path)
+    checkpoint.write(path, attrs.evolve(kept, settings={**kept.settings, "warmup": None}))
+    assert run(checkpoint=path, epochs=1) == first
+    checkpoint.write(path, attrs.evolve(kept, settings={**kept.settings, "warmup": 5}))
+    with pytest.raises(InvalidArgument, match=r"^warmup must be 5, as .* was begun with, got None"):
+        run(checkpoint=path, epochs=1)
+
+
+def test_a_file_of_one_device_that_does_not_say_so_is_gone_on_with(run, tmp_path):
+    """As files were before all of them told their devices' shares of a step."""
+    path = tmp_path / "run.safetensors"
+    first = run(checkpoint=path, epochs=1)
+    kept = checkpoint.read(path)
+    settings = {name: value for name, value in kept.settings.items() if name != "shares"}
+    checkpoint.write(path, attrs.evolve(kept, settings=settings))
+    assert run(checkpoint=path, epochs=1) == first
+
+
 def test_another_network_other_weights_and_other_data_are_refused(run, network, tmp_path):
     """A layer that differs under the same name, weights to begin with, and a folder with other images."""
     path = tmp_path / "run.safetensors"

@@ -124,8 +124,17 @@ def test_one_device_does_not_go_on_with_the_run_of_two(tmp_path):
     """A checkpoint is of its devices: with others it is refused by name."""
     kept = tmp_path / "kept.npz"
     train(SMALL, batch_size=40, devices=TWO, checkpoint=kept)
-    with pytest.raises(cb.InvalidArgument):
+    with pytest.raises(cb.InvalidArgument, match=r"^batch_size must be 40"):
         train(SMALL, batch_size=80, device="cpu", checkpoint=kept)
+    with pytest.raises(cb.InvalidArgument, match=r"^shares must be \[40, 40\], as .* was begun with, got \[80\]"):
+        train(SMALL, batch_size=40, target_batch_size=80, device="cpu", checkpoint=kept)
+
+
+def test_devices_that_are_not_alike_go_on_with_the_shares_that_they_had(tmp_path):
+    """Where no batch size is given it is the kept one of each, and the run that ended is given back."""
+    kept = tmp_path / "kept.npz"
+    first = train(SMALL, batch_size=[30, 10], devices=TWO, checkpoint=kept)
+    assert train(SMALL, devices=TWO, checkpoint=kept) == first
 
 
 @pytest.mark.parametrize(
