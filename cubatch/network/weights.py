@@ -159,7 +159,7 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
 
 def _given(network: Network, state: Mapping[str, Any], source: str) -> Network:
     wanted = {tensor.key: tensor for tensor in pytorch.tensors(network)}
-    found = {key: array for key, array in state.items() if not pytorch.is_left_out(key)}
+    found = {key: array for key, array in state.items() if key in wanted or not pytorch.is_left_out(key)}
     shapes = {key: tuple(array.shape) for key, array in found.items()}
     remedy = "cubatch/README.md has the names that each network's weights have in PyTorch."
     _check(source, shapes, {key: tensor.theirs for key, tensor in wanted.items()}, network.name, remedy)

@@ -142,6 +142,18 @@ def test_a_layer_without_a_rule_is_named():
         to_state_dict(network)
 
 
+@pytest.mark.parametrize("names", [("aux1", "aux2"), ("AuxLogits.conv", "fc")])
+def test_a_part_that_is_called_as_an_auxiliary_classifier_keeps_its_weights(names):
+    """What a network's own layers are called is read, though GoogLeNet's classifiers of that name are not."""
+    layers = [Linear(name=name, k=3) for name in names]
+    found = {name: {"w": np.eye(3, dtype=np.float32) * 2, "b": np.ones(3, np.float32)} for name in names}
+    network = Network(input_shape=(1, 1, 3), layers=layers, weights=found)
+    back = from_state_dict(Network(input_shape=(1, 1, 3), layers=layers), to_state_dict(network))
+    for name in names:
+        np.testing.assert_array_equal(back.weights[name]["w"], found[name]["w"])
+        np.testing.assert_array_equal(back.weights[name]["b"], found[name]["b"])
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
