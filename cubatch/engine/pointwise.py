@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cubatch.engine.backend import call, of, random_generator, rectify, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Flat
@@ -51,7 +49,7 @@ def dropout(
     mask = xp.empty(x.shape, dtype=xp.bool_) if mask is None else mask
     numbers = Flat(itemsize=_DRAW_BYTES)
     workspace = take_workspace(workspace, x, numbers, x.size)
-    generator = random_generator(x, [*np.atleast_1d(seed).tolist(), step])
+    generator = random_generator(x, [seed, step])
     source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1)
     for piece, _ in numbers.cut(x.size, workspace.nbytes):
         part = target[piece]

@@ -309,6 +309,15 @@ def test_dropout_repeats_with_its_seed_whatever_the_blocks():
     assert (first != other).any()
 
 
+@pytest.mark.parametrize("seed", [5, 2**32, 2**63, 2**64 - 1, 2**100, (2**63, 7)])
+def test_dropout_takes_any_whole_number_as_its_seed(seed):
+    """The draws are those of NumPy's own generator, seeded with the numbers of the seed and the step in a row."""
+    numbers = [*seed, 4] if isinstance(seed, tuple) else [seed, 4]
+    draws = np.random.Generator(np.random.SFC64(numbers)).random(100, dtype=np.float32)
+    _, mask = functional.dropout(np.ones(100, np.float32), p=0.5, seed=seed, step=4)
+    np.testing.assert_array_equal(mask, draws >= 0.5)
+
+
 def test_concat_and_its_gradient_are_inverse():
     """A branch whose gradient nobody wants is skipped."""
     branches = [np.arange(6.0).reshape(1, 2, 1, 3), np.arange(4.0).reshape(1, 2, 1, 2)]
