@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 
 from cubatch import files
-from cubatch.errors import InvalidData
+from cubatch.errors import InvalidArgument, InvalidData
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
@@ -141,7 +141,7 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
         training images' mean and deviation.
 
     Raises:
-        InvalidData: If a file is missing or damaged, or images and labels do not belong together.
+        InvalidData: If a file is missing or damaged, or images and labels, or both sets, do not belong together.
     """
     parts = {}
     for part in ("train", "t10k"):
@@ -152,11 +152,24 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
                 str(folder), f"{part} images of shape {images.shape} and labels of shape {labels.shape} do not match"
             )
         parts[part] = images[..., None], labels.astype(np.int32)
+    shapes = [images.shape[1:3] for images, _ in parts.values()]
+    if shapes[0] != shapes[1]:
+        raise InvalidData(str(folder), f"train images are of shape {shapes[0]}, and t10k images of {shapes[1]}")
     mean, deviation = _statistics(parts["train"][0])
     if not deviation:
         raise InvalidData(str(folder), "all training pixels are the same")
     train, test = (Dataset(*parts[part], mean, deviation) for part in ("train", "t10k"))
     return train, test
+
+
+def both_sets(data: str | Path | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
+    """Read both sets, or take those that are given, whose images must be alike."""
+    if not isinstance(data, tuple):
+        return load_mnist(data)
+    wanted, found = (part.images.shape[1:] for part in data)
+    if found != wanted:
+        raise InvalidArgument("data", found, f"sets of images alike: those to train on are {wanted}")
+    return data
 
 
 def _statistics(images: np.ndarray[Any, Any]) -> tuple[float, float]:

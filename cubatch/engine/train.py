@@ -196,7 +196,7 @@ def train(
     """
     seed = check_whole("seed", seed, least=0)
     checkpoints.check_files(save=save, checkpoint=checkpoint)
-    training_set, test_set = data if isinstance(data, tuple) else data_module.load_mnist(data)
+    training_set, test_set = data_module.both_sets(data)
     whole = batch_size if target_batch_size is None else target_batch_size
     share = Share.of(exchange, batch_size, whole)
     check(

@@ -141,6 +141,14 @@ def test_sets_that_do_not_belong_together_are_refused(tmp_path, images, labels, 
         data.load_mnist(tmp_path)
 
 
+def test_sets_of_other_shapes_are_refused(tmp_path):
+    """Test images that are no network's for the training images: both shapes are said."""
+    write_set(tmp_path, IMAGES, np.zeros(3))
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(IMAGES.reshape(3, 5, 4)))
+    with pytest.raises(InvalidData, match=r"train images are of shape \(4, 5\), and t10k images of \(5, 4\)"):
+        data.load_mnist(tmp_path)
+
+
 def test_mean_and_deviation_are_numpys_without_its_memory(tmp_path):
     """Of 3 MiB of pixels, to 1e-12: eight bytes beside them for each of a piece of 1 MiB, and not for all."""
     images = np.random.default_rng(5).integers(0, 200, (48, 256, 256))

@@ -274,6 +274,14 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, field):
     assert caught.value.field == field
 
 
+def test_test_images_of_another_shape_are_refused_before_an_epoch():
+    """Not when they are met."""
+    training_set, test_set = data.load_mnist(SAMPLE)
+    other = attrs.evolve(test_set, images=test_set.images[:, :27])
+    with pytest.raises(InvalidArgument, match=r"^data must be sets of images alike.*\(28, 28, 1\), got \(27, 28, 1\)"):
+        linear(data=(training_set, other), stepped=lambda _: pytest.fail("it trained"))
+
+
 def test_what_cannot_be_trained_is_refused(tmp_path):
     """No data, or a layer that the engine has no code for."""
     with pytest.raises(InvalidData):
