@@ -316,6 +316,9 @@ REFUSED = {
     "dropout that stays": (
         after(lambda _, x: nn.functional.dropout(x, 0.5)), ("aten.dropout", "changed", "in evaluation"),
     ),
+    "dropout of everything": (
+        Of(lambda self, x: self.dropout(x), dropout=nn.Dropout(p=1.0)), ("aten.dropout", "dropout", "drops everything"),
+    ),
     "statistics of the batch": (
         Of(lambda self, x: nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True),
            norm=nn.BatchNorm2d(3)),

@@ -367,6 +367,9 @@ REFUSED |= {
     "attention over all positions": (
         attention(), HEADS, ("MatMul", "block/a", "both depend on"), {"opset": 11, "shape": ("n", 5, 4)},
     ),
+    "dropout of everything": (
+        [node("Dropout", "x share")], {"share": np.float32(1)}, ("Dropout", "block/y", "drops everything in training"),
+    ),
     "random": (
         [node("RandomNormal", "", "a", shape=[3, 1, 1]), node("Mul", "x a")], {},
         ("RandomNormal", "block/a", "draws random numbers"),

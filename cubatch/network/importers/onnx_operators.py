@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.network.importers.source import Meaning, einsum_flop, first_position, unlike
+from cubatch.network.importers.source import DROPS_ALL, Meaning, einsum_flop, first_position, unlike
 
 Shape = tuple[int, ...]
 
@@ -231,7 +231,7 @@ def _dropout(call: Call) -> Meaning:
     # Before opset 7 it drops unless it is told that it is a test.
     if (mode is not None and mode.any()) or (call.opset < 7 and not call.get("is_test", 0)):  # noqa: PLR2004
         return unlike("it is in training mode")
-    return "dropout", {}, {"p": 0.5 if share is None else float(share)}
+    return unlike(DROPS_ALL) if share == 1 else ("dropout", {}, {"p": 0.5 if share is None else float(share)})
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:

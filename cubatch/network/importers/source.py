@@ -10,6 +10,9 @@ import attrs
 
 from cubatch.network.importers.refusal import AS_IT_IS
 
+DROPS_ALL = "it drops everything in training"
+"""Why a dropout of probability 1 has no layer."""
+
 Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """What a front end makes of an operator: kind, constants by role (None: there is none), options."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.network.importers.source import Meaning, einsum_flop, first_position, unlike
+from cubatch.network.importers.source import DROPS_ALL, Meaning, einsum_flop, first_position, unlike
 
 _CONVOLUTIONS = frozenset(f"conv{way}{axes}d" for way in ("", "_transpose") for axes in (1, 2, 3))
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -275,7 +275,7 @@ def _clamp(low: str, high: str) -> Callable[[Call], Meaning]:
 def _dropout(call: Call) -> Meaning:
     if call.option("train", False):  # noqa: FBT003 - as above
         return unlike("it drops in evaluation, too")
-    return "dropout", {}, {"p": float(call["p"])} if call["p"] < 1 else {}
+    return unlike(DROPS_ALL) if call["p"] == 1 else ("dropout", {}, {"p": float(call["p"])})
 
 
 def _permute(call: Call) -> Meaning:
