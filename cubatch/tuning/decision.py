@@ -115,7 +115,8 @@ def decide(
     looked = [fate.batch_size for fate in larger if fate.status in TIMED]
     timed = [n for n in looked if by_size[n].cost is not None]
     top = max(timed, default=chosen)
-    edge = _edge(larger, top, _limit(larger, top, largest_batch_size, max_batch_size, asked=asked))
+    fits = None if largest_batch_size is None else max(largest_batch_size, top)  # what ran does, whatever the plan says
+    edge = _edge(larger, top, _limit(larger, top, fits, max_batch_size, asked=asked))
     reach = max((n for n in looked if edge is None or n <= max(top, edge[0])), default=chosen)
     statuses = {fate.status for fate in larger}
     limit: str | None

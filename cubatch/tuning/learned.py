@@ -35,7 +35,7 @@ LOSS = " loss is called with what the module gives, and gives a scalar."
 
 _CLEARLY = 0.9  # of what is predicted for a smaller size: predictions are to be 10 % off at most
 
-_FACTS = {"memory_bytes", "largest_batch_size", "dtype"}
+_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
 """What a ladder that was kept must have with it."""
 
 
@@ -57,7 +57,7 @@ def tuned(
     """
     made = functools.cache(functools.partial(make, room.bytes, limits.seed))
     run.notes += [*room.told(), *heap.told(device.kind)]
-    known = _kept_ladder(run, room)
+    known = _kept_ladder(run, room, name, device, mode)
     try:
         if known is not None:
             ladder, facts = known
@@ -66,7 +66,9 @@ def tuned(
             if facts["why_not"]:
                 run.notes.append(f"Memory was not bounded beforehand: {facts['why_not']}.")
             ladder = _ladder(facts, limits, room, made(), name, device, mode)
-            run.save_ladder(ladder.candidates, {**facts, "largest_batch_size": ladder.largest})
+        facts = {**facts, "memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest}
+        if not run.finished:
+            run.save_ladder(ladder.candidates, facts)
         story = stories.of_module(name, library, facts["dtype"], mode, optimizer, device, goal, limits, room, ladder)
         environment = {**story.setting["environment"], **(versions or {})}
         story = attrs.evolve(story, setting={**story.setting, "environment": environment})
@@ -165,12 +167,16 @@ def _ladder(
     return of_memory(limits, room, largest, runner.predicted)
 
 
-def _kept_ladder(run: kept.Run, room: MemoryLimit) -> tuple[Ladder, Mapping[str, Any]] | None:
-    """Give the ladder that an interrupted run left, for the memory that is there now."""
+def _kept_ladder(
+    run: kept.Run, room: MemoryLimit, name: str, device: Device, mode: str
+) -> tuple[Ladder, Mapping[str, Any]] | None:
+    """Give the ladder that an earlier call left: for the memory that is there now, unless it is measured to its end."""
     if run.ladder is None or run.limit is None or not run.limit.keys() >= _FACTS:
         return None
     ladder = Ladder(run.ladder, run.limit["largest_batch_size"], run.limit["memory_bytes"])
-    if ladder.largest is None:
+    if ladder.largest is None or run.finished:
         return ladder, run.limit
     fits = [step.batch_size for step in run.ladder if (step.predicted_peak_bytes or 0) <= room.bytes]
-    return ladder.within(room, max(fits, default=0)), run.limit
+    if not fits and run.limit["first"] > room.bytes:
+        raise DoesNotFit(name, str(device), run.limit["first"], room.bytes, mode)
+    return ladder.within(room, max(fits, default=1)), run.limit

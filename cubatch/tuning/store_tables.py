@@ -360,7 +360,7 @@ def _limit(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     facts = _mapping(value)
-    for name in ("memory_bytes", "largest_batch_size"):
+    for name in ("memory_bytes", "largest_batch_size", "first"):
         if facts.get(name) is not None:
             checks.check_whole(name, facts[name], least=0)
     checks.texts(facts.get("page_faults", []))

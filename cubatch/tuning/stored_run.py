@@ -43,7 +43,7 @@ class Run:
 
     Attributes:
         kept: Timings, outcomes and seconds that earlier calls left; all of them still apply.
-        ladder, limit: What was decided when the run began; None for a run with nothing measured.
+        ladder, limit: What was decided when it was measured last; None for a run with nothing measured.
         finished: Whether `kept` is the whole run, so that nothing is left to measure.
         notes: What a person should know: refused results, a wait, a damaged file, a lost store.
         caveats: What is told before all else of an answer: who else was busy, and that nothing was measured now.

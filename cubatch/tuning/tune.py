@@ -142,15 +142,12 @@ def autotune(
         run.notes += [*_notes(work), *room.told()]
         winners = _winners(store, run, work)
 
-        # The candidates: those of an interrupted run again, or new ones.
+        # The candidates: those of an earlier call again, or new ones.  What is finished is told as it was measured.
         ladder = _kept_ladder(run)
-        if ladder is None:
-            ladder = timed(work, propose(work, limits, room, largest))
-            run.save_ladder(
-                ladder.candidates, {"memory_bytes": room.bytes, "largest_batch_size": largest, "note": room.note}
-            )
-        else:
-            ladder = ladder.within(room, largest)
+        if ladder is None or not run.finished:
+            ladder = ladder.within(room, largest) if ladder else timed(work, propose(work, limits, room, largest))
+            facts = {"memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest, "note": room.note}
+            run.save_ladder(ladder.candidates, {**(run.limit or {}), **facts})
 
         # The timings: visits until the answer is known, here or in a worker that may die.
         story = stories.of_network(work, goal, limits, room, ladder, winners)
@@ -365,7 +362,7 @@ def _winners(place: bool | str | Path, run: store.Run, work: Workload) -> Path |
 
 
 def _kept_ladder(run: store.Run) -> Ladder | None:
-    """Give the ladder that an interrupted run left."""
+    """Give the ladder that an earlier call left."""
     if run.ladder is None:
         return None
     limit = run.limit or {"memory_bytes": None, "largest_batch_size": None}

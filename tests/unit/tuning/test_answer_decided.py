@@ -182,6 +182,15 @@ def test_the_plans_limit_is_met_within_2_percent_or_1_of_the_largest_by_plan(
     assert decide(ended, largest_batch_size=largest).decided_by == decided_by
 
 
+@pytest.mark.parametrize(("allowed", "decided_by"), [(96, "max_batch_size"), (None, "memory")])
+def test_what_ran_fits_whatever_the_plan_says(allowed: int | None, decided_by: str) -> None:
+    """96 ran while there was more memory, of which 50 fit now: what ended the sizes lies at 96, and not below it."""
+    setting = {"limits": {"max_batch_size": allowed}}
+    result = decide({48: rate(50, 48), 96: rate(100, 96)}, largest_batch_size=50, setting=setting)
+    assert (result.batch_size, result.decided_by) == (96, decided_by)
+    assert any("nothing larger than 96 " in reason for reason in result.reasons)
+
+
 def test_a_size_that_failed_below_one_that_ran_is_no_limit() -> None:
     """101 ran out of memory and 110 did not: the end of the ladder decided."""
     ended = {50: rate(50, 50), 100: rate(100, 100), 101: NO_MEMORY, 110: rate(90, 110, "dropped")}

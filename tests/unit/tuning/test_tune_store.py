@@ -248,6 +248,19 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
     assert (result.limits["memory_bytes"], result.largest_batch_size) == (today, largest)
 
 
+def test_a_finished_run_is_told_as_it_was_measured_however_little_memory_is_free_now(tmp_path, monkeypatch, virtual):
+    """Its sizes ran in the memory of then: a limit of now beside them would be below the answer."""
+    options = {"store": tmp_path / "kept", "batch_sizes": None, "max_batch_size": 96, "tolerance": 0.0}
+    first = tune(**options)
+    room = footprint("mlp", batch_size=50, device="cpu", mode="inference").total
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
+    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    again = tune(**options)
+    assert (again.batch_size, again.decided_by) == (first.batch_size, first.decided_by) == (96, "max_batch_size")
+    assert (again.limits, again.largest_batch_size) == (first.limits, first.largest_batch_size)
+    assert again.measurements == first.measurements
+
+
 # --- interrupted ---------------------------------------------------------------------------------------------
 
 
@@ -366,8 +379,9 @@ def test_sizes_that_were_refused_for_memory_are_measured_once_it_is_back(tmp_pat
         room = footprint("mlp", batch_size=500, device="cpu", mode="inference").total
         short.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
         short.setattr(host, "cgroup_room_bytes", lambda: None)
-        assert statuses(tune(**options)) == {4: "ok", 2000: "over_limit"}
-        assert statuses(tune(**options)) == {4: "ok", 2000: "over_limit"}
+        refused, again = tune(**options), tune(**options)
+        assert statuses(refused) == statuses(again) == {4: "ok", 2000: "over_limit"}
+        assert again.largest_batch_size == refused.largest_batch_size < 2000
     before = rows(options["store"])
     result = tune(**options)
     assert set(statuses(result).values()) <= {"ok", "dropped"}

@@ -1,0 +1,90 @@
+"""What another framework runs, on runners of a known curve: what is kept of it, and what a rerun makes of that."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubatch.errors import DoesNotFit, NothingMeasured
+from cubatch.hardware import probe
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure.goal import Goal
+from cubatch.tuning import learned
+from cubatch.tuning.limits import Limits
+from tests.fakes import FakeDevice, FakeRunner, affine
+from tests.unit.tuning.small_runs import statuses
+from tests.unit.tuning.stored import begin
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+KIB = 1024
+DEVICE = FakeDevice(affine(0.02, 1e-6))  # the largest size is the best by far
+
+
+class Bounded(FakeRunner):
+    """A session that knows beforehand that a sample takes 1 KiB."""
+
+    notes, page_faults = (), ()
+
+    def __init__(self, memory_limit, _):
+        super().__init__(DEVICE)
+        self.memory_limit = memory_limit
+
+    def look(self, **_):
+        return {"largest": self.memory_limit // KIB, "why_not": None, "first": KIB, "dtype": "float32"}
+
+    def predicted(self, batch_size):
+        return KIB * batch_size
+
+    def foreseen(self, _):
+        return None
+
+    def close(self):
+        super().close()
+        self.ran = []  # of memory it has learned nothing
+
+
+def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded):
+    """Tune in so many KiB, of which a sample takes one."""
+    limits = Limits.of(sizes, None, budget=budget)
+    room = MemoryLimit(KIB * kib, KIB * kib, "")
+    with begin(path, budget=budget, memory_bytes=room.bytes) as run:
+        return learned.tuned(
+            "net", "torch", probe.device("cpu"), "inference", None, make, run, Goal(), limits, room, progress
+        )  # fmt: skip
+
+
+def interrupt(event):
+    """Stop after the first timing."""
+    if event.kind == "timing":
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kib", [50, 0])
+def test_a_finished_run_is_told_as_it_was_measured_however_little_memory_is_free_now(path, kib):
+    """A limit of now would be below the answer, and where nothing fits none at all."""
+    first = tune(path, 8, 64, kib=100)
+    assert (first.batch_size, first.largest_batch_size) == (64, 100)
+    again = tune(path, 8, 64, kib=kib)
+    assert (again.batch_size, again.decided_by) == (64, first.decided_by)
+    assert (again.largest_batch_size, again.limits) == (first.largest_batch_size, first.limits)
+
+
+def test_a_run_that_went_on_in_less_memory_is_told_with_that(path):
+    """64 was refused for what was free then, and stays refused where as little is free again."""
+    with pytest.raises(KeyboardInterrupt):
+        tune(path, 8, 64, kib=100, progress=interrupt)
+    for _ in range(2):
+        result = tune(path, 8, 64, kib=50)
+        assert statuses(result) == {8: "ok", 64: "over_limit"}
+        assert (result.largest_batch_size, result.limits["memory_bytes"]) == (8, 50 * KIB)
+
+
+def test_an_interrupted_run_of_which_nothing_fits_any_more_says_so(path):
+    """As at the first time: not even one sample, or none of the sizes that were asked for."""
+    with pytest.raises(KeyboardInterrupt):
+        tune(path, 8, 64, kib=100, progress=interrupt)
+    with pytest.raises(DoesNotFit) as caught:
+        tune(path, 8, 64, kib=0)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (KIB, 0)
+    with pytest.raises(NothingMeasured, match="over the memory limit: 8 and 64"):
+        tune(path, 8, 64, kib=4)
