@@ -195,8 +195,6 @@ def _limit(
             gap = f"no size between {top}, which ran, and {refused[0].batch_size}, which did not, gave a timing"
             return f"Nothing tells what decided: {gap}."
         return f"Nothing larger than {top} gave a timing ({count_statuses(failed, goal)})."
-    num_untried = sum(m.status == "not_run" for m in larger)
-    untried = "1 larger size was" if num_untried == 1 else f"{num_untried} larger sizes were"
     ruled_out = f" and by these readings up to {reach}" if reach > top else ""
     span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {reach} by the readings of smaller ones"
     last_tie = max(tied_with, default=n)
@@ -226,21 +224,24 @@ def _limit(
         "latency_limit": f"The latency limit decided: {_latency_edge(top, edge, measurements, goal)}.",
         "max_batch_size": f"max_batch_size decided: nothing larger than {reach} was allowed, which might be better.",
         "batch_sizes": f"{listed}, which might be better.",
-        "budget": f"The budget decided: {untried} not tried, {_too_dear(larger, needed)}, and might be better.",
+        "budget": f"The budget decided: {_untried(larger, needed)}, and might be better.",
     }[decision.limit]
 
 
-def _too_dear(larger: Sequence[Measurement], needed: Mapping[int, tuple[float, float]]) -> str:
-    """Say what a visit to the smallest size that was not tried would have taken, and what was left."""
-    first = next((m.batch_size for m in larger if m.status == "not_run" and m.batch_size in needed), None)
+def _untried(larger: Sequence[Measurement], needed: Mapping[int, tuple[float, float]]) -> str:
+    """Say how many sizes were not tried, and what a visit to the smallest would have taken; or what held one up."""
+    untried = [m.batch_size for m in larger if m.status == "not_run"]
+    if not untried:
+        return "a larger size was read only while another process held it up"
+    count = "1 larger size was" if len(untried) == 1 else f"{len(untried)} larger sizes were"
+    first = next((n for n in untried if n in needed), None)
     if first is None:
-        return "since it held no visit to them"
+        return f"{count} not tried, since it held no visit to them"
     need, left = needed[first]
+    held = f"{format_seconds(left)} were left"
     if need <= left:
-        held = f"{format_seconds(left)} were left, too little for a guess that far from what was read"
-    else:
-        held = f"{format_seconds(left)} were left"
-    return f"since a visit to {first} would take about {format_seconds(need)} and {held}"
+        held += ", too little for a guess that far from what was read"
+    return f"{count} not tried, since a visit to {first} would take about {format_seconds(need)} and {held}"
 
 
 def _memory_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence[Measurement], goal: Goal) -> str:

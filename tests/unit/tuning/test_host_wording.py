@@ -85,7 +85,10 @@ def test_timings_that_were_held_up_are_told_by_themselves():
 def test_what_was_held_up_rules_no_larger_size_out(met):
     """16 is the best that could be read, and 32 a third slower: a peak, unless another process held 32 up."""
     taken = [*timings(8, 0, 0.55, QUICK), *timings(16, 0, 1.0, QUICK), *timings(32, 0, 2.7, met)]
-    assert result(*taken, dropped=(32,)).decided_by == ("budget" if met == HELD else "peak")
+    found = result(*taken, dropped=(32,))
+    assert found.decided_by == ("budget" if met == HELD else "peak")
+    held = "The budget decided: a larger size was read only while another process held it up, and might be better."
+    assert (held in found.reasons) == (met == HELD)
 
 
 def test_a_row_that_cannot_be_compared_is_no_choice_and_no_share_of_the_best():
