@@ -78,7 +78,8 @@ def tuned(
             return attrs.evolve(step, predicted_peak_bytes=made().predicted(batch_size))
 
         measure = functools.partial(walk.measure, made, extend=None if limits.batch_sizes else extended)
-        measured = tune.measured_by(measure, story, run, progress, device)
+        worker_pid = getattr(made(), "worker_pid", None) if made.cache_info().currsize else None  # where it has looked
+        measured = tune.measured_by(measure, story, run, progress, device, worker_pid)
     finally:
         if made.cache_info().currsize:
             made().close()

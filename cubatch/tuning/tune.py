@@ -263,6 +263,7 @@ def measured_by(
     run: store.Run,
     progress: Callable[[walk.Event], None] | None,
     device: Device,
+    worker_pid: int | None = None,
 ) -> Measured:
     """
     Measure what is not kept yet, and note who else was busy; on Ctrl-C hand out what there is.
@@ -283,7 +284,7 @@ def measured_by(
     recorder, limits = Recorder(run.kept, run), story.limits
     with (
         story.told_on_interrupt(recorder, run),
-        _others_told(run, device),
+        _others_told(run, device, worker_pid),
         progresses.shown(progress) as told,
     ):
         measured = measure(
@@ -295,12 +296,12 @@ def measured_by(
 
 
 @contextlib.contextmanager
-def _others_told(run: store.Run, device: Device) -> Iterator[None]:
+def _others_told(run: store.Run, device: Device, worker_pid: int | None) -> Iterator[None]:
     """Have the turn to measure, tell and keep who else was busy, and tell of a quota, which stays, however it ends."""
     met: list[str] = []
     periods = host.cpu_periods()
     try:
-        with turns.alone(device) as met:
+        with turns.alone(device, worker_pid) as met:
             run.save_disturbed(met)  # who measures here now is known also after a kill
             yield
     finally:

@@ -32,12 +32,13 @@ _TRIES, _TRY_SECONDS = 100, 0.01  # while another process looks who is there
 
 
 @contextlib.contextmanager
-def alone(device: Device) -> Iterator[list[str]]:
+def alone(device: Device, worker_pid: int | None = None) -> Iterator[list[str]]:
     """
     Hold this process's turn to measure while the block runs, after waiting for threads that measure already.
 
     Args:
         device: What is measured on.  It is marked for other processes of this user, which measure on it all the same.
+        worker_pid: A worker of this process that has computed already, which is no part of what the block takes.
 
     Yields:
         list[str]: What to tell of others, complete when the block has ended: that another cubatch measured on the
@@ -61,14 +62,14 @@ def alone(device: Device) -> Iterator[list[str]]:
         if _depth > 1:
             yield []
         else:
-            before, met = load.snapshot(), list[str]()
+            before, met = load.snapshot(worker_pid), list[str]()
             try:
                 with _marked(device, met):
                     if met:
                         warnings.warn(_NOT_ALONE, stacklevel=3)
                     yield met
             finally:
-                met.extend(_busy_since(before, device))
+                met.extend(_busy_since(before, device, worker_pid))
     finally:
         _depth -= 1
         _TURN.release()
@@ -89,9 +90,9 @@ def is_quiet(device: Device) -> bool:
         return not _busy_since(before, device) and (mark is None or _is_only(mark, is_marked=False))
 
 
-def _busy_since(before: load.Snapshot | None, device: Device) -> list[str]:
+def _busy_since(before: load.Snapshot | None, device: Device, worker_pid: int | None = None) -> list[str]:
     """Say what others took of the CPUs, where it matters."""
-    taken = load.between(before, load.snapshot())
+    taken = load.between(before, load.snapshot(worker_pid))
     sentence = None if taken is None else taken.sentence(device.threads or 1)
     return [] if sentence is None else [sentence]
 

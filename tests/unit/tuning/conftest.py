@@ -90,7 +90,7 @@ class VirtualClock(clocks.HostClock):
 @pytest.fixture
 def quiet(monkeypatch):
     """Nobody else is busy here, whatever runs beside the tests."""
-    monkeypatch.setattr(load, "snapshot", lambda: None)
+    monkeypatch.setattr(load, "snapshot", lambda *_: None)
     monkeypatch.setattr(host, "cpu_periods", dict)
 
 

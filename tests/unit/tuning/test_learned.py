@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cubatch.errors import DoesNotFit, NothingMeasured
-from cubatch.hardware import probe
+from cubatch.hardware import load, probe
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.tuning import learned
@@ -88,3 +88,15 @@ def test_an_interrupted_run_of_which_nothing_fits_any_more_says_so(path):
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (KIB, 0)
     with pytest.raises(NothingMeasured, match="over the memory limit: 8 and 64"):
         tune(path, 8, 64, kib=4)
+
+
+def test_what_a_worker_computed_before_it_measured_is_told_from_what_others_took(path, monkeypatch):
+    """It has looked what steps take before this process had its turn, and ends within it: it is named at both ends."""
+    asked = []
+    monkeypatch.setattr(load, "snapshot", lambda worker_pid=None: asked.append(worker_pid))
+
+    class InWorker(Bounded):
+        worker_pid = 4711
+
+    tune(path, 8, kib=100, make=InWorker)
+    assert asked == [4711, 4711]

@@ -142,6 +142,23 @@ def test_both_are_told_whoever_came_meanwhile_and_however_it_ends():
     assert [sentence.partition(" ")[0] for sentence in told[0]] == ["Another", "Other"]
 
 
+BURN = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
+
+
+@pytest.mark.skipif(load.snapshot() is None, reason="no /proc/stat here")
+def test_what_a_worker_computed_before_is_not_taken_for_what_it_computes_meanwhile(monkeypatch):
+    """It took 0.3 s of CPU time before the turn and ends within it, doing nothing: next to nothing there is ours."""
+    looked = []
+    monkeypatch.setattr(load, "between", lambda *ends: looked.append(ends))
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        worker.stdout.readline()
+        with turns.alone(CPU, worker.pid):
+            worker.kill()
+            worker.wait()
+    ((before, after),) = looked
+    assert after.own_seconds - before.own_seconds < 0.2
+
+
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     """Nothing else runs here, whatever this machine does."""
