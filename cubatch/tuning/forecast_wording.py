@@ -131,6 +131,10 @@ def _limit(found: Forecast) -> str:
     if found.decided_by is None:
         return f"Nothing tells what decided: of the sizes above {top} that were looked at none fits."
     might = "might take no longer" if latency else "might be better"
+    listed = f"{top} is the largest in it that fits"
+    listed += f"; sizes up to {largest} would fit too, which {might}" if top < largest else ""
+    if (late := min((n for n in found.seconds if n > top), default=None)) is not None:
+        listed = f"it holds nothing between {top} and {late}, which {might}; {late} is {found.why_not(late)}"
     return {
         "peak": peak,
         "plateau": plateau,
@@ -138,8 +142,7 @@ def _limit(found: Forecast) -> str:
         "latency_limit": f"The latency limit decided: the next larger size is predicted to take longer than "
         f"{format_seconds(found.limits['latency_seconds'] or 0.0)}.",
         "max_batch_size": f"max_batch_size decided: nothing larger than {top} was allowed, which {might}.",
-        "batch_sizes": f"The list of batch sizes decided: {top} is the largest in it that fits"
-        + (f"; sizes up to {largest} would fit too, which {might}." if top < largest else "."),
+        "batch_sizes": f"The list of batch sizes decided: {listed}.",
     }[found.decided_by]
 
 

@@ -129,6 +129,17 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     assert (sole.batch_size, sole.decided_by) == (1, "memory")
 
 
+def test_a_list_decided_where_its_next_size_is_over_the_latency_limit(planted):
+    """128 fits, and would take 320 ms where 250 are allowed: what lies between 64 and it was not asked for."""
+    planted(rates(n8=100, n16=150, n32=200, n64=300, n128=400))
+    found = ask(latency_limit=0.25)
+    assert (found.batch_size, found.decided_by) == (64, "batch_sizes")
+    assert (
+        "The list of batch sizes decided: it holds nothing between 64 and 128, which might be better; 128 is predicted "
+        "above the latency limit of 250 ms."
+    ) in found.reasons
+
+
 def test_a_sole_size_is_not_called_the_fastest(planted):
     """There is nothing that it was compared with."""
     planted({8: 1.0})
