@@ -6,7 +6,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from cubatch.errors import NothingMeasured
+from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Recorder, Timing
+from cubatch.tuning import answer
 from tests.fakes import FakeDevice, affine
 from tests.unit.search.walking import given, go, statuses, stop_after
 
@@ -58,3 +61,13 @@ def test_the_budget_ends_it_evenly() -> None:
     visits = Counter(n for sizes in sweeps_of([*measured.timings]).values() for n in sizes)
     assert max(visits.values()) - min(visits.values()) <= 1
     assert min(visits.values()) > 1
+
+
+def test_a_size_that_the_budget_did_not_hold_was_not_compared() -> None:
+    """256 breaks the latency limit and 512 is never read: no answer, for the limit, and 512 waits for more budget."""
+    goal = Goal(latency_limit=0.01)
+    measured = go(STEEP, given(256, 512), sweeps=3, goal=goal, budget=0.03, seed=1)
+    assert {timing.batch_size for timing in measured.timings} == {256}
+    assert statuses(measured) == {256: "over_limit", 512: "not_run"}
+    with pytest.raises(NothingMeasured, match="Raise latency_limit"):
+        answer.answer(given(256, 512), measured, goal=goal, setting={}, asked=True, compared=True)
