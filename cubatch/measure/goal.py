@@ -8,7 +8,7 @@ from typing import Self
 
 import attrs
 
-from cubatch.checks import is_number
+from cubatch.checks import required_number
 from cubatch.errors import EnergyNotAvailable, InvalidArgument
 from cubatch.hardware.facts import Device
 
@@ -73,15 +73,18 @@ class Goal:
     @classmethod
     def of(cls, *, objective: str, tolerance: float, latency_limit: float | None) -> Self:
         """
-        Check what a public function was given.
+        Check what a public function was given; NumPy's numbers and fractions become Python's floats.
 
         Raises:
             InvalidArgument: If one of them makes no sense.
         """
-        for name, value in (("tolerance", tolerance), ("latency_limit", latency_limit)):
-            if not is_number(value) and not (value is None and name == "latency_limit"):
-                raise InvalidArgument(name, value, "a number")
-        return cls(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+        given = {"tolerance": tolerance} | ({} if latency_limit is None else {"latency_limit": latency_limit})
+        for name, value in given.items():
+            try:
+                given[name] = required_number(value)
+            except (TypeError, ValueError):
+                raise InvalidArgument(name, value, "a finite number") from None
+        return cls(objective=objective, **given)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
         """Give what a step costs in the terms of the objective; None for energy that was not read."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from cubatch import errors
+from cubatch.measure.goal import Goal
+from cubatch.tuning.forecast import predict
 from cubatch.tuning.tune import autotune
 from tests.unit.tuning.small_runs import tune
 
@@ -90,3 +95,28 @@ def test_what_the_machine_does_not_have_is_refused(no_runner):
         tune(memory_limit=1000)
     assert caught.value.available_bytes == 1000
     assert isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize("kind", [np.float32, Fraction])
+def test_numbers_of_other_kinds_ask_the_same_question(kind, tmp_path, virtual):
+    """A quarter and a half, which every kind holds exactly: answered from what was kept of 0.25 and 0.5."""
+    plain, others = ({"tolerance": of(0.25), "latency_limit": of(0.5)} for of in (float, kind))
+    tune(store=tmp_path / "kept", **plain)
+    assert any("Answered from the store" in reason for reason in tune(store=tmp_path / "kept", **others).reasons)
+    found, same = (predict("lenet5", device="t4", batch_sizes=[8], **asked).to_mapping() for asked in (others, plain))
+    assert json.loads(json.dumps(found)) == json.loads(json.dumps(same))
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "latency_limit", "field"),
+    [
+        (1 - Fraction(1, 10**30), None, "tolerance"),
+        (0.01, Fraction(1, 10**400), "latency_limit"),
+        (0.01, 10**400, "latency_limit"),
+    ],
+)
+def test_what_no_float_holds_is_refused(tolerance, latency_limit, field):
+    """It would round to 1, to 0, or to nothing at all."""
+    with pytest.raises(errors.InvalidArgument) as caught:
+        Goal.of(objective="throughput", tolerance=tolerance, latency_limit=latency_limit)
+    assert caught.value.field == field
