@@ -6,8 +6,9 @@ Prices are the user's own, in any currency; nothing here knows what a cloud asks
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -19,6 +20,7 @@ from cubatch.network.models import SpecLike
 from cubatch.report.grid import Grid
 from cubatch.tuning import forecast
 from cubatch.tuning.forecast_record import Forecast
+from cubatch.tuning.limits import MOST_SIZES
 
 _SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
@@ -116,8 +118,9 @@ def compare(
     if not gpus:
         raise InvalidArgument("devices", [], "at least one GPU's name")
     paid = _checked(prices or {}, gpus)
-    for name in {"anchors", "batch_sizes"} & set(options):  # each GPU reads them anew
-        options[name] = None if options[name] is None else list(options[name])
+    for name in {"anchors", "batch_sizes"} & set(options):
+        if isinstance(options[name], Iterator):  # which may have no end; each GPU reads it anew
+            options[name] = list(itertools.islice(options[name], MOST_SIZES + 1))
     found: dict[str, Forecast] = {}
     errors: dict[str, CubatchError] = {}
     for name, gpu in gpus.items():

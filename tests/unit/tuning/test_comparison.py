@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
 
 import cubatch
-from cubatch.errors import InvalidArgument, UnsupportedDtype
+from cubatch.errors import CubatchError, InvalidArgument, UnsupportedDtype
 
 OPTIONS = {"batch_sizes": [8, 64], "mode": "training"}
 
@@ -59,3 +60,28 @@ def test_what_makes_no_sense_is_refused(devices, prices, says):
     """Before anything is predicted."""
     with pytest.raises(InvalidArgument, match=says):
         cubatch.compare("lenet5", devices, prices=prices)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sizes": 64}, {"batch_sizes": "64"}, {"batch_sizes": {}}, {"anchors": 3}, {"anchors": "run.json"},
+        {"anchors": {"run.json": 1}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_predict_refuses_is_refused_alike(options):
+    """The same error, of the same words."""
+    with pytest.raises(CubatchError) as alone:
+        cubatch.predict("lenet5", device="t4", **options)
+    with pytest.raises(type(alone.value)) as caught:
+        cubatch.compare("lenet5", ["t4", "a40"], **options)
+    assert str(caught.value) == str(alone.value)
+
+
+@pytest.mark.parametrize("name", ["batch_sizes", "anchors"])
+def test_a_list_without_an_end_is_refused(name):
+    """As `predict` does: it holds more than is allowed."""
+    with pytest.raises(InvalidArgument) as caught:
+        cubatch.compare("lenet5", ["t4"], **{name: itertools.repeat(64)})
+    assert caught.value.field == name
