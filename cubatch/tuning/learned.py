@@ -86,7 +86,8 @@ def tuned(
     if made.cache_info().currsize:
         run.notes += made().notes
         timed = {timing.batch_size for timing in measured.timings}
-        facts = {**facts, "page_faults": page_faults.told(made().page_faults, timed) or facts.get("page_faults", [])}
+        before = (run.limit or {}).get("page_faults", [])  # none where the run was begun anew
+        facts = {**facts, "page_faults": page_faults.told(made().page_faults, timed) or before}
         ladder, said = _foreseen(made(), ladder)
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))

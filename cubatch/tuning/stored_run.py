@@ -29,6 +29,7 @@ from cubatch.units import format_seconds
 _LOG = logging.getLogger(__name__)
 _HASH = re.compile(r"[0-9a-f]{40,}")
 _MOST_TOLD = 4  # sentences about others, of the latest calls
+_TAKEN = ("exchange", "page_faults")  # of what is kept beside the limit: what was measured of steps
 _HASH_SHOWN = 12  # characters of it: two that differ do so within them
 
 
@@ -147,7 +148,8 @@ class Run:
         self.kept, self.disturbed, self._has_rows, self.was_begun_anew = Measured(), (), False, True
         if (begin := self._begin_row) is not None:
             self._write(lambda database, _: begin(database))
-            self.save_ladder(self._candidates, self.limit or {})
+            limit = self.limit or {}
+            self.save_ladder(self._candidates, {name: limit[name] for name in limit if name not in _TAKEN})
 
     def finish(self) -> None:
         """Say that the run is whole: a rerun with no larger budget measures nothing."""

@@ -7,8 +7,9 @@ import pytest
 from cubatch.errors import DoesNotFit, NothingMeasured
 from cubatch.hardware import load, probe
 from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import page_faults
 from cubatch.measure.goal import Goal
-from cubatch.tuning import learned
+from cubatch.tuning import learned, turns
 from cubatch.tuning.limits import Limits
 from tests.fakes import FakeDevice, FakeRunner, affine
 from tests.unit.tuning.small_runs import statuses
@@ -100,3 +101,16 @@ def test_what_a_worker_computed_before_it_measured_is_told_from_what_others_took
 
     tune(path, 8, kib=100, make=InWorker)
     assert asked == [4711, 4711]
+
+
+def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch):
+    """A run that is begun anew, since it is quiet now, has none to tell of; that of before had, and went on at 64."""
+    with monkeypatch.context() as busy:
+        busy.setattr(load, "between", lambda *_: load.Load(others=1.9, steal=0.0, num_cpus=2))
+        busy.setattr(page_faults, "told", lambda *_: ["At batch size 8 there were some."])
+        before = tune(path, 8, 64, kib=100, budget=0.3)
+    assert "At batch size 8 there were some." in before.reasons
+    monkeypatch.setattr(turns, "is_quiet", lambda _: True)
+    anew = tune(path, 8, 64, kib=100)
+    assert any("all is measured anew" in reason for reason in anew.reasons)
+    assert "At batch size 8 there were some." not in anew.reasons

@@ -356,7 +356,8 @@ def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
     """The new one has the same candidates and nothing measured, and is the one that is gone on with."""
     ladder, limit = (Candidate(8), Candidate(16)), {"memory_bytes": 9000, "largest_batch_size": 16}
     with begin(path) as run:
-        run.save_ladder(ladder, limit)
+        run.save_ladder(ladder, {**limit, "page_faults": ["At batch size 8 the system took 20 % of the CPU time."]})
+        run.save_exchange({"batch_size": 8})
         run.timing(timing(8, 0, 0.5))
         run.outcome(Outcome(8, "dropped"))
         run.save_disturbed(["busy"])
