@@ -28,6 +28,7 @@ from cubatch.cli.options import (
     read_spec,
     whole_numbers,
 )
+from cubatch.errors import InvalidArgument, NothingMeasured
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,7 +70,8 @@ def tune(
         typer.Option("--prices", metavar="NAME=PRICE,...", help="An hour of a device, for what samples cost."),
     ] = None,
     share: Annotated[
-        int | None, typer.Option("--share", metavar="N", help="Share a batch of N out to all workers, by their rates.")
+        int | None,
+        typer.Option("--share", metavar="N", min=1, help="Share a batch of N out to all workers, by their rates."),
     ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Neither use nor keep results.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew.")] = False,
@@ -97,17 +99,30 @@ def tune(
         "memory_limit": memory_limit, "latency_limit": latency_limit, "optimizer": optimizer, "recompute": recompute,
         "budget": budget, "seed": seed,
     }  # fmt: skip
-    result = autotune_fleet(
-        spec, scheduler, **options,
-        batch_sizes=None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes),
-        predict=[] if predict is None else predict.split(","),
-        prices=None if prices is None else priced(prices),
-        store="refresh" if fresh else str(store) if store is not None else not no_store,
-        progress=lambda name, sentence: lines(f"{name}: {sentence}"),
-    )  # fmt: skip
+    refusal: InvalidArgument | None = None
+    try:
+        result = autotune_fleet(
+            spec, scheduler, **options,
+            batch_sizes=None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes),
+            predict=[] if predict is None else [name.strip() for name in predict.split(",")],
+            prices=None if prices is None else priced(prices),
+            store="refresh" if fresh else str(store) if store is not None else not no_store,
+            progress=lambda name, sentence: lines(f"{name}: {sentence}"),
+        )  # fmt: skip
+    except InvalidArgument as error:
+        if not hasattr(error, "partial"):
+            raise
+        result, refusal = error.partial, error
     payload = result.to_mapping()
     tables = [fleet_table.compared(payload, width=console.line_width())]
     if share is not None:
-        payload["shares"] = result.shares(share)
-        tables.append(fleet_table.shared(payload["shares"]))
-    console.emit(tables, payload, json)
+        try:
+            payload["shares"] = result.shares(share)
+            tables.append(fleet_table.shared(payload["shares"]))
+        except InvalidArgument as error:
+            refusal = refusal or InvalidArgument("share", share, error.allowed)
+    console.emit(tables, payload, json)  # first: it took the whole fleet's time
+    if all(device.error for device in result.devices):
+        raise NothingMeasured("each kind of device failed", "The result says why.")
+    if refusal is not None:
+        raise refusal

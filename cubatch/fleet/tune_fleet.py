@@ -19,11 +19,15 @@ from cubatch import checks
 from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, WorkerFailed
 from cubatch.fleet import kept_rows, on_worker
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
+from cubatch.hardware import probe
+from cubatch.hardware import room as hardware_room
+from cubatch.measure.goal import Goal
 from cubatch.network import models
 from cubatch.network.models import SpecLike
 from cubatch.tuning import forecast as forecasts
 from cubatch.tuning import store as kept
 from cubatch.tuning import tune
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_bytes
 
@@ -122,6 +126,7 @@ def autotune_fleet(
 
     Raises:
         InvalidArgument: If an argument makes no sense, or the workers do not run the same versions as the caller.
+            Names of devices are known last: where one of `prices` is none, `partial` on it holds the result.
         MissingDependency: If Dask's `distributed` is not installed.
         WorkerFailed: If the cluster has no worker within a minute.
 
@@ -134,14 +139,33 @@ def autotune_fleet(
         raise InvalidArgument("device", options["device"], "left out: every worker measures on its own")
     if batch_sizes is not None:
         options["batch_sizes"] = list(batch_sizes)
-    inspect.signature(tune.autotune).bind(layer_spec, **options)  # a TypeError here, not on each worker
+    _check(inspect.signature(tune.autotune).bind(layer_spec, **options), prices or {})
     kept.check_place(store)
     tune.check_progress(progress)
     spec = json.loads(json.dumps(models.resolve(layer_spec).to_mapping()))  # as it is kept
     with _connected(client) as connected, _Keep(kept.path_of(store), spec, refresh=store == "refresh") as keep:
         measured = _Fleet(connected, spec, options, keep, progress).measured()
-    devices = [*measured, *_predicted(spec, predict, measured, options)]
-    return FleetResult(devices=_priced(devices, prices or {}))
+    result = FleetResult(devices=_priced([*measured, *_predicted(spec, predict, measured, options)], prices or {}))
+    names = [device.name for device in result.devices]
+    for name in prices or {}:
+        if name not in names:
+            refusal = InvalidArgument("prices", name, f"one of {', '.join(names)}")
+            refusal.partial = result  # type: ignore[attr-defined]
+            raise refusal
+    return result
+
+
+def _check(asked: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
+    """Refuse here what each worker would refuse by itself, and what is no price, before anything is measured."""
+    asked.apply_defaults()
+    given = asked.arguments
+    Goal.of(**{name: given[name] for name in ("objective", "tolerance", "latency_limit")})
+    limits = {name: given[name] for name in ("budget", "seed", "sweeps")}
+    Limits.of(given["batch_sizes"], given["max_batch_size"], **limits)
+    if given["memory_limit"] is not None:
+        hardware_room.memory_limit(probe.device("cpu"), given["memory_limit"])
+    for name, price in prices.items():
+        checks.check_number(f"prices[{name!r}]", price, above=0.0)
 
 
 class _Keep:
@@ -348,12 +372,8 @@ def _predicted(
 def _priced(devices: Iterable[FleetDevice], prices: Mapping[str, float]) -> tuple[FleetDevice, ...]:
     """Give each device its price, and order them: measured before predicted before failed, the fastest first."""
     named = {device.name: device for device in devices}
-    for name, price in prices.items():
-        if name not in named:
-            raise InvalidArgument("prices", name, f"one of {', '.join(named)}")
-        if not checks.is_number(price) or price <= 0:
-            raise InvalidArgument("prices", f"{name}: {price!r}", "a positive number")
-        named[name] = attrs.evolve(named[name], price_per_hour=float(price))
+    for name in named.keys() & prices.keys():
+        named[name] = attrs.evolve(named[name], price_per_hour=float(prices[name]))
     return tuple(
         sorted(named.values(), key=lambda d: (bool(d.error), d.forecast is not None, -(d.samples_per_second or 0)))
     )

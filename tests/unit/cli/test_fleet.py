@@ -13,18 +13,18 @@ from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import about
 
 ASKED = ("fleet", "tune", "mlp", "--scheduler", "tcp://10.0.0.1:8786")
+MEASURED = TuningResult.from_json(json.dumps(about({32: 100.0, 64: 200.0}, largest_measured=64)))
+ANSWER = FleetResult(devices=[FleetDevice(name="Test GPU", workers=("tcp://a", "tcp://b"), result=MEASURED)])
 
 
 @pytest.fixture
 def fleet(monkeypatch):
     """Put an answer in the place of a cluster's, and keep what was asked."""
     asked = {}
-    measured = TuningResult.from_json(json.dumps(about({32: 100.0, 64: 200.0}, largest_measured=64)))
-    answer = FleetResult(devices=[FleetDevice(name="Test GPU", workers=("tcp://a", "tcp://b"), result=measured)])
 
     def autotune_fleet(spec, client, **options):
         asked.update(options, client=client, layers=len(spec.to_mapping()["layers"]))
-        return answer
+        return ANSWER
 
     monkeypatch.setattr(tune_fleet, "autotune_fleet", autotune_fleet)
     return asked
@@ -46,7 +46,7 @@ def test_options_are_those_of_autotune(run, fleet):
     )  # fmt: skip
     assert code == 2, "a price's name holds a comma"
     code, out, _ = run(
-        *ASKED, "--mode", "training", "--batch-sizes", "32,64", "--budget", 5, "--predict-missing", "t4,a40",
+        *ASKED, "--mode", "training", "--batch-sizes", "32,64", "--budget", 5, "--predict-missing", "t4, a40",
         "--prices", "t4=0.35", "--no-store", "--json", "-",
     )  # fmt: skip
     assert code == 0
@@ -73,3 +73,43 @@ def test_what_a_cluster_refuses_is_a_line(run, monkeypatch):
     assert (code, out) == (2, "")
     assert "the address of a scheduler that answers" in err
     assert "Traceback" not in err
+
+
+def test_a_share_that_the_fleet_does_not_hold_is_refused_after_the_result(run, fleet, tmp_path):
+    """Two workers on which 64 has run hold 128: the table and the file are there all the same, without shares."""
+    file = tmp_path / "fleet.json"
+    code, out, err = run(*ASKED, "--share", 129, "--json", file)
+    assert code == 2
+    assert "Test GPU" in out
+    assert err == "cubatch: --share must be at most 128, which is what ran on all workers together, got 129\n"
+    found = json.loads(file.read_text())
+    assert found["devices"][0]["batch_size"] == 64
+    assert "shares" not in found
+
+
+def test_a_price_of_no_device_is_refused_after_the_result(run, monkeypatch):
+    """Which names there are is known last: what the whole fleet measured is shown first."""
+
+    def autotune_fleet(*_, **__):
+        error = InvalidArgument("prices", "Tset GPU", "one of Test GPU")
+        error.partial = ANSWER
+        raise error
+
+    monkeypatch.setattr(tune_fleet, "autotune_fleet", autotune_fleet)
+    code, out, err = run(*ASKED, "--prices", "Tset GPU=1")
+    assert code == 2
+    assert "Test GPU" in out
+    assert err == "cubatch: --prices must be one of Test GPU, got 'Tset GPU'\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--share", 8)])
+def test_a_fleet_that_has_no_answer_is_a_failure(run, monkeypatch, more):
+    """Exit code 1 as of any command that could not do what was asked; the table and the JSON say why of each kind."""
+    failed = FleetDevice(name="Test GPU", workers=("tcp://a",), error="it is gone")
+    monkeypatch.setattr(tune_fleet, "autotune_fleet", lambda *_, **__: FleetResult(devices=[failed]))
+    code, out, err = run(*ASKED, *more)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "each kind of device failed" in err
+    assert "Test GPU: it is gone" in out
+    code, out, _ = run(*ASKED, *more, "--json", "-")
+    assert (code, json.loads(out)["devices"][0]["error"]) == (1, "it is gone")
