@@ -320,10 +320,11 @@ def _connected(client: Any) -> Iterator[Any]:
     if not isinstance(client, str):
         raise InvalidArgument("client", client, "a distributed.Client, or a scheduler's address: 'tcp://10.0.0.1:8786'")
     try:
-        with distributed.Client(client, timeout=_CONNECT_SECONDS, set_as_default=False) as connected:
-            yield connected
+        connected = distributed.Client(client, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InvalidArgument("client", client, "the address of a scheduler that answers", str(error)) from error
+    with connected:
+        yield connected
 
 
 def _described(client: Any, addresses: list[str]) -> dict[str, dict[str, Any]]:

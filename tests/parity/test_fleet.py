@@ -147,12 +147,13 @@ def test_a_caller_killed_goes_on_from_what_it_has(client, cluster, tmp_path):
     assert before.items() <= after.items()
 
 
-def test_workers_with_other_versions_are_refused_by_name(client, monkeypatch):
-    """Timings of two versions of an engine are not timings of two devices."""
+@pytest.mark.parametrize("by_address", [False, True])
+def test_workers_with_other_versions_are_refused_by_name(client, cluster, monkeypatch, by_address):
+    """Timings of two versions of an engine are not timings of two devices, and the scheduler is not to blame."""
     here = on_worker.versions()
     monkeypatch.setattr(on_worker, "versions", lambda: {**here, "numpy": "0.1"})
-    with pytest.raises(InvalidArgument, match=r"tcp://.*numpy .*, here 0\.1"):
-        cb.autotune_fleet("mlp", client, store=False, **ASKED)
+    with pytest.raises(InvalidArgument, match=r"with the versions that are here, got 'tcp://.*numpy .*, here 0\.1"):
+        cb.autotune_fleet("mlp", cluster.scheduler_address if by_address else client, store=False, **ASKED)
 
 
 def test_a_device_on_which_nothing_fits_is_named_with_the_reason(client):
