@@ -98,6 +98,13 @@ def is_folder(path: str | Path) -> bool:
     return False
 
 
+def is_writable(path: str | Path) -> bool:
+    """Whether this process may write a file: over what is there, or a new one into its folder."""
+    if os.access(path, os.F_OK):
+        return os.access(path, os.W_OK)
+    return os.access(Path(path).parent, os.W_OK | os.X_OK)
+
+
 def trouble(path: str | Path) -> str:
     """Say why no file can have that path, such as a very long one; nothing where one is or could be."""
     try:

@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | None) -> None:
     """
-    Give a command's result: grids on stdout, JSON where it was asked for.
+    Give a command's result: grids on stdout, JSON where it was asked for; where either cannot be, the other still is.
 
     Args:
         grids: What a person reads, top to bottom.
@@ -62,16 +62,26 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
         InvalidArgument: If the file cannot be written.
         InvalidData: If stdout cannot be.
     """
-    if json_path is not None:
-        text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
-        encoding = _encoding() if json_path == STDOUT else "utf-8"
-        if not letters.can_write(text, encoding) or visible(text) != text:
-            text = json.dumps(payload, allow_nan=False, indent=1) + "\n"
-        if json_path == STDOUT:
-            _write(text)
-            return
-        with writing("--json", json_path) as path:
-            path.write_text(text, encoding="utf-8")
+    if json_path == STDOUT:
+        _write(_as_json(payload, _encoding()))
+        return
+    try:
+        _show(grids)
+    finally:
+        if json_path is not None:
+            text = _as_json(payload, "utf-8")
+            with writing("--json", json_path) as path:
+                path.write_text(text, encoding="utf-8")
+
+
+def _as_json(payload: Mapping[str, Any], encoding: str | None) -> str:
+    text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+    if letters.can_write(text, encoding) and visible(text) == text:
+        return text
+    return json.dumps(payload, allow_nan=False, indent=1) + "\n"
+
+
+def _show(grids: Sequence[Grid]) -> None:
     width = line_width()
     spelled = not letters.can_write("\n".join(content.text(width) for content in grids), _encoding())
     grids = [letters.ascii_grid(content) for content in grids] if spelled else grids
@@ -136,6 +146,8 @@ def writing(option: str, path: str) -> Iterator[Path]:
     """Name the option and the reason where a file cannot be written."""
     try:
         yield Path(path)
+    except InvalidArgument as error:
+        raise InvalidArgument(option, path, error.allowed, error.remedy) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise InvalidArgument(option, path, "a file that can be written", f"{files.reason(error)}.") from error
 
@@ -148,7 +160,7 @@ def check_writable(**paths: str | None) -> None:
         paths: Path by option name, without dashes; None and "-" pass.
 
     Raises:
-        InvalidArgument: Naming the option and the folder that is not there.
+        InvalidArgument: Naming the option, and what is in the way.
     """
     for option, path in paths.items():
         if path is None or path == STDOUT:
@@ -159,6 +171,8 @@ def check_writable(**paths: str | None) -> None:
             raise InvalidArgument(f"--{option}", path, "a file, not a folder")
         if trouble := files.trouble(path):
             raise InvalidArgument(f"--{option}", path, "a file that can be written", f"{trouble}.")
+        if not files.is_writable(path):
+            raise InvalidArgument(f"--{option}", path, "a file that this user may write")
 
 
 def plain_warnings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -28,6 +29,18 @@ def in_process(monkeypatch, capfd, *command):
         return ended.value.code or 0, out, err
 
     return call
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Be a user who is not root, to whom the rights of a file mean nothing."""
+    before = os.getresuid()
+    if before[0] == 0:
+        os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(*before)
 
 
 def on_a_terminal(monkeypatch, work):

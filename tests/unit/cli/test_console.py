@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, a line now and then elsewhere."""
+"""Progress: a bar on a terminal, a line now and then elsewhere; results, on stdout and in files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from cubatch.cli import console
+from cubatch.errors import InvalidArgument
+from cubatch.report.grid import Grid
 from cubatch.search.walk import Event
 from cubatch.tuning.results import TuningResult
-from tests.unit.commands import on_a_terminal
+from tests.unit.commands import as_nobody, on_a_terminal
 from tests.unit.tuned import tuned
 
 
@@ -175,3 +179,52 @@ def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
         assert json.loads(found["ascii"]) == json.loads(found["utf-8"])
     else:
         assert "–" in found["utf-8"].decode()  # noqa: RUF001 - the dash of an empty cell
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+GRID = Grid(title="what was measured", columns=("batch",), rows=[("64",)])
+
+
+def test_files_that_this_user_may_not_write_are_refused_before_measuring():
+    """One that is there and may only be read, and a new one in such a folder; a device in /dev may be written."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "there.json"
+        file.touch()
+        file.chmod(0o444)
+        Path(place).chmod(0o555)
+        with as_nobody():
+            for path in (file, Path(place) / "new.json"):
+                with pytest.raises(InvalidArgument, match="may write") as caught:
+                    console.check_writable(json=str(path))
+                assert (caught.value.field, caught.value.value) == ("--json", str(path))
+            console.check_writable(json=os.devnull)
+        Path(place).chmod(0o755)
+
+
+def test_a_table_is_shown_where_its_file_cannot_be_written(capfd, tmp_path):
+    """The folder went away while it was measured: the numbers are not lost, and the error names the option once."""
+    with pytest.raises(InvalidArgument) as caught:
+        console.emit([GRID], {"batch": 64}, str(tmp_path / "gone" / "a.json"))
+    assert "what was measured" in capfd.readouterr().out
+    assert str(caught.value).count("must be") == 1
+
+
+def test_a_file_is_written_where_nobody_reads_the_table(monkeypatch, tmp_path):
+    """As behind `head`, which has seen enough."""
+
+    def closed(_):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(console, "_write", closed)
+    file = tmp_path / "a.json"
+    with pytest.raises(BrokenPipeError):
+        console.emit([GRID], {"batch": 64}, str(file))
+    assert json.loads(file.read_text()) == {"batch": 64}
+
+
+def test_what_a_writer_says_of_a_file_is_said_once():
+    """By the option, with the reason that the library found."""
+    with pytest.raises(InvalidArgument) as caught, console.writing("--report", "a.html"):
+        raise InvalidArgument("path", "a.html", "a file that can be written", "Permission denied.")
+    assert str(caught.value) == "--report must be a file that can be written, got 'a.html'. Permission denied."
