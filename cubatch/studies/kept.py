@@ -17,7 +17,8 @@ class Kept:
     Findings by name, which hold for one question under the same conditions.
 
     Args:
-        path: The file. What another question or other conditions left there, or cannot be read, counts as nothing.
+        path: The file. What was found of other questions, or under other conditions, stays there; what cannot be read
+            counts as nothing.
         known: All that a finding depends on.
 
     Example:
@@ -33,12 +34,12 @@ class Kept:
     def __init__(self, path: Path, known: Mapping[str, Any]) -> None:
         self._path, self._known = path, json.loads(json.dumps(plain(known)))  # as it is read back
         self.found: dict[str, Any] = {}
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return
-        if isinstance(kept, dict) and kept.get("known") == self._known and isinstance(kept.get("found"), dict):
-            self.found = kept["found"]
+        self._others: list[dict[str, Any]] = []
+        for one in _read(path):
+            if one["known"] == self._known:
+                self.found = one["found"]
+            else:
+                self._others.append(one)
 
     def keep(self, name: str, finding: Mapping[str, Any]) -> None:
         """
@@ -48,11 +49,25 @@ class Kept:
             InvalidArgument: If the file cannot be written.
         """
         self.found[name] = plain(finding)
-        content = json.dumps({"known": self._known, "found": self.found})
+        content = json.dumps({"known": self._known, "found": self.found, "others": self._others})
         try:
             whole_file.write(self._path, content.encode())
         except OSError as error:
             raise not_writable(self._path.parent, error) from error
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Give what a file has of each question: that which was asked last, and the others."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    others = kept.get("others") if isinstance(kept, dict) else None
+    return [
+        {"known": one["known"], "found": one["found"]}
+        for one in (kept, *(others if isinstance(others, list) else ()))
+        if isinstance(one, dict) and "known" in one and isinstance(one.get("found"), dict)
+    ]
 
 
 def not_writable(folder: Path, error: OSError) -> InvalidArgument:

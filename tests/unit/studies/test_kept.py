@@ -21,14 +21,42 @@ def test_findings_of_the_same_question_come_back(tmp_path):
     assert Kept(path, known).found == {"a": {"seconds": 1.5}, "b": {"seconds": None}}
 
 
+def test_findings_of_other_questions_stay(tmp_path):
+    """A quick look, another seed or another version in between costs nothing of what took hours."""
+    path = tmp_path / "kept.json"
+    for seed in (0, 1, 2):
+        Kept(path, {"seed": seed}).keep("a", {"seconds": seed})
+    Kept(path, {"seed": 1}).keep("b", {"seconds": 9})
+    assert Kept(path, {"seed": 0}).found == {"a": {"seconds": 0}}
+    assert Kept(path, {"seed": 1}).found == {"a": {"seconds": 1}, "b": {"seconds": 9}}
+    assert Kept(path, {"seed": 2}).found == {"a": {"seconds": 2}}
+    assert len(json.loads(path.read_text())["others"]) == 2
+
+
+def test_a_file_of_one_question_is_read_too(tmp_path):
+    """As files were before they held others: it is gone on with, or stays."""
+    path = tmp_path / "kept.json"
+    path.write_text('{"known": {"seed": 0}, "found": {"a": {"seconds": 0}}}')
+    assert Kept(path, {"seed": 0}).found == {"a": {"seconds": 0}}
+    Kept(path, {"seed": 1}).keep("a", {})
+    assert Kept(path, {"seed": 0}).found == {"a": {"seconds": 0}}
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "7", '{"known": {"seed": 0}}', '{"known": {"seed": 0}, "found": []}']
-)
+    "content",
+    [
+        "", "{", "[]", "7", '{"known": {"seed": 0}}', '{"known": {"seed": 0}, "found": []}', '{"found": {"a": {}}}',
+        '{"known": 1, "found": {}, "others": 7}', '{"known": 1, "found": {}, "others": [7, {"known": {"seed": 0}}]}',
+    ],
+)  # fmt: skip
 def test_what_is_no_such_file_counts_as_nothing(tmp_path, content):
-    """Empty, cut off, of another form, or without findings."""
+    """Empty, cut off, of another form, or without findings; it can be written over."""
     path = tmp_path / "kept.json"
     path.write_text(content)
-    assert Kept(path, {"seed": 0}).found == {}
+    kept = Kept(path, {"seed": 0})
+    assert kept.found == {}
+    kept.keep("a", {})
+    assert Kept(path, {"seed": 0}).found == {"a": {}}
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
