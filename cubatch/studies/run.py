@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,7 @@ from cubatch.studies import (
 )
 from cubatch.studies.asked import Asked
 from cubatch.studies.kept import not_writable
+from cubatch.tuning.limits import Limits
 
 SCHEMA = 1
 LEARNING = ("numpy-mnist", "generalisation")
@@ -72,11 +75,15 @@ def run(name: str, asked: Asked, *, command: str) -> dict[str, Any]:
         raise InvalidArgument("study", name, "one of " + ", ".join(STUDIES))
     if asked.data is not None and name not in LEARNING:
         raise InvalidArgument("data", str(asked.data), f"left out: only {joined(LEARNING)} train on images")
+    if asked.budget is not None:
+        Limits.of(None, None, budget=asked.budget)
     try:
         asked.folder.mkdir(exist_ok=True)
     except OSError as error:
         wanted = "a folder that is there or can be made"
         raise InvalidArgument("out", str(asked.folder), wanted, f"{error.strerror or error}.") from error
+    if not os.access(asked.folder, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidArgument("out", str(asked.folder), "a folder that this user may write to")
     chosen = STUDIES[name]
     before, kept = load.snapshot(), _kept(asked.folder)
     answered = chosen.study(attrs.evolve(asked, modes=asked.modes or chosen.MODES))
@@ -89,7 +96,11 @@ def run(name: str, asked: Asked, *, command: str) -> dict[str, Any]:
 
 def _kept(folder: Path) -> dict[str, int]:
     """Give when each file of a folder was written: one that is written while a study runs holds what it measured."""
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    found = {}
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # as of a link that leads nowhere
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:
