@@ -94,7 +94,7 @@ def _memory_rules(payload: Mapping[str, Any]) -> Sequence[Figure]:
     rows = [
         _exact(f"batch {rule['batch_size']}: {rule['name']}", rule["ratio"])
         for rule in payload["rules"]
-        if rule["mode"] == mode
+        if rule["mode"] == mode and rule["ratio"] > 0  # as of the file of a network without parameters
     ]
     title, axis = "Rules of thumb beside what was measured", f"what the rule gives, beside what {mode} took"
     legend = ["● rule", "▬ within 10 %"]

@@ -105,6 +105,16 @@ def test_a_short_run_compares_rules_with_bytes(tmp_path):
     assert measured["training", 1] >= 2 * 4 * parameters  # weights and their gradients
 
 
+@pytest.mark.case("memory-rules")
+def test_a_network_without_parameters_has_a_page_too(tmp_path):
+    """Its file is of 0 bytes, and so is twice of it: on an axis of factors there is no place for 0."""
+    spec = {"name": "relu", "input_shape": [8, 8, 3], "layers": [{"type": "relu"}]}
+    asked = Asked(spec=spec, model="relu", folder=tmp_path, device="cpu", quick=True, modes=("inference",))
+    found = run.run("memory-rules", asked, command="cubatch study memory-rules relu.toml")
+    assert {rule["ratio"] for rule in found["rules"] if rule["name"] == "2x the file"} == {0.0}
+    assert tmp_path / "index.html" in run.write(found, tmp_path)
+
+
 def test_rules_that_nothing_was_measured_beside_say_so():
     """No answer is made up."""
     assert memory_rules._answer([]) == "Not known: nothing was measured."
