@@ -40,7 +40,7 @@ QUESTION = (
 )
 _STEPS = (
     f"A step of training is timed at each batch size, on random images. Where no epoch was trained, {EPOCHS} epochs "
-    f"are what the steps over {SAMPLES} images take, without loading them."
+    "are what the steps over {count} images take, without loading them."
 )
 _TRAINED = (
     "The sizes take turns in training whole epochs on MNIST, those with the shortest epochs first, as many as the "
@@ -67,20 +67,22 @@ def study(asked: Asked) -> dict[str, Any]:
     """
     only_training(asked)
     budget = asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS)
-    sizes = [n for n in (QUICK_SIZES if asked.quick else SIZES) if n <= asked.largest(SIZES[-1])]
     images = None if asked.data is None else files.load_mnist(asked.data)
+    count = SAMPLES if images is None else len(images[0])
+    most = min(asked.largest(SIZES[-1]), count)
+    sizes = [n for n in (QUICK_SIZES if asked.quick else SIZES) if n <= most]
     if images is not None:
         engine.check(as_network(asked.work.spec), images[0], optimizer=asked.optimizer)
     told = situation(asked, budget)
     kept = Kept(asked.folder / KEPT, told.known)
     profiles = _profiled(asked, sizes, budget * (1.0 if images is None else _PROFILES), kept)
     trained = _trained(asked, profiles, budget, kept, images) if images is not None else {}
-    epochs = [_epochs(one, trained.get(one["batch_size"], []), asked) for one in profiles]
+    epochs = [_epochs(one, trained.get(one["batch_size"], []), asked, count) for one in profiles]
     return {
         **told.facts,
         "title": TITLE,
         "question": [QUESTION],
-        "method": [_STEPS, *([] if images is None else [_TRAINED]), _CAUSES, _OTHERS],
+        "method": [_STEPS.format(count=count), *([] if images is None else [_TRAINED]), _CAUSES, _OTHERS],
         "answer": answer(epochs),
         "points": [measured(epochs), *points(profiles)],
         "data": None if asked.data is None else str(asked.data),
@@ -113,12 +115,7 @@ def _trained(
     """Train epochs by turns, those of the shortest first, while the budget holds one; give their seconds by size."""
     work, count = asked.work, len(images[0])
     expected = {one["batch_size"]: count // one["batch_size"] * one["step_seconds"] for one in profiles}
-    turns = [
-        (number, size)
-        for number in range(EPOCHS)
-        for size in sorted(expected, key=lambda size: expected[size])
-        if size <= count
-    ]
+    turns = [(number, size) for number in range(EPOCHS) for size in sorted(expected, key=lambda size: expected[size])]
     done: dict[int, list[float]] = {}
     spent = _PROFILES * budget
     total = min(budget, spent + EPOCHS * sum(expected.values()))
@@ -141,10 +138,10 @@ def _trained(
     return done
 
 
-def _epochs(profile: Mapping[str, Any], trained: Sequence[float], asked: Asked) -> dict[str, Any]:
-    """Say what the epochs take at a size, and how that is known."""
+def _epochs(profile: Mapping[str, Any], trained: Sequence[float], asked: Asked, count: int) -> dict[str, Any]:
+    """Say what the epochs of so many images take at a size, and how that is known."""
     size, causes = profile["batch_size"], profile["causes"]
-    each = sum(trained) / len(trained) if trained else SAMPLES // size * profile["step_seconds"]
+    each = sum(trained) / len(trained) if trained else count // size * profile["step_seconds"]
     return {
         "batch_size": size,
         "seconds": EPOCHS * each,

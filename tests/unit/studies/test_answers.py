@@ -242,7 +242,11 @@ def test_whole_epochs_are_trained_where_the_budget_holds_them(tmp_path, monkeypa
 
 @pytest.mark.case("numpy-mnist")
 def test_a_mean_stands_for_epochs_that_were_not_trained(tmp_path, monkeypatch):
-    """A budget that holds two epochs of the largest batch, by what its steps take: five times their mean."""
+    """
+    A budget that holds two epochs of the largest batch, by what its steps take: five times their mean.
+
+    Sizes that were not trained have as many steps as an epoch of these 800 images, so that all have the same length.
+    """
     steps = {1: 800 * 1.0, 8: 100 * 1.0, 64: 12 * 1.0}
     causes = {"products": 1.0}
 
@@ -260,7 +264,8 @@ def test_a_mean_stands_for_epochs_that_were_not_trained(tmp_path, monkeypatch):
     found = on_mnist(tmp_path, 35.0)
     assert {one["batch_size"]: one["epochs_trained"] for one in found["epochs"]} == {1: 0, 8: 0, 64: 2}
     by_size = {one["batch_size"]: one["seconds"] for one in found["epochs"]}
-    assert by_size == {1: 5 * 60_000, 8: 5 * 7500, 64: 5 * 12.0}
+    assert by_size == {1: 5 * steps[1], 8: 5 * steps[8], 64: 5 * 12.0}
+    assert "the steps over 800 images" in found["method"][0]
 
 
 class Mapped(dict):
