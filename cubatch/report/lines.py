@@ -124,9 +124,11 @@ class Lines:
         if self.log_y:
             decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
             steps = (1, 2, 5) if high / low < 1000 else (1,)  # noqa: PLR2004 - three decades
-            return [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high]
-        step = nice_step(high / _TICKS)
-        return [step * k for k in range(int(high / step) + 1)]
+            found = [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high]
+            if len(found) > 1:  # fewer lie between values that are close
+                return found
+        step = nice_step((high - low) / _TICKS)
+        return [step * k for k in range(math.ceil(low / step), int(high / step) + 1)]
 
     @property
     def legend(self) -> list[str]:
