@@ -55,9 +55,9 @@ def watch(
 def _looks(gpus: Watch, seconds: float, interval: float) -> Iterator[dict[str, Any]]:
     """Look at the GPUs, once at least, until so long has passed."""
     began, looks, passed = time.monotonic(), 0, 0.0
-    while not looks or passed + interval <= seconds:
+    while not looks or passed < seconds:
         if looks:
-            time.sleep(interval)
+            time.sleep(min(interval, seconds - passed))
         seen, looks, passed = gpus.look(), looks + 1, time.monotonic() - began
         yield {"schema": 1, "looks": looks, "seconds": passed, "gpus": [one.to_mapping() for one in seen]}
 

@@ -57,6 +57,26 @@ def test_json_holds_peaks_and_processes(run, library, monkeypatch):
     assert [gpu["gpu"]["uuid"][:3] for gpu in found["gpus"]] == ["GPU", "MIG", "GPU"]
 
 
+def test_it_lasts_as_long_as_was_asked(run, library, monkeypatch):
+    """A look takes its time, of which no interval is left out: with 60 s of both the second look is the last."""
+    clock, slept = [0.0], []
+
+    def monotonic():
+        clock[0] += 0.01
+        return clock[0]
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    monkeypatch.setattr(watch.time, "monotonic", monotonic)
+    code, out, _ = run("watch", "--seconds", 60, "--interval", 60, "--json", "-")
+    found = json.loads(out)
+    assert (code, found["looks"], len(slept)) == (0, 2, 1)
+    assert 60 <= found["seconds"] < 61
+
+
 def test_ctrl_c_keeps_what_was_seen(run, library, monkeypatch, tmp_path):
     """The table and the file are those of all looks; the exit code is that of an interruption."""
     slept = []
