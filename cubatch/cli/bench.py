@@ -215,7 +215,7 @@ def _run(
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu
     from cubatch.engine import conditions
-    from cubatch.errors import DeviceFailed
+    from cubatch.errors import DeviceFailed, InvalidArgument
     from cubatch.hardware import gpu_library
     from cubatch.report.plots import style
 
@@ -225,6 +225,8 @@ def _run(
             raise typer.BadParameter("--plot draws what was timed: leave out --dry-run")
         style.check(plot)
     device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
+    if plot is not None and all(case.roofline_seconds(device) is None for case in found):
+        raise InvalidArgument("--plot", plot, f"left out: it draws shares of peaks, which are not known of {device}")
     copy = failure = None
     if dry_run:
         results = [measure.plan(case, device, variants=variants) for case in found]
@@ -259,11 +261,11 @@ def _run(
         "results": [result.to_mapping() for result in results],
     } | ({} if failure is None else {"failure": str(failure)})
     console.emit([grid], payload, json)
+    if failure is not None:
+        raise failure
     if plot is not None:
         figure.rates(results, plot, title=title)
         console.say(f"wrote {plot}")
-    if failure is not None:
-        raise failure
 
 
 def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:

@@ -10,7 +10,7 @@ import pytest
 
 from cubatch.bench import cases, figure, measure, records, tables, target
 from cubatch.bench.contest import Contest
-from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory
+from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, OutOfMemory
 from cubatch.hardware import catalogue, probe
 from tests.unit.bench.building import GEMM
 from tests.unit.bench_fakes import DEVICE
@@ -196,6 +196,27 @@ def test_a_measured_command_gives_table_json_and_figure(run, tmp_path):
     assert len(facts["results"][0]["entries"][0]["timings"]) == 5
     assert files[1].read_text().startswith("<?xml")
     assert f"wrote {files[1]}" in err
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_gpu_that_fails_is_told_whatever_was_to_be_drawn(run, tmp_path, monkeypatch):
+    """Nothing was timed, so that there is no figure: the error is that of the GPU, with the exit code of a failure."""
+
+    def fail(*_, **__):
+        raise DeviceFailed.by_driver("launching gemm", 700)
+
+    monkeypatch.setattr(measure, "time_case", fail)
+    code, _, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.svg")
+    assert (code, err) == (1, "cubatch: launching gemm failed with CUDA driver status 700\n")
+
+
+def test_shares_of_peaks_that_are_not_known_are_refused_before_timing(run, on_a_gpu, tmp_path, monkeypatch):
+    """A GPU that is in no catalogue may be timed, but not drawn."""
+    riddle = attrs.evolve(DEVICE, live=True, peak_flops_per_second={}, peak_bytes_per_second=None)
+    monkeypatch.setattr(probe, "resolve", lambda name, *, live=True: riddle)
+    code, out, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.svg")
+    assert (code, out, on_a_gpu.launched) == (2, "", [])
+    assert "--plot must be left out" in err
 
 
 @pytest.mark.usefixtures("on_a_gpu")
