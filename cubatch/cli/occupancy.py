@@ -73,7 +73,8 @@ def occupancy(
     from cubatch.report.tables.occupancy import Answer
 
     raw = {"--threads": threads, "--registers": registers, "--shared": shared}
-    _check_options(kernel, raw, blocks=blocks, model=model, layer=layer, batch_size=batch_size, sweep=sweep, plot=plot)
+    of_model = {"--layer": layer, "--batch-size": batch_size, "--input-shape": input_shape, "--classes": classes}
+    _check_options(kernel, raw, of_model, blocks=blocks, model=model, sweep=sweep, plot=plot)
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         style.check(plot)
@@ -124,11 +125,10 @@ def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, asked: str | 
 def _check_options(
     kernel: str | None,
     raw: Mapping[str, object],
+    of_model: Mapping[str, object],
     *,
     blocks: int | None,
     model: str | None,
-    layer: str | None,
-    batch_size: int | None,
     sweep: str | None,
     plot: str | None,
 ) -> None:
@@ -140,8 +140,7 @@ def _check_options(
         raise typer.BadParameter("give a KERNEL, or --threads and --registers (and --shared)")
     for option, value, needed, there in (
         ("--model", model, "a KERNEL, whose tile says how many blocks a layer is", kernel),
-        ("--layer", layer, "--model", model),
-        ("--batch-size", batch_size, "--model", model),
+        *((option, value, "--model", model) for option, value in of_model.items()),
         ("--plot", plot, "--sweep", sweep),
         ("--sweep batch-size", sweep if sweep == "batch-size" else None, "KERNEL and --model", model),
     ):
@@ -149,7 +148,7 @@ def _check_options(
             raise typer.BadParameter(f"{option} needs {needed}")
     if blocks is not None and model is not None:
         raise typer.BadParameter("--blocks and --model exclude each other: a layer says how many blocks it is")
-    if model is not None and batch_size is None and sweep != "batch-size":
+    if model is not None and of_model["--batch-size"] is None and sweep != "batch-size":
         raise typer.BadParameter("--model needs --batch-size, or --sweep batch-size")
 
 

@@ -125,8 +125,8 @@ def autotune(
         from cubatch.tuning.tune_onnxruntime import tune_file
 
         return tune_file(
-            layer_spec, device, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate, goal=goal, limits=limits,
-            memory_limit=memory_limit, store=store, progress=progress,
+            layer_spec, device, devices=devices, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate,
+            goal=goal, limits=limits, memory_limit=memory_limit, store=store, progress=progress,
         )  # fmt: skip
     parts = tune_devices.sharing(devices, device, mode)
     work = Workload.of(
@@ -134,7 +134,7 @@ def autotune(
         recompute=recompute, present=True,
     )  # fmt: skip
     _check_choices(work, goal, isolate=isolate, place=store, progress=progress)
-    tune_devices.check(work, parts)
+    tune_devices.check(work, parts, isolate=isolate)
     room = tune_devices.memory_limit(parts, work.device, memory_limit)
     largest = fit.largest(work, max(1, room.bytes))
 

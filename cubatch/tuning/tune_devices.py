@@ -38,10 +38,15 @@ def sharing(
     return found
 
 
-def check(work: Workload, devices: Sequence[Device] | None) -> None:
-    """Refuse a layer on its own, which has no loss to share."""
-    if devices is not None and as_network(work.spec) is not work.spec:
+def check(work: Workload, devices: Sequence[Device] | None, *, isolate: bool | str) -> None:
+    """Refuse a layer on its own, which has no loss to share, and to do in this process what several share."""
+    if devices is None:
+        return
+    if as_network(work.spec) is not work.spec:
         raise InvalidArgument("layer_spec", work.name, "a network where devices share a training step")
+    if isolate is False:
+        allowed = 'True or "auto" where devices share a step, each in a process of its own'
+        raise InvalidArgument("isolate", isolate, allowed)
 
 
 def memory_limit(devices: Sequence[Device] | None, device: Device, requested: int | str | None) -> MemoryLimit:

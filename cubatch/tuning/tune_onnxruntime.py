@@ -38,6 +38,7 @@ def tune_file(
     spec: object,
     device: Device | str | None,
     *,
+    devices: object,
     mode: str,
     dtype: str,
     recompute: bool,
@@ -58,7 +59,7 @@ def tune_file(
         MissingDependency: If it, or onnx, is not installed.
     """
     path = _path(spec)
-    _check(mode, dtype, goal, recompute=recompute, isolate=isolate)
+    _check(devices, mode, dtype, goal, recompute=recompute, isolate=isolate)
     kept.check_place(store)
     tune.check_progress(progress)
     found = probe.resolve(device, live=True)
@@ -101,10 +102,12 @@ def _path(spec: object) -> Path:
     return Path(spec)
 
 
-def _check(mode: str, dtype: str, goal: Goal, *, recompute: bool, isolate: bool | str) -> None:
+def _check(devices: object, mode: str, dtype: str, goal: Goal, *, recompute: bool, isolate: bool | str) -> None:
     """Refuse what ONNX Runtime does not do."""
     remedy = "ONNX Runtime runs a file as it is, for inference only; autotune_module trains a PyTorch module."
     for_it = f'for library="{LIBRARY}"'
+    if devices is not None:
+        raise InvalidArgument("devices", devices, f"left out {for_it}: devices share steps of training", remedy)
     if mode != "inference":
         raise InvalidArgument("mode", mode, f'"inference" {for_it}', remedy)
     if recompute is not False:

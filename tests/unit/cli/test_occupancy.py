@@ -193,6 +193,8 @@ def test_the_picture_holds_the_cliffs_and_the_marks(monkeypatch, tmp_path):
         ((*NUMBERS, "--batch-size", 4), "--model"),
         ((*NUMBERS, *GO), "KERNEL"),
         ((FPROP, "--layer", "conv1"), "--model"),
+        ((FPROP, "--input-shape", "8,8,3"), "--input-shape needs --model"),
+        ((FPROP, "--classes", 10), "--classes needs --model"),
         ((*NUMBERS, "--plot", "a.png"), "--sweep"),
         ((FPROP, "--sweep", "batch-size"), "--model"),
         ((FPROP, *GO), "--batch-size"),

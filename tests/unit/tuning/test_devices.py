@@ -193,6 +193,7 @@ def test_what_two_devices_gave_is_kept(tmp_path, monkeypatch):
         (SMALL, {"mode": "inference"}, "mode"),
         ({"type": "linear", "k": 4, "c": 8}, {}, "layer_spec"),
         (SMALL, {"devices": 10**6}, "devices"),
+        (SMALL, {"isolate": False}, "isolate"),
         (SMALL, {"devices": TWO, "device": "cpu"}, "device"),
     ],
 )

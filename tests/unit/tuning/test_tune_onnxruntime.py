@@ -21,6 +21,7 @@ def file(tmp_path):
     ("wrong", "field", "text"),
     [
         ({"mode": "training"}, "mode", "autotune_module trains"),
+        ({"devices": 2}, "devices", "left out"),
         ({"dtype": "float16"}, "dtype", "the file has its own"),
         ({"recompute": True}, "recompute", "for inference only"),
         ({"objective": "energy"}, "objective", '"throughput" or "latency"'),
