@@ -106,7 +106,7 @@ def tune(
             batch_sizes=None if batch_sizes is None else whole_numbers("--batch-sizes", batch_sizes),
             predict=[] if predict is None else [name.strip() for name in predict.split(",")],
             prices=None if prices is None else priced(prices),
-            store="refresh" if fresh else str(store) if store is not None else not no_store,
+            store="refresh" if fresh else not no_store if store is None else store,
             progress=lambda name, sentence: lines(f"{name}: {sentence}"),
         )  # fmt: skip
     except InvalidArgument as error:

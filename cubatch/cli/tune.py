@@ -127,7 +127,7 @@ def tune(
                 device=device, mode=mode, objective=objective, tolerance=tolerance, batch_sizes=sizes,
                 max_batch_size=max_batch_size, memory_limit=memory_limit, latency_limit=latency_limit,
                 optimizer=optimizer, budget=seconds,
-                store="refresh" if fresh else str(store) if store is not None else not no_store,
+                store="refresh" if fresh else not no_store if store is None else store,
                 seed=seed, progress=watch,
             )  # fmt: skip
     except KeyboardInterrupt as stop:

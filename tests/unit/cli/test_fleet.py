@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +114,9 @@ def test_a_fleet_that_has_no_answer_is_a_failure(run, monkeypatch, more):
     assert "Test GPU: it is gone" in out
     code, out, _ = run(*ASKED, *more, "--json", "-")
     assert (code, json.loads(out)["devices"][0]["error"]) == (1, "it is gone")
+
+
+def test_a_store_of_any_name_is_a_file(run, fleet):
+    """`refresh` too, which is a word only where it is no path."""
+    run(*ASKED, "--store", "refresh")
+    assert fleet["store"] == Path("refresh")

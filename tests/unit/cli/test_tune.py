@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -65,10 +66,13 @@ def test_quick_and_a_budget_are_refused_by_name(run, autotune, budget):
 
 @pytest.mark.parametrize(
     ("options", "store"),
-    [(["--fresh"], "refresh"), (["--store", "here.db"], "here.db"), (["--no-store"], False), ([], True)],
-)
+    [
+        (["--fresh"], "refresh"), (["--store", "here.db"], Path("here.db")), (["--store", "refresh"], Path("refresh")),
+        (["--no-store"], False), ([], True),
+    ],
+)  # fmt: skip
 def test_the_store_options_become_the_one_store_argument(run, autotune, options, store):
-    """--fresh is store="refresh", a path is a path."""
+    """--fresh is store="refresh", a path is a path, of whatever name."""
     run("tune", "mlp", *options)
 
     assert autotune.options["store"] == store
