@@ -20,11 +20,19 @@ class CallableRunner:
     Args:
         make_step: make_step(n) gives a step of batch size n: a callable without arguments.
         memory_limit: Bytes that PyTorch or CuPy may hold for a step; None for no limit.
+        index: Number of the GPU that is theirs until it is closed; None leaves them the one that they have.
     """
 
-    def __init__(self, make_step: Callable[[int], Callable[[], object]], memory_limit: int | None = None) -> None:
-        self._make_step, self._memory_limit = make_step, memory_limit
+    def __init__(
+        self,
+        make_step: Callable[[int], Callable[[], object]],
+        memory_limit: int | None = None,
+        index: int | None = None,
+    ) -> None:
+        self._make_step, self._memory_limit, self._index = make_step, memory_limit, index
         self._step: Callable[[], object] | None = None
+        self._moved, self._undone = set[str](), contextlib.ExitStack()
+        self._move()
         self.clock = clocks.callable_clock()
 
     @property
@@ -46,6 +54,9 @@ class CallableRunner:
         """Ask for the step of this batch size, after letting go of the step before."""
         self.release()
         step = self._make_step(batch_size)
+        if self._move():  # it imported a library, whose arrays then lie on the GPU that was current
+            del step
+            step = self._make_step(batch_size)
         if not callable(step):
             raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
         self._step = step
@@ -83,8 +94,29 @@ class CallableRunner:
                 cupy.get_default_memory_pool().free_all_blocks()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything; PyTorch and CuPy have the GPU again that was current before."""
         self.release()
+        self._undone.close()
+
+    def _move(self) -> bool:
+        """
+        Make the GPU current in what is loaded by now, whose stream is timed; say whether that is more than before.
+
+        They may share what is current, as the driver does, so that the one that was moved last is moved back first.
+        """
+        if self._index is None:
+            return False
+        torch, cupy = _gpu_libraries()
+        before = len(self._moved)
+        if torch and "torch" not in self._moved:
+            self._undone.callback(torch.cuda.set_device, torch.cuda.current_device())
+            torch.cuda.set_device(self._index)
+            self._moved.add("torch")
+        if cupy and "cupy" not in self._moved:
+            self._undone.callback(cupy.cuda.Device().use)
+            cupy.cuda.Device(self._index).use()
+            self._moved.add("cupy")
+        return len(self._moved) > before
 
 
 def _gpu_libraries() -> tuple[Any, Any]:

@@ -192,7 +192,8 @@ def autotune_callable(
         make_step: make_step(n) prepares a step of batch size n and returns it: a callable without
             arguments that enqueues one step on the current stream.
         max_batch_size: The largest size to try; there is no plan that could know it.
-        device: What the result says it ran on; None is the first GPU, else the CPU.
+        device: Where it runs, CuPy's and PyTorch's current device meanwhile; None leaves them theirs, and the result
+            says the first GPU, else the CPU.
         memory_limit: A step that makes CuPy or PyTorch hold more than this counts as out of memory.
         objective, tolerance, latency_limit, batch_sizes, budget, seed, progress: As for `autotune`.
 
@@ -239,11 +240,12 @@ def autotune_callable(
     check_progress(progress)
     room = hardware_room.memory_limit(found, memory_limit)
     watched = None if memory_limit is None else room.bytes
+    index = None if device is None or found.kind == "cpu" else found.index
     ladder = Ladder(tuple(plain(limits)), None, watched)
     story = stories.of_callable(found, goal, limits, room, ladder)
     measure = functools.partial(
         walk.measure,
-        functools.partial(CallableRunner, make_step, watched),
+        functools.partial(CallableRunner, make_step, watched, index),
         extend=None if limits.batch_sizes else functools.partial(between, steps=ladder.candidates),
     )
     with store.open_run(None, identity={}, conditions={}, budget=budget) as run:

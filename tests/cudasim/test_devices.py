@@ -94,3 +94,27 @@ def test_a_sum_waits_for_what_it_sums():
         os.wait()
     """
     assert python(code, devices="h100,h100", late=True) == "[3.0, 3.0, 3.0, 3.0]"
+
+
+def test_a_callable_is_timed_on_the_gpu_that_is_named():
+    """CuPy's arrays, pool and stream are those of cuda:1, at whatever size; afterwards GPU 0 is current again."""
+    code = """
+    import cupy
+    import cubatch as cb
+
+    seen = set()
+
+    def make_step(n):
+        x, y = cupy.zeros((2, n, 2**20), dtype=cupy.uint8)
+        seen.add((x.device.id, cupy.cuda.Device().id))
+
+        def step():
+            seen.add((x.device.id, cupy.cuda.Device().id))
+            cupy.copyto(y, x)
+
+        return step
+
+    result = cb.autotune_callable(make_step, max_batch_size=4, batch_sizes=[4], device="cuda:1", budget=20)
+    print(sorted(seen), cupy.cuda.Device().id, result.measurements[0].peak_bytes >= 2 * 4 * 2**20)
+    """
+    assert python(code, devices="h100,h100") == "[(1, 1)] 0 True"

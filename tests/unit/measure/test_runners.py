@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import types
@@ -178,6 +179,71 @@ def test_cupys_pool_is_read_and_emptied(monkeypatch):
     assert runner.peak_bytes == 77
     runner.release()
     assert freed
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """Give the current GPU of PyTorch and of CuPy, which share it, as the driver's, where `shared` says so."""
+    now, shared = {"torch": 0, "cupy": 0}, []
+
+    def use(name, index):
+        now.update(dict.fromkeys(now, index) if shared else {name: index})
+
+    class Device:
+        def __init__(self, index=None):
+            self.id = now["cupy"] if index is None else index
+
+        def use(self):
+            use("cupy", self.id)
+
+    torch, pool = fake_torch([0]), types.SimpleNamespace(total_bytes=lambda: 0, free_all_blocks=lambda: None)
+    torch.cuda.current_device, torch.cuda.set_device = lambda: now["torch"], functools.partial(use, "torch")
+    cupy = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_available=lambda: True, Device=Device), get_default_memory_pool=lambda: pool
+    )
+    return types.SimpleNamespace(now=now, shared=shared, torch=torch, cupy=cupy)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_steps_are_made_taken_and_timed_on_the_gpu_that_is_named(monkeypatch, current, shared):
+    """Both libraries have GPU 1 while make_step, the step and the clock run, and GPU 0 again once all is closed."""
+    monkeypatch.setitem(sys.modules, "torch", current.torch)
+    monkeypatch.setitem(sys.modules, "cupy", current.cupy)
+    current.shared.extend([True] * shared)
+    seen = []
+    monkeypatch.setattr(clocks, "callable_clock", lambda: seen.append(dict(current.now)) or clocks.HostClock())
+
+    def make_step(n):
+        seen.append(dict(current.now))
+        return lambda: seen.append(dict(current.now))
+
+    runner = CallableRunner(make_step, index=1)
+    runner.prepare(4)
+    runner.clock.time(runner.step, 1)
+    assert seen == [{"torch": 1, "cupy": 1}] * len(seen)
+    assert len(seen) >= 3
+    runner.close()
+    assert current.now == {"torch": 0, "cupy": 0}
+    CallableRunner(make_step).prepare(4)
+    assert seen[-1] == current.now == {"torch": 0, "cupy": 0}
+
+
+def test_a_step_of_a_library_that_make_step_loads_is_made_anew_on_the_gpu(monkeypatch, current):
+    """What it made while it imported PyTorch lies on GPU 0; the step that counts was made once GPU 1 was current."""
+    made = []
+    monkeypatch.setattr(clocks, "callable_clock", clocks.HostClock)
+
+    def make_step(n):
+        monkeypatch.setitem(sys.modules, "torch", current.torch)
+        place = current.now["torch"]
+        made.append(place)
+        return lambda: made.append(f"step on {place}")
+
+    runner = CallableRunner(make_step, index=1)
+    runner.prepare(4)
+    runner.step()
+    runner.prepare(8)
+    assert made == [0, 1, "step on 1", 1]
 
 
 def test_release_survives_a_broken_gpu(monkeypatch):
