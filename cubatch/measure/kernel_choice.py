@@ -10,6 +10,7 @@ since time follows that number.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -113,15 +114,20 @@ class TimedChoice:
     Chooses the variant of a problem by timing the contenders; a chooser for the engine's Context.
 
     Attributes:
-        clock: Tells the time of a launch.
+        make_clock: Makes what tells the time of a launch.
         winners: Those of earlier runs.
         seconds: What may still be spent on timing; afterwards the nearest winner, else the ranking, decides.
     """
 
-    clock: Clock
+    make_clock: Callable[[], Clock]
     winners: Winners
     seconds: float
     _near: dict[str, dict[int, str]] = attrs.field(factory=dict, init=False)
+
+    @functools.cached_property
+    def clock(self) -> Clock:
+        """Made with the first timing: only then is the GPU sure to be the current device, whose memory it takes."""
+        return self.make_clock()
 
     def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:
         """
@@ -212,6 +218,8 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
     """
     Give the engine what it runs on with our kernels: all compiled, and their choice timed.
 
+    Nothing is taken of the GPU yet, nor of the one that is current meanwhile.
+
     Args:
         device: A GPU of this machine.
         dtype: "float32", "tf32", "float16" or "bfloat16".
@@ -227,7 +235,7 @@ def kernel_context(device: Device, dtype: str, *, seconds: float, path: Path | N
     needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # which only rounds what it multiplies
     launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
     winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
-    chooser = TimedChoice(cupy_kernel_clock(None, _FILLER_BYTES), winners, seconds)
+    chooser = TimedChoice(functools.partial(cupy_kernel_clock, None, _FILLER_BYTES), winners, seconds)
     return Context(device, launcher, chooser, tf32=dtype == "tf32")
 
 
@@ -242,7 +250,7 @@ def kept_choice(device: Device, path: Path | None) -> TimedChoice:
         path: Where they are kept; None is none.
     """
     winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
-    return TimedChoice(HostClock(), winners, seconds=0.0)
+    return TimedChoice(HostClock, winners, seconds=0.0)
 
 
 def usual_context(device: Device, dtype: str = "float32") -> Context | None:

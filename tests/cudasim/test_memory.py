@@ -87,3 +87,21 @@ def test_a_closed_model_leaves_nothing_to_the_next():
             print(POOL.total_bytes())
     """
     assert python(code).split() == ["True", "0", "True", "0"]
+
+
+def test_a_run_on_one_gpu_takes_nothing_of_another():
+    """Neither a model's arrays nor what times its kernels lies on GPU 0, which is current, when GPU 1 was asked for."""
+    code = """
+        from cubatch.hardware import nvml, probe
+        from cubatch.measure.network_runner import network_runner
+        from cubatch.network import models
+        used = [nvml.Monitor(probe.resolve(name).uuid).snapshot for name in ("cuda:0", "cuda:1")]
+        before = [read().used_bytes for read in used]
+        options = {"mode": "training", "dtype": "float32", "optimizer": "sgd", "library": "cubatch"}
+        spec = models.build("mlp").to_mapping()
+        runner = network_runner(spec=spec, device="cuda:1", recompute=False, seed=0, choice_seconds=5.0, **options)
+        runner.prepare(4)
+        runner.step()
+        print([read().used_bytes > bytes for read, bytes in zip(used, before, strict=True)])
+    """
+    assert python(code, devices="h100,h100") == "[False, True]"

@@ -19,7 +19,7 @@ U = UNIT_ROUNDOFF["float32"]
 
 def timed(launcher):
     """A context whose chooser times, and the variants that it tried."""
-    choice, tried = TimedChoice(HostClock(), Winners(None, gpu="", sources=""), 60.0), []
+    choice, tried = TimedChoice(HostClock, Winners(None, gpu="", sources=""), 60.0), []
 
     def watch(problem, device, prepare):
         def note(split):

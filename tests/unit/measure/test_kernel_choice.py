@@ -29,7 +29,7 @@ def winners(path=None, gpu="V100", sources="abc"):
 
 def choice(device, kept=None, seconds=10.0):
     """A choice on a made-up device."""
-    return TimedChoice(device.clock, kept or winners(), seconds)
+    return TimedChoice(lambda: device.clock, kept or winners(), seconds)
 
 
 def taking(*seconds):
@@ -280,12 +280,22 @@ def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, com
     given = []
     launcher = types.SimpleNamespace(compile=given.extend)
     monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device: launcher)
-    monkeypatch.setattr(kernel_choice, "cupy_kernel_clock", lambda *_: None)
     context = kernel_choice.kernel_context(A100, dtype, seconds=1.0, path=None)
     assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
     assert all(kernel.runs_on(80) for kernel in given)
     assert {"batch_norm_apply", "sgd", "gemm_nt"} <= {kernel.operation for kernel in given}
     assert context.tf32 == (dtype == "tf32")
+
+
+def test_the_clock_of_a_choice_is_made_with_its_first_timing():
+    """It takes memory of the current device, which the model's GPU is by then; one clock does for all choices."""
+    device, made = FakeDevice(taking(3e-3, 1e-3)), []
+    chosen = TimedChoice(lambda: made.append(True) or device.clock, winners(), 10.0)
+    chosen(PROBLEM, V100)
+    assert not made
+    chosen(PROBLEM, V100, device.prepare)
+    chosen(attrs.evolve(PROBLEM, m=4 * PROBLEM.m), V100, device.prepare)
+    assert made == [True]
 
 
 def test_training_on_a_cpu_has_no_kernels_and_one_dtype():

@@ -202,7 +202,7 @@ def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
         if (winners := factory.args[0].arguments["winners"]) is not None:
             kept = kernel_choice.Winners(Path(winners), gpu=found.name, sources=kernels_sha256())
             device = FakeDevice({second.name: 1e-3})
-            kernel_choice.TimedChoice(device.clock, kept, seconds=60.0)(problem, found, device.prepare)
+            kernel_choice.TimedChoice(lambda: device.clock, kept, seconds=60.0)(problem, found, device.prepare)
         return measure(factory, steps, **options)
 
     monkeypatch.setattr(tuner.walk, "measure", choosing)
