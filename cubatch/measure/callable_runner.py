@@ -19,7 +19,7 @@ class CallableRunner:
 
     Args:
         make_step: make_step(n) gives a step of batch size n: a callable without arguments.
-        memory_limit: Bytes that PyTorch or CuPy may hold for a step; None for no limit.
+        memory_limit: Bytes that PyTorch and CuPy may hold for a step; None for no limit.
         index: Number of the GPU that is theirs until it is closed; None leaves them the one that they have.
     """
 
@@ -37,13 +37,11 @@ class CallableRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """High water of PyTorch's or CuPy's pools since `prepare`; None with neither."""
+        """High water of PyTorch's and CuPy's pools since `prepare`; None with neither."""
         torch, cupy = _gpu_libraries()
-        if torch:
-            return int(torch.cuda.max_memory_reserved())
-        if cupy:
-            return int(cupy.get_default_memory_pool().total_bytes())
-        return None
+        held = [int(torch.cuda.max_memory_reserved())] if torch else []
+        held += [int(cupy.get_default_memory_pool().total_bytes())] if cupy else []
+        return sum(held) if held else None
 
     @property
     def peak_device_bytes(self) -> int | None:

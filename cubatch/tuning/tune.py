@@ -194,7 +194,7 @@ def autotune_callable(
         max_batch_size: The largest size to try; there is no plan that could know it.
         device: Where it runs, CuPy's and PyTorch's current device meanwhile; None leaves them theirs, and the result
             says the first GPU, else the CPU.
-        memory_limit: A step that makes CuPy or PyTorch hold more than this counts as out of memory.
+        memory_limit: A step that makes CuPy and PyTorch hold more than this counts as out of memory.
         objective, tolerance, latency_limit, batch_sizes, budget, seed, progress: As for `autotune`.
 
     Returns:

@@ -181,6 +181,24 @@ def test_cupys_pool_is_read_and_emptied(monkeypatch):
     assert freed
 
 
+def test_what_both_libraries_hold_counts(monkeypatch):
+    """A step of CuPy's is over the limit though PyTorch, which is loaded too, holds next to nothing."""
+    held, freed = [0], []
+    pool = types.SimpleNamespace(total_bytes=lambda: held[0], free_all_blocks=lambda: freed.append(True))
+    cupy = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_available=lambda: True), get_default_memory_pool=lambda: pool
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake_torch([20]))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(clocks, "callable_clock", clocks.HostClock)
+    runner = CallableRunner(lambda n: lambda: held.__setitem__(0, 400 * n), memory_limit=1000)
+    runner.prepare(2)
+    assert runner.peak_bytes == 820
+    with pytest.raises(OutOfMemory) as caught:
+        runner.prepare(3)
+    assert caught.value.needed_bytes == 1220
+
+
 @pytest.fixture
 def current(monkeypatch):
     """Give the current GPU of PyTorch and of CuPy, which share it, as the driver's, where `shared` says so."""
