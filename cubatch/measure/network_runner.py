@@ -29,16 +29,19 @@ class NetworkRunner:
         clock: How its time is told.
         monitor: Reads what the process holds of the GPU; None on a CPU.
         meter: Reads what the process has taken of main memory since before there was a model; None on a GPU.
+        learns: Whether what the process holds of the GPU beside the model is there for it alone: the most of it is kept
+            for the limits of later runs.
 
     Attributes:
         model, clock: As given.
     """
 
     def __init__(
-        self, model: Model, clock: Clock, monitor: Monitor | None = None, meter: ResidentMeter | None = None
-    ) -> None:
+        self, model: Model, clock: Clock, monitor: Monitor | None = None, meter: ResidentMeter | None = None, *,
+        learns: bool = False,
+    ) -> None:  # fmt: skip
         self.clock = clock
-        self.model, self._monitor, self._meter = model, monitor, meter
+        self.model, self._monitor, self._meter, self._learns = model, monitor, meter, learns
         self._launch: dict[str, Any] | None = None
 
     @property
@@ -64,8 +67,7 @@ class NetworkRunner:
 
     def prepare(self, batch_size: int) -> None:
         """Lay out memory for the batch and fill it with random data."""
-        self._launch = self.launch
-        self.model.release()
+        self.release()
         if self._meter is not None:
             self._meter.restart()
         self.model.prepare(batch_size)
@@ -78,13 +80,13 @@ class NetworkRunner:
     def release(self) -> None:
         """Give the batch's memory back, pools included; what a GPU gave beside it is kept for the next limit."""
         self._launch = self.launch
-        if self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()) is not None:
+        if self._learns and self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()):
             reserve.keep(self.model.device, held - self.model.held_bytes)
         self.model.release()
 
     def close(self) -> None:
         """Give everything back."""
-        self._launch = self.launch
+        self.release()
         self.model.close()
 
 
@@ -114,8 +116,10 @@ def network_runner(
         exchange: Makes it one rank of a data parallel run; None: it runs alone.
     """
     found = probe.resolve(device)
-    meter, context = ResidentMeter(), None
+    meter, context, monitor = ResidentMeter(), None, clocks.monitor_of(found.uuid)
     meter.start()
+    # In a user's process arrays of others may lie there, and in a rank what sums: which of it is whose nobody tells.
+    learns = monitor is not None and not monitor.process_bytes()
     if library == "cubatch":
         path = None if winners is None else Path(winners)
         context = kernel_choice.kernel_context(found, dtype, seconds=choice_seconds, path=path)
@@ -131,4 +135,4 @@ def network_runner(
         model = DataParallel(resolved, exchange=exchange, **options)
     if found.kind == "cpu":
         return NetworkRunner(model, clocks.HostClock(), meter=meter)
-    return NetworkRunner(model, clocks.cupy_clock(found.uuid), clocks.monitor_of(found.uuid))
+    return NetworkRunner(model, clocks.cupy_clock(found.uuid), monitor, learns=learns)

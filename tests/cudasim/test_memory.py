@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cudasim.simulation import NEEDS, cubatch, python
 
 pytestmark = NEEDS
@@ -47,26 +49,36 @@ def test_what_a_driver_would_let_spill_is_refused():
     assert python(PREPARE, faults=f"spill,memory:{2048 * MIB}") == "True True\nstepped"
 
 
-def test_what_a_process_takes_beside_its_arrays_is_kept():
+BESIDE = """
+    import cupy, pathlib, tempfile
+    from cubatch.hardware import probe, reserve, room
+    reserve.folder = lambda folder=pathlib.Path(tempfile.mkdtemp()): folder
+    from cubatch.measure.network_runner import network_runner
+    from cubatch.network import models
+    before = room.memory_limit(probe.resolve("cuda")).reserve_bytes
+    theirs = cupy.zeros({theirs}, dtype=cupy.uint8)
+    options = {{"mode": "training", "dtype": "float32", "optimizer": "sgd", "library": "im2col"}}
+    spec = models.build("mlp").to_mapping()
+    runner = network_runner(spec=spec, device="cuda:0", recompute=False, seed=0, **options)
+    runner.prepare(4)
+    runner.step()
+    runner.{ends}
+    print(before >> 20, room.memory_limit(probe.resolve("cuda")).reserve_bytes >> 20)
+"""
+
+
+@pytest.mark.parametrize("ends", ["close()", "prepare(8)", "release()"])
+def test_what_a_process_takes_beside_its_arrays_is_kept(ends):
     """The simulated context of 512 MiB, which the rule took for less; the limit of the next run follows it."""
-    code = """
-        import json, os, pathlib, tempfile
-        from cubatch.hardware import probe, reserve, room
-        reserve.folder = lambda folder=pathlib.Path(tempfile.mkdtemp()): folder
-        from cubatch.measure.network_runner import network_runner
-        from cubatch.network import models
-        before = room.memory_limit(probe.resolve("cuda")).reserve_bytes
-        options = {"mode": "training", "dtype": "float32", "optimizer": "sgd", "library": "im2col"}
-        spec = models.build("mlp").to_mapping()
-        runner = network_runner(spec=spec, device="cuda:0", recompute=False, seed=0, **options)
-        runner.prepare(4)
-        runner.step()
-        runner.release()
-        print(before >> 20, room.memory_limit(probe.resolve("cuda")).reserve_bytes >> 20)
-    """
-    before, after = map(int, python(code).split())
+    before, after = map(int, python(BESIDE.format(ends=ends, theirs=0)).split())
     assert before != after
     assert 512 <= after < 600
+
+
+def test_what_somebody_else_took_in_the_process_is_not_kept():
+    """128 MiB of a user's array, there before the model was: whose the rest is cannot be told, so the rule stays."""
+    before, after = map(int, python(BESIDE.format(ends="close()", theirs=128 * MIB)).split())
+    assert before == after
 
 
 def test_a_closed_model_leaves_nothing_to_the_next():

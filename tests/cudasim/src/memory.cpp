@@ -21,7 +21,7 @@ constexpr uint64_t CONTEXT_BYTES = 512ull << 20;  // what a context takes, about
 
 std::map<uintptr_t, Block> blocks;
 std::map<uintptr_t, uint64_t> pinned;
-std::map<int, uint64_t> taken;
+std::map<int, uint64_t> taken;  // of each device that anything was taken of
 uint64_t num_allocations = 0;
 int opened = 0;
 
@@ -31,7 +31,7 @@ bool is_within(uintptr_t start, uint64_t size, const void* pointer, uint64_t byt
 
 }  // namespace
 
-uint64_t used_bytes(int device) { return CONTEXT_BYTES + taken[device]; }
+uint64_t used_bytes(int device) { return CONTEXT_BYTES + (taken.count(device) ? taken[device] : 0); }
 
 int allocate(void** address, uint64_t size) {
   Guard guard(lock);
@@ -229,6 +229,10 @@ API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
 API uint64_t cudasim_used_bytes(int device) {
   Guard guard(lock);
   return used_bytes(device);
+}
+API bool cudasim_is_held(int device) {
+  Guard guard(lock);
+  return taken.count(device);
 }
 API uint64_t cudasim_total_bytes(int device) { return total_bytes(device); }
 API bool cudasim_planted(const char* name, const char* of) { return planted(name, of); }

@@ -13,6 +13,7 @@
 extern "C" {  // the simulated driver's: kernels.cpp, memory.cpp
 uint64_t cudasim_used_bytes(int device);
 uint64_t cudasim_total_bytes(int device);
+bool cudasim_is_held(int device);
 bool cudasim_planted(const char* name, const char* of);
 const char* cudasim_name(int device);
 int cudasim_num_devices();
@@ -122,7 +123,8 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(Handle handle, unsigned* count, 
     unsigned gpu_instance, compute_instance;
   };
   const unsigned room = *count;
-  *count = 1;
+  *count = cudasim_is_held(device_of(handle));  // by this process, from its first allocation on
+  if (!*count) return state(false);
   if (!to || room < 1) return INSUFFICIENT_SIZE;
   *(Process*)to = {(unsigned)getpid(), cudasim_used_bytes(device_of(handle)), 0xffffffff, 0xffffffff};
   return state(false);

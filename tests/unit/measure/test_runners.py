@@ -11,10 +11,10 @@ import weakref
 import pytest
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
-from cubatch.hardware import probe
+from cubatch.hardware import probe, reserve
 from cubatch.measure import clocks
 from cubatch.measure.callable_runner import CallableRunner
-from cubatch.measure.network_runner import network_runner
+from cubatch.measure.network_runner import NetworkRunner, network_runner
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import parts
 from cubatch.network import models
@@ -76,6 +76,23 @@ def test_what_cannot_be_run_is_refused_when_the_runner_is_built():
     if not [device for device in probe.devices() if device.kind == "cuda"]:
         with pytest.raises(DeviceNotAvailable):
             network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS | {"device": "cuda:7"})
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_what_a_gpu_gave_beside_a_batch_is_kept_whenever_the_batch_goes(monkeypatch, learns):
+    """700 bytes by NVML, 100 of them the model's: for the next size and at the end, not only after a failure."""
+    kept = []
+    monkeypatch.setattr(reserve, "keep", lambda device, size: kept.append((device, size)))
+    model = types.SimpleNamespace(
+        device="the GPU", plan=None, held_bytes=100, launch=None, load_random=lambda: None, release=lambda: None,
+        close=lambda: None, prepare=lambda n: setattr(model, "plan", n),
+    )  # fmt: skip
+    runner = NetworkRunner(model, clocks.HostClock(), types.SimpleNamespace(process_bytes=lambda: 700), learns=learns)
+    runner.prepare(4)
+    assert kept == []
+    runner.prepare(8)
+    runner.close()
+    assert kept == [("the GPU", 600)] * 2 * learns
 
 
 # --- callables -----------------------------------------------------------------------------------------------
