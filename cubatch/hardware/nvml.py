@@ -84,14 +84,22 @@ class Monitor:
                 ),
                 "utilization_percent": None if load is None else float(load.gpu),
             }
-        if memory is not None:
-            board |= {"free_bytes": memory.free, "used_bytes": memory.used, "total_bytes": memory.total}
-        return Snapshot(**board)
+        return Snapshot(**board, **_sizes(memory))
+
+    def memory(self) -> Snapshot:
+        """Read the device memory alone; None of each where NVML fails: a GPU is of use without it."""
+        return Snapshot(**_sizes(self._told(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)))
 
     def free_bytes(self) -> int | None:
         """Read how much device memory nobody holds; None where NVML fails: it is read in the middle of a visit."""
-        memory = self._told(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
-        return None if memory is None else int(memory.free)
+        return self.memory().free_bytes
+
+    def power_limit_watts(self) -> float | None:
+        """Read the limit in force; None on a MIG device, and where NVML fails: a GPU is of use without it."""
+        if self.is_mig:
+            return None
+        limit = self._told(self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
+        return None if limit is None else limit / 1000
 
     def pace(self) -> Pace:
         """
@@ -295,6 +303,11 @@ def _asked(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
 
 def _failure(operation: str, error: Any) -> DeviceFailed:
     return DeviceFailed(operation, f"NVML status {error.value} ({type(error).__name__})", "See nvidia-smi.")
+
+
+def _sizes(memory: Any) -> dict[str, Any]:
+    """Name what NVML's record of memory says; nothing of none."""
+    return {} if memory is None else {f"{name}_bytes": int(getattr(memory, name)) for name in ("free", "used", "total")}
 
 
 def _throttling(event_reasons: int) -> tuple[str, ...]:

@@ -228,8 +228,8 @@ def _tensor_cores(compute_capability: tuple[int, int]) -> bool | None:
 
 def _power_limit(uuid: str) -> float | None:
     try:
-        return nvml.Monitor(uuid).snapshot().power_limit_watts
-    except DeviceNotAvailable:
+        return nvml.Monitor(uuid).power_limit_watts()
+    except (DeviceNotAvailable, DeviceFailed):  # the driver lists it, and it works without NVML
         return None
 
 

@@ -6,7 +6,7 @@ import os
 
 import attrs
 
-from cubatch.errors import DeviceNotAvailable, InvalidArgument
+from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument
 from cubatch.hardware import device_file, host, nvml, reserve
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml_records import named
@@ -129,9 +129,9 @@ def _read(uuid: str) -> tuple[int | None, str]:
     """Read what is free on a GPU, and who else holds much of it; None where NVML does not tell."""
     try:
         monitor = nvml.Monitor(uuid)
-        seen = monitor.snapshot()
-    except DeviceNotAvailable:
+    except (DeviceNotAvailable, DeviceFailed):
         return None, ""
+    seen = monitor.memory()
     processes = monitor.processes()
     own = sum(process.used_bytes or 0 for process in processes if process.pid == os.getpid())
     held = (seen.used_bytes or 0) - own

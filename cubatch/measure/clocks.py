@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from cubatch.errors import CubatchError, DeviceNotAvailable
+from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import driver, gpu_library, host
 from cubatch.measure.runner import Reading
 
@@ -185,12 +185,12 @@ def _uuid_of(index: int) -> str | None:
 
 
 def monitor_of(uuid: str | None) -> Monitor | None:
-    """Open NVML for a GPU; None where NVML is missing or does not list it."""
+    """Open NVML for a GPU; None where NVML is missing, does not list it, or fails."""
     from cubatch.hardware.nvml import Monitor
 
     try:
         return None if uuid is None else Monitor(uuid)
-    except DeviceNotAvailable:  # no NVML in this container, or a GPU it does not list: time all the same
+    except (DeviceNotAvailable, DeviceFailed):  # no NVML in this container, or a GPU it loses: time all the same
         return None
 
 

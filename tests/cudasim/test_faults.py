@@ -56,7 +56,7 @@ TUNED = (
     Row("tensor-map", survives=True, options=("--dtype", "float16")),  # other variants take their place
     Row("nvml:none", survives=True),
     Row("nvml:slow", survives=True),
-    Row("nvml:unknown", survives=False, says=("nvmlDeviceGetMemoryInfo failed with NVML status 999",)),
+    Row("nvml:unknown", survives=True),
     Row("mig", survives=True),
 )
 
@@ -76,7 +76,7 @@ def test_tuning_loses_what_a_fault_must_cost(row):
     # "dropped" is measured, too, and clearly slower.
     said = sorted("ok" if m["status"] == "dropped" else m["status"] for m in found.values())
     assert said == sorted(row.says)
-    has_clock = row.fault not in ("nvml:none", "mig")
+    has_clock = row.fault not in ("nvml:none", "nvml:unknown", "mig")
     assert all((m["sm_clock_mhz"] is not None) == has_clock for m in found.values() if m["timings_seconds"])
 
 
@@ -152,7 +152,7 @@ def test_launches_that_block_name_the_kernel_themselves():
     assert "launched before" not in found["failure"]
 
 
-@pytest.mark.parametrize("fault", ["oom:12", "nvml:none", "nvml:slow", "mig"])
+@pytest.mark.parametrize("fault", ["oom:12", "nvml:none", "nvml:unknown", "nvml:slow", "mig"])
 def test_the_bench_survives(fault):
     """Our kernel is right and timed; what NVML does not tell is left out."""
     status, found, said = bench(*BENCH, "--pass", "fprop", fault=fault)

@@ -28,12 +28,12 @@ def gpus(monkeypatch):
                     raise DeviceNotAvailable(uuid, "no NVML")
                 assert uuid in {gpu.uuid for gpu in found}
 
-            def snapshot(self):
+            def memory(self):
                 used_bytes = None if total_bytes is None else total_bytes - free_bytes
-                return Snapshot(
-                    free_bytes=free_bytes, used_bytes=used_bytes, total_bytes=total_bytes,
-                    power_limit_watts=power_limit_watts,
-                )  # fmt: skip
+                return Snapshot(free_bytes=free_bytes, used_bytes=used_bytes, total_bytes=total_bytes)
+
+            def power_limit_watts(self):
+                return power_limit_watts
 
             def driver_version(self):
                 return "580.95.05"

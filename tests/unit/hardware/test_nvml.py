@@ -11,7 +11,7 @@ import pytest
 
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
 from cubatch.hardware.nvml import Monitor
-from cubatch.hardware.nvml_records import Pace, Vitals
+from cubatch.hardware.nvml_records import Pace, Snapshot, Vitals
 from cubatch.measure.records import Timing
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -93,6 +93,17 @@ def test_a_snapshot_is_in_the_units_it_names(nvml):
     assert (seen.temperature_celsius, seen.utilization_percent) == (61.0, 97.0)
     assert ("nvmlDeviceGetHandleByUUID", (GPU,)) in nvml.calls
     assert ("nvmlDeviceGetClockInfo", ("handle", pynvml.NVML_CLOCK_SM)) in nvml.calls
+
+
+def test_one_fact_takes_one_call(nvml):
+    """Of a snapshot's eight any may fail for reasons of its own: the limit in watts, and the memory, are read alone."""
+    monitor = Monitor(GPU)
+    nvml.calls.clear()
+
+    assert monitor.power_limit_watts() == 700.0
+    assert monitor.memory() == Snapshot(free_bytes=6, used_bytes=4, total_bytes=10)
+    assert [name for name, _ in nvml.calls] == ["nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetMemoryInfo"]
+    assert Monitor(MIG).power_limit_watts() is None
 
 
 def test_energy_is_in_joules():
@@ -248,6 +259,8 @@ def test_no_nvml_error_ends_a_measurement(nvml, error):
     assert monitor.energy_joules() is None
     assert monitor.process_bytes(7) is None
     assert monitor.free_bytes() is None
+    assert monitor.memory() == Snapshot()
+    assert monitor.power_limit_watts() is None
 
 
 def test_vitals_take_four_calls_and_are_in_the_units_they_name(nvml):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 
+import pynvml
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import catalogue, host, probe
+from cubatch.hardware import catalogue, driver, host, probe
+from cubatch.hardware import nvml as nvml_module
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
+from cubatch.hardware.nvml import Monitor
 from cubatch.hardware.nvml_records import Process
+from tests.nvml import Gpu, Library
 from tests.unit.hardware.gpus import GIB, V100
 
 pytestmark = pytest.mark.usefixtures("gpus")  # whatever this machine has
@@ -113,6 +117,28 @@ def test_without_a_reading_the_capacity_is_taken_and_said(gpus, nvml):
 
     assert found.free_bytes == V100.memory_bytes
     assert "not known" in found.note
+
+
+STARTS = {"nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"}
+
+
+@pytest.mark.parametrize(
+    "function",
+    sorted(STARTS | {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTemperature"}),
+)
+def test_a_query_that_nvml_fails_at_costs_what_it_tells_and_no_more(monkeypatch, function):
+    """By a status that nobody expects: the GPU is a device, and what is free of it is known by all other queries."""
+    monkeypatch.setattr(driver, "visible_gpus", lambda: (V100,))
+    monkeypatch.setattr(nvml_module, "Monitor", Monitor)
+    library = Library(Gpu(uuid=V100.uuid, total=16 * GIB, used=6 * GIB, limit=250_000)).install(monkeypatch)
+    library.failing[function] = pynvml.NVML_ERROR_UNKNOWN
+
+    gpu = probe.device()
+    found = hardware_room.memory_limit(gpu)
+
+    assert gpu.power_limit_watts == (None if function in STARTS | {"nvmlDeviceGetEnforcedPowerLimit"} else 250.0)
+    is_unknown = function in STARTS | {"nvmlDeviceGetMemoryInfo"}
+    assert found.free_bytes == (V100.memory_bytes if is_unknown else 10 * GIB)
 
 
 def test_a_gpu_that_is_elsewhere_is_taken_to_be_empty():

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from cubatch.errors import DeviceNotAvailable
+from cubatch.errors import DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import host, nvml
 from cubatch.hardware.nvml_records import Vitals
 from cubatch.measure import clocks
@@ -257,11 +257,12 @@ def test_a_gpu_that_no_driver_of_nvidias_lists_is_timed_all_the_same(libraries, 
 
 
 def test_a_gpu_that_nvml_does_not_list_has_no_monitor(monkeypatch):
-    """No uuid, or no NVML: timing goes on without it."""
+    """No uuid, no NVML, or one that fails: timing goes on without it."""
     assert clocks.monitor_of(None) is None
+    for error in (DeviceNotAvailable("GPU-1", "NVML does not list it"), DeviceFailed("nvmlInit", "NVML status 999")):
 
-    def refuse(uuid):
-        raise DeviceNotAvailable(uuid, "NVML does not list it")
+        def refuse(uuid, error=error):
+            raise error
 
-    monkeypatch.setattr(nvml, "Monitor", refuse)
-    assert clocks.monitor_of("GPU-1") is None
+        monkeypatch.setattr(nvml, "Monitor", refuse)
+        assert clocks.monitor_of("GPU-1") is None
