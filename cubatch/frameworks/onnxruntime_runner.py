@@ -15,6 +15,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware import probe
 from cubatch.measure import clocks
 from cubatch.measure.memory_meter import Meter, ProcessMeter, ResidentMeter
+from cubatch.measure.runner import Clock
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _SILENT = 4  # only what ends the process: everything else is raised, too
@@ -40,6 +41,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
         meter: Reads what a step takes.
+        clock: Tells the time of steps, and what is free of the device.
 
     Raises:
         InvalidSpec: If the file is none that can be run at any batch size.
@@ -48,8 +50,9 @@ class OnnxRuntimeRunner(BoundedRunner):
     """
 
     def __init__(
-        self, path: Path, kind: str, index: int, threads: int | None, memory_limit: int, seed: int, meter: Meter
-    ) -> None:
+        self, path: Path, kind: str, index: int, threads: int | None, memory_limit: int, seed: int, meter: Meter,
+        clock: Clock,
+    ) -> None:  # fmt: skip
         self._ort = _onnxruntime()
         self._provider = PROVIDERS[kind]
         if kind == "cuda":
@@ -58,7 +61,7 @@ class OnnxRuntimeRunner(BoundedRunner):
             raise self._without_cuda()
         self._graph = OnnxGraph(path)
         own_bytes = len(self._graph.rewritten or b"")
-        super().__init__(clocks.HostClock(), meter, memory_limit, self._graph.dtype, own_bytes)
+        super().__init__(clock, meter, memory_limit, self._graph.dtype, own_bytes)
         self._path, self._kind, self._index, self._threads, self._seed = path, kind, index, threads, seed
         self._is_loaded = False
 
@@ -189,8 +192,10 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
 def runner(*, path: str, device: str, threads: int | None, memory_limit: int, seed: int) -> OnnxRuntimeRunner:
     """Make the runner that a worker process is asked for; `device` is a `Device.address`."""
     found = probe.resolve(device)
-    meter = ResidentMeter() if found.kind == "cpu" else ProcessMeter(clocks.monitor_of(found.uuid))
-    return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter)
+    monitor = clocks.monitor_of(found.uuid)
+    meter = ResidentMeter() if found.kind == "cpu" else ProcessMeter(monitor)
+    clock = clocks.HostClock() if found.kind == "cpu" else clocks.GpuHostClock(monitor)
+    return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter, clock)
 
 
 def _onnxruntime() -> Any:

@@ -88,7 +88,24 @@ class TorchHostClock(HostClock):
         return min(blocks) * 1e-9 / REFERENCES
 
 
-class EventClock(HostClock):
+class GpuHostClock(HostClock):
+    """
+    The host's clock, for steps on a GPU that return when it is done.
+
+    Args:
+        monitor: Reads the GPU's state; None where NVML does not know it.
+    """
+
+    def __init__(self, monitor: Monitor | None) -> None:
+        super().__init__()
+        self._monitor = monitor
+
+    def free_bytes(self) -> int | None:
+        """Bytes of the GPU's own memory that nobody holds, by NVML: CUDA may count what it would move out of it."""
+        return self._monitor.free_bytes() if self._monitor else None
+
+
+class EventClock(GpuHostClock):
     """
     CUDA events of CuPy or PyTorch around the steps, and what NVML tells of the GPU meanwhile.
 
@@ -104,12 +121,8 @@ class EventClock(HostClock):
         elapsed_seconds: Callable[[Any, Any], float],
         monitor: Monitor | None,
     ) -> None:
-        super().__init__()
-        self._make_event, self._elapsed_seconds, self._monitor = make_event, elapsed_seconds, monitor
-
-    def free_bytes(self) -> int | None:
-        """Bytes of the GPU's own memory that nobody holds, by NVML: CUDA may count what it would move out of it."""
-        return self._monitor.free_bytes() if self._monitor else None
+        super().__init__(monitor)
+        self._make_event, self._elapsed_seconds = make_event, elapsed_seconds
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         """
@@ -207,7 +220,7 @@ FILLER_BYTES = 1 << 28
 """Size of each of the two arrays whose copy is the other work: it lasts many times as long as starting it."""
 
 
-class KernelClock(HostClock):
+class KernelClock(GpuHostClock):
     """
     CUDA events around steps that the device runs without waiting for the host.
 
@@ -227,9 +240,9 @@ class KernelClock(HostClock):
         monitor: Monitor | None,
         host_seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__()
+        super().__init__(monitor)
         self._make_event, self._elapsed_seconds, self._occupy = make_event, elapsed_seconds, occupy
-        self._monitor, self._host_seconds = monitor, host_seconds
+        self._host_seconds = host_seconds
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         """Time `repeats` steps back to back on the device, fewer where the stream does not hold so many."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from cubatch.errors import DeviceNotAvailable, OutOfMemory, is_out_of_memory
 from cubatch.frameworks import onnxruntime_runner
 from cubatch.frameworks.onnx_graph import Input
 from cubatch.frameworks.onnxruntime_runner import OnnxRuntimeRunner, drawn
+from cubatch.hardware import host
+from cubatch.hardware.facts import Device
 
 
 def of(dtype, *, values=None, holds_batch=True):
@@ -109,7 +113,7 @@ def made(monkeypatch, tmp_path):
 
     def make(runtime, kind="cpu"):
         monkeypatch.setattr(onnxruntime_runner, "_onnxruntime", lambda: runtime)
-        return OnnxRuntimeRunner(tmp_path / "m.onnx", kind, 1, 6, 1000, 0, None)
+        return OnnxRuntimeRunner(tmp_path / "m.onnx", kind, 1, 6, 1000, 0, None, None)
 
     return make
 
@@ -152,3 +156,17 @@ def test_it_does_not_fall_back_on_the_cpu(made, there):
     """Neither where the wheel has no CUDA nor where its libraries cannot be loaded."""
     with pytest.raises(DeviceNotAvailable, match="onnxruntime-gpu"):
         made(Runtime("", there), "cuda").results({})
+
+
+def test_what_is_free_is_read_of_the_device_that_runs(made, monkeypatch):
+    """Steps that take far longer are held against that: 10 bytes of a GPU by NVML, 77 of main memory."""
+    monkeypatch.setattr(onnxruntime_runner.clocks, "monitor_of", lambda _: SimpleNamespace(free_bytes=lambda: 10))
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 77)
+    free = {}
+    for kind in ("cpu", "cuda"):
+        found = Device(name="here", kind=kind)
+        monkeypatch.setattr(onnxruntime_runner.probe, "resolve", lambda _, found=found: found)
+        made(Runtime(there=onnxruntime_runner.PROVIDERS.values()))
+        made_here = onnxruntime_runner.runner(path="m.onnx", device=kind, threads=None, memory_limit=1000, seed=0)
+        free[kind] = made_here.clock.free_bytes()
+    assert free == {"cpu": 77, "cuda": 10}

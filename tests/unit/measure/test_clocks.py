@@ -13,7 +13,7 @@ from cubatch.errors import DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import host, nvml
 from cubatch.hardware.nvml_records import Vitals
 from cubatch.measure import clocks
-from cubatch.measure.clocks import EventClock, HostClock
+from cubatch.measure.clocks import EventClock, GpuHostClock, HostClock
 from tests.nvml import SLICE, UUID, Gpu, Library, a_slice
 
 
@@ -127,8 +127,9 @@ def test_free_memory_is_the_devices_own(monkeypatch):
     """NVML's free bytes of a GPU, nothing where it is not there; of a host what could be taken without swapping."""
     gpu = FakeGpu()
     Library(Gpu(total=80, used=17)).install(monkeypatch)
-    assert EventClock(gpu.event, gpu.elapsed, nvml.Monitor(UUID)).free_bytes() == 63
-    assert EventClock(gpu.event, gpu.elapsed, None).free_bytes() is None
+    for monitor, free in ((nvml.Monitor(UUID), 63), (None, None)):
+        assert EventClock(gpu.event, gpu.elapsed, monitor).free_bytes() == free
+        assert GpuHostClock(monitor).free_bytes() == free
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 12345)
     assert HostClock().free_bytes() == 12345
 
