@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from cubatch.errors import DeviceFailed, MissingDependency, UnsupportedVersion, is_out_of_memory
+from cubatch.errors import (
+    CubatchError,
+    DeviceFailed,
+    MissingDependency,
+    OutOfMemory,
+    UnsupportedVersion,
+    is_out_of_memory,
+)
 
 CUPY_RELEASES = (13, 14)
 CUDA_RELEASES = (12, 13)
@@ -46,13 +53,13 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
 @contextlib.contextmanager
 def translating(operation: str) -> Iterator[None]:
     """
-    Raise CuPy's errors as ours, but for those about memory.
+    Raise CuPy's errors as ours, and any library's want of memory.
 
     Args:
         operation: What is done, as the beginning of a sentence.
 
     Raises:
-        DeviceFailed: In the place of CuPy's error.
+        OutOfMemory, DeviceFailed: In the place of the library's error.
 
     Example:
         >>> with translating("waiting for the GPU"):  # doctest: +SKIP
@@ -60,9 +67,13 @@ def translating(operation: str) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, CubatchError):  # ours, which says more
+            raise
+        if is_out_of_memory(error):
+            raise OutOfMemory(operation) from error
         known = getattr(sys.modules.get("cupy_backends.cuda.api.runtime"), "CUDARuntimeError", None)
-        if known is None or not isinstance(error, known) or is_out_of_memory(error):
+        if known is None or not isinstance(error, known):
             raise
         status = int(error.status)
         raise DeviceFailed(operation, str(error).split(":")[0], late(status), status) from error

@@ -72,6 +72,7 @@ def profile(
         InvalidArgument: If an argument makes no sense.
         UnsupportedLayer: If the engine has no code for one of the layers.
         OutOfMemory: If the batch does not fit.
+        DeviceFailed: If the GPU reports an error.
 
     Example:
         >>> found = profile("mlp", 8, device="cpu", budget=0.1)
@@ -88,7 +89,8 @@ def profile(
         present=True,
     )  # fmt: skip
     ops = _operations(work)
-    with _model(work, seed) as model:
+    what = f"profiling {work.name} at batch size {batch_size}"
+    with gpu_library.translating(what), _model(work, seed) as model:
         with backend.whole_recordings():
             model.prepare(batch_size)
         model.load_random()

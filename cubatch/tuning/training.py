@@ -18,6 +18,7 @@ from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import data as files
 from cubatch.engine import train as engine
 from cubatch.errors import InvalidArgument
+from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.hardware.several import several
 from cubatch.measure import kernel_choice
@@ -96,6 +97,7 @@ def train(
             with another argument.
         InvalidData: If a file is missing or damaged, or cannot be fetched.
         DoesNotFit: If not even one sample fits (also a MemoryError).
+        OutOfMemory, DeviceFailed: If memory runs out, or the GPU reports an error, while it trains.
         UnsupportedLayer: If the engine cannot run one of the layers.
 
     Example:
@@ -141,11 +143,12 @@ class Arranged:
         """Train; the arguments are those of `train`."""
         if self.devices is not None:
             return self._run_together(self.devices, progress, stepped)
-        context = kernel_choice.usual_context(self.device, self.options["dtype"])
-        return engine.train(
-            self.network, device=self.device, batch_size=self.batch_size, context=context, progress=progress,
-            stepped=stepped, **self.options,
-        )  # fmt: skip
+        with gpu_library.translating(f"training {self.network.name}"):
+            context = kernel_choice.usual_context(self.device, self.options["dtype"])
+            return engine.train(
+                self.network, device=self.device, batch_size=self.batch_size, context=context, progress=progress,
+                stepped=stepped, **self.options,
+            )  # fmt: skip
 
     def _run_together(
         self,

@@ -169,6 +169,28 @@ def test_a_case_that_has_no_memory_costs_itself():
     assert result["status"] == "out_of_memory"
 
 
+FULL = f"memory:{(512 << 20) + 4096}"  # a context fits, and no array of any size
+
+
+@pytest.mark.parametrize(
+    ("command", "doing"),
+    [
+        (GEMM, "using the GPU"),
+        (("profile", "mlp", "--batch-size", "4", "--device", "cuda"), "profiling mlp at batch size 4"),
+        (
+            ("train", "mnist-cnn", "--data", "tests/data/mnist-sample", "--batch-size", "50", "--device", "cuda"),
+            "training mnist-cnn",
+        ),
+    ],
+)
+def test_a_gpu_that_is_full_ends_a_command_in_a_sentence(command, doing):
+    """CuPy says so by two types of its own, at arrays that no plan counts: weights, and what times the kernels."""
+    done = cubatch(*command, faults=FULL, check=False)
+    assert done.returncode == 1
+    assert f"out of memory: {doing}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_refused_tensor_map_costs_the_variants_that_need_one():
     """Each says why; the others are timed."""
     done = cubatch(*GEMM, "--variants", "all", late=True, faults=f"{MEMORY},tensor-map")

@@ -12,7 +12,7 @@ import pytest
 
 import cubatch
 from cubatch.engine import backend
-from cubatch.errors import DeviceFailed, MissingDependency, UnsupportedVersion
+from cubatch.errors import DeviceFailed, MissingDependency, OutOfMemory, UnsupportedVersion
 from cubatch.hardware import gpu_library
 
 
@@ -106,11 +106,22 @@ def test_cupys_errors_become_ours_with_the_drivers_number():
 
 
 @pytest.mark.usefixtures("runtime")
-@pytest.mark.parametrize("error", [CUDARuntimeError(2, "cudaErrorMemoryAllocation"), RuntimeError("torch's"), KeyError])
-def test_other_errors_stay_what_they_are(error):
-    """Those of memory are known by their type elsewhere; those of other libraries are theirs."""
-    with pytest.raises(error if isinstance(error, type) else type(error)), gpu_library.translating("copying"):
+@pytest.mark.parametrize("error", [CUDARuntimeError(2, "cudaErrorMemoryAllocation"), MemoryError("CuPy's pool")])
+def test_a_want_of_memory_is_ours_too(error):
+    """By the driver's number or by type, which CuPy's pool has: one sentence, and what was raised is its cause."""
+    with pytest.raises(OutOfMemory) as caught, gpu_library.translating("using the GPU"):
         raise error
+    assert str(caught.value) == "out of memory: using the GPU"
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("error", [RuntimeError("torch's"), KeyError("x"), OutOfMemory("a batch", 9, 5)])
+def test_other_errors_stay_what_they_are(error):
+    """Those of other libraries are theirs, and ours say already what was wanted."""
+    with pytest.raises(type(error)) as caught, gpu_library.translating("copying"):
+        raise error
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(("blocking", "is_late"), [(None, True), ("0", True), ("1", False)])
