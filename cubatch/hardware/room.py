@@ -106,7 +106,7 @@ def _cpu_room(held: int) -> MemoryLimit:
 
 
 def _gpu_room(device: Device, held: int) -> MemoryLimit:
-    free, others = _read(device.uuid) if device.live and device.uuid else (None, "")
+    free, others = _read(device.uuid, held) if device.live and device.uuid else (None, "")
     what = "free on the GPU"
     if free is None:
         free, held = device.memory_bytes, 0  # all of it, whoever holds it
@@ -125,21 +125,23 @@ def _and_held(held: int) -> str:
     return f", and {format_bytes(held)} that are held already" if held else ""
 
 
-def _read(uuid: str) -> tuple[int | None, str]:
-    """Read what is free on a GPU, and who else holds much of it; None where NVML does not tell."""
+def _read(uuid: str, held: int) -> tuple[int | None, str]:
+    """Read what is free on a GPU, and who holds much of it beside this process; None where NVML does not tell."""
     try:
         monitor = nvml.Monitor(uuid)
     except (DeviceNotAvailable, DeviceFailed):
         return None, ""
-    seen = monitor.memory()
-    processes = monitor.processes()
-    own = sum(process.used_bytes or 0 for process in processes if process.pid == os.getpid())
-    held = (seen.used_bytes or 0) - own
-    if not seen.total_bytes or held < _WORTH_NAMING * seen.total_bytes:
+    seen, processes = monitor.memory(), monitor.processes()
+    own = [process.used_bytes or 0 for process in processes if process.pid == os.getpid()]
+    theirs = (seen.used_bytes or 0) - max(held, sum(own))
+    if not seen.total_bytes or theirs < _WORTH_NAMING * seen.total_bytes:
         return seen.free_bytes, ""
     holders = named([process for process in processes if process.pid != os.getpid()])
     who = f": {holders}." if holders else ", and NVML does not say which."
+    # In a container NVML may list nobody, or the host's numbers.
+    is_perhaps_own = not own and (held or not holders)
+    processes_hold = "Processes, this one perhaps among them, hold" if is_perhaps_own else "Other processes hold"
     return (
         seen.free_bytes,
-        f"Other processes hold {format_bytes(held)} of the GPU's {format_bytes(seen.total_bytes)}{who}",
+        f"{processes_hold} {format_bytes(theirs)} of the GPU's {format_bytes(seen.total_bytes)}{who}",
     )

@@ -172,13 +172,13 @@ def test_what_ulimit_leaves_bounds_the_cpu(memory, monkeypatch):
 
 
 HOG, OF = Process(7, "train", 6 * GIB), " of the GPU's 16.00 GiB"
+PERHAPS = "Processes, this one perhaps among them, hold"
 
 
 @pytest.mark.parametrize(
     ("free", "processes", "sentence"),
     [
         (10 * GIB, (HOG, Process(8, None, None)), "6.00 GiB{of}: train (pid 7) holds 6.00 GiB, a process (pid 8)."),
-        (10 * GIB, (), "6.00 GiB{of}, and NVML does not say which."),
         (9 * GIB, (HOG, Process(os.getpid(), "python", GIB)), "6.00 GiB{of}: train (pid 7) holds 6.00 GiB."),
         (15.5 * GIB, (Process(7, "Xorg", GIB // 2),), None),  # 3 %
         (10 * GIB, (Process(os.getpid(), "python", 6 * GIB),), None),
@@ -190,3 +190,21 @@ def test_who_holds_much_of_a_gpu_is_named(gpus, free, processes, sentence):
     told = hardware_room.memory_limit(probe.device()).told()
     assert told == (() if sentence is None else (f"Other processes hold {sentence.format(of=OF)}",))
     assert hardware_room.memory_limit(probe.device(), "1GiB").told() == told
+
+
+@pytest.mark.parametrize(
+    ("processes", "held", "sentence"),
+    [
+        ((), 0, f"{PERHAPS} 6.00 GiB{OF}, and NVML does not say which."),
+        ((), 2 * GIB, f"{PERHAPS} 4.00 GiB{OF}, and NVML does not say which."),
+        ((HOG,), 2 * GIB, f"{PERHAPS} 4.00 GiB{OF}: train (pid 7) holds 6.00 GiB."),  # 7 may be this one, by the host
+        ((Process(os.getpid(), "python", GIB),), 2 * GIB, f"Other processes hold 4.00 GiB{OF}, and NVML does not say"),
+        ((), 6 * GIB, None),
+    ],
+)
+def test_what_this_process_holds_is_not_told_as_that_of_others(gpus, processes, held, sentence):
+    """In a container NVML lists nobody, or numbers of the host: at least what this process knows of is its own."""
+    gpus(V100, free_bytes=10 * GIB, total_bytes=16 * GIB, processes=processes)
+    told = hardware_room.memory_limit(probe.device(), held=held).told()
+    assert len(told) == (0 if sentence is None else 1)
+    assert sentence is None or told[0].startswith(sentence)
