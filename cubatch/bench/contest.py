@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from cubatch.bench.guard import Guarded
 from cubatch.measure.budget import repeats_for
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
@@ -37,7 +38,7 @@ class Entrant:
         side: Entrants of one side are dropped when another of it is clearly faster.
         step: Does it once, or enqueues it.
         timings: Taken so far, at most one each round.
-        status: "ok", or "dropped" for what was clearly slower.
+        status: "ok", "dropped" for what was clearly slower, or "error" for what failed: its steps are empty since.
         reason: Why measuring it ended.
     """
 
@@ -86,7 +87,7 @@ class Contest:
 
     def run(self, entrants: Sequence[Entrant], seconds: float) -> None:
         """
-        Time until every median is known to 1 %, or the seconds are over; each gets one timing at least.
+        Time until every median is known to 1 %, or the seconds are over; each that runs gets one timing at least.
 
         Args:
             entrants: Their timings, status and reason are filled in.
@@ -120,6 +121,9 @@ class Contest:
 
     def _time(self, entrant: Entrant, number: int) -> None:
         reading = self.clock.time(entrant.step, entrant.repeats)
+        if isinstance(entrant.step, Guarded) and entrant.step.failure:
+            entrant.status, entrant.reason = "error", entrant.step.failure
+            return
         clock, work = reading.sm_clock_mhz, (self._contests, entrant.name)
         self._clocks.see(work, clock)
         throttled = reading.throttled or self._clocks.is_lowered(work, clock)
@@ -132,9 +136,11 @@ class Contest:
         entrant.rule.add(reading.seconds, throttled=throttled)
 
     def _goes_on(self, entrant: Entrant, entrants: Sequence[Entrant]) -> bool:
+        if entrant.status == "error":
+            return False
         rivals = [other for other in entrants if other.side == entrant.side and other is not entrant]
         for other in rivals:
-            if is_clearly_worse(entrant.rule, other.rule, _GOAL):
+            if other.status != "error" and is_clearly_worse(entrant.rule, other.rule, _GOAL):
                 entrant.status, entrant.reason = "dropped", f"clearly slower than {other.name}"
                 return False
         # While a pair is compared both go on, or there would be no rounds in common.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from cubatch.bench import contest
 from cubatch.bench.contest import Contest, Entrant
+from cubatch.bench.guard import Guarded
 from cubatch.measure.clocks import HEAD_START, MAX_QUEUED, KernelClock
 from tests.unit import bench_fakes
 from tests.unit.bench.building import Paced
@@ -81,6 +84,36 @@ def test_the_vendor_is_never_dropped_nor_drops_ours():
     Contest(Paced()).run(found, 100.0)
     assert [entrant.status for entrant in found] == ["ok", "ok"]
     assert [len(entrant.timings) for entrant in found] == [5, 5]
+
+
+class Elapsed(Paced):
+    """A clock that steps move on by themselves."""
+
+    def time(self, step, repeats):
+        before = self.clock
+        for _ in range(repeats):
+            step()
+        return bench_fakes.Reading(seconds=max(1e-9, (self.clock - before) / repeats))
+
+
+@pytest.mark.parametrize("fails_at", [2, 9])
+def test_what_failed_drops_nobody_and_is_not_waited_for(fails_at):
+    """Its steps are empty from then on, and quicker than any: the other way of that library is timed to the end."""
+    clock, taken = Elapsed(), []
+
+    def failing():
+        taken.append(1)
+        if len(taken) >= fails_at:
+            raise RuntimeError("no workspace")
+        clock.sleep(0.001)
+
+    guarded = Guarded(failing, SimpleNamespace(synchronize=lambda: None))
+    steps = {"ours": lambda: clock.sleep(0.001), "vendor": guarded, "another": lambda: clock.sleep(0.001)}
+    found = [Entrant(name, "ours" if name == "ours" else "vendor", step) for name, step in steps.items()]
+    Contest(clock).run(found, 100.0)
+    assert [entrant.status for entrant in found] == ["ok", "error", "ok"]
+    assert [len(entrant.timings) for entrant in found[::2]] == [5, 5]
+    assert found[1].reason == "RuntimeError: no workspace"
 
 
 def test_noise_takes_more_rounds_and_time_bounds_them():
