@@ -168,26 +168,29 @@ class RankGroup:
     # --- the start -----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="cubatch-"))  # its owner's alone
-        self.address = str(Path(folder) / "ranks")
-        listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
-        try:
-            listener.bind(self.address)
-        except OSError as error:  # 107 characters at most
-            remedy = "Let TMPDIR name a folder with a shorter path."
-            raise WorkerFailed(f"no socket can be made at {self.address}: {error}", remedy) from error
-        listener.listen(len(self._devices))
-        listener.settimeout(_POLL_SECONDS)
-        for command in self._commands():
+        # The folder is its owner's alone, and goes once all have come: whoever is killed later leaves none.
+        with tempfile.TemporaryDirectory(prefix="cubatch-") as folder, socket.socket(socket.AF_UNIX) as listener:
+            self.address = str(Path(folder) / "ranks")
             try:
-                process = subprocess.Popen(  # noqa: S603 - this very cubatch
-                    command, stdin=subprocess.DEVNULL, stdout=self._writable(), stderr=self._writable(),
-                    env=own_environment(), start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                raise WorkerFailed(f"{command[0]} cannot be started: {error.strerror}", _REMEDY) from error
-            self._processes.append(process)
-        self._accept(listener)
+                listener.bind(self.address)
+            except OSError as error:  # 107 characters at most
+                remedy = "Let TMPDIR name a folder with a shorter path."
+                raise WorkerFailed(f"no socket can be made at {self.address}: {error}", remedy) from error
+            listener.listen(len(self._devices))
+            listener.settimeout(_POLL_SECONDS)
+            for command in self._commands():
+                try:
+                    process = subprocess.Popen(  # noqa: S603 - this very cubatch
+                        command, stdin=subprocess.DEVNULL, stdout=self._writable(), stderr=self._writable(),
+                        env=own_environment(), start_new_session=True,
+                    )  # fmt: skip
+                except OSError as error:
+                    raise WorkerFailed(f"{command[0]} cannot be started: {error.strerror}", _REMEDY) from error
+                self._processes.append(process)
+            try:
+                self._accept(listener)
+            except (EOFError, OSError) as error:  # of a connection whose other end is gone
+                raise self._early_end() from error
 
     def _commands(self) -> list[list[str]]:
         python = [sys.executable, "-P", "-m", "cubatch.rank", self.address]
@@ -210,7 +213,7 @@ class RankGroup:
         size = len(self._devices)
         while len(came) < size:
             if any(process.poll() is not None for process in self._processes):
-                raise WorkerFailed(f"its ranks ended at their start; their last words: {self._last_words()}", _REMEDY)
+                raise self._early_end()
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"only {len(came)} of {size} ranks started within {START_SECONDS:g} s", _REMEDY)
             try:
@@ -232,6 +235,9 @@ class RankGroup:
         shares: list[list[int]] = cpu_shares(size) if self._is_on_cpu else [[]] * size
         for connection, cpus in zip(self._connections, shares, strict=True):
             connection.send(cpus)
+
+    def _early_end(self) -> WorkerFailed:
+        return WorkerFailed(f"its ranks ended at their start; their last words: {self._last_words()}", _REMEDY)
 
     # --- the end -------------------------------------------------------------------------------
 

@@ -188,6 +188,34 @@ def test_ranks_that_end_at_their_start_say_why(monkeypatch, tmp_path):
         RankGroup(several(["cpu", "cpu"]))
 
 
+COMES = """
+import socket, sys
+from multiprocessing.connection import Connection
+from cubatch.measure.remote import identify
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+print("no library", file=sys.stderr, flush=True)
+"""
+IS_HEARD = """
+line.shutdown(socket.SHUT_RD)
+Connection(line.detach()).send({"rank": 0, "size": 1, **identify()})
+"""
+
+
+@pytest.mark.parametrize("code", [COMES, COMES + IS_HEARD])
+def test_a_rank_that_is_gone_once_it_has_come_says_why(monkeypatch, code):
+    """It connects, and ends before it is heard, or before it is answered: its last words are in the error."""
+    monkeypatch.setattr(RankGroup, "_commands", lambda group: [[sys.executable, "-P", "-c", code, group.address]])
+    with pytest.raises(WorkerFailed, match="ended at their start; their last words: no library"):
+        RankGroup(several(["cpu", "cpu"])[:1])
+
+
+def test_no_folder_is_left_whoever_is_killed():
+    """Its socket is of no use once all ranks have come."""
+    with group() as ranks:
+        assert not Path(ranks.address).parent.exists()
+
+
 @pytest.mark.parametrize(
     "devices", [0, -2, True, 1.5, "two", [], ["cpu"], {"cpu": 2}, 10**6, ["cpu", "v100-sxm2-16gb"]]
 )
