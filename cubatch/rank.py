@@ -32,7 +32,7 @@ from cubatch.measure.remote import identify
 
 if TYPE_CHECKING:
     from cubatch.engine.exchange import Exchanged
-    from cubatch.engine.train import Training
+    from cubatch.engine.training_run import Training
     from cubatch.measure.runner import Reading
 
 

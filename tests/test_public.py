@@ -30,7 +30,8 @@ GPU_MODULES = {
     "frameworks/module_runner.py": {"torch"}, "frameworks/module_worker.py": {"torch"},
     "frameworks/ranks.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
     "frameworks/torch_module.py": {"torch"}, "frameworks/torch_state.py": {"torch"},
-    "frameworks/time_first.py": {"torch"}, "frameworks/torch_step.py": {"torch"},
+    "frameworks/data_dependent.py": {"torch"}, "frameworks/time_first.py": {"torch"},
+    "frameworks/torch_step.py": {"torch"},
     "frameworks/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ from cubatch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from cubatch.engine.train import Epoch, Step
+    from cubatch.engine.training_run import Epoch, Step
     from cubatch.network.graph import Network
     from cubatch.tuning.results import TuningResult
     from cubatch.tuning.training import Arranged

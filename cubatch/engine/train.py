@@ -28,103 +28,16 @@ from cubatch.engine.exchange import Exchange, totals
 from cubatch.engine.interrupts import Interrupts
 from cubatch.engine.native.context import Context
 from cubatch.engine.network import Model
+from cubatch.engine.training_run import Epoch, Step, Training
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Network
 from cubatch.network.weights import save_weights
-from cubatch.report.tables import training as table
 from cubatch.workload import OPTIMIZERS, check_target
 
 SCHEDULES: tuple[str, ...] = get_args(choices.Schedule)
 CHECKPOINT_SECONDS = 60.0
 _TEST_BATCH = 500
-
-
-@attrs.frozen(kw_only=True)
-class Epoch:
-    """
-    One pass over the training set.
-
-    Attributes:
-        number: From 1.
-        loss: Mean training loss over the epoch's batches.
-        test_accuracy: Share of the test images that are classified right after it.
-        seconds: Time of the training pass, reading the batches included, the test not.
-        samples_per_second: Training images over those seconds.
-    """
-
-    number: int
-    loss: float
-    test_accuracy: float
-    seconds: float
-    samples_per_second: float
-
-
-@attrs.frozen
-class Step:
-    """
-    One step of the optimiser, as it is told while training goes on.
-
-    Attributes:
-        done, total: Steps so far, this one included, and of the whole run.
-        epoch: Which pass it belongs to, from 1.
-        loss: Of its batch.
-        test_accuracy: After the epoch before; None in the first.
-    """
-
-    done: int
-    total: int
-    epoch: int
-    loss: float
-    test_accuracy: float | None
-
-
-@attrs.frozen(kw_only=True)
-class Training:
-    """
-    What a training run gave.
-
-    Attributes:
-        model: Name of the network.
-        devices: How many share a step of the optimiser.
-        batch_size: Samples that go through together, on one of them.
-        target_batch_size: Samples of a step of the optimiser, of all of them.
-        dtype, learning_rate, schedule, optimizer, seed, patience: How it was trained.
-        parameters: Trainable parameters.
-        epochs: One record per epoch.
-        diverged: The loss left the range of numbers, and training ended there.
-        stopped_early: The accuracy had not risen for `patience` epochs, and training ended there.
-    """
-
-    model: str
-    devices: int
-    batch_size: int
-    target_batch_size: int
-    dtype: str
-    learning_rate: float
-    schedule: str
-    optimizer: str
-    seed: int
-    patience: int | None
-    parameters: int
-    epochs: tuple[Epoch, ...]
-    diverged: bool
-    stopped_early: bool
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Give the run as a plain mapping, for JSON."""
-        return attrs.asdict(self)
-
-    def __str__(self) -> str:
-        """Give the table that `cubatch train` prints."""
-        title = f"{self.model}, {self.dtype}, batch {self.target_batch_size}, {self.optimizer}"
-        facts = self.to_mapping()
-        ends = {name: facts[name] for name in ("diverged", "stopped_early")}
-        return table.epochs(facts["epochs"], title=f"{title}, learning rate {self.learning_rate:g}", **ends).text()
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what print shows."""
-        printer.text(str(self))
 
 
 def train(

@@ -20,6 +20,7 @@ import numpy as np
 from cubatch.engine import data as files
 from cubatch.engine import train as engine
 from cubatch.engine.data import Dataset
+from cubatch.engine.training_run import Step
 from cubatch.errors import InvalidArgument
 from cubatch.measure import kernel_choice, stopping
 from cubatch.network.graph import Network, as_network
@@ -185,7 +186,7 @@ class _Runs:
         """Train one, and give what is kept of it; `number` of `total` were done before."""
         asked, device, began = self.asked, self.asked.work.device, time.monotonic()
 
-        def stepped(step: engine.Step) -> None:
+        def stepped(step: Step) -> None:
             asked.show(round(number + step.done / step.total, 2), total, cell.name)
 
         asked.show(number, total, cell.name)

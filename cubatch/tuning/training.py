@@ -17,6 +17,7 @@ from cubatch.choices import Dtype, Optimizer, Schedule
 from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import data as files
 from cubatch.engine import train as engine
+from cubatch.engine.training_run import Epoch, Step, Training
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
@@ -55,9 +56,9 @@ def train(
     dtype: Dtype = "float32",
     recompute: bool = False,
     seed: int = 0,
-    progress: Callable[[engine.Epoch], None] | None = None,
-    stepped: Callable[[engine.Step], None] | None = None,
-) -> engine.Training:
+    progress: Callable[[Epoch], None] | None = None,
+    stepped: Callable[[Step], None] | None = None,
+) -> Training:
     """
     Train a network on a folder of IDX files, and test it after every epoch.
 
@@ -137,9 +138,7 @@ class Arranged:
     reasons: tuple[str, ...]
     options: dict[str, Any]
 
-    def run(
-        self, progress: Callable[[engine.Epoch], None] | None, stepped: Callable[[engine.Step], None] | None
-    ) -> engine.Training:
+    def run(self, progress: Callable[[Epoch], None] | None, stepped: Callable[[Step], None] | None) -> Training:
         """Train; the arguments are those of `train`."""
         if self.devices is not None:
             return self._run_together(self.devices, progress, stepped)
@@ -153,15 +152,15 @@ class Arranged:
     def _run_together(
         self,
         devices: tuple[Device, ...],
-        progress: Callable[[engine.Epoch], None] | None,
-        stepped: Callable[[engine.Step], None] | None,
-    ) -> engine.Training:
+        progress: Callable[[Epoch], None] | None,
+        stepped: Callable[[Step], None] | None,
+    ) -> Training:
         """Train in a process for each device, of which the first says how it goes on."""
 
-        def told(what: engine.Epoch | engine.Step) -> None:
-            if isinstance(what, engine.Epoch) and progress:
+        def told(what: Epoch | Step) -> None:
+            if isinstance(what, Epoch) and progress:
                 progress(what)
-            elif isinstance(what, engine.Step) and stepped:
+            elif isinstance(what, Step) and stepped:
                 stepped(what)
 
         target = self.options["target_batch_size"]
@@ -169,7 +168,7 @@ class Arranged:
         with RankGroup(devices) as ranks:
             sized = zip(ranks.names, self.shares or (), strict=True)
             each = [(name, self.network, {**options, "batch_size": size}) for name, size in sized]
-            trained: engine.Training = ranks.do("train", each=each, told=told)[0]
+            trained: Training = ranks.do("train", each=each, told=told)[0]
         return trained
 
 

@@ -14,7 +14,7 @@ import cubatch.engine
 import cubatch.tuning
 from cubatch.engine import checkpoint
 from cubatch.engine.network import Model
-from cubatch.engine.train import Step
+from cubatch.engine.training_run import Step
 from cubatch.hardware import probe
 from cubatch.memory.parts import footprint
 from cubatch.network import models

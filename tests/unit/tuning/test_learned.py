@@ -24,7 +24,7 @@ DEVICE = FakeDevice(affine(0.02, 1e-6))  # the largest size is the best by far
 class Bounded(FakeRunner):
     """A session that knows beforehand that a sample takes 1 KiB."""
 
-    notes, page_faults = (), ()
+    notes, page_faults, foreseen = (), (), None
 
     def __init__(self, memory_limit, _):
         super().__init__(DEVICE)
@@ -35,9 +35,6 @@ class Bounded(FakeRunner):
 
     def predicted(self, batch_size):
         return KIB * batch_size
-
-    def foreseen(self, _):
-        return None
 
     def close(self):
         super().close()
