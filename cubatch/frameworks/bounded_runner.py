@@ -50,6 +50,7 @@ class BoundedRunner(abc.ABC):
         self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
         self._asked: set[int] = set()
+        self._has_looked = False
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
@@ -90,6 +91,7 @@ class BoundedRunner(abc.ABC):
             what a step of one sample takes; "dtype".
         """
         plan = self._planned(top or None)
+        self._has_looked = True
         if plan is None:
             raised = self._raised() if top is None else None
             return {"largest": None, "why_not": self._why_not, "raised": raised, "first": None, "dtype": self.dtype}
@@ -132,8 +134,12 @@ class BoundedRunner(abc.ABC):
 
     @property
     def foreseen(self) -> dict[str, Any] | None:
-        """Say what is known now: "largest", that fits, and "bytes", pairs of each size that was asked about and its."""
-        if (plan := self._plan) is None:
+        """
+        Say what is known now: "largest", that fits, and "bytes", pairs of each size that was asked about and its.
+
+        None where it has not looked: of a run that goes on more was known than the few sizes that are left tell.
+        """
+        if (plan := self._plan) is None or not self._has_looked:
             return None
         return {"largest": plan.largest(self._memory_limit), "bytes": [[n, plan.at(n)] for n in sorted(self._asked)]}
 
@@ -173,6 +179,8 @@ class BoundedRunner(abc.ABC):
         self._confirm(batch_size)
         self.draw(batch_size)
         self.step()
+        if self._plan is None:
+            self.step()  # which finds gradients and the optimiser's state, of which nothing was known beforehand
         taken = self.peak_bytes
         if taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)

@@ -59,8 +59,14 @@ class ModuleRunner(BoundedRunner):
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of its memory, of inputs that no batch size changed, and of a batch read as time."""
+        """What is to be told of memory, parts that rest, inputs alike in all sizes, and of a batch read as time."""
         notes = super().notes
+        parts = self._bare.named_modules() if self._kind.training and hasattr(self._bare, "named_modules") else ()
+        if resting := [name for name, part in parts if not part.training]:
+            more = f", as were {len(resting) - 1} more" if len(resting) > 1 else ""
+            notes.append(
+                f"{resting[0]} was in evaluation mode and stayed so{more}: module.train() has all parts train."
+            )
         if shapes := self._inputs.aside():
             which = f"Inputs whose first axis is not the example's {self._inputs.batch_size} samples"
             notes.append(f"{which} were the same in each batch: of shape {', '.join(map(str, shapes))}.")

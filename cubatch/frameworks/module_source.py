@@ -188,7 +188,8 @@ def _state(package: str) -> str | None:
 def _version(package: str) -> str | None:
     """Give the version of the distribution that a package is imported from: PIL is Pillow's."""
     try:
-        names = sorted(set(_distributions().get(package, [package])))
+        known = filter(None, _distributions().get(package, ()))  # one that is half removed has no name
+        names = sorted(set(known)) or [package]
         return ", ".join(metadata.version(name) for name in names)
     except metadata.PackageNotFoundError:
         return None

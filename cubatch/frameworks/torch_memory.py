@@ -27,6 +27,7 @@ from cubatch.network.importers import fake_logs
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
+_MOST_GUESSES = 2_000  # at what depends on data, in a walk: a loop until something is true would never end
 _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
 
@@ -180,6 +181,7 @@ class _Watch:
     def __init__(self) -> None:
         self.alive = self.peak = self.operations = 0
         self.guessed: set[str] = set()
+        self._guesses = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
 
@@ -201,6 +203,9 @@ class _Watch:
         try:
             return operation(*arguments, **options)
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
+            self._guesses += 1
+            if self._guesses > _MOST_GUESSES:
+                raise
             found = data_dependent.result(operation, arguments, options)
             if found is not NotImplemented:
                 self.guessed.add(str(operation))

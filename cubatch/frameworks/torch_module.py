@@ -116,7 +116,7 @@ class TorchModule:
         torch = _torch()
         if self._place.type == "cuda":  # whose stream is timed, and where a kernel of a user's is launched
             torch.cuda.set_device(self._place)
-        if not (self._kind.training and self._module.training):  # parts that are kept from training stay so
+        if not (self._kind.training and self._bare.training):  # parts that are kept from training stay so
             self._module.train(self._kind.training)
         if self._channels_last:
             self._module.to(memory_format=torch.channels_last)

@@ -151,9 +151,11 @@ def _loss(output: Any) -> Any:
 
 def _alike(optimizer: Any) -> Callable[[Iterable[Any]], Any]:
     """Give optimisers of the same class and options; at a rate of 0, which does the same work in every step."""
+    from lightning.pytorch.core.optimizer import _MockOptimizer  # stands where there is none
+
     kind: Any = type(optimizer)
     takes = inspect.signature(kind).parameters
-    if "params" not in takes:  # Lightning's own, where there is none
+    if isinstance(optimizer, _MockOptimizer):
         remedy = "Without one nothing is trained: find the batch size of trainer.validate()."
         raise InvalidArgument("configure_optimizers", None, "a function that gives an optimiser", remedy)
     options = {name: value for name, value in optimizer.defaults.items() if name in takes}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserList
+
 import pytest
 
 import cubatch as cb
@@ -95,7 +97,46 @@ def test_a_result_says_what_was_guessed_and_the_limit_holds():
     """It needs no max_batch_size any more; no size that takes more is an answer."""
     result = cb.autotune_module(Looks("masked"), (FLOATS,), memory_limit="256MiB", budget=3)
     assert result.largest_batch_size > 1
+    assert all(m.peak_bytes <= 256 * 2**20 for m in result.measurements if m.status == "ok" and m.peak_bytes)
     assert any("aten.index.Tensor depend on data" in reason for reason in result.reasons)
+
+
+class Searches(nn.Module):
+    """Goes on until something is true of its data."""
+
+    def forward(self, x):
+        while not (x > 9).all():
+            x = x + 1
+        return x
+
+
+def test_a_loop_that_ends_with_its_data_is_not_walked_through_for_ever():
+    """Without data nothing ever is true: its memory is not known, and it needs a largest size."""
+    with pytest.raises(cb.InvalidArgument, match="max_batch_size"):
+        cb.autotune_module(Searches(), (4,), budget=1)
+    assert cb.autotune_module(Searches(), (4,), batch_sizes=[2], budget=5).batch_size == 2
+
+
+class Blind(nn.Module):
+    """Reads its data by NumPy, which a walk cannot follow, and keeps the sizes of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.sizes = nn.Linear(4, 4), UserList()  # a list would get its old items back
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        return self.layer(x) * float(x.numpy()[0, 0])
+
+
+def test_where_nothing_is_known_beforehand_two_steps_are_held_to_the_limit():
+    """The second of a size finds the optimiser's state and the gradient of the first; no other look comes later."""
+    module = Blind()
+    kind = {"loss": None, "optimizer": "adam", "autocast": None, "channels_last": False, "compiled": False}
+    runner = TorchModule(module, (4,), mode="training", **kind).ready().runner(2**40, 0)
+    runner.prepare(3)
+    runner.prepare(5)
+    assert module.sizes.count(5) == 2
 
 
 def test_a_module_of_which_nothing_is_known_is_held_to_the_limit_afterwards():

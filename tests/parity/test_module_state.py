@@ -89,8 +89,9 @@ def test_parts_in_evaluation_mode_stay_so_in_a_module_that_trains(is_training, m
     """As in a loop that keeps a backbone's statistics; one that evaluates as a whole, as if just loaded, trains."""
     module = Frozen().train(is_training)
     module.norm.eval()
-    cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=5.0)
+    result = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=5.0)
     assert set(module.met) == {met}
+    assert any("norm was in evaluation mode and stayed so:" in reason for reason in result.reasons) == is_training
     assert (module.training, module.norm.training) == (is_training, False)
 
 

@@ -265,6 +265,7 @@ def test_the_module_is_moved_to_the_number_that_its_gpu_has_in_the_worker(monkey
             places.append(place)
             return self  # there is no such GPU here
 
+    monkeypatch.setattr(module_worker.garbage, "set_aside", list)  # which a worker does for good
     monkeypatch.setattr(module_worker, "place_of", {"GPU-7": "cuda:1"}.get)
     monkeypatch.setattr(module_worker.module_source, "load", lambda name: lambda: Moved(3, 1))
     module_worker.runner(
