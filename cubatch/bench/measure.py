@@ -114,7 +114,7 @@ def time_case(
         sets = list(itertools.islice(filled(target.module, case, seed), count_sets(case, target.device.l2_bytes)))
         expected = Expected(case, sets[0], np.random.default_rng(seed))
         kept = {name: sets[0][name].copy() for name in _given_results(case)}
-        entries, entrants, guards, failed = list(planned.entries), [], {}, list[Missing]()
+        entries, entrants, failed = list(planned.entries), [], list[Missing]()
         for index, way in enumerate(found):
             entry = entries[index]
             if entry.status == "error":
@@ -129,14 +129,13 @@ def time_case(
                 continue
             entry, guard = bound
             entries.append(entry)
-            guards[len(entries) - 1] = guard
             entrants.append((len(entries) - 1, Entrant(entry.name, entry.side, guard)))
         contest.run([entrant for _, entrant in entrants], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
     for index, entrant in entrants:
-        if index in guards and guards[index].failure:
-            entries[index] = attrs.evolve(entries[index], status="error", reason=guards[index].failure)
+        if entrant.status == "error":
+            entries[index] = attrs.evolve(entries[index], status="error", reason=entrant.reason)
             continue
         entries[index] = records.entered(entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second)
     ran = {entry.side for entry in entries}

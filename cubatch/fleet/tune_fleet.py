@@ -156,7 +156,7 @@ def autotune_fleet(
 
 
 def _check(asked: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
-    """Refuse here what each worker would refuse by itself, and what is no price, before anything is measured."""
+    """Refuse a goal and limits here that each worker would refuse by itself, and what is no price, before measuring."""
     asked.apply_defaults()
     given = asked.arguments
     Goal.of(**{name: given[name] for name in ("objective", "tolerance", "latency_limit")})

@@ -32,8 +32,11 @@ class CallableRunner:
         self._make_step, self._memory_limit, self._index = make_step, memory_limit, index
         self._step: Callable[[], object] | None = None
         self._moved, self._undone = set[str](), contextlib.ExitStack()
-        self._move()
-        self.clock = clocks.callable_clock()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._undone.close)
+            self._move()
+            self.clock = clocks.callable_clock()
+            failed.pop_all()
 
     @property
     def peak_bytes(self) -> int | None:

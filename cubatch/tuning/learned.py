@@ -88,7 +88,7 @@ def tuned(
         timed = {timing.batch_size for timing in measured.timings}
         before = (run.limit or {}).get("page_faults", [])  # none where the run was begun anew
         facts = {**facts, "page_faults": page_faults.told(made().page_faults, timed) or before}
-        ladder, said = _foreseen(made(), ladder)
+        ladder, said = _foreseen(made(), ladder, limits)
         ladder = attrs.evolve(ladder, candidates=_said(ladder.candidates, said))
         story, measured = attrs.evolve(story, ladder=ladder), attrs.evolve(measured, added=_said(measured.added, said))
         run.save_ladder([*ladder.candidates, *measured.added], {**facts, "largest_batch_size": ladder.largest})
@@ -125,15 +125,20 @@ def _falls(steps: Sequence[Candidate]) -> list[str]:
     return []
 
 
-def _foreseen(runner: Any, ladder: Ladder) -> tuple[Ladder, dict[int, int]]:
+def _foreseen(runner: Any, ladder: Ladder, limits: Limits) -> tuple[Ladder, dict[int, int]]:
     """
     Give what is known of memory at last, in the place of what was when sizes were proposed.
 
-    What was said of a size just before it ran is what it can be held to.
+    What was said of a size just before it ran is what it can be held to.  A size that was proposed as the largest stays
+    that where more would fit: nothing larger was to be tried.
     """
-    known = runner.foreseen or {"largest": None, "bytes": []}
     said = {row["batch_size"]: row["said"] for row in runner.ran}
-    return attrs.evolve(ladder, largest=known["largest"] or ladder.largest), dict(known["bytes"]) | said
+    if (known := runner.foreseen) is None:
+        return ladder, said
+    largest: int | None = known["largest"] or ladder.largest
+    if not limits.batch_sizes:
+        largest = min(size for size in (largest, ladder.largest) if size)
+    return attrs.evolve(ladder, largest=largest), dict(known["bytes"]) | said
 
 
 def _said(steps: Sequence[Candidate], said: Mapping[int, int]) -> tuple[Candidate, ...]:

@@ -136,7 +136,6 @@ def autotune(
     _check_choices(work, goal, isolate=isolate, place=store, progress=progress)
     tune_devices.check(work, parts, isolate=isolate)
     room = tune_devices.memory_limit(parts, work.device, memory_limit)
-    largest = fit.largest(work, max(1, room.bytes))
 
     with _open(store, work, parts, goal, limits, memory_limit, room) as run:
         run.notes += [*_notes(work), *room.told()]
@@ -145,6 +144,7 @@ def autotune(
         # The candidates: those of an earlier call again, or new ones.  What is finished is told as it was measured.
         ladder = _kept_ladder(run)
         if ladder is None or not run.finished:
+            largest = fit.largest(work, max(1, room.bytes))
             ladder = ladder.within(room, largest) if ladder else timed(work, propose(work, limits, room, largest))
             facts = {"memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest, "note": room.note}
             run.save_ladder(ladder.candidates, {**(run.limit or {}), **facts})

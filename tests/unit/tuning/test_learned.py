@@ -43,12 +43,34 @@ class Bounded(FakeRunner):
 
 def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded):
     """Tune in so many KiB, of which a sample takes one."""
-    limits = Limits.of(sizes, None, budget=budget)
+    limits = Limits.of(sizes or None, None, budget=budget)
     room = MemoryLimit(KIB * kib, KIB * kib, "")
     with begin(path, budget=budget, memory_bytes=room.bytes) as run:
         return learned.tuned(
             "net", "torch", probe.device("cpu"), "inference", None, make, run, Goal(), limits, room, progress
         )  # fmt: skip
+
+
+class Learns(Bounded):
+    """A session in which a sample turns out to take as much more."""
+
+    TIMES = 1.0
+
+    @property
+    def foreseen(self):
+        each = int(self.TIMES * KIB)
+        return {"largest": self.memory_limit // each, "bytes": [[n, n * each] for n in (1, 64)]}
+
+
+@pytest.mark.parametrize(("times", "largest"), [(2.0, 32), (0.5, 64)])
+def test_what_is_known_of_memory_at_last_is_told_and_nothing_larger_than_was_proposed(monkeypatch, times, largest):
+    """Of 64 KiB: twice as much a sample halves the largest size; half as much adds none to what was proposed."""
+    monkeypatch.setattr(Learns, "TIMES", times)
+    result = tune(None, kib=64, make=Learns)
+    assert result.largest_batch_size == largest
+    assert {m.batch_size: m.predicted_peak_bytes for m in result.measurements}[64] == times * 64 * KIB
+    if times < 1:
+        assert result.decided_by == "memory"
 
 
 def interrupt(event):
