@@ -54,14 +54,14 @@ class ModuleRunner(BoundedRunner):
         self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
         self._time_first: tuple[str, ...] = ()
         self._guessed: frozenset[str] = frozenset()
-        self._bare = module if bare is None else bare
+        self._bare: Any = module if bare is None else bare
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
     @property
     def notes(self) -> list[str]:
         """What is to be told of memory, parts that rest, inputs alike in all sizes, and of a batch read as time."""
         notes = super().notes
-        parts = self._bare.named_modules() if self._kind.training and hasattr(self._bare, "named_modules") else ()
+        parts = self._bare.named_modules() if self._kind.training else ()
         if resting := [name for name, part in parts if not part.training]:
             more = f", as were {len(resting) - 1} more" if len(resting) > 1 else ""
             notes.append(
