@@ -7,14 +7,12 @@ more than a piece.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from cubatch.engine.backend import call, of, random_generator, rectify, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Flat
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _DRAW_BYTES = 4
 """A random number is a float32, whatever the activations are."""
@@ -49,7 +47,7 @@ def dropout(
     mask = xp.empty(x.shape, dtype=xp.bool_) if mask is None else mask
     numbers = Flat(itemsize=_DRAW_BYTES)
     workspace = take_workspace(workspace, x, numbers, x.size)
-    generator = random_generator(x, [seed, step])
+    generator = random_generator(x, (*(seed if isinstance(seed, Sequence) else (seed,)), step))
     source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1)
     for piece, _ in numbers.cut(x.size, workspace.nbytes):
         part = target[piece]
