@@ -97,6 +97,13 @@ def load() -> Any:
         raise DeviceNotAvailable("cuda", f"the CUDA driver ({_LIBRARY}) is not installed", _REMEDY) from error
 
 
+def version(cuda: Any) -> tuple[int, int]:
+    """Give the newest (major, minor) of CUDA that a loaded driver knows."""
+    number = ctypes.c_int()
+    _check(cuda.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
+    return number.value // 1000, number.value % 1000 // 10
+
+
 def _describe(cuda: Any, index: int) -> VisibleGpu:
     handle = ctypes.c_int()
     _check(cuda.cuDeviceGet(ctypes.byref(handle), index), "cuDeviceGet")

@@ -29,6 +29,29 @@ from cubatch.kernels.variant import Kernel
 
 _SUCCESS, _NO_MEMORY = 0, 2
 
+# From here on kernels can wait for the launch before themselves (cb_dependent_launch of kernels/common/device.cuh), and
+# a driver captures such launches in graphs.
+_DEPENDENT_CAPABILITY, _DEPENDENT_DRIVER = (9, 0), (12, 3)
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID of cuda.h, as the two structures are
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute whose value is an int."""
+
+    _fields_ = [("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("num_attributes", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+_DEPENDENT = ctypes.pointer(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
+
 
 class CudaLauncher:
     """
@@ -53,6 +76,9 @@ class CudaLauncher:
         self._capability = device.compute_capability
         self._limits = architectures.of(device.compute_capability)
         self._driver = driver.load()
+        self._is_dependent = (
+            self._capability >= _DEPENDENT_CAPABILITY and driver.version(self._driver) >= _DEPENDENT_DRIVER
+        )
         self._functions: dict[Kernel, int] = {}
         self._modules: dict[str, Any] = {}
 
@@ -87,16 +113,33 @@ class CudaLauncher:
         function = self._function(kernel)
         values = [self._value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        shape = (*grid, kernel.threads, 1, 1, kernel.dynamic_shared_bytes)
-        call, current_stream = self._driver.cuLaunchKernel, self.module.cuda.get_current_stream
+        start, current_stream = self._starter(kernel, grid, function, pointers), self.module.cuda.get_current_stream
         kept = (arguments, values)  # the arrays and values that the pointers point to
 
         def launch(_: object = kept) -> None:
-            status = call(function, *shape, ctypes.c_void_p(current_stream().ptr), pointers, None)
+            status = start(current_stream().ptr)
             if status != _SUCCESS:
                 raise _failure(kernel, grid, status)
 
         return launch
+
+    def _starter(
+        self, kernel: Kernel, grid: tuple[int, int, int], function: ctypes.c_void_p, pointers: Any
+    ) -> Callable[[int], int]:
+        """Give the call of the driver that enqueues a launch on a stream, and answers with its status."""
+        block = (kernel.threads, 1, 1)
+        if not self._is_dependent:
+            call, shape = self._driver.cuLaunchKernel, (*grid, *block, kernel.dynamic_shared_bytes)
+            return lambda stream: call(function, *shape, ctypes.c_void_p(stream), pointers, None)
+        call_extended = self._driver.cuLaunchKernelEx
+        config = _Config(grid, block, kernel.dynamic_shared_bytes, None, _DEPENDENT, 1)
+        reference = ctypes.byref(config)
+
+        def start(stream: int) -> int:
+            config.stream = stream
+            return call_extended(reference, function, pointers, None)
+
+        return start
 
     def _value(self, argument: object) -> Any:
         """Lay an argument out as the driver reads it: a pointer, or the bytes of a NumPy scalar or tensor map."""

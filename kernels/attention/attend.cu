@@ -48,6 +48,7 @@ CB_DEVICE float combine_group(float value, Combine combine) {
 
 CB_KERNEL(THREADS, 2)
 attend(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, int tokens, int channels, int width, float factor) {
+  cb_dependent_launch();
   CB_SHARED(float, query_tile, WIDTH * QUERY_PITCH);
   CB_SHARED(float, key_tile, WIDTH * KEY_PITCH);
   CB_SHARED(float, value_tile, KEYS * VALUE_PITCH);

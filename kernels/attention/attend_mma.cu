@@ -17,6 +17,7 @@ constexpr float LOG2_E = 1.44269504f;
 
 CB_KERNEL(NUM_THREADS, 3)
 attend(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, int tokens, int channels, int width, float factor) {
+  cb_dependent_launch();
   CB_SHARED(u8, arena, 5 * TILE_BYTES);  // queries, and twice keys and values
   const u32 tiles = (u32)((tokens + TILE - 1) / TILE);
   const i64 sample = cb_block_x() / tiles;

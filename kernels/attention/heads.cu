@@ -78,6 +78,7 @@ CB_DEVICE void multiply_heads(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEME
 
 CB_KERNEL(THREADS, 2)
 heads_nt(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct product) {
+  cb_dependent_launch();
   CB_SHARED(float, a_tile, TILE_K * PITCH);
   CB_SHARED(float, b_tile, TILE_K * PITCH);
   multiply_heads<true, true>(a, b, c, product, a_tile, b_tile);
@@ -85,6 +86,7 @@ heads_nt(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsPro
 
 CB_KERNEL(THREADS, 2)
 heads_nn(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct product) {
+  cb_dependent_launch();
   CB_SHARED(float, a_tile, TILE_K * PITCH);
   CB_SHARED(float, b_tile, TILE_K * PITCH);
   multiply_heads<true, false>(a, b, c, product, a_tile, b_tile);
@@ -92,6 +94,7 @@ heads_nn(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsPro
 
 CB_KERNEL(THREADS, 2)
 heads_tn(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct product) {
+  cb_dependent_launch();
   CB_SHARED(float, a_tile, TILE_K * PITCH);
   CB_SHARED(float, b_tile, TILE_K * PITCH);
   multiply_heads<false, false>(a, b, c, product, a_tile, b_tile);

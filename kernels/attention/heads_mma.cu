@@ -62,18 +62,21 @@ CB_DEVICE void multiply_heads(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEME
 
 CB_KERNEL(NUM_THREADS, 4)
 heads_nt(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct product) {
+  cb_dependent_launch();
   CB_SHARED(u8, arena, 4 * TILE_BYTES);
   multiply_heads<true, true>(a, b, c, product, arena);
 }
 
 CB_KERNEL(NUM_THREADS, 4)
 heads_nn(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct product) {
+  cb_dependent_launch();
   CB_SHARED(u8, arena, 4 * TILE_BYTES);
   multiply_heads<true, false>(a, b, c, product, arena);
 }
 
 CB_KERNEL(NUM_THREADS, 4)
 heads_tn(const CB_ELEMENT* a, const CB_ELEMENT* b, CB_ELEMENT* c, const HeadsProduct product) {
+  cb_dependent_launch();
   CB_SHARED(u8, arena, 4 * TILE_BYTES);
   multiply_heads<false, false>(a, b, c, product, arena);
 }

@@ -11,6 +11,7 @@
 //   CB_KERNEL(t, b)    declares a kernel of t threads per block, registers bounded so that b blocks fit on an SM
 //   CB_SHARED          an array in shared memory, aligned for 16-byte access
 //   cb_sync()          barrier of the block; cb_sync_warp(): of the warp.  All threads must reach it
+//   cb_dependent_launch()  what a kernel does before it reads or writes anything of the GPU's memory
 #pragma once
 
 typedef unsigned short u16;
@@ -54,6 +55,16 @@ CB_DEVICE u32 cb_block_y() { return blockIdx.y; }
 CB_DEVICE u32 cb_block_z() { return blockIdx.z; }
 CB_DEVICE u32 cb_num_blocks_x() { return gridDim.x; }
 CB_DEVICE u32 cb_num_blocks_y() { return gridDim.y; }
+
+// Programmatic dependent launch, from sm_90 on: blocks of the next launch may come in as soon as this one's have all
+// begun, and these wait until what the launch before wrote is there to see.  Asked for at the launch
+// (cubatch/kernels/launch.py); without that both instructions do nothing.  A kernel that did not wait might run before
+// its operands are there.
+CB_DEVICE void cb_dependent_launch() {
+#if CB_ARCH >= 90
+  asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // High 32 bits of the product: division by a constant, see conv_geometry.cuh.
 CB_DEVICE u32 cb_mul_high(u32 a, u32 b) { return __umulhi(a, b); }

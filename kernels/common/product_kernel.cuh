@@ -104,6 +104,7 @@ CB_KERNEL(NUM_THREADS, MIN_BLOCKS)
 ENTRY(const CB_ELEMENT* a_elements, const CB_ELEMENT* b_elements, CB_ELEMENT* out, const CB_ELEMENT* bias,
       const float* scale, const float* shift, const CB_ELEMENT* residual, const CB_ELEMENT* mask, float* statistics,
       float* partials, const Product product, const Output whole, [[maybe_unused]] const Conv conv) {
+  cb_dependent_launch();
   const Epilogue epilogue{whole, out, bias, scale, shift, residual, mask, statistics, partials};
   DECLARE_SHARED(shared);
   const Place place;

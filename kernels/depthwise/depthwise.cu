@@ -34,27 +34,32 @@ constexpr int MIN_FPROP_S2_BLOCKS = VECTOR == 8 ? 2 : MIN_BLOCKS;
 CB_KERNEL(THREADS, MIN_BLOCKS)
 depthwise_s1(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEMENT* bias, CB_ELEMENT* y, const Window window,
              float floor, int turn) {
+  cb_dependent_launch();
   convolve<Walk<1, 1>>(x, w, bias, y, window, floor, turn);
 }
 
 CB_KERNEL(THREADS, MIN_FPROP_S2_BLOCKS)
 depthwise_fprop_s2(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEMENT* bias, CB_ELEMENT* y,
                    const Window window, float floor) {
+  cb_dependent_launch();
   convolve<Walk<1, 2>>(x, w, bias, y, window, floor, false);
 }
 
 CB_KERNEL(THREADS, MIN_BLOCKS)
 depthwise_dgrad_s2(const CB_ELEMENT* dy, const CB_ELEMENT* w, CB_ELEMENT* dx, const Window window) {
+  cb_dependent_launch();
   const float no_floor = to_float(bfloat16_t{0xff80});  // minus infinity
   convolve<Walk<2, 1>>(dy, w, nullptr, dx, window, no_floor, true);
 }
 
 CB_KERNEL(THREADS, 3)
 depthwise_wgrad_s1(const CB_ELEMENT* x, const CB_ELEMENT* dy, float* partials, const Window window) {
+  cb_dependent_launch();
   sum_strips<Walk<1, 1>>(x, dy, partials, window);
 }
 
 CB_KERNEL(THREADS, 2)
 depthwise_wgrad_s2(const CB_ELEMENT* x, const CB_ELEMENT* dy, float* partials, const Window window) {
+  cb_dependent_launch();
   sum_strips<Walk<1, 2>>(x, dy, partials, window);
 }

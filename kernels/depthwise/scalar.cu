@@ -17,6 +17,7 @@ constexpr int REDUCE_CHANNELS = 16, REDUCE_LOADS = 8;
 CB_KERNEL(THREADS, 4)
 depthwise_each(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEMENT* bias, CB_ELEMENT* y, const Window window,
                float floor, int turn, int filter, int up, int down) {
+  cb_dependent_launch();
   const int c = window.c, taps = filter * filter;
   const u32 flat = cb_block_x() * THREADS + (u32)cb_thread();
   const u32 item = flat / (u32)window.slab_vectors;
@@ -58,6 +59,7 @@ depthwise_each(const CB_ELEMENT* x, const CB_ELEMENT* w, const CB_ELEMENT* bias,
 CB_KERNEL(THREADS, 4)
 depthwise_wgrad_each(const CB_ELEMENT* x, const CB_ELEMENT* dy, float* partials, const Window window, int filter,
                      int stride) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, THREADS);
   const int c = window.c, taps = filter * filter, tap = (int)cb_block_z(), r = tap / filter, s = tap % filter;
   const int walkers = THREADS / window.slab_vectors, walker = cb_thread() / window.slab_vectors;
@@ -93,6 +95,7 @@ depthwise_wgrad_each(const CB_ELEMENT* x, const CB_ELEMENT* dy, float* partials,
 // Add up all blocks' partial results of one tap (block y) of REDUCE_CHANNELS channels (block x).
 CB_KERNEL(THREADS, 1)
 depthwise_wgrad_reduce(const float* partials, CB_ELEMENT* dw, CB_ELEMENT* db, int num_partials, int c, int taps) {
+  cb_dependent_launch();
   constexpr int PARTS = THREADS / REDUCE_CHANNELS;
   CB_SHARED(float, shared, THREADS);
   const int part = cb_thread() / REDUCE_CHANNELS, tap = (int)cb_block_y();

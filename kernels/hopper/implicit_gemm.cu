@@ -107,6 +107,7 @@ ENTRY(CB_TENSOR_MAP a_map,
   } else {
     cb_sync();
   }
+  cb_dependent_launch();
 
   Ring ring;
   if (cb_thread() < WARPGROUP) {

@@ -75,6 +75,7 @@ CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int
 CB_KERNEL(THREADS, 3)
 batch_norm_statistics(const CB_ELEMENT* x, float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes,
                       int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
@@ -122,6 +123,7 @@ CB_DEVICE Moments merge_tiles(const float* partials, int begin, int end, int cha
 
 CB_KERNEL(THREADS, 4)
 batch_norm_merge(const float* partials, int tiles, int tiles_per_slice, int channels, float* merged) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS * FINISH_LANES * 3);
   const int begin = (int)cb_block_y() * tiles_per_slice;
   const int end = begin + tiles_per_slice < tiles ? begin + tiles_per_slice : tiles;
@@ -139,6 +141,7 @@ batch_norm_merge(const float* partials, int tiles, int tiles_per_slice, int chan
 CB_KERNEL(THREADS, 4)
 batch_norm_finish(const float* partials, const CB_ELEMENT* origin, int tiles, int channels, float* mean, float* inv_std,
                   float* running_mean, float* running_var, float momentum, float eps) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS * FINISH_LANES * 3);
   const Moments total = merge_tiles(partials, 0, tiles, channels, shared);
   const int c = finish_column();
@@ -199,6 +202,7 @@ CB_KERNEL(THREADS, 3)
 batch_norm_apply(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean,
                  const float* spread, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
                  float eps, int is_variance, int relu) {
+  cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
     normalise<WIDE>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
@@ -222,6 +226,7 @@ struct Folds {
 
 CB_KERNEL(THREADS, 4)
 batch_norm_fold(const Folds folds) {
+  cb_dependent_launch();
   const Fold& norm = folds.norms[cb_block_y()];
   const int c = (int)cb_block_x() * THREADS + cb_thread();
   if (c >= norm.channels) return;
@@ -266,6 +271,7 @@ CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const f
 CB_KERNEL(THREADS, 3)
 batch_norm_backward_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
                          float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
@@ -279,6 +285,7 @@ batch_norm_backward_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float*
 CB_KERNEL(THREADS, 4)
 batch_norm_backward_finish(const float* partials, int tiles, int channels, float inv_rows, CB_ELEMENT* dgamma,
                            CB_ELEMENT* dbeta, float* means) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS * FINISH_LANES);
   const float sum = finish_sum(partials, tiles, 2 * channels, shared);
   const int column = finish_column();
@@ -328,6 +335,7 @@ CB_KERNEL(THREADS, 2)
 batch_norm_backward_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
                           const float* inv_std, const CB_ELEMENT* gamma, const float* means, i64 num_rows,
                           int rows_per_tile, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
     input_gradient<WIDE>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes);

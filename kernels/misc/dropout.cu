@@ -70,6 +70,7 @@ struct DropoutWork {
 CB_KERNEL(THREADS, 3)
 dropout(const CB_ELEMENT* x, CB_ELEMENT* y, u8* mask, i64 count, float p, float factor, const int* step, u32 key0,
         u32 key1) {
+  cb_dependent_launch();
   const bool aligned = is_aligned(x) && is_aligned(y) && is_aligned(mask);
   for_elements<2>(count, aligned, DropoutWork{x, y, mask, p, factor, (u32)*step, key0, key1});
 }
@@ -104,6 +105,7 @@ struct DropoutBackwardWork {
 // dx may be dy.
 CB_KERNEL(THREADS, 3)
 dropout_backward(const CB_ELEMENT* dy, const u8* mask, CB_ELEMENT* dx, i64 count, float factor) {
+  cb_dependent_launch();
   const bool aligned = is_aligned(dy) && is_aligned(mask) && is_aligned(dx);
   for_elements<LOADS>(count, aligned, DropoutBackwardWork{dy, mask, dx, factor});
 }

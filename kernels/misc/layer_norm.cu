@@ -76,6 +76,7 @@ CB_DEVICE void normalise_rows(const CB_ELEMENT* x, const CB_ELEMENT* gamma, cons
 CB_KERNEL(THREADS, 3)
 layer_norm(const CB_ELEMENT* x, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, CB_ELEMENT* y, float* statistics,
            i64 num_rows, int channels, int lanes, int vector, float eps) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   if (vector > 1) {
     normalise_rows<WIDE>(x, gamma, beta, y, statistics, num_rows, channels, lanes, eps, shared);
@@ -127,6 +128,7 @@ CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB
 CB_KERNEL(THREADS, 3)
 layer_norm_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
                     CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   if (vector > 1) {
     row_gradients<WIDE>(dy, x, gamma, statistics, dx, num_rows, channels, lanes, shared);
@@ -176,6 +178,7 @@ CB_DEVICE void tile_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float*
 CB_KERNEL(THREADS, 3)
 layer_norm_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* statistics, float* partials, i64 num_rows,
                 int rows_per_tile, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {

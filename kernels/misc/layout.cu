@@ -49,6 +49,7 @@ struct EncodeWork {
 
 CB_KERNEL(THREADS, 3)
 encode(const float* x, CB_ELEMENT* y, i64 count) {
+  cb_dependent_launch();
   for_elements<LOADS>(count, is_aligned(x) && is_aligned(y), EncodeWork{x, y});
 }
 
@@ -75,6 +76,7 @@ struct DecodeWork {
 
 CB_KERNEL(THREADS, 3)
 decode(const CB_ELEMENT* x, float* y, i64 count) {
+  cb_dependent_launch();
   for_elements<LOADS>(count, is_aligned(x) && is_aligned(y), DecodeWork{x, y});
 }
 
@@ -82,6 +84,7 @@ decode(const CB_ELEMENT* x, float* y, i64 count) {
 CB_KERNEL(THREADS, 4)
 pack(const float* x, CB_ELEMENT* y, i64 num_pixels, int pixels, int channels, int padded, i64 sample_stride,
      int pixel_stride, int channel_stride) {
+  cb_dependent_launch();
   const i64 at = (i64)cb_block_x() * THREADS + cb_thread();
   if (at >= num_pixels) return;
   const float* source = x + at / pixels * sample_stride + at % pixels * pixel_stride;
@@ -107,6 +110,7 @@ pack(const float* x, CB_ELEMENT* y, i64 num_pixels, int pixels, int channels, in
 
 CB_KERNEL(THREADS, 4)
 copy_channels(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int channels, int wanted) {
+  cb_dependent_launch();
   const i64 row = (i64)cb_block_x() * THREADS + cb_thread();
   if (row >= num_rows) return;
   for (int c = 0; c < wanted; ++c) {
@@ -128,6 +132,7 @@ CB_DEVICE TilePlace tile_of_block(int pixels) {
 
 CB_KERNEL(THREADS, 4)
 nchw_to_nhwc(const float* x, CB_ELEMENT* y, int pixels, int channels, int padded) {
+  cb_dependent_launch();
   CB_SHARED(float, tile, TILE * (TILE + 1));
   const TilePlace at = tile_of_block(pixels);
   const int along = cb_lane(), across = cb_warp();
@@ -149,6 +154,7 @@ nchw_to_nhwc(const float* x, CB_ELEMENT* y, int pixels, int channels, int padded
 
 CB_KERNEL(THREADS, 4)
 nhwc_to_nchw(const CB_ELEMENT* x, float* y, int pixels, int channels, int padded) {
+  cb_dependent_launch();
   CB_SHARED(float, tile, TILE * (TILE + 1));
   const TilePlace at = tile_of_block(pixels);
   const int along = cb_lane(), across = cb_warp();

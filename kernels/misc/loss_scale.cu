@@ -46,6 +46,7 @@ struct FiniteWork {
 
 CB_KERNEL(THREADS, 4)
 find_overflow(const CB_ELEMENT* gradient, i64 count, int* flags) {
+  cb_dependent_launch();
   CB_SHARED(int, shared, WARPS);
   int overflow = 0;
   for_elements<LOADS>(count, is_aligned(gradient), FiniteWork{gradient, overflow});
@@ -55,6 +56,7 @@ find_overflow(const CB_ELEMENT* gradient, i64 count, int* flags) {
 
 CB_KERNEL(THREADS, 1)
 update_loss_scale(const int* flags, i64 blocks, float* state, float interval) {
+  cb_dependent_launch();
   CB_SHARED(int, shared, WARPS);
   int overflow = 0;
   for (i64 block = cb_thread(); block < blocks; block += THREADS) overflow |= flags[block];

@@ -110,6 +110,7 @@ struct SgdWork {
 CB_KERNEL(THREADS, 2)
 sgd(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, i64 count,
     const float* rate, float weight_decay) {
+  cb_dependent_launch();
   const float unscale = unscale_of(scaling);
   if (unscale == 0.0f) return;
   const Parameters of = {parameters, master, gradient, unscale, weight_decay};
@@ -151,6 +152,7 @@ struct MomentumWork {
 CB_KERNEL(THREADS, 2)
 momentum(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, float* velocity,
          i64 count, const float* rate, float factor, float weight_decay) {
+  cb_dependent_launch();
   const float unscale = unscale_of(scaling);
   if (unscale == 0.0f) return;
   const Parameters of = {parameters, master, gradient, unscale, weight_decay};
@@ -204,6 +206,7 @@ CB_KERNEL(THREADS, 2)
 adam(CB_ELEMENT* parameters, float* master, const CB_ELEMENT* gradient, const float* scaling, float* mean,
      float* square, i64 count, const int* step, const float* rate, float beta1, float rest1, float log1, float beta2,
      float rest2, float log2, float eps, float weight_decay) {
+  cb_dependent_launch();
   const float unscale = unscale_of(scaling);
   if (unscale == 0.0f) return;
   const float t = (float)*step - (scaling == nullptr ? 0.0f : scaling[SKIPPED]);

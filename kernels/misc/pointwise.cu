@@ -33,6 +33,7 @@ struct ActivationWork {
 // y may be x.
 CB_KERNEL(THREADS, 4)
 activation(const CB_ELEMENT* x, CB_ELEMENT* y, i64 count, int kind) {
+  cb_dependent_launch();
   for_elements<2>(count, is_aligned(x) && is_aligned(y), ActivationWork{x, y, kind});
 }
 
@@ -61,6 +62,7 @@ struct ActivationBackwardWork {
 // dx may be dy or saved.
 CB_KERNEL(THREADS, 3)
 activation_backward(const CB_ELEMENT* dy, const CB_ELEMENT* saved, CB_ELEMENT* dx, i64 count, int kind) {
+  cb_dependent_launch();
   const bool aligned = is_aligned(dy) && is_aligned(saved) && is_aligned(dx);
   for_elements<2>(count, aligned, ActivationBackwardWork{dy, saved, dx, kind});
 }
@@ -102,6 +104,7 @@ struct AddWork {
 CB_KERNEL(THREADS, 2)
 add(const CB_ELEMENT* a, const CB_ELEMENT* b, const CB_ELEMENT* c, const CB_ELEMENT* d, CB_ELEMENT* y, i64 count,
     int relu) {
+  cb_dependent_launch();
   const bool aligned = is_aligned(a) && is_aligned(b) && is_aligned(c) && is_aligned(d) && is_aligned(y);
   for_elements<2>(count, aligned, AddWork{a, b, c, d, y, relu});
 }
@@ -123,6 +126,7 @@ CB_DEVICE void copy_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows rows
 CB_KERNEL(THREADS, 4)
 copy_columns(const CB_ELEMENT* source, CB_ELEMENT* target, i64 num_rows, int rows_per_tile, int columns,
              int source_columns, int target_columns, int lanes, int vector) {
+  cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
     copy_tile<WIDE>(source, target, rows, columns, source_columns, target_columns, lanes);
@@ -155,6 +159,7 @@ CB_DEVICE void place_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows row
 CB_KERNEL(THREADS, 4)
 place_columns(const CB_ELEMENT* source, CB_ELEMENT* target, i64 num_rows, int rows_per_tile, int begin, int columns,
               int target_columns, int lanes, int vector) {
+  cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
     place_tile<WIDE>(source, target, rows, begin, columns, target_columns, lanes);

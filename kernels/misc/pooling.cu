@@ -128,6 +128,7 @@ CB_DEVICE void largest(const CB_ELEMENT* x, CB_ELEMENT* y, u8* argmax, const Poo
 
 CB_KERNEL(THREADS, 3)
 max_pool2d(const CB_ELEMENT* x, CB_ELEMENT* y, u8* argmax, PoolShape shape, int code, int relu, int vector) {
+  cb_dependent_launch();
   if (vector > 1) {
     largest<WIDE>(x, y, argmax, shape, code, relu);
   } else {
@@ -160,6 +161,7 @@ CB_DEVICE void mean(const CB_ELEMENT* x, CB_ELEMENT* y, const PoolShape& shape) 
 
 CB_KERNEL(THREADS, 3)
 avg_pool2d(const CB_ELEMENT* x, CB_ELEMENT* y, PoolShape shape, int vector) {
+  cb_dependent_launch();
   if (vector > 1) {
     mean<WIDE>(x, y, shape);
   } else {
@@ -227,6 +229,7 @@ CB_DEVICE void largest_gradient(const CB_ELEMENT* dy, const u8* argmax, CB_ELEME
 
 CB_KERNEL(THREADS, 2)
 max_pool2d_backward(const CB_ELEMENT* dy, const u8* argmax, CB_ELEMENT* dx, PoolShape shape, int vector) {
+  cb_dependent_launch();
   if (vector > 1) {
     largest_gradient<WIDE>(dy, argmax, dx, shape);
   } else {
@@ -259,6 +262,7 @@ CB_DEVICE void mean_gradient(const CB_ELEMENT* dy, CB_ELEMENT* dx, const PoolSha
 
 CB_KERNEL(THREADS, 3)
 avg_pool2d_backward(const CB_ELEMENT* dy, CB_ELEMENT* dx, PoolShape shape, int vector) {
+  cb_dependent_launch();
   if (vector > 1) {
     mean_gradient<WIDE>(dy, dx, shape);
   } else {

@@ -30,6 +30,7 @@ CB_DEVICE void sum_tile(const CB_ELEMENT* x, float* partials, Rows rows, int cha
 CB_KERNEL(THREADS, 4)
 column_sums(const CB_ELEMENT* x, float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes,
             int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, COLUMN_SHARED);
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
@@ -41,6 +42,7 @@ column_sums(const CB_ELEMENT* x, float* partials, i64 num_rows, int rows_per_til
 
 CB_KERNEL(THREADS, 4)
 column_sums_finish(const float* partials, int tiles, int channels, CB_ELEMENT* out) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS * FINISH_LANES);
   const float sum = finish_sum(partials, tiles, channels, shared);
   if (cb_thread() < FINISH_LANES && finish_column() < channels) out[finish_column()] = from_float<CB_ELEMENT>(sum);

@@ -58,6 +58,7 @@ CB_DEVICE void sample_mean(const CB_ELEMENT* x, CB_ELEMENT* y, int num_rows, int
 
 CB_KERNEL(THREADS, 4)
 global_avg_pool(const CB_ELEMENT* x, CB_ELEMENT* y, int num_rows, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, COLUMN_SHARED);
   if (vector > 1) {
     sample_mean<WIDE>(x, y, num_rows, channels, lanes, shared);
@@ -84,6 +85,7 @@ CB_DEVICE void spread_mean(const CB_ELEMENT* dy, CB_ELEMENT* dx, int num_rows, i
 CB_KERNEL(THREADS, 4)
 global_avg_pool_backward(const CB_ELEMENT* dy, CB_ELEMENT* dx, int num_rows, int rows_per_tile, int channels,
                          int lanes, int vector) {
+  cb_dependent_launch();
   if (vector > 1) {
     spread_mean<WIDE>(dy, dx, num_rows, rows_per_tile, channels, lanes);
   } else {
@@ -120,6 +122,7 @@ CB_DEVICE void scale_rows(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* 
 CB_KERNEL(THREADS, 3)
 scale(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* y, int num_rows, int rows_per_tile, int channels, int lanes,
       int vector) {
+  cb_dependent_launch();
   if (vector > 1) {
     scale_rows<WIDE>(x, s, y, num_rows, rows_per_tile, channels, lanes);
   } else {
@@ -158,6 +161,7 @@ CB_DEVICE void scale_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const 
 CB_KERNEL(THREADS, 3)
 scale_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* dx, CB_ELEMENT* ds,
                int num_rows, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, COLUMN_SHARED);
   if (vector > 1) {
     scale_gradients<WIDE>(dy, x, s, dx, ds, num_rows, channels, lanes, shared);

@@ -44,6 +44,7 @@ CB_DEVICE float row_maximum(const CB_ELEMENT* scores, const RowWalk& at, float* 
 // y may be x.
 CB_KERNEL(THREADS, 4)
 softmax(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int classes, int lanes) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   for_rows(num_rows, classes, lanes, [&](const RowWalk& at) {
     const CB_ELEMENT* scores = x + at.row * classes;
@@ -59,6 +60,7 @@ softmax(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int classes, int lanes
 // dx may be dy.
 CB_KERNEL(THREADS, 4)
 softmax_backward(const CB_ELEMENT* dy, const CB_ELEMENT* y, CB_ELEMENT* dx, i64 num_rows, int classes, int lanes) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   for_rows(num_rows, classes, lanes, [&](const RowWalk& at) {
     const CB_ELEMENT* errors = dy + at.row * classes;
@@ -77,6 +79,7 @@ softmax_backward(const CB_ELEMENT* dy, const CB_ELEMENT* y, CB_ELEMENT* dx, i64 
 CB_KERNEL(THREADS, 4)
 softmax_cross_entropy(const CB_ELEMENT* logits, const int* labels, CB_ELEMENT* dlogits, double* losses, i64 num_rows,
                       int classes, int lanes, float inv_count, const float* scale) {
+  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   CB_SHARED(double, block_losses, THREADS);
   const float factor = scale == nullptr ? inv_count : inv_count * *scale;
@@ -105,6 +108,7 @@ softmax_cross_entropy(const CB_ELEMENT* logits, const int* labels, CB_ELEMENT* d
 
 CB_KERNEL(THREADS, 4)
 softmax_cross_entropy_finish(const double* losses, int blocks, double* loss, double inv_count) {
+  cb_dependent_launch();
   CB_SHARED(double, shared, THREADS);
   double sum = 0.0;
   CB_NO_UNROLL

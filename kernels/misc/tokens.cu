@@ -37,6 +37,7 @@ CB_DEVICE void add_positions(const CB_ELEMENT* x, const CB_ELEMENT* token, const
 CB_KERNEL(THREADS, 3)
 tokens(const CB_ELEMENT* x, const CB_ELEMENT* token, const CB_ELEMENT* position, CB_ELEMENT* y, i64 num_samples,
        int samples_per_tile, int columns, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   const Rows samples = rows_of_tile(cb_block_x(), samples_per_tile, num_samples);
   if (vector > 1) {
     add_positions<WIDE>(x, token, position, y, samples, columns, channels, lanes);

@@ -33,6 +33,7 @@ CB_DEVICE i64 own_index() { return (i64)cb_block_x() * THREADS + cb_thread(); }
 CB_KERNEL(THREADS, 1)
 conv2d_fprop(const CB_ELEMENT* x, const CB_ELEMENT* filter, const CB_ELEMENT* bias, CB_ELEMENT* y,
              const Convolution conv) {
+  cb_dependent_launch();
   const i64 index = own_index(), pixel = index / conv.k, row = pixel / conv.q, n = row / conv.p;
   if (n >= conv.n) return;
   const int k = (int)(index % conv.k), q = (int)(pixel % conv.q), p = (int)(row % conv.p);
@@ -53,6 +54,7 @@ conv2d_fprop(const CB_ELEMENT* x, const CB_ELEMENT* filter, const CB_ELEMENT* bi
 
 CB_KERNEL(THREADS, 1)
 conv2d_dgrad(const CB_ELEMENT* dy, const CB_ELEMENT* filter, CB_ELEMENT* dx, const Convolution conv) {
+  cb_dependent_launch();
   const i64 index = own_index(), pixel = index / conv.c, row = pixel / conv.w, n = row / conv.h;
   if (n >= conv.n) return;
   const int c = (int)(index % conv.c), w = (int)(pixel % conv.w), h = (int)(row % conv.h);
@@ -77,6 +79,7 @@ conv2d_dgrad(const CB_ELEMENT* dy, const CB_ELEMENT* filter, CB_ELEMENT* dx, con
 // Threads beyond the filter's elements own those of the bias's gradient.
 CB_KERNEL(THREADS, 1)
 conv2d_wgrad(const CB_ELEMENT* x, const CB_ELEMENT* dy, CB_ELEMENT* dw, CB_ELEMENT* db, const Convolution conv) {
+  cb_dependent_launch();
   const int group_c = conv.c / conv.groups;
   const i64 index = own_index(), elements = (i64)conv.k * conv.r * conv.s * group_c;
   const bool is_bias = index >= elements;

@@ -40,15 +40,18 @@ CB_DEVICE void multiply(const CB_ELEMENT* a, i64 a_row, i64 a_step, const CB_ELE
 
 CB_KERNEL(THREADS, 1)
 gemm_nn(const CB_ELEMENT* a, const CB_ELEMENT* b, const CB_ELEMENT* bias, CB_ELEMENT* out, const Product product) {
+  cb_dependent_launch();
   multiply(a, product.k, 1, b, 1, product.n, bias, out, product);
 }
 
 CB_KERNEL(THREADS, 1)
 gemm_nt(const CB_ELEMENT* a, const CB_ELEMENT* b, const CB_ELEMENT* bias, CB_ELEMENT* out, const Product product) {
+  cb_dependent_launch();
   multiply(a, product.k, 1, b, product.k, 1, bias, out, product);
 }
 
 CB_KERNEL(THREADS, 1)
 gemm_tn(const CB_ELEMENT* a, const CB_ELEMENT* b, const CB_ELEMENT* bias, CB_ELEMENT* out, const Product product) {
+  cb_dependent_launch();
   multiply(a, 1, product.m, b, 1, product.n, bias, out, product);
 }

@@ -59,6 +59,7 @@ static CB_DEVICE void add_up(const Epilogue& epilogue, const float* partials, i6
 CB_KERNEL(THREADS, 4)
 split_k_reduce(CB_ELEMENT* out, const CB_ELEMENT* bias, const float* scale, const float* shift,
                const CB_ELEMENT* residual, const CB_ELEMENT* mask, const float* partials, const Output output) {
+  cb_dependent_launch();
   CB_SHARED(float, shares, WARPS * WARP * EACH);
   const Epilogue epilogue{output, out, bias, scale, shift, residual, mask, nullptr, nullptr};
   const bool many = epilogue.slices >= MANY;

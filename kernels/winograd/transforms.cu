@@ -57,6 +57,7 @@ struct Item {
 
 CB_KERNEL(THREADS, 2)
 winograd_filter(const CB_ELEMENT* filter, float* transformed, int k, int c, int turned) {
+  cb_dependent_launch();
   const u32 width = (u32)padded(c), item = cb_block_x() * THREADS + (u32)cb_thread();
   const int row = (int)(item / width), column = (int)(item - (u32)row * width);
   if (row >= padded(k)) return;
@@ -87,6 +88,7 @@ winograd_filter(const CB_ELEMENT* filter, float* transformed, int k, int c, int 
 CB_KERNEL(THREADS, 2)
 winograd_source(const CB_ELEMENT* source, float* transformed, const Tiles tiles, int h, int w, int c, int above,
                 int before) {
+  cb_dependent_launch();
   const i64 stride = (i64)tiles.count * padded(c);
   const i64 number = (i64)cb_block_x() * THREADS + cb_thread();
   if (number >= stride) return;
@@ -121,6 +123,7 @@ CB_KERNEL(THREADS, 2)
 winograd_result(const float* sums, CB_ELEMENT* out, const CB_ELEMENT* bias, const float* scale, const float* shift,
                 const CB_ELEMENT* residual, const CB_ELEMENT* mask, const Tiles tiles, int h, int w,
                 const Output output) {
+  cb_dependent_launch();
   const Epilogue epilogue{output, out, bias, scale, shift, residual, mask, nullptr, nullptr};
   CB_SHARED(float, shared, PIXELS * THREADS);
   const int channels = output.columns;

@@ -38,6 +38,9 @@ CB_DEVICE u32 cb_block_z() { return cpusim_block(2); }
 CB_DEVICE u32 cb_num_blocks_x() { return cpusim_num_blocks(0); }
 CB_DEVICE u32 cb_num_blocks_y() { return cpusim_num_blocks(1); }
 
+// Launches follow each other here.
+CB_DEVICE void cb_dependent_launch() {}
+
 // Lanes outside the warp are given by shfl.sync's wrapping of its operand to five bits; nobody means that.
 CB_DEVICE int cpusim_lane_xor(int bits, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   if (bits < 0 || bits > 31) cpusim_fail(file, line, "cb_shuffle_xor with bits outside 0..31");

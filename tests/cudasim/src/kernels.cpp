@@ -289,6 +289,18 @@ API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
   enqueue(stream, [=] { run(*function, grid.of, block.of, shared, arguments->get()); });
   return CUDA_SUCCESS;
 }
+// Launches follow each other here, whatever overlap is allowed.
+API CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** given, void** extra) {
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) return CUDA_ERROR_NOT_SUPPORTED;
+    const int allowed = attribute.value.programmaticStreamSerializationAllowed;
+    if (allowed != 0 && allowed != 1) return CUDA_ERROR_INVALID_VALUE;
+    if (allowed && gpu(((const Function*)handle)->device).major < 9) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return cuLaunchKernel(handle, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                        config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, given, extra);
+}
 API CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                        CUstream, void**) {
   return CUDA_ERROR_NOT_SUPPORTED;

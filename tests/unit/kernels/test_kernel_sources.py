@@ -54,6 +54,15 @@ def test_a_kernel_begins_with_its_licence_and_with_what_it_is(path):
     assert len(lines) <= MOST_LINES
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path not in DEVICES], ids=lambda path: path.name)
+def test_every_kernel_waits_for_the_launch_before_it(path):
+    """From Hopper on it may begin before that one has ended; what it does first touches no memory of the GPU."""
+    kernels_of = re.split(r"^CB_KERNEL\(", code_of(path), flags=re.MULTILINE)[1:]
+    preambles = [kernel.partition("{")[2].partition("cb_dependent_launch();") for kernel in kernels_of]
+    assert all(wait for _, wait, _ in preambles)
+    assert {before.strip() for before, _, _ in preambles if path.parent.name != "hopper"} <= {""}
+
+
 def test_every_source_is_in_the_configs_and_the_other_way_round():
     """A file that no variant is made of is never compiled, so never checked."""
     with (ROOT / "configs.toml").open("rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import struct
 import sys
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from cubatch.kernels.tensor_map import TensorMap, Window
 from cubatch.kernels.toolchain.cubins import Cubin, Resources
 from cubatch.kernels.variant import Kernel
 
-V100 = catalogue.find("v100-sxm2-16gb")
+V100, H100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("h100-sxm")
 HANDLE, STREAM, ADDRESS = 0xF00, 0xABC, 0x1000
 
 
@@ -37,12 +38,26 @@ class FakeDriver:
 
     def __init__(self, status=0):
         self.status, self.launches, self.sizes = status, [], ()
+        self.knows, self.attributes = 13000, []
 
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, pointers, extra):
         assert extra is None
         data = [ctypes.string_at(pointer, size) for pointer, size in zip(pointers, self.sizes, strict=True)]
         self.launches.append((function.value, (gx, gy, gz), (bx, by, bz), shared, stream.value, data))
         return self.status
+
+    def cuDriverGetVersion(self, number):
+        number._obj.value = self.knows
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, pointers, extra):
+        """Read CUlaunchConfig at the offsets that a C compiler gives its fields, and its attribute."""
+        at = ctypes.addressof(config._obj)
+        *shape, shared = struct.unpack("7I", ctypes.string_at(at, 28))
+        stream, attributes, count = struct.unpack("QQI", ctypes.string_at(at + 32, 20))
+        assert count == 1
+        self.attributes.append((*struct.unpack("i4xi", ctypes.string_at(attributes, 12)),))
+        return self.cuLaunchKernel(function, *shape, shared, ctypes.c_void_p(stream), pointers, extra)
 
 
 class FakeFunction:
@@ -59,9 +74,9 @@ class FakeCupy:
     __version__ = "14.0.1"
 
     def __init__(self):
-        self.loaded, self.functions = [], {}
+        self.loaded, self.functions, self.stream = [], {}, STREAM
         self.cuda = SimpleNamespace(
-            get_current_stream=lambda: SimpleNamespace(ptr=STREAM),
+            get_current_stream=lambda: SimpleNamespace(ptr=self.stream),
             runtime=SimpleNamespace(runtimeGetVersion=lambda: 12090),
         )
 
@@ -71,8 +86,9 @@ class FakeCupy:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """A launcher on made-up libraries: (launcher, driver, cupy, resources of the entry)."""
+def gpu(monkeypatch, request):
+    """A launcher on made-up libraries, of a V100 or of the device given: (launcher, driver, cupy, resources)."""
+    device, knows = getattr(request, "param", (V100, 13000))
     driver, cupy, compiled = FakeDriver(), FakeCupy(), []
     resources = SimpleNamespace(shared_bytes=0, registers=128)
 
@@ -84,7 +100,8 @@ def gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(cuda_driver, "load", lambda: driver)
     monkeypatch.setattr(launch.compiler, "compile_kernel", compile_kernel)
-    launcher = launch.CudaLauncher(V100)
+    driver.knows = knows
+    launcher = launch.CudaLauncher(device)
     return SimpleNamespace(launcher=launcher, driver=driver, cupy=cupy, resources=resources, compiled=compiled)
 
 
@@ -104,6 +121,22 @@ def test_arguments_reach_the_driver_as_pointers_and_by_value(gpu):
     assert (function, grid, block, shared, stream) == (HANDLE, (5, 2, 3), (96, 1, 1), 0, STREAM)
     assert [int.from_bytes(part, "little", signed=True) for part in data[:4]] == [ADDRESS, 0, -9, 1 << 40]
     assert data[4] == record.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "attributes"), [((H100, 12030), [(6, 1)] * 2), ((H100, 12020), []), ((V100, 13000), [])], indirect=["gpu"]
+)
+def test_from_hopper_on_a_launch_may_overlap_the_one_before(gpu, attributes):
+    """Programmatic stream serialization (6) is allowed where kernels wait and graphs hold it; nothing else differs."""
+    gpu.driver.sizes = (4,)
+    work = gpu.launcher.bind(kernel(dynamic_shared_bytes=1 << 10), (5, 2, 3), [np.int32(-9)])
+    work()
+    gpu.cupy.stream = STREAM + 1
+    work()
+    assert gpu.driver.launches == [
+        (HANDLE, (5, 2, 3), (96, 1, 1), 1 << 10, stream, [np.int32(-9).tobytes()]) for stream in (STREAM, STREAM + 1)
+    ]
+    assert gpu.driver.attributes == attributes
 
 
 def test_an_array_of_the_hosts_is_refused(gpu):
