@@ -298,7 +298,10 @@ def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) 
 
 def _expected(kernel: Kernel, arch: str) -> tuple[str, ...]:
     """Name the instructions to look for."""
-    return EXPECTED.get(kernel.family, ()) if _is_readable(arch) else ()
+    if not _is_readable(arch):
+        return ()
+    waits = ("ACQBULK",) if "griddepcontrol" in architectures.of(_capability(arch)).instructions else ()
+    return (*EXPECTED.get(kernel.family, ()), *waits)
 
 
 def _is_readable(arch: str) -> bool:

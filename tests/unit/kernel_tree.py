@@ -11,11 +11,18 @@ HEADER = "#pragma once\n#define SCALE 2.0f\n"
 # Two entries in one unit; `sums` uses 1 KiB of shared memory and a barrier.
 SOURCE = """
 #include "common/scale.cuh"
+#if __CUDA_ARCH__ >= 900
+#define WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define WAIT
+#endif
 extern "C" __global__ void __launch_bounds__(256) doubled(const CB_ELEMENT* x, CB_ELEMENT* y) {
+  WAIT;
   y[threadIdx.x] = SCALE * x[threadIdx.x];
 }
 extern "C" __global__ void __launch_bounds__(256) sums(const CB_ELEMENT* x, CB_ELEMENT* y) {
   __shared__ float s[256];
+  WAIT;
   s[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
   y[threadIdx.x] = s[threadIdx.x] + s[255 - threadIdx.x];

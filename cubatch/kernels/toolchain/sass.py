@@ -19,7 +19,7 @@ INSTRUCTION_BYTES = 16
 
 OPCODES = {
     0x236: "HMMA", 0x23C: "HMMA", 0x9F0: "HGMMA", 0x3B4: "UTMALDG", 0x5B4: "UTMALDG", 0x3B5: "UTMASTG", 0x83B: "LDSM",
-    0xFAE: "LDGSTS", 0x387: "STL", 0x983: "LDL",
+    0xFAE: "LDGSTS", 0x387: "STL", 0x983: "LDL", 0x82E: "ACQBULK",
 }  # fmt: skip
 """What kernels are checked for, as NVIDIA's disassembler names it; others are not counted."""
 

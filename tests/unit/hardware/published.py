@@ -87,9 +87,9 @@ CARVEOUTS = {
 
 # By all variants under one build of the compiler.
 SAME_PTX = {
-    "plain": ((52, 61), (70, 75, 80, 86, 89, 90), (100, 120)),
-    "bfloat16": ((52, 61), (70, 75), (80, 86, 89, 90), (100, 120)),
-    "mma": ((80, 86, 89, 90), (100, 120)),
+    "plain": ((52, 61), (70, 75, 80, 86, 89), (100, 120)),
+    "bfloat16": ((52, 61), (70, 75), (80, 86, 89), (100, 120)),
+    "mma": ((80, 86, 89), (100, 120)),
 }
 
 NAMES = {3: "Kepler", 5: "Maxwell", 6: "Pascal", 9: "Hopper", 10: "Blackwell", 11: "Blackwell", 12: "Blackwell"}

@@ -315,7 +315,7 @@ def test_kernels_run_where_their_instructions_are(name, table):
     for dtype in ("float16", "bfloat16", "tf32"):
         assert any(one.runs_on(number) for one in variants_of("mma", dtype)) == (dtype in table["tensor_dtypes"])
     assert ("ldmatrix" in table["instructions"]) == (number >= 75)
-    assert ("tma" in table["instructions"]) == (number >= 90)
+    assert ("tma" in table["instructions"]) == ("griddepcontrol" in table["instructions"]) == (number >= 90)
 
 
 @every_table

@@ -16,6 +16,7 @@ from cubatch.hardware import catalogue
 from cubatch.hardware import driver as cuda_driver
 from cubatch.hardware.facts import Device
 from cubatch.kernels import launch
+from cubatch.kernels import variant as variants
 from cubatch.kernels.tensor_map import TensorMap, Window
 from cubatch.kernels.toolchain.cubins import Cubin, Resources
 from cubatch.kernels.variant import Kernel
@@ -137,6 +138,25 @@ def test_from_hopper_on_a_launch_may_overlap_the_one_before(gpu, attributes):
         (HANDLE, (5, 2, 3), (96, 1, 1), 1 << 10, stream, [np.int32(-9).tobytes()]) for stream in (STREAM, STREAM + 1)
     ]
     assert gpu.driver.attributes == attributes
+
+
+@pytest.mark.parametrize(
+    ("family", "has_tile", "registers", "blocks", "is_early"),
+    [
+        ("simt", True, 255, 132, False), ("simt", True, 255, 263, False), ("simt", True, 255, 264, True),
+        ("hopper", True, 168, 30, True), ("attention", False, 255, 132, False), ("misc", False, 255, 132, True),
+        ("simt", False, 255, 32, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("gpu", [(H100, 13000)], indirect=True)
+def test_blocks_that_would_crowd_on_a_few_sms_do_not_come_early(gpu, family, has_tile, registers, blocks, is_early):
+    """Of 128 threads of 255 registers an SM holds two blocks: 264 fill an H100, and 132 could crowd on 66 SMs."""
+    gpu.resources.registers = registers
+    threads = 384 if family == "hopper" else 128
+    tile = variants.find("gemm_nt", "float32", tile="128x128x8", vector=4).tile if has_tile else None
+    gpu.launcher.bind(kernel(family=family, tile=tile, threads=threads), (blocks // 2, 1, 2), [])()
+    assert len(gpu.driver.launches) == 1
+    assert bool(gpu.driver.attributes) == is_early
 
 
 def test_an_array_of_the_hosts_is_refused(gpu):

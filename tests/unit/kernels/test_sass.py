@@ -87,3 +87,12 @@ def test_the_survey_misses_tensor_cores_where_a_family_promises_them(kernels, tm
         "with_cores": (),
         "without": ("no HMMA in its machine code",),
     }
+
+
+def test_the_survey_misses_the_wait_of_kernels_that_may_be_launched_early(kernels, tmp_path):
+    """From Hopper on a kernel without griddepcontrol.wait could run before its operands are there."""
+    found, root = kernels
+
+    rows = survey.survey(found, ["sm_90"], root=root, folder=tmp_path / "cubins")
+
+    assert all("no ACQBULK in its machine code" in row.problems for row in rows)
