@@ -86,12 +86,12 @@ def test_a_module_is_tuned_in_what_a_notebook_leaves_of_its_gpu():
     assert max(m.peak_bytes or 0 for m in result.measurements) <= free
 
 
-@pytest.mark.parametrize(("autocast", "times"), [("float16", 1.1), ("bfloat16", 1.3), (None, 1.1)])
+@pytest.mark.parametrize(("autocast", "times"), [("float16", 1.4), ("bfloat16", 1.3), (None, 1.1)])
 def test_training_leaves_the_module_as_it_was_and_knows_its_memory(autocast, times):
     """
     To the bit, running means included; what a size takes is within 10 % of what was said, but for a block or two.
 
-    In bfloat16 cuDNN chose between algorithms of which one took 28 % more, on an H200.
+    In 16 bits cuDNN chose between algorithms of which one took 28 % more in bfloat16, 32 % in float16, on an H200.
     """
     module = small()
     before = {name: value.clone() for name, value in module.state_dict().items()}
