@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -86,9 +85,9 @@ def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[
 
     Raises:
         InvalidData: If a file is no tuning result of this schema, or a prediction, or holds times that no step takes.
-        InvalidArgument: If a result was measured on a CPU, of a callable, on a GPU whose facts are unknown, gives
-            no time, or has neither GPU, nor library and dtype, nor network in common with what is asked, or there are
-            too many of them or of their sizes.
+        InvalidArgument: If a result was measured on a CPU, of a callable, on several GPUs or one whose facts are
+            unknown, gives no time, or has neither GPU, nor library and dtype, nor network in common with what is
+            asked, or there are too many of them or of their sizes.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
@@ -117,7 +116,7 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
     spec = resolve(result.spec)
     work = Workload(
         spec=spec,
-        device=_device(result.device, asked.device, refused),
+        device=_device(result, asked.device, refused),
         mode=result.mode,
         dtype=result.dtype,
         optimizer=result.optimizer or asked.optimizer,
@@ -200,8 +199,12 @@ def _other(text: str) -> str | None:
     return None if "measurements" in facts else "holds no tuning result: there are no measurements in it"
 
 
-def _device(facts: Mapping[str, Any], asked: Device, refused: Callable[..., InvalidArgument]) -> Device:
-    """Find the GPU that a result was measured on."""
+def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidArgument]) -> Device:
+    """Find the one GPU that a result was measured on."""
+    if result.data_parallel is not None:
+        devices = len(result.data_parallel.devices)
+        raise refused("results of one GPU", f"This one's steps are shared by {devices} and wait for their sums.")
+    facts = result.device
     name, uuid, num_sms = str(facts.get("name") or ""), facts.get("uuid"), facts.get("num_sms")
     if facts.get("kind") == "cpu":
         raise refused("results of a GPU", f"This one was measured on a CPU ({name}).")

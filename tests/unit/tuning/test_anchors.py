@@ -28,6 +28,11 @@ from tests.unit.tuned import measurement, tuned
 
 V100, T4 = catalogue.find("v100-sxm2-16gb"), catalogue.find("t4")
 ASKED = workload(models.build("mlp"), V100, mode="training", library="vendor")
+SHARED = {
+    "devices": ["cuda:0", "cuda:1"], "batch_size": 32, "step_seconds": 0.02, "alone_seconds": 0.01,
+    "exchange_seconds": 0.012, "exposed_seconds": 0.01, "overlap": 0.2, "scaling_efficiency": 0.5,
+    "samples_per_second": 3200.0,
+}  # fmt: skip
 MEASURED = [measurement(16, 0.01, "dropped"), measurement(32, 0.02), measurement(64, None, "out_of_memory")]
 
 
@@ -179,6 +184,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
         ({"device": here(T4), "dtype": "float16"}, "share nothing"),
         ({"device": here(catalogue.find("rtx-pro-6000-blackwell-server"))}, "peak_bytes_per_second"),
+        ({"data_parallel": SHARED}, "results of one GPU, got 'anchors[0]'. This one's steps are shared by 2"),
     ],
 )
 def test_what_says_nothing_about_it_is_refused(changed, said):
