@@ -106,7 +106,8 @@ def compare(
         Comparison: A GPU that cannot do it is in `failed`, with the reason.
 
     Raises:
-        InvalidArgument: If no device is named, a price is no positive number or that of no device.
+        InvalidArgument: If no device is named, two that differ have one name, a price is no positive number or that of
+            no device, or one device has two.
         CubatchError: That of the first GPU, where none can do it.
 
     Example:
@@ -114,7 +115,11 @@ def compare(
         >>> list(found.forecasts), list(found.cost_per_million_samples)
         (['a40', 't4'], ['t4'])
     """
-    gpus = {_name(gpu): gpu for gpu in (probe.resolve(one, live=False) for one in devices)}
+    gpus: dict[str, Device] = {}
+    for gpu in (probe.resolve(one, live=False) for one in devices):
+        if gpus.setdefault(_name(gpu), gpu) != gpu:
+            remedy = "Give the name of one in its file, or leave one out."
+            raise InvalidArgument("devices", _name(gpu), "GPUs of different names", remedy)
     if not gpus:
         raise InvalidArgument("devices", [], "at least one GPU's name")
     paid = _checked(prices or {}, gpus)
@@ -149,12 +154,14 @@ def _latency_or_rate(found: Forecast) -> float:
 
 
 def _checked(prices: Mapping[str, float], gpus: Mapping[str, Device]) -> dict[str, float]:
-    paid = {}
+    paid: dict[str, float] = {}
     for given, price in prices.items():
-        name = _name(probe.resolve(given, live=False))
-        if name not in gpus:
+        gpu = probe.resolve(given, live=False)
+        name = _name(gpu)
+        if gpus.get(name) != gpu:
             raise InvalidArgument("prices", given, "of the GPUs that are compared: " + ", ".join(gpus))
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
             raise InvalidArgument(f"prices[{given!r}]", price, "a positive number: what an hour costs")
-        paid[name] = float(price)
+        if paid.setdefault(name, float(price)) != price:
+            raise InvalidArgument(f"prices[{given!r}]", price, f"{paid[name]!r}, as another name of {name} has it")
     return paid

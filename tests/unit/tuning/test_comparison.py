@@ -52,6 +52,7 @@ def test_who_cannot_is_named_and_if_nobody_can_the_reason_is_the_error():
 @pytest.mark.parametrize(
     ("devices", "prices", "says"),
     [
+        (["t4"], {"t4": 1.0, "Tesla T4": 2.0}, "must be 1.0, as another name of t4 has it, got 2.0"),
         ([], None, "at least one"), (["t4"], {"a40": 1.0}, "that are compared: t4"), (["t4"], {"t4": 0}, "positive"),
         (["t4"], {"t4": float("nan")}, "positive"), (["t4"], {"t4": "cheap"}, "positive"), (["t5"], None, "t5"),
     ],
@@ -60,6 +61,23 @@ def test_what_makes_no_sense_is_refused(devices, prices, says):
     """Before anything is predicted."""
     with pytest.raises(InvalidArgument, match=says):
         cubatch.compare("lenet5", devices, prices=prices)
+
+
+def test_gpus_that_differ_have_names_that_differ(tmp_path):
+    """Two files of one stem: one would be shown at the other's price; a name of its own tells them apart."""
+    for folder, line in (("a", ""), ("b", ""), ("c", 'name = "other"')):
+        (tmp_path / folder).mkdir()
+        rest = f"peak_tflops = {{ float32 = {10 + ord(folder)} }}\n{line}\n"
+        (tmp_path / folder / "card.toml").write_text(
+            f"compute_capability = [8, 6]\nnum_sms = 28\nmemory_gib = 12\nbandwidth_gb_per_second = 360\n{rest}"
+        )
+    a, b, c = (str(tmp_path / folder / "card.toml") for folder in "abc")
+    with pytest.raises(InvalidArgument, match="different names"):
+        cubatch.compare("lenet5", [a, b], **OPTIONS)
+    with pytest.raises(InvalidArgument, match="of the GPUs that are compared"):
+        cubatch.compare("lenet5", [a], prices={b: 1.0}, **OPTIONS)
+    found = cubatch.compare("lenet5", [a, c], prices={a: 1.0, c: 3.0}, **OPTIONS)
+    assert ({*found.forecasts}, dict(found.prices)) == ({"card", "other"}, {"card": 1.0, "other": 3.0})
 
 
 @pytest.mark.parametrize(
