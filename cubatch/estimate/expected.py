@@ -42,6 +42,7 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
         "compute_capability": device.compute_capability,
         **({"clock_hz": device.clock_hz} if library == "cubatch" else {f"peak_flops_per_second[{dtype!r}]": rate}),
         "peak_bytes_per_second": device.peak_bytes_per_second,
+        "tensor_cores": arithmetic.has_tensor_cores(device, dtype),
     }
     return tuple(name for name, value in known.items() if value is None)
 

@@ -106,6 +106,11 @@ class Architecture:
         return 10 * major + minor
 
     @property
+    def has_tensor_cores(self) -> bool | None:
+        """Whether its GPUs have Tensor Cores; None where some have none."""
+        return None if self.boards_without else bool(self.tensor_dtypes)
+
+    @property
     def is_compiled_for(self) -> bool:
         """Whether there is a compiler that kernels can be compiled for it with."""
         return self.last_cuda is None or _release(self.last_cuda) >= _release(every().cuda)

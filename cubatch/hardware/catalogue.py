@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
 
 _PATH = Path(__file__).parents[1] / "data" / "devices.toml"
@@ -154,7 +155,7 @@ def device_of(facts: Mapping[str, Any], slug: str = "") -> Device:
         memory_bytes=whole_bytes("memory_gib", 2**30),
         l2_bytes=whole_bytes("l2_mib", 2**20),
         clock_hz=scaled("boost_clock_mhz", 1e6),
-        tensor_cores=None if cores is None else cores > 0,
+        tensor_cores=architectures.like((major, minor)).has_tensor_cores if cores is None else cores > 0,
         power_limit_watts=scaled("tdp_watts", 1.0),
         source=facts["source"],
     )

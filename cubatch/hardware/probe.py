@@ -186,7 +186,7 @@ def _gpu(found: VisibleGpu) -> Device:
         memory_bytes=found.memory_bytes,
         l2_bytes=found.l2_bytes,
         clock_hz=found.clock_hz,
-        tensor_cores=facts.tensor_cores if facts else _tensor_cores(found.compute_capability),
+        tensor_cores=facts.tensor_cores if facts else architectures.like(found.compute_capability).has_tensor_cores,
         power_limit_watts=_power_limit(found.uuid),
         uuid=found.uuid,
         mig=found.mig,
@@ -219,11 +219,6 @@ def _same_memory(board: Device, found: VisibleGpu) -> bool:
     speeds = board.peak_bytes_per_second, found.bytes_per_second
     as_fast = None in speeds or abs((speeds[0] or 0) - (speeds[1] or 0)) <= _SPEED_DIFFERENCE * (speeds[0] or 0)
     return as_fast and _LEAST_SEEN <= found.memory_bytes / board.memory_bytes <= 1
-
-
-def _tensor_cores(compute_capability: tuple[int, int]) -> bool | None:
-    like = architectures.like(compute_capability)
-    return None if like.boards_without else bool(like.tensor_dtypes)
 
 
 def _power_limit(uuid: str) -> float | None:

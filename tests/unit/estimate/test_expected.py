@@ -8,7 +8,7 @@ import pytest
 from cubatch.estimate import expected as expectation
 from cubatch.estimate import roofline
 from cubatch.estimate.step import predict_step
-from cubatch.hardware import catalogue
+from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network
@@ -34,6 +34,7 @@ def test_a_gpu_of_known_facts_misses_none(library):
         ("vendor", {"peak_bytes_per_second": None}, "peak_bytes_per_second"),
         ("vendor", {"peak_flops_per_second": {"float32": 1e13}}, "peak_flops_per_second['float16']"),
         ("cubatch", {"clock_hz": None}, "clock_hz"),
+        ("cubatch", {"tensor_cores": None}, "tensor_cores"),
     ],
 )
 def test_what_is_missing_is_named_as_the_record_has_it(library, fact, named):
@@ -80,6 +81,17 @@ def test_elsewhere_it_is_the_roofline(device, mode, dtype):
     found = expectation.step_seconds(workload(MLP, device, mode=mode, dtype=dtype), [1, 64])
     assert found == [roofline.roofline_seconds(MLP, n, device, mode, dtype) for n in (1, 64)]
     assert None not in found
+
+
+@pytest.mark.parametrize("library", ["vendor", "cubatch"])
+def test_every_gpu_of_the_catalogue_has_an_answer_in_every_dtype_it_takes(library):
+    """A time, or none where its rates are unknown: never an error, which would keep it from being tuned."""
+    devices = catalogue.all_devices()
+    for device, dtype in ((one, dtype) for one in devices for dtype in arithmetic.supported_dtypes(one)):
+        (found,) = expectation.step_seconds(workload(MLP, device, mode="training", dtype=dtype, library=library), [32])
+        assert found is None or found > 0, (device.slug, dtype)
+    turing = Device(name="card", num_sms=24, compute_capability=(7, 5), clock_hz=1.8e9, peak_bytes_per_second=3e11)
+    assert expectation.step_seconds(workload(MLP, turing, dtype="float16", library=library), [32]) == [None]
 
 
 def test_without_rates_it_is_unknown():

@@ -16,7 +16,7 @@ import pytest
 import cubatch
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor import fitted
-from cubatch.hardware import architectures, arithmetic, catalogue, probe, waves
+from cubatch.hardware import architectures, arithmetic, catalogue, waves
 from cubatch.hardware.architectures import Architecture, Every
 from cubatch.hardware.facts import Device
 from cubatch.kernels import resources, survey, variant
@@ -212,7 +212,7 @@ def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
     capability = tuple(table["compute_capability"])
     dtypes = ["float16", "bfloat16", "tf32"][: 0 if capability < (7, 0) else 1 if capability < (8, 0) else 3]
     assert table["tensor_dtypes"] == dtypes
-    assert probe._tensor_cores(capability) is (None if capability == (7, 5) else capability >= (7, 0))
+    assert architectures.of(capability).has_tensor_cores is (None if capability == (7, 5) else capability >= (7, 0))
     board = gpu(table, tensor_cores=bool(dtypes))
     assert [one for one in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, one)] == dtypes
     assert ("tf32" in arithmetic.supported_dtypes(board)) == (capability >= (8, 0))

@@ -47,10 +47,12 @@ def test_a_file_has_the_facts_of_a_device(write):
 
 
 def test_what_is_absent_is_unknown(write):
-    """But for the name, which is the file's, and the generation, which follows."""
+    """But for the name, which is the file's, and what every chip of the generation has: Turing's GTX 16 differ."""
     device = cubatch.device(write(LEAST, "Odd Card.TOML"))
-    assert (device.name, device.architecture, device.num_sms, device.tensor_cores) == ("Odd Card", "Ampere", None, None)
+    assert (device.name, device.architecture, device.num_sms, device.tensor_cores) == ("Odd Card", "Ampere", None, True)
     assert cubatch.device(write(LEAST + "tensor_cores = 0")).tensor_cores is False
+    assert cubatch.device(write("compute_capability = [7, 5]")).tensor_cores is None
+    assert cubatch.device(write("compute_capability = [6, 1]")).tensor_cores is False
 
 
 @pytest.mark.parametrize(
