@@ -76,6 +76,7 @@ _KINDS: Mapping[str, _Kind] = {
     "base_clock_mhz": _AMOUNT,
     "boost_clock_mhz": _AMOUNT,
     "memory_gib": _AMOUNT,
+    "usable_mib": _AMOUNT,
     "memory_type": _TEXT,
     "memory_bus_bits": _COUNT,
     "bandwidth_gb_per_second": _AMOUNT,

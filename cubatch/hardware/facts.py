@@ -86,7 +86,7 @@ class Device:
         peak_flops_per_second: FLOP per second by dtype at the boost clock, as `source` prints it.
             A dtype without an entry has no rate of its own that is known.
         peak_bytes_per_second: DRAM bandwidth by the data sheet.
-        memory_bytes: Capacity of the device's memory.
+        memory_bytes: Capacity of the device's memory, less what the driver keeps of it for ECC.
         l2_bytes: L2 cache of a GPU; of a CPU, the L2 of one core.
         clock_hz: Boost clock.
         tensor_cores: Whether it has Tensor Cores; None where unknown.

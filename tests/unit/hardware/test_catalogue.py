@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware import architectures, catalogue
+from cubatch.hardware import architectures, catalogue, room
 from cubatch.hardware.facts import DTYPES
 from tests.unit.hardware.printed import FIELDS, LOWER_CLOCK, TABLE, WITHOUT_TENSOR_CORES
 from tests.unit.hardware.published import SMS
@@ -61,6 +61,12 @@ PUBLISHED = {
     "rtx-5080": (84, 2617, 16, 960, 56.3),
     "rtx-pro-6000-blackwell-workstation": (188, 2617, 96, 1792, 125),
 }
+
+# Of a board's memory, what nvidia-smi prints with ECC on, as it is shipped; typed by hand.
+DRIVERS_MIB = {
+    "k80": 11441, "m40-12gb": 11448, "m40-24gb": 22939, "p4": 7611, "p40": 22919, "t4": 15360, "a2": 15356,
+    "a10": 23028, "a10g": 23028, "a16": 15356, "a40": 46068, "l4": 23034, "l40": 46068, "l40s": 46068,
+}  # fmt: skip
 
 # Tensor rates of 16 bits with sums in float32, dense, typed by hand from data sheets and architecture papers.
 PUBLISHED_TENSOR = {
@@ -217,10 +223,20 @@ def test_numbers_are_those_that_vendors_print(slug):
 
     assert device.num_sms == num_sms
     assert device.clock_hz == pytest.approx(clock_mhz * 1e6, rel=0.015)
-    assert device.memory_bytes == gib * 2**30
+    assert device.memory_bytes == DRIVERS_MIB.get(slug, gib * 1024) * 2**20
     assert device.peak_bytes_per_second == pytest.approx(gb_per_second * 1e9, rel=0.01)
     assert device.peak_flops_per_second["float32"] == pytest.approx(tflops * 1e12, rel=0.015)
     assert not device.live
+
+
+@pytest.mark.parametrize("slug", DRIVERS_MIB)
+def test_what_ecc_takes_of_a_boards_memory_is_in_no_plan(slug):
+    """A sixteenth, and under 1 % that the driver keeps too: a plan for all of the board would not fit on it."""
+    device = catalogue.find(slug)
+    assert device.memory_bytes == DRIVERS_MIB[slug] * 2**20
+    assert 0.99 < DRIVERS_MIB[slug] / (TABLE[slug]["memory_gib"] * 1024 * 15 / 16) <= 1
+    assert room.memory_limit(device).bytes < DRIVERS_MIB[slug] * 2**20
+    assert {slug for slug, facts in TABLE.items() if "usable_mib" in facts} == DRIVERS_MIB.keys()
 
 
 @pytest.mark.parametrize("slug", PUBLISHED_TENSOR)
