@@ -24,8 +24,9 @@ class Sm:
             of 7.2, 8.7, 10.3 and 12.1 data sheets (Jetson AGX Xavier and Orin, HGX B300, DGX Spark). Boards of GeForce
             have half of it from 7.5 on. Without it no board of the capability has a rate of Tensor Cores.
         mma: Multiply-adds of the SM in a clock by mma.sync, of float16 and tf32, by peak FLOP/s / 2 / SMs / boost clock
-            of architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000). Of 9.0, 62 %
-            of wgmma's (arXiv 2402.13499); of 10.0 no source is known, and the rate of the A100 stands.
+            of architecture papers (V100, Turing, A100, H100) and data sheets (T4, A40, L4, RTX PRO 6000); of 8.7 a
+            quarter of sparse INT8's (Jetson AGX Orin, 170 TOPS). Of 9.0, 62 % of wgmma's (arXiv 2402.13499); of 10.0
+            no source is known, and the rate of the A100 stands.
         wgmma: The same by wgmma.
         surveyed: Whether every kernel is compiled for it before a release.
     """
@@ -54,7 +55,7 @@ SMS = {
     (7, 5): Sm((32, 16, 64, 64, 64, 64), 64, 8, (0.5, 6), tensor_fma=64, mma=(512,), surveyed=True),
     (8, 0): Sm((64, 32, 64, 64, 164, 163), 64, 4, (24, 48), tensor_fma=256, mma=(1024, 512), surveyed=True),
     (8, 6): Sm((48, 16, 64, 64, 100, 99), 128, 4, (1, 6), tensor_fma=128, mma=(512, 256), surveyed=True),
-    (8, 7): Sm((48, 16, 64, 64, 164, 163), 128, 4, (1, 4), tensor_fma=256, mma=(512, 256)),
+    (8, 7): Sm((48, 16, 64, 64, 164, 163), 128, 4, (1, 4), tensor_fma=256, mma=(1024, 512)),
     (8, 8): Sm((48, 16, 64, 64, 100, 99), 128, None, (1, 6), mma=(512, 256)),
     (8, 9): Sm((48, 24, 64, 64, 100, 99), 128, 4, (12, 96), tensor_fma=128, mma=(512, 256), surveyed=True),
     (9, 0): Sm(

@@ -222,9 +222,12 @@ def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
 
 @every_table
 def test_rates_of_mma_sync_and_wgmma_are_the_published_ones(name, table):
-    """Of float16, which is bfloat16's too, and of tf32, where they take it."""
+    """Of float16, which is bfloat16's too, and of tf32; before 9.0 mma.sync is all that the Tensor Cores do."""
     capability = tuple(table["compute_capability"])
     names = ("float16", "tf32")
+    cores, fma = SMS[capability].tensor_cores, SMS[capability].tensor_fma
+    if capability < (9, 0) and cores and fma:
+        assert table["mma_fma"]["float16"] == cores * fma
     assert table.get("mma_fma", {}) == dict(zip(names, SMS[capability].mma, strict=False))
     assert table.get("wgmma_fma", {}) == dict(zip(names, SMS[capability].wgmma, strict=False))
     assert ("wgmma" in table["instructions"]) == bool(SMS[capability].wgmma)
