@@ -10,10 +10,20 @@ import numpy as np
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import ours
-from cubatch.estimate.parts import BYTES_SD, MOVED, Z90, Part, PassPrediction, Scales, StepPrediction, never_seen
+from cubatch.estimate.parts import (
+    BYTES_SD,
+    MOVED,
+    NEVER_SEEN_SD,
+    Z90,
+    Part,
+    PassPrediction,
+    Scales,
+    StepPrediction,
+    never_seen,
+)
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
 from cubatch.estimate.vendor.passes import vendor_parts
-from cubatch.hardware.arithmetic import has_tensor_cores
+from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Spec, layer_passes
 from cubatch.network.layer import Layer, extents
@@ -133,5 +143,12 @@ def _ours(
     seconds, blocks = (np.array([row[i] for row in rows]).reshape(shape) for i in (0, 2))
     if any("bytes" in names and times.any() for times, names, _ in rows):
         notes.append(MOVED)
-    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or _OURS_SD for layer, pass_, *_ in work]
+    known = _OURS_SD
+    if has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is None:
+        known = NEVER_SEEN_SD
+        notes.append(
+            f"No rate of the Tensor Cores of {device} is known: they are taken to do what their architecture's can, of "
+            "which some boards do half."
+        )
+    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or known for layer, pass_, *_ in work]
     return Part(seconds, [row[1] for row in rows], blocks, np.array(sd))

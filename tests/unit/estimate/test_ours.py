@@ -16,6 +16,7 @@ from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.on_sms import on_sms
 from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
+from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES
 from cubatch.kernels import cost_model
@@ -89,6 +90,21 @@ def test_the_boards_of_the_catalogue_whose_facts_are_known_are_not_few():
     """Of 127 GPUs, all but those without a clock, SMs or rates: the claim above is about most of them."""
     assert len({device.slug for device, _ in KNOWN}) >= 0.9 * len(catalogue.all_devices())
     assert {"rtx-3090", "titan-v", "h200-sxm"} <= {device.slug for device, dtype in KNOWN if dtype == "float16"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "tf32"])
+def test_tensor_cores_whose_rate_nobody_printed_are_noted_and_less_sure(dtype):
+    """An Orin's are taken for all that its architecture can, its interval is wider, and float32 is as sure as any."""
+    orin, a40 = catalogue.find("jetson-agx-orin-64gb"), catalogue.find("a40")
+    step, known, plain = (
+        predict_step(LAYERS[-1], [8192], device, dtype=of, library="cubatch")
+        for device, of in ((orin, dtype), (a40, dtype), (orin, "float32"))
+    )
+    assert [any("No rate of the Tensor Cores" in note for note in one.notes) for one in (step, known, plain)] == [
+        True, False, False,
+    ]  # fmt: skip
+    wide, narrow, other = (one.high[0] / one.low[0] for one in (step, known, plain))
+    assert wide > 1.2 * narrow == pytest.approx(1.2 * other)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -15,4 +15,8 @@ FIELDS = {
 }  # fmt: skip
 
 WITHOUT_TENSOR_CORES = {"TU116", "TU117"}  # the chips of Turing that have none: GeForce GTX 16
-LOWER_CLOCK = {"h100-nvl": 1545}  # of printed tensor rates, where it is further from the boost clock than elsewhere
+HALF_RATE = {"a10g"}  # beside GeForce boards: its Tensor Cores do half of what others of the architecture do
+LOWER_CLOCK = {
+    "h100-nvl": 1545,
+    "h200-nvl": 1545,
+}  # of printed tensor rates, where it is further from the boost clock than elsewhere

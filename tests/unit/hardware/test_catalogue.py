@@ -11,7 +11,7 @@ import pytest
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue, room
 from cubatch.hardware.facts import DTYPES
-from tests.unit.hardware.printed import FIELDS, LOWER_CLOCK, TABLE, WITHOUT_TENSOR_CORES
+from tests.unit.hardware.printed import FIELDS, HALF_RATE, LOWER_CLOCK, TABLE, WITHOUT_TENSOR_CORES
 from tests.unit.hardware.published import SMS
 
 # Gbit/s of a pin from NVIDIA's slowest board to JEDEC's fastest, and GiB for 32 bits of the bus from the smallest board
@@ -73,6 +73,7 @@ PUBLISHED_TENSOR = {
     "v100s-pcie-32gb": 130, "rtx-2070": 29.9, "rtx-2080-super": 44.6, "quadro-rtx-5000": 89.2, "quadro-rtx-8000": 130.5,
     "a2": 18, "rtx-a4000": 153.4 / 2, "rtx-a6000": 309.7 / 2, "rtx-3070": 40.6, "rtx-3080-10gb": 59.5, "l4": 242 / 2,
     "rtx-4080": 97.5, "rtx-5000-ada": 1044.4 / 4, "rtx-6000-ada": 1457 / 4, "h100-nvl": 1671 / 2, "gh200-96gb": 990,
+    "a10g": 140 / 2, "h200-nvl": 1671 / 2,
     "b200": 4500 / 2, "gb200": 5000 / 2, "rtx-5080": 112.6, "rtx-pro-6000-blackwell-workstation": 4000 / 8,
 }  # fmt: skip
 
@@ -207,7 +208,8 @@ def test_tensor_rates_follow_from_cores_and_clock(slug):
     capability = tuple(facts["compute_capability"])
     rate = SMS[capability].tensor_fma
     assert rate, "what a Tensor Core of it does in a clock is to be written there, with its source"
-    per_clock = rate / (2 if "GeForce" in facts["name"] and capability > (7, 0) else 1)
+    is_halved = ("GeForce" in facts["name"] and capability > (7, 0)) or slug in HALF_RATE
+    per_clock = rate / (2 if is_halved else 1)
     by_clock = 2 * facts["tensor_cores"] * per_clock * LOWER_CLOCK.get(slug, facts["boost_clock_mhz"]) * 1e-6
     assert 0.9 <= facts["peak_tflops"]["float16"] / by_clock <= 1.06
     if "computed" in facts.get("note", ""):
@@ -264,8 +266,8 @@ def test_tensor_cores_came_with_volta(slug, has):
 
 
 def test_what_sources_dispute_stays_unknown():
-    """The A10G's tensor rates and the SMs of a GB200 are absent rather than one of several claims."""
-    assert catalogue.find("a10g").peak_flops_per_second.keys() == {"float32"}
+    """The SMs of a GB200 and the tensor rates of a DGX Spark are absent rather than one of several claims."""
+    assert catalogue.find("gb10").peak_flops_per_second.keys() == {"float32"}
     assert catalogue.find("gb200").num_sms is None
     assert catalogue.find("gh200-96gb").power_limit_watts is None
     assert catalogue.find("jetson-thor-t5000").peak_flops_per_second == {}
