@@ -27,6 +27,7 @@ WITHOUT_BUS = {"b200": 8192, "gb200": 8192}  # no source prints it: eight stacks
 
 # Typed by hand from vendors' pages: SMs, boost MHz, GiB, GB/s within 1 %, float32 TFLOP/s within 1 %.
 PUBLISHED = {
+    "k80": (13, 875, 12, 240, 8.74 / 2),
     "titan-x-maxwell": (24, 1075, 12, 336.5, 6.6),
     "titan-x-pascal": (28, 1531, 12, 480, 10.97),
     "titan-xp": (30, 1582, 12, 547.7, 12.15),
@@ -274,11 +275,15 @@ def test_what_sources_dispute_stays_unknown():
     assert catalogue.find("rtx-pro-6000-blackwell-server").peak_bytes_per_second is None
 
 
-def test_where_sources_differ_the_driver_decides():
-    """SMs and L2 as deviceQuery prints them, where TechPowerUp has the whole chip's or half of it."""
+def test_where_sources_differ_the_driver_or_the_vendor_decides():
+    """SMs and L2 as deviceQuery prints them, watts and memory as NVIDIA does, where TechPowerUp has others."""
     assert (catalogue.find("l4").num_sms, catalogue.find("a10g").num_sms) == (58, 80)
     caches = {"a100-pcie-80gb": 40, "l40s": 96, "h200-sxm": 60, "b200": 126, "gb10": 24}
     assert {slug: catalogue.find(slug).l2_bytes / 2**20 for slug in caches} == caches
+    watts = {"l40": 300, "l40s": 350, "a10": 150, "a10g": 300}
+    assert {slug: catalogue.find(slug).power_limit_watts for slug in watts} == watts
+    memory = {"a100-sxm4-40gb": "HBM2", "a100-pcie-40gb": "HBM2", "a100-sxm4-80gb": "HBM2e", "a100-pcie-80gb": "HBM2e"}
+    assert {slug: TABLE[slug]["memory_type"] for slug in memory} == memory
 
 
 @pytest.mark.parametrize(
