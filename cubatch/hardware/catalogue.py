@@ -22,6 +22,10 @@ from cubatch.hardware.facts import Device
 _PATH = Path(__file__).parents[1] / "data" / "devices.toml"
 _VENDOR_WORDS = frozenset({"nvidia", "geforce", "tesla"})
 
+# The driver shows less memory than a board has: it keeps some, and ECC may take a sixteenth.  Data sheets round speeds.
+_LEAST_SEEN = 0.9
+_SPEED_DIFFERENCE = 0.03
+
 
 def names() -> tuple[str, ...]:
     """
@@ -82,6 +86,44 @@ def sharing(name: str) -> tuple[Device, ...]:
     key = _key(name)
     slugs = (_slugs()[key],) if key in _slugs() else _shared().get(key, ())
     return tuple(_devices()[slug] for slug in slugs)
+
+
+def board(
+    name: str,
+    compute_capability: tuple[int, ...],
+    num_sms: int | None,
+    memory_bytes: int | None,
+    bytes_per_second: float | None = None,
+) -> Device | None:
+    """
+    Find the whole board that a driver describes; None if there is any doubt that it is this one.
+
+    Boards that differ may report one name (RTX 3060, GTX 1650): what tells them apart is chip, SMs and memory.
+
+    Args:
+        name: As the driver reports it.
+        compute_capability, num_sms, memory_bytes: By the driver.
+        bytes_per_second: Of the memory's bus, where the driver says so.
+
+    Example:
+        >>> board("NVIDIA GeForce RTX 3060", (8, 6), 28, 12 * 2**30).slug
+        'rtx-3060-12gb'
+    """
+    named = sharing(name)
+    alike = [one for one in named if one.compute_capability == compute_capability]
+    same = [one for one in alike if one.num_sms is None or one.num_sms == num_sms]
+    if len(named) > 1:
+        same = [one for one in same if _same_memory(one, memory_bytes, bytes_per_second)]
+    return same[0] if len(same) == 1 else None
+
+
+def _same_memory(one: Device, memory_bytes: int | None, bytes_per_second: float | None) -> bool:
+    """Tell whether a board has a GPU's memory: its size, and its speed where both are known."""
+    if one.num_sms is None or one.memory_bytes is None or memory_bytes is None:
+        return False
+    speeds = one.peak_bytes_per_second, bytes_per_second
+    as_fast = None in speeds or abs((speeds[0] or 0) - (speeds[1] or 0)) <= _SPEED_DIFFERENCE * (speeds[0] or 0)
+    return as_fast and _LEAST_SEEN <= memory_bytes / one.memory_bytes <= 1
 
 
 @cache

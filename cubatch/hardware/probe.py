@@ -16,10 +16,6 @@ from cubatch.hardware import architectures, catalogue, device_file, driver, host
 from cubatch.hardware.driver import VisibleGpu
 from cubatch.hardware.facts import Device
 
-# The driver shows less memory than a board has: it keeps some, and ECC may take a sixteenth.  Data sheets round speeds.
-_LEAST_SEEN = 0.9
-_SPEED_DIFFERENCE = 0.03
-
 _UUIDS = ("gpu-", "mig-")
 _LIVE_NAME = re.compile(r"(?:cuda|gpu)(?::([0-9]+))?")
 
@@ -197,28 +193,12 @@ def _gpu(found: VisibleGpu) -> Device:
 
 
 def _catalogued(found: VisibleGpu) -> Device | None:
-    """
-    Find the board in the catalogue; None if there is any doubt that it is this one.
-
-    Boards that differ may report one name (RTX 3060, GTX 1650): what tells them apart is chip, SMs and memory.
-    """
-    named = catalogue.sharing(found.name.partition(" MIG ")[0])
-    same = [one for one in named if one.compute_capability == found.compute_capability]
-    if found.mig is not None:  # of which the driver says what the slice has
-        return same[0] if len(named) == len(same) == 1 else None
-    same = [one for one in same if one.num_sms in {None, found.num_sms}]
-    if len(named) > 1:
-        same = [one for one in same if _same_memory(one, found)]
-    return same[0] if len(same) == 1 else None
-
-
-def _same_memory(board: Device, found: VisibleGpu) -> bool:
-    """Tell whether a board of the catalogue has a GPU's memory: its size, and its speed where both are known."""
-    if board.num_sms is None or board.memory_bytes is None:
-        return False
-    speeds = board.peak_bytes_per_second, found.bytes_per_second
-    as_fast = None in speeds or abs((speeds[0] or 0) - (speeds[1] or 0)) <= _SPEED_DIFFERENCE * (speeds[0] or 0)
-    return as_fast and _LEAST_SEEN <= found.memory_bytes / board.memory_bytes <= 1
+    """Find the board in the catalogue; None if there is any doubt that it is this one."""
+    name, capability = found.name.partition(" MIG ")[0], found.compute_capability
+    if found.mig is None:
+        return catalogue.board(name, capability, found.num_sms, found.memory_bytes, found.bytes_per_second)
+    named = catalogue.sharing(name)  # of the board the driver says what the slice has
+    return named[0] if [one.compute_capability for one in named] == [capability] else None
 
 
 def _power_limit(uuid: str) -> float | None:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -208,12 +209,20 @@ def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidA
     name, uuid, num_sms = str(facts.get("name") or ""), facts.get("uuid"), facts.get("num_sms")
     if facts.get("kind") == "cpu":
         raise refused("results of a GPU", f"This one was measured on a CPU ({name}).")
-    found = asked
-    if name != asked.name and (uuid is None or uuid != asked.uuid):
-        try:
-            found = catalogue.find(name)
-        except InvalidArgument as error:
-            raise refused("results of a GPU in the catalogue", f"{error}.") from error
+    is_asked = name == asked.name and (facts.get("slug") or asked.slug) == asked.slug
+    found = asked if is_asked or (uuid is not None and uuid == asked.uuid) else _catalogued(facts, name, refused)
     if num_sms is not None and num_sms != found.num_sms:
         raise refused(f"results of a whole {found}, of {found.num_sms} SMs", f"This one was measured on {num_sms}.")
     return asked if found.slug == asked.slug else found
+
+
+def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., InvalidArgument]) -> Device:
+    """Look a GPU up by its name in the catalogue, else by the driver's, which boards that differ may share."""
+    try:
+        return catalogue.find(facts.get("slug") or name)
+    except InvalidArgument as error:
+        chip, memory_bytes = tuple(facts.get("compute_capability") or ()), facts.get("memory_bytes")
+        found = catalogue.board(name, chip, facts.get("num_sms"), memory_bytes)
+        if found is None:
+            raise refused("results of a GPU in the catalogue", f"{error}.") from error
+        return found

@@ -157,6 +157,7 @@ def _device(value: Mapping[str, Any]) -> dict[str, Any]:
         value,
         {
             "name": checks.text,
+            "slug": checks.text,
             "memory_bytes": checks.count,
             "free_bytes": checks.count,
             "compute_capability": lambda parts: None if parts is None else list(checks.wholes(parts)),

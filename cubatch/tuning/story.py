@@ -28,7 +28,8 @@ from cubatch.tuning.stored_run import Run
 from cubatch.workload import Workload
 
 _DEVICE_FACTS = (
-    "name", "kind", "compute_capability", "num_sms", "uuid", "mig", "memory_bytes", "power_limit_watts", "threads"
+    "name", "kind", "slug", "compute_capability", "num_sms", "uuid", "mig", "memory_bytes", "power_limit_watts",
+    "threads",
 )  # fmt: skip
 
 

@@ -95,6 +95,22 @@ def test_a_gpu_is_the_same_by_whatever_name_the_driver_gave(name):
     assert read(result(device=here(V100, name=name))).work.device is V100
 
 
+@pytest.mark.parametrize("slug", ["rtx-3060-8gb", "rtx-3060-12gb", "rtx-3080-10gb", "rtx-2060-12gb"])
+def test_a_board_whose_name_others_share_is_known_by_its_slug_or_its_memory(slug):
+    """As a run on it writes it down, and as runs did before they wrote the catalogue's name."""
+    board = catalogue.find(slug)
+    name = board.name.rsplit(" ", 1)[0]
+    assert len(catalogue.sharing(name)) > 1
+    seen = {"name": name, "memory_bytes": int(0.98 * (board.memory_bytes or 0))}
+    for facts_of in (here(board, **seen), here(board, **seen, slug=slug), here(board, name=seen["name"], slug=slug)):
+        assert read(result(device=facts_of)).work.device == board
+    asked = attrs.evolve(ASKED, device=attrs.evolve(board, name=seen["name"]))  # the driver's name, which others share
+    others = [one for one in catalogue.sharing(name) if one != board]
+    assert read(result(device=here(others[0], name=seen["name"], slug=others[0].slug)), asked).work.device == others[0]
+    with pytest.raises(InvalidArgument, match="Several devices"):
+        read(result(device=here(board, name=seen["name"])))
+
+
 def test_a_gpu_outside_the_catalogue_is_known_by_name_or_uuid():
     """The one that is predicted is a Device made by hand, or the one in this machine."""
     own = attrs.evolve(V100, name="Own GPU", slug="", uuid="GPU-1")

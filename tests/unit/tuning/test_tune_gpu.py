@@ -81,6 +81,7 @@ def test_a_gpu_takes_every_dtype_and_the_result_says_where_arithmetic_is_float32
     (arguments,) = gpu.asked
     assert (arguments["dtype"], arguments["library"]) == (dtype, "cubatch")
     assert (result.dtype, result.library, result.batch_size) == (dtype, "cubatch", 64)
+    assert result.device["slug"] == slug, "anchors find it by this, whoever shares the driver's name"
     planned = footprint("mnist-cnn", batch_size=64, mode="training", dtype=dtype, device=slug).total
     assert result.measurements[1].predicted_peak_bytes == planned
     assert any("arithmetic is float32" in reason and dtype in reason for reason in result.reasons) == says
