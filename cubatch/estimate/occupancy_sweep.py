@@ -90,7 +90,7 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
         raise InvalidArgument("sweep", quantity, "one of " + ", ".join(QUANTITIES))
     needs.on(compute_capability)  # all of its numbers are in their ranges
     name, value, least, unit, most = fields[quantity]
-    ends = [*range(unit, max(most, value), unit), max(most, value)]
+    ends = [*range(unit, most, unit), most, *([value] if value > most else [])]  # beyond the SM nothing changes
     if least == 0:
         ends = [0, *ends]
     found = [(end, attrs.evolve(needs, **{name: end}).on(compute_capability)) for end in ends]

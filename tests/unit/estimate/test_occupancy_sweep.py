@@ -92,6 +92,17 @@ def test_the_nearest_better_value_is_that_of_trying_all(capability, quantity, th
     assert found.better == min(better, key=lambda value: (abs(value - here), value), default=None)
 
 
+def test_more_shared_memory_than_an_sm_has_is_one_more_value(monkeypatch):
+    """48 GiB, a slip for KiB, are one step with 0 blocks: not a value for each 128 bytes of them."""
+    asked, on = [], Needs.on
+    monkeypatch.setattr(Needs, "on", lambda needs, *where: (asked.append(needs), on(needs, *where))[1])
+    for shared in (2**24, 48 * 2**30):
+        asked.clear()
+        last = sweep(Needs(threads=256, registers=64, shared_bytes=shared), (9, 0), "shared").steps[-1]
+        assert (last.first, last.last, last.blocks_per_sm) == (227 * 1024 + 1, shared, 0)
+        assert len(asked) < 228 * 1024 / 128 + 5
+
+
 def test_less_shared_memory_is_the_nearest_better():
     """17 KiB in 96 KiB are five blocks, six need 16 KiB: the edge of that step, not a smaller one."""
     found = sweep(Needs(threads=32, registers=32, shared_bytes=17 * 1024), (7, 0), "shared")
