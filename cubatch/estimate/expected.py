@@ -99,7 +99,8 @@ def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
         spec: What it is a step of.
     """
     ops = schedule_of(spec, "training", recompute=True, library="im2col").ops
-    again = Counter(op.node.name for op in ops if op.replay and op.node is not None)
+    # What an operation does to its result too is a call of its own in the vendor's libraries, and no time on ours.
+    again = Counter(node.name for op in ops if op.replay for node in (op.node, *op.then) if node is not None)
     passes = tuple(
         attrs.evolve(item, seconds=item.seconds * (1 + again[item.layer])) if item.pass_ is Pass.FPROP else item
         for item in step.passes

@@ -12,7 +12,7 @@ from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Linear
+from cubatch.network.layers import Linear, ReLU
 from tests.building import workload
 
 V100 = catalogue.find("v100-sxm2-16gb")
@@ -71,6 +71,17 @@ def test_recomputed_forward_passes_are_part_of_a_training_step(mode, repeated):
     plain, again = (expectation.step_seconds(work, [4096])[0] for work in works)
     forward = predict_step(net, [4096], V100, library="cubatch").seconds[0] / 9
     assert again - plain == pytest.approx(repeated * forward, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("library", ["vendor", "cubatch"])
+def test_what_a_library_does_by_a_call_of_its_own_is_recomputed_by_one(library):
+    """A ReLU behind each of the nine: done again with the four, where our kernels do it to their products at hand."""
+    net = Network(input_shape=(1, 1, 2048), layers=[one for _ in range(9) for one in (Linear(k=2048), ReLU())])
+    works = [workload(net, V100, mode="training", library=library, recompute=again) for again in (False, True)]
+    plain, again = (expectation.step_seconds(work, [4096])[0] for work in works)
+    forward = predict_step(net, [4096], V100, library=library)
+    assert again - plain == pytest.approx(4 * forward.seconds[0] / 9, rel=1e-5)
+    assert (forward.passes[1].seconds[0] > 0) == (library == "vendor"), "the ReLU"
 
 
 @pytest.mark.parametrize("device", [CPU, attrs.evolve(V100, num_sms=None)], ids=["cpu", "unknown SMs"])
