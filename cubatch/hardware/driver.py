@@ -26,7 +26,8 @@ _LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
 _STUB_LIBRARY = 34
 _NO_DEVICE = 100
-_CLOCK_KHZ, _NUM_SMS, _MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 36, 37, 38, 75, 76
+_CLOCK_KHZ, _NUM_SMS, _INTEGRATED, _MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS, _L2_BYTES = 13, 16, 18, 36, 37, 38
+_MAJOR, _MINOR = 75, 76
 _TRANSFERS_PER_CLOCK = 2
 
 _REMEDY = 'Pass device="cpu" to run without it; plans and predictions take the name of any GPU.'
@@ -48,6 +49,7 @@ class VisibleGpu:
         l2_bytes: L2 cache; None where the driver says 0 or refuses to say.
         clock_hz: Highest SM clock; None likewise.
         bytes_per_second: Of the memory's bus, twice its clock times its width; None where either is unknown so.
+        integrated: Whether its memory is the host's.
     """
 
     index: int
@@ -60,6 +62,7 @@ class VisibleGpu:
     l2_bytes: int | None
     clock_hz: float | None
     bytes_per_second: float | None = None
+    integrated: bool = False
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
@@ -141,6 +144,7 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         l2_bytes=attribute_or_0(_L2_BYTES) or None,
         clock_hz=attribute_or_0(_CLOCK_KHZ) * 1000.0 or None,
         bytes_per_second=bus_bits / 8 * _TRANSFERS_PER_CLOCK * 1000.0 * attribute_or_0(_MEMORY_CLOCK_KHZ) or None,
+        integrated=bool(attribute_or_0(_INTEGRATED)),
     )
 
 

@@ -92,6 +92,7 @@ class Device:
         tensor_cores: Whether it has Tensor Cores; None where unknown.
         power_limit_watts: Board power by the data sheet, or the limit in force on a live device.
         uuid, mig, index: Identity of a live GPU; None or 0 otherwise.
+        integrated: Whether a live GPU's memory is the host's.
         threads: CPU threads this process may use; None on a GPU.
         caches: Sizes of a CPU's caches in bytes by level: {"L1d": ..., "L2": ..., "L3": ...}.
         live: Whether the device is in this machine and may be measured on.
@@ -114,6 +115,7 @@ class Device:
     uuid: str | None = None
     mig: str | None = None
     index: int = 0
+    integrated: bool = False
     threads: int | None = field(default=None, validator=_positive)
     caches: Mapping[str, int] = field(factory=dict, converter=FrozenMapping)
     live: bool = False

@@ -187,6 +187,7 @@ def _gpu(found: VisibleGpu) -> Device:
         uuid=found.uuid,
         mig=found.mig,
         index=found.index,
+        integrated=found.integrated,
         live=True,
         source=f"the CUDA driver; rates: {whole.source}" if whole else "the CUDA driver",
     )

@@ -57,7 +57,8 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
     Say how much memory a run on a device may take.
 
     It is the smaller of what was asked for and what is there to take. On a GPU in this machine: what NVML
-    says is free, less what the CUDA context and libraries will take. On a GPU that is not here: its capacity
+    says is free, less what the CUDA context and libraries will take; where it says nothing of one that shares
+    the CPU's memory, 0.8 x what is available of that less the same. On a GPU that is not here: its capacity
     less the same. On the CPU: 0.8 x the smallest of available memory, the room of the cgroup, and what
     `ulimit -v` and `-d` leave.
 
@@ -107,7 +108,9 @@ def _cpu_room(held: int) -> MemoryLimit:
 
 def _gpu_room(device: Device, held: int) -> MemoryLimit:
     free, others = _read(device.uuid, held) if device.live and device.uuid else (None, "")
-    what = "free on the GPU"
+    what, shared = "free on the GPU", host.available_memory_bytes() if device.integrated else None
+    if free is None and shared is not None:
+        free, what = int(_CPU_SHARE * shared), f"({_CPU_SHARE} of what is available of memory shared with the CPU)"
     if free is None:
         free, held = device.memory_bytes, 0  # all of it, whoever holds it
         what = "of the GPU's memory (what is free of it is not known)" if device.live else "of an empty GPU"

@@ -14,9 +14,10 @@ H200 = {
     "name": "NVIDIA H200",
     "uuid": "8932f937-d72c-4106-c12f-20bd9faed9f6",
     "memory": 150_000_000_000,
-    # Numbers of CUdevice_attribute in cuda.h: clock in kHz, SMs, memory's clock in kHz and bits, L2, major, minor.
+    # By CUdevice_attribute of cuda.h: clock in kHz, SMs, integrated, memory's clock in kHz and bits, L2, major, minor.
     13: 1_980_000,
     16: 132,
+    18: 0,
     36: 3_201_000,
     37: 6144,
     38: 62_914_560,
@@ -92,6 +93,8 @@ def test_a_gpu_is_described_by_the_driver(install):
     assert (first.memory_bytes, first.l2_bytes, first.clock_hz) == (150_000_000_000, 62_914_560, 1.98e9)
     assert first.bytes_per_second == pytest.approx(4.917e12, rel=1e-3)  # 4.9 TB/s: a bit more than the data sheet's
     assert (second.index, second.name, second.compute_capability, second.num_sms) == (1, "Tesla T4", (7, 5), 40)
+    install(FakeDriver(H200, H200 | {18: 1}))
+    assert [gpu.integrated for gpu in cuda_driver.visible_gpus()] == [False, True]
 
 
 def test_a_mig_slice_says_so(install):

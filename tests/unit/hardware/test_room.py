@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import attrs
 import pynvml
 import pytest
 
@@ -117,6 +118,23 @@ def test_without_a_reading_the_capacity_is_taken_and_said(gpus, nvml):
 
     assert found.free_bytes == V100.memory_bytes
     assert "not known" in found.note
+
+
+@pytest.mark.parametrize("nvml", [{"free_bytes": None}, {"nvml": False}])
+def test_a_gpu_that_shares_the_cpus_memory_leaves_it_a_fifth_of_what_is_available(gpus, memory, nvml):
+    """NVML tells nothing of a DGX Spark or a Jetson: 40 GiB available are not the 119 of the chip, nor all to take."""
+    memory(40 * GIB, None)
+    spark = attrs.evolve(V100, name="NVIDIA GB10", memory_bytes=119 * GIB, integrated=True)
+    gpus(spark, **nvml)
+
+    found, held = (hardware_room.memory_limit(probe.device(), held=size) for size in (0, 3 * GIB))
+
+    assert (found.free_bytes, held.free_bytes) == (32 * GIB, 35 * GIB)
+    assert 31 * GIB < found.bytes < 32 * GIB
+    assert held.bytes == found.bytes + 3 * GIB
+    assert "shared with the CPU" in found.note
+    gpus(spark, free_bytes=10 * GIB)
+    assert hardware_room.memory_limit(probe.device()).free_bytes == 10 * GIB, "where NVML does tell, it holds"
 
 
 STARTS = {"nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"}
