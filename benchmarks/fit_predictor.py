@@ -3,8 +3,9 @@ Fit the model of time to published measurements, and write it to where `cubatch 
 
     python -m benchmarks.fit_predictor --data DIR
 
-DIR holds the CSV files that benchmarks/published.py reads.  The same files and seed give the same model.  TensorFlow's
-measurements (justus) are no layer's time but a harness's, so their model is kept beside the results, for the scorer.
+DIR holds the CSV files that benchmarks/predictor/published.py reads.  The same files and seed give the same model.
+TensorFlow's measurements (justus) are no layer's time but a harness's, so their model is kept beside the results, for
+the scorer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ Score the model of time against published measurements, beside the rivals that n
 
     python -m benchmarks.score_predictor --data DIR [--out FILE]
 
-DIR holds CSV files as benchmarks/published.py reads them.  Rows that the model was fitted to are predicted by models
-fitted anew without their shape, and without their GPU; all others by the model as it is shipped.  Errors are
+DIR holds CSV files as benchmarks/predictor/published.py reads them.  Rows that the model was fitted to are predicted by
+models fitted anew without their shape, and without their GPU; all others by the model as it is shipped.  Errors are
 |predicted / measured - 1|, of the published time: what the harness added (published.py) is in both; without it they are
 "mean_without_overhead".  Intervals hold 90 of 100 bootstrap draws of whole shapes, or of rows where almost every row is
 a shape of its own.
@@ -80,7 +80,7 @@ def anchored(rows: Rows, predicted: Array, *, sd: float, unseen_sd: float, seed:
 
     The factor is the median of theirs, drawn to one by how unsure the model is of a GPU that it has not seen, and a
     median of normal draws varies pi / 2 times as much as their mean; `cubatch predict --anchors` does the same with two
-    factors and whole networks (cubatch/kriging.py).
+    factors and whole networks (cubatch/tuning/sharpen.py).
     """
     rng, found, weights = np.random.default_rng(seed), [], []
     for slug in np.unique(rows.gpu):

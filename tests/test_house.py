@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -37,6 +38,19 @@ def test_no_module_of_cubatch_is_long():
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules.items()}
     assert len(lines) > 100
     assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_MODULE} == {}
+
+
+def test_files_that_the_code_names_are_there():
+    """By their whole path: a reader who is sent to a file finds it."""
+    named = re.compile(r"(?<![\w/.])(?:benchmarks|cubatch|kernels|tests)/[\w/-]+\.(?:cuh?|json|md|py|toml)\b")
+    found = {
+        (str(path.relative_to(TESTS.parent)), name)
+        for room in ("benchmarks", "cubatch")
+        for path in TESTS.parent.joinpath(room).rglob("*.py")
+        for name in named.findall(path.read_text(encoding="utf-8"))
+    }
+    assert len(found) > 10
+    assert {place for place in found if not TESTS.parent.joinpath(place[1]).exists()} == set()
 
 
 def test_no_file_of_the_tests_imports_a_test_module():

@@ -23,7 +23,7 @@ _KNOWN_SD = 0.05  # of a GPU that was measured: other boards, drivers and temper
 FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.17, 0.43
 """
 What a framework loses between kernels and adds to them: chosen so that about 90 of 100 published whole networks lie
-inside (benchmarks/score_networks.py). Those in 16 bits are of frameworks that still kept channels first.
+inside (benchmarks/predictor/score_networks.py). Those in 16 bits are of frameworks that still kept channels first.
 """
 
 _MULTIPLES = {"float16": 8, "bfloat16": 8, "tf32": 4}
