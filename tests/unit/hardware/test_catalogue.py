@@ -27,7 +27,6 @@ WITHOUT_BUS = {"b200": 8192, "gb200": 8192}  # no source prints it: eight stacks
 
 # Typed by hand from vendors' pages: SMs, boost MHz, GiB, GB/s within 1 %, float32 TFLOP/s within 1 %.
 PUBLISHED = {
-    "k80": (13, 875, 12, 240, 8.74 / 2),
     "titan-x-maxwell": (24, 1075, 12, 336.5, 6.6),
     "titan-x-pascal": (28, 1531, 12, 480, 10.97),
     "titan-xp": (30, 1582, 12, 547.7, 12.15),
