@@ -25,6 +25,9 @@ CB_DEVICE Column column_of_thread(int lanes) {
   return {cb_thread() & (lanes - 1), cb_thread() / lanes, THREADS / lanes};
 }
 
+// Number of this block over the columns, where there may be more than a grid has in y: the rest goes on in z.
+CB_DEVICE int column_block() { return (int)(cb_block_z() * cb_num_blocks_y() + cb_block_y()); }
+
 // Rows [begin, end) of tile `tile`.
 struct Rows {
   i64 begin;

@@ -8,7 +8,7 @@
 //   copy_columns          target[row, column] = source[row, column], each with its own distance between rows
 //   place_columns         target[row, begin + column] = source[row, column], and 0 in the target's other columns
 //
-//   grid    ceil(count / ELEMENTS); copy_columns, place_columns: (tiles of rows, blocks of the columns written)
+//   grid    ceil(count / ELEMENTS); copy_columns, place_columns: (tiles of rows, blocks of the columns written in y, z)
 #include "common/activation.cuh"
 #include "common/columns.cuh"
 
@@ -113,7 +113,7 @@ template <int V>
 CB_DEVICE void copy_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows rows, int columns, int source_columns,
                          int target_columns, int lanes) {
   const Column at = column_of_thread(lanes);
-  const int column = ((int)cb_block_y() * lanes + at.lane) * V;
+  const int column = (column_block() * lanes + at.lane) * V;
   if (column >= columns) return;
   walk<LOADS>(
       rows.begin + at.row_lane, rows.end, at.num_row_lanes,
@@ -139,7 +139,7 @@ template <int V>
 CB_DEVICE void place_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows rows, int begin, int columns,
                           int target_columns, int lanes) {
   const Column at = column_of_thread(lanes);
-  const int column = ((int)cb_block_y() * lanes + at.lane) * V;
+  const int column = (column_block() * lanes + at.lane) * V;
   if (column >= target_columns) return;
   const bool is_placed = begin <= column && column < begin + columns;
   walk<LOADS>(

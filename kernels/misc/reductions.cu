@@ -4,7 +4,7 @@
 //
 //   out[c] = sum over rows of x[row, c], in float32, in two stages and one order
 //
-//   column_sums          a tile of rows per block: partials[tile][c]    grid = (tiles, ceil(C / (lanes * V)))
+//   column_sums          a tile of rows per block: partials[tile][c]    grid = (tiles, ceil(C / (lanes * V)) in y, z)
 //   column_sums_finish   sums of the partials, converted and stored     grid = (ceil(C / 8))
 //   (who owns which channel: common/columns.cuh)
 #include "common/columns.cuh"
@@ -12,7 +12,7 @@
 template <int V>
 CB_DEVICE void sum_tile(const CB_ELEMENT* x, float* partials, Rows rows, int channels, int lanes, float* shared) {
   const Column at = column_of_thread(lanes);
-  const int first = (int)cb_block_y() * lanes * V;
+  const int first = column_block() * lanes * V;
   const int channel = first + at.lane * V;
   float sums[1][V] = {};
   if (channel < channels) {

@@ -6,8 +6,8 @@
 //
 // All else is copies of columns and sums of rows of arrays (n, positions * c): pointwise.cu, reductions.cu.
 //
-//   grid    (tiles of samples, ceil(columns / (lanes * V))), columns = positions * c: a thread keeps its V of a
-//           sample's columns, and what is added to them, and steps down the samples (common/columns.cuh)
+//   grid    (tiles of samples, ceil(columns / (lanes * V)) in y and z), columns = positions * c: a thread keeps its V
+//           of a sample's columns, and what is added to them, and steps down the samples (common/columns.cuh)
 //   needs   V to divide c, so that a vector lies in one position
 #include "common/columns.cuh"
 
@@ -15,7 +15,7 @@ template <int V>
 CB_DEVICE void add_positions(const CB_ELEMENT* x, const CB_ELEMENT* token, const CB_ELEMENT* position, CB_ELEMENT* y,
                              Rows samples, int columns, int channels, int lanes) {
   const Column at = column_of_thread(lanes);
-  const int column = ((int)cb_block_y() * lanes + at.lane) * V;
+  const int column = (column_block() * lanes + at.lane) * V;
   if (column >= columns) return;
   const bool is_class = column < channels;
   float added[V];

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine.native import tokens
 from tests.checks import assert_within
+from tests.cpusim.simulator import Simulator
 from tests.kernels.cases import DTYPES, bound, decoded, drawn
 from tests.kernels.placing import place, room
 
@@ -76,3 +79,32 @@ def test_the_class_token_is_read_and_alone_has_a_gradient(launcher, case):
     want = np.zeros_like(x)
     want[:, 0, 0] = x[:, 0, 0]
     np.testing.assert_array_equal(launcher.get(dx), want)
+
+
+def test_more_columns_than_a_grid_has_blocks_in_y_go_on_in_z(launcher):
+    """A sample of 65537 positions of 128 channels is of as many blocks; a GPU takes 65535 in y, and no more."""
+    count, c = 65537, 128
+    if isinstance(launcher.launcher, Simulator):
+        launcher.launcher.blocks = _ends
+    context, random = launcher.context(), np.random.default_rng(0)
+    x, token, position = (drawn(random, shape, "float32") for shape in ((1, 1, count - 1, c), (c,), (count, c)))
+    y = launcher.unwritten((1, count, 1, c), np.float32)
+    tokens.tokens(context, *map(launcher.put, (x, token, position)), out=y)
+    want, ran = np.concatenate([token[None], x[0, 0]]) + position, [0, 32768, 32769, 65536]
+    np.testing.assert_array_equal(launcher.get(y)[0, ran, 0], want[ran])
+
+    dtoken, dposition = launcher.unwritten((c,), np.float32), launcher.unwritten((count, c), np.float32)
+    dx = launcher.unwritten(x.shape, np.float32)
+    tokens.tokens_backward(context, launcher.put(want[None, :, None]), dtoken=dtoken, dposition=dposition, out=dx)
+    np.testing.assert_array_equal(launcher.get(dposition)[0, :8], want[0, :8])
+    np.testing.assert_array_equal(launcher.get(dposition)[-1, -8:], want[-1, -8:])
+    ran = [0, 32767, 32768, 65535]
+    np.testing.assert_array_equal(launcher.get(dx)[0, 0, ran], want[1:][ran])
+
+    tokens.class_token_backward(context, launcher.put(token), x_shape=x.shape, out=dx)
+    np.testing.assert_array_equal(launcher.get(dx)[0, 0, ran], [token, *np.zeros((3, c))])
+
+
+def _ends(grid):
+    """Give the first and the last blocks of a grid, and the one before in y: in z the columns may end there."""
+    return set(itertools.product(*({0, max(0, extent - 2), extent - 1} for extent in grid)))

@@ -15,6 +15,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.misc import VECTOR_BYTES, ColumnTiles, element_blocks
 
 _shared: ContextVar[list[Any] | None] = ContextVar("shared", default=None)
+_MOST_Y = 65535
 _STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 
@@ -153,6 +154,18 @@ def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]
 def element_grid(array: Any) -> tuple[int, int, int]:
     """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
     return (element_blocks(array.size, array.itemsize), 1, 1)
+
+
+def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
+    """
+    Lay blocks over columns out in y and z: the columns are all positions of a sample, or its elements, and may be many.
+
+    Example:
+        >>> column_grid(ColumnTiles(vector=4, lanes=32, blocks=65537, tiles=1, rows_per_tile=32))
+        (1, 32769, 2)
+    """
+    layers = max(1, -(-tiles.blocks // _MOST_Y))
+    return (tiles.tiles, -(-tiles.blocks // layers), layers)
 
 
 def check_shape(name: str, array: Any, wanted: tuple[int, ...]) -> None:

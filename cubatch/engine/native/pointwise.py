@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, element_grid, in_memory, vector_width
+from cubatch.engine.native.arrays import check, column_grid, dtype_of, element_grid, in_memory, vector_width
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
@@ -113,7 +113,7 @@ def _walk_columns(
     tiles = walked_tiles(rows, columns, vector, arrays[0].itemsize, context.device)
     between = map(np.int32, (tiles.rows_per_tile, *numbers, tiles.lanes, vector))
     kernel = variant.find(operation, dtype_of(arrays[0]))
-    context.launch(kernel, (tiles.tiles, tiles.blocks, 1), [*arrays, np.int64(rows), *between])
+    context.launch(kernel, column_grid(tiles), [*arrays, np.int64(rows), *between])
 
 
 def dropout(

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.arrays import (
+    check,
+    column_grid,
+    dtype_of,
+    floats,
+    take_workspace,
+    tile_arguments,
+    vector_width,
+)
 from cubatch.engine.native.context import Context
 from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import column_sums_workspace, summed_tiles
@@ -42,7 +50,7 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
     partials = floats(workspace, tiles.tiles * channels)
     context.launch(
         variant.find("column_sums", dtype),
-        (tiles.tiles, tiles.blocks, 1),
+        column_grid(tiles),
         [x, partials, *tile_arguments(rows, channels, tiles)],
     )
     context.launch(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, vector_width
+from cubatch.engine.native.arrays import check, column_grid, dtype_of, vector_width
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.pointwise import copy_columns, place_columns
 from cubatch.engine.native.reductions import column_sums
@@ -33,7 +33,7 @@ def tokens(context: Context, x: Any, token: Any, position: Any, *, out: Any = No
     extents = (tiles.rows_per_tile, count * c, c, tiles.lanes, tiles.vector)
     context.launch(
         variant.find("tokens", dtype_of(x)),
-        (tiles.tiles, tiles.blocks, 1),
+        column_grid(tiles),
         [x, token, position, y, np.int64(n), *map(np.int32, extents)],
     )
     return y
