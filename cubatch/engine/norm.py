@@ -46,7 +46,7 @@ def batch_norm_train(
         mean: Where the batch's mean goes: (c,), kept for the backward pass.
         inv_std: Where 1 / sqrt(variance + eps) goes: (c,), kept for the backward pass.
         running_mean: Decaying mean (c,), updated; None leaves it to another member of a team.
-        running_var: Decaying unbiased variance (c,), updated; None likewise.
+        running_var: Decaying unbiased variance (c,), updated; None likewise. One value has none.
         momentum: Weight of this batch in the running statistics.
         eps: Added to the variance.
         count: Positions of the whole batch; None for those handed in.
@@ -100,8 +100,8 @@ def batch_norm_train(
         _decay(xp, running_mean, total, momentum, factor)
     xp.subtract(total, mean, out=total)
     xp.copyto(shift, total)
-    if running_var is not None:
-        xp.multiply(spread, count / max(count - 1, 1), out=total)
+    if running_var is not None and count > 1:
+        xp.multiply(spread, count / (count - 1), out=total)
         _decay(xp, running_var, total, momentum, factor)
     xp.add(spread, eps, out=spread)
     xp.sqrt(spread, out=spread)

@@ -117,6 +117,7 @@ def train(
         learning_rate=learning_rate, schedule=schedule, optimizer=optimizer, patience=patience,
         checkpoint_seconds=checkpoint_seconds,
     )  # fmt: skip
+    _check_norms(network, batch_size)
     recipe = {
         "batch_size": share.batch_size, "target_batch_size": share.total, "dtype": dtype,
         "learning_rate": learning_rate, "schedule": schedule, "optimizer": optimizer, "seed": seed,
@@ -318,3 +319,11 @@ def _check_sizes(images: int, batch_size: int, target_batch_size: int | None, to
     if together > images:
         raise InvalidArgument("batch_size", together, f"at most the {images} training images, of all devices together")
     check_target(batch_size, whole)
+
+
+def _check_norms(network: Network, batch_size: int) -> None:
+    """Refuse what batch norm can learn nothing from: one value of a channel is its own mean, and leaves no variance."""
+    for node in network.nodes:
+        if node.layer.has_statistics and batch_size * math.prod(node.layer.input_shape[:2]) < 2:  # noqa: PLR2004
+            what = f"batch norm {node.name!r} sees one pixel of a sample, and a variance is of more than one value"
+            raise InvalidArgument("batch_size", batch_size, f"at least 2: {what}")

@@ -150,9 +150,8 @@ batch_norm_finish(const float* partials, const CB_ELEMENT* origin, int tiles, in
     mean[c] = center;
     inv_std[c] = 1.0f / sqrtf(total.m2 / total.count + eps);
     if (running_mean != nullptr) running_mean[c] += momentum * (center - running_mean[c]);
-    if (running_var != nullptr) {
-      const float variance = total.m2 / (total.count > 1.0f ? total.count - 1.0f : 1.0f);
-      running_var[c] += momentum * (variance - running_var[c]);
+    if (running_var != nullptr && total.count > 1.0f) {  // one value has no unbiased variance
+      running_var[c] += momentum * (total.m2 / (total.count - 1.0f) - running_var[c]);
     }
   }
 }

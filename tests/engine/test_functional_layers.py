@@ -191,6 +191,17 @@ def test_batch_norm_train_normalises_by_the_batch(blocks, center, deviation):
     assert_within(running_var, 0.9 + 0.1 * var * unbiased, within, label=f"running variance, {label}")
 
 
+def test_batch_norm_of_one_value_leaves_the_running_variance():
+    """Its unbiased variance is 0 / 0; the running mean moves, a tenth of the way from 1 to 5."""
+    running_mean, running_var, saved = np.ones(1), np.ones(1), {"mean": np.empty(1), "inv_std": np.empty(1)}
+    one = np.ones(1)
+    functional.batch_norm_train(
+        np.full((1, 1, 1, 1), 5.0), one, one, **saved, running_mean=running_mean, running_var=running_var
+    )
+    np.testing.assert_allclose(running_mean, [1.4])
+    np.testing.assert_array_equal(running_var, [1.0])
+
+
 def test_batch_norm_mends_a_first_estimate_that_is_off():
     """The mean that deviations are taken from may be half a deviation away: mean and variance come out all the same."""
     x = np.random.default_rng(8).standard_normal((200, 6))

@@ -19,7 +19,7 @@ from cubatch.errors import InvalidArgument, InvalidData, UnsupportedLayer
 from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Flatten, Linear, Opaque
+from cubatch.network.layers import BatchNorm2d, Flatten, Linear, Opaque
 from cubatch.network.weights import load_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
@@ -272,6 +272,15 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, field):
     with pytest.raises(InvalidArgument) as caught:
         train(network, data=SAMPLE, batch_size=10, device=HERE)
     assert caught.value.field == field
+
+
+def test_batch_norm_of_one_value_is_refused_before_an_epoch():
+    """As PyTorch refuses it ("Expected more than 1 value per channel when training"); of two samples it trains."""
+    layers = [Flatten(), Linear(k=10), BatchNorm2d(name="last")]
+    network = Network(input_shape=(28, 28, 1), layers=layers)
+    with pytest.raises(InvalidArgument, match=r"^batch_size must be at least 2: batch norm 'last' .*, got 1$"):
+        train(network, data=SAMPLE, batch_size=1, target_batch_size=2, device=HERE)
+    assert math.isfinite(train(network, data=SAMPLE, batch_size=2, device=HERE, epochs=1).epochs[0].loss)
 
 
 def test_test_images_of_another_shape_are_refused_before_an_epoch():
