@@ -2,6 +2,8 @@
 //
 // dropout — zero each element with probability p, scale the others by 1 / (1 - p).
 //
+// What it zeroes is multiplied by 0, so that NaN stays and infinity becomes NaN, as in PyTorch.
+//
 // Element i draws word i % 4 of Philox4x32-10 at counter i / 4 (Salmon, Moraes, Dror and Shaw, "Parallel random
 // numbers: as easy as 1, 2, 3", 2011): the mask depends on key, step and element alone, not on grid or vector.  The step
 // is the counter's third word and read from memory, so that a launch can be repeated as it is, in a CUDA graph.
@@ -59,7 +61,7 @@ struct DropoutWork {
       const u32 word = V > 1 ? words.w[v % 4] : k == 0 ? words.w[0] : k == 1 ? words.w[1] : k == 2 ? words.w[2] : words.w[3];
       const bool keeps = uniform(word) >= p;
       kept.v[v] = keeps;
-      result.v[v] = from_float<CB_ELEMENT>(keeps ? to_float(loaded.v[v]) * factor : 0.0f);
+      result.v[v] = from_float<CB_ELEMENT>(to_float(loaded.v[v]) * (keeps ? factor : 0.0f));
     }
     cb_write<CB_ELEMENT, V>(y + i, result);
     cb_write<u8, V>(mask + i, kept);
@@ -96,7 +98,7 @@ struct DropoutBackwardWork {
     Vec<CB_ELEMENT, V> result;
     CB_UNROLL
     for (int v = 0; v < V; ++v) {
-      result.v[v] = from_float<CB_ELEMENT>(loaded.kept.v[v] ? to_float(loaded.dy.v[v]) * factor : 0.0f);
+      result.v[v] = from_float<CB_ELEMENT>(to_float(loaded.dy.v[v]) * (loaded.kept.v[v] ? factor : 0.0f));
     }
     cb_write<CB_ELEMENT, V>(dx + i, result);
   }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import backend
+from cubatch.engine import backend, functional
 from cubatch.engine.native import pointwise
 from cubatch.errors import InvalidArgument
 from tests.kernels.cases import DTYPES, decoded, drawn, encoded
@@ -54,12 +54,25 @@ def test_dropout_keeps_what_philox_says_and_scales_it(launcher, size, p, shift, 
 
     kept = _mask(size, p, (seed, 3), seed % 5)
     np.testing.assert_array_equal(launcher.get(mask), kept)
-    scaled = decoded(x).astype(np.float32) * np.float32(1 / (1 - p))
-    want = encoded(np.where(kept, scaled, np.float32(0)), dtype)
+    want = encoded(decoded(x).astype(np.float32) * np.where(kept, np.float32(1 / (1 - p)), np.float32(0)), dtype)
     np.testing.assert_array_equal(launcher.get(y), want)
 
     dx = place(launcher, x, shift)
     pointwise.dropout_backward(launcher.context(), dx, mask, p=p, out=dx)
+    np.testing.assert_array_equal(launcher.get(dx), want)
+
+
+def test_what_is_not_finite_is_dropped_to_a_nan(launcher):
+    """Zero times infinity, in both passes, as PyTorch has it and the NumPy engine: a run that diverges says so."""
+    x = np.array([np.nan, np.inf, -np.inf, 1.0] * 64, np.float32)
+    context, kept = launcher.context(), _mask(x.size, 0.5, 7, 0)
+    assert {*zip(x[1::4], kept[1::4], strict=True)} == {(np.inf, True), (np.inf, False)}
+    y, _ = pointwise.dropout(context, launcher.put(x), p=0.5, seed=7)
+    dx = pointwise.dropout_backward(context, launcher.put(x), launcher.put(kept), p=0.5)
+    with np.errstate(invalid="ignore"):
+        want = functional.dropout_backward(x, kept, p=0.5)
+    assert np.isnan(want[1::4]).tolist() == (~kept[1::4]).tolist()
+    np.testing.assert_array_equal(launcher.get(y), want)
     np.testing.assert_array_equal(launcher.get(dx), want)
 
 
