@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from tests import gate
+from tests.kernels import conftest
 
 VERSIONS = ("nvrtc 12.9.86",)
 SOURCES = {
@@ -186,6 +191,33 @@ def test_a_sample_is_other_kernels_with_each_commit():
     drawn = [{name for name in names if gate.is_drawn(name, f"commit {number}")} for number in range(100)]
     assert all(5 <= len(some) <= 40 for some in drawn)
     assert len(set.union(*drawn)) > 0.98 * len(names)
+
+
+def test_a_sample_is_of_the_kernels_tests_alone(monkeypatch):
+    """Tests of other folders that are collected beside them all run: nobody else draws of those."""
+    monkeypatch.setenv("CUBATCH_SAMPLE", "c0ffee")
+    names = [f"tests/{folder}/test_{number}.py" for folder in ("kernels", "cpusim", "gpu") for number in range(100)]
+    items = [SimpleNamespace(nodeid=name, path=gate.ROOT / name, get_closest_marker=str) for name in names]
+    config = Mock()
+    conftest.pytest_collection_modifyitems(config, items)
+    dropped = config.hook.pytest_deselected.call_args.kwargs["items"]
+    assert {item.nodeid.split("/")[1] for item in dropped} == {"kernels"}
+    assert 80 <= len(dropped) < 100
+    assert [item for item in items if item in dropped] == []
+
+
+def test_a_sample_of_the_sanitizers_is_none_of_later_stages(tmp_path):
+    """The stages of .ci/run are functions of one shell: what one exports without need, all after it would have."""
+    stage = re.search(r"^sanitizers\(\).*?^}$", (gate.ROOT / ".ci" / "run").read_text(), re.MULTILINE | re.DOTALL)[0]
+    told = "echo sample ${CUBATCH_SAMPLE-none}"
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!/usr/bin/env bash\n{told}\n")
+    python.chmod(0o755)
+    script = f"in_full() {{ false; }}\ngate() {{ echo c0ffee; }}\nvenv={tmp_path}\n{stage}\nsanitizers\n{told}\n"
+    environment = {name: value for name, value in os.environ.items() if name != "CUBATCH_SAMPLE"}
+    ran = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n") == ["sample c0ffee", "sample c0ffee", "sample none", ""]
 
 
 @pytest.mark.parametrize(("answer", "status"), [(True, 0), (False, 3)])
