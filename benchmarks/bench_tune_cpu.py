@@ -27,7 +27,6 @@ from cubatch.measure.network_runner import network_runner
 
 LONGEST_STEP = 2.5
 DUELS = 9
-FARTHEST = 4  # times the largest answer: nothing farther is measured
 CASES: dict[str, dict[str, Any]] = {
     "resnet18 inference": {"model": "resnet18", "mode": "inference"},
     "resnet18 training 32x32": {
@@ -71,7 +70,7 @@ def compare(name: str, *, budget: float, repeats: int, rounds: int) -> dict[str,
             sys.exit(f"{name}: no answer in {budget} s")
         fastest = max(m.samples_per_second for m in result.measurements if m.samples_per_second)
         ladder = [m.batch_size for m in result.measurements if "between" not in " ".join(m.reasons)]
-        kept = [n for n in ladder if n <= FARTHEST * answer and n / fastest <= LONGEST_STEP]
+        kept = [n for n in ladder if n / fastest <= LONGEST_STEP]
         read = in_rounds(case, sorted({*kept, answer}), rounds)
         truth = {size: statistics.median(rates) for size, rates in read.items()}
         best = max(truth, key=truth.__getitem__)
