@@ -63,7 +63,7 @@ def visit(runner: ModuleRunner, batch_size: int) -> dict[str, float]:
 
 def read_all(name: str, mode: str, order: Sequence[int]) -> dict[str, Any]:
     """Visit sizes in this process; its largest resident set is that since the last batch was drawn."""
-    runner = runner_of(name, mode, UNBOUNDED)
+    runner = runner_of(name, mode, UNBOUNDED, "cpu")
     visits = [visit(runner, batch_size) for batch_size in order]
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "visits": visits}
 
