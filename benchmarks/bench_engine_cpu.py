@@ -4,8 +4,9 @@ Our engine on the CPU beside PyTorch eager: training and inference of several ne
     python -m benchmarks.bench_engine_cpu --json benchmarks/results/<device>/engine-cpu.json
 
 Both run the same network in float32 on random data with the same number of threads, training with SGD and
-momentum.  In every round each of ours, PyTorch NCHW and PyTorch channels_last runs once, in an order drawn
-anew; the least seconds a step over the rounds are compared with those of the faster of PyTorch's two layouts.
+momentum at a rate of 0: losses on random data would run away.  In every round each of ours, PyTorch NCHW and
+PyTorch channels_last runs once, in an order drawn anew; the least seconds a step over the rounds are compared
+with those of the faster of PyTorch's two layouts.
 The environment variable OPENBLAS_CORETYPE, which would give NumPy other kernels than its own choice, is taken
 away from this process.
 """
@@ -56,7 +57,7 @@ def contender(name: str, network: Network, mode: str, batch_size: int, threads: 
     """Give a step of ours or of PyTorch's."""
     if name == "cubatch":
         device = attrs.evolve(probe.device("cpu"), threads=threads)
-        model = Model(network, device=device, mode=mode, optimizer="momentum")
+        model = Model(network, device=device, mode=mode, optimizer="momentum", learning_rate=0.0)
         model.prepare(batch_size)
         model.load_random()
         return model.step

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from cubatch.network import models
+
 pytest.importorskip("torch")
-from benchmarks import bench_page_faults
+from benchmarks import bench_engine_cpu, bench_page_faults
 
 
 def test_page_faults_of_a_module_are_read(monkeypatch):
@@ -15,3 +18,15 @@ def test_page_faults_of_a_module_are_read(monkeypatch):
     assert [visit["batch_size"] for visit in read["visits"]] == [1]
     assert read["visits"][0]["seconds"] > 0
     assert read["peak_bytes"] > 0
+
+
+def test_training_that_is_timed_learns_nothing_on_either_side():
+    """The rate is 0 as PyTorch's is: on random data the loss would run away, and with it how long a step takes."""
+    step = bench_engine_cpu.contender("cubatch", models.build("mnist-cnn"), "training", 4, 1)
+    model = step.__self__
+    before = {name: dict(arrays) for name, arrays in model.trained().weights.items()}
+    for _ in range(3):
+        step()
+    for layer, arrays in model.trained().weights.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, before[layer][name], err_msg=f"{layer}.{name}")
