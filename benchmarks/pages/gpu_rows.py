@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -122,14 +123,16 @@ def mean_cell(ratios: Sequence[float]) -> str:
 
 
 def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = True) -> str:
-    """Put above a table what it is of, how it was timed if it was, and how much of it there is."""
+    """Put above a table what it is of, of which commits, how it was timed if it was, and how much there is."""
     device, facts = result["device"] or {}, result["environment"] or {}
     libraries = ", ".join(str(facts[name]) for name in ("cupy", "cublas") if facts.get(name))
     torch = f", PyTorch {facts['torch']} with cuDNN {facts['cudnn']}" if facts.get("torch") else ""
     runs = [run for run in result["stages"] if run["name"] in stages.split()]
     skipped = sum(len(run["skipped"]) for run in runs)
     broken = sum(item["status"] != "ok" for run in runs for item in run["items"])
-    parts = [f"{device.get('name')}, {result['date']}, commit {result['commit']}, {libraries}{torch}"]
+    earlier = Counter(item["commit"] for run in runs for item in run["items"] if "commit" in item)  # of a pass resumed
+    others = "".join(f" (but {count} of the cases: {commit})" for commit, count in earlier.items())
+    parts = [f"{device.get('name')}, {result['date']}, commit {result['commit']}{others}, {libraries}{torch}"]
     if timed:
         parts.append("both sides in the same precision, float32 with TF32 off")
         parts.append("medians of rounds taken in turns")

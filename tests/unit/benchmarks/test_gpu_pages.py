@@ -63,6 +63,19 @@ def test_the_table_of_products_leaves_out_what_was_wrong():
     assert "Imaginary GPU, 2000-01-01, commit 0000000" in text
 
 
+def test_a_caption_names_the_commits_that_a_resumed_pass_kept_cases_of():
+    """Two of three products were timed before it was resumed, by code of another commit; convolutions were not."""
+    result = result_of(
+        gemm=([item_of(cases.gemm(n, 8, 8), [entry(1e-3, ratio=1.0)]) for n in (8, 16, 32)], 0),
+        layers=([item_of(conv_case(1), [entry(1e-3, ratio=1.0)])], 0),
+    )
+    before, _ = result["stages"]
+    for item in before["items"][:2]:
+        item["commit"] = "1111111"
+    assert "commit 0000000 (but 2 of the cases: 1111111), " in gpu.gemm(result)
+    assert "commit 0000000, " in gpu.convolutions(result)
+
+
 def test_convolutions_are_averaged_by_network_and_pass():
     """1x1 and strided apart from 3x3 at stride 1."""
     assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in gpu.convolutions(SYNTHETIC)
