@@ -125,7 +125,7 @@ def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
         *(ask(finder, Unguarded(bare, limit), task) for finder in options.finders if finder != SWEEP),
     ]
     truth = swept(Unguarded(bare, limit), [row["batch_size"] for row in rows if row["batch_size"]], options)
-    best = max(truth, key=truth.__getitem__)
+    best = max(truth, key=truth.__getitem__, default=None)
     return {"module": name, "mode": mode, "best_batch_size": best, "samples_per_second": truth, "finders": rows}
 
 
@@ -143,8 +143,8 @@ def sweep_again(name: str, mode: str, options: argparse.Namespace) -> dict[str, 
     runner = Unguarded(runner_of(name, mode, UNBOUNDED, options.device), options.limit * MIB)
     truth = swept(runner, [], options)
     return {
-        "finder": SWEEP, "batch_size": max(truth, key=truth.__getitem__), "seconds": time.monotonic() - began,
-        "failures": runner.failures, "error": "",
+        "finder": SWEEP, "batch_size": max(truth, key=truth.__getitem__, default=None),
+        "seconds": time.monotonic() - began, "failures": runner.failures, "error": "",
     }  # fmt: skip
 
 
@@ -158,16 +158,20 @@ def ratios(
 
 
 def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
-    """Say of each answer what it lost against the best size: the median over turns in several processes."""
+    """
+    Say of each answer what it lost against the best size: the median over turns in several processes.
+
+    Where the best size has not run in any of those, they go on; where no size ran at all there is nothing to judge.
+    """
     rows, best = case["finders"], case["best_batch_size"]
     shares: dict[int, list[float]] = {row["batch_size"]: [] for row in rows if row["batch_size"]}
-    asked_of = sorted(shares)
+    asked_of = sorted(shares) if best else []
     for judged in range(1, max(options.judges, MOST_JUDGES) + 1):
         if not asked_of:
             break
         for size, reached_of_best in alone(ratios, case["module"], case["mode"], best, asked_of, options).items():
             shares[size] += reached_of_best
-        if judged >= options.judges:
+        if judged >= options.judges and any(shares.values()):
             own = {row["batch_size"] for row in rows if row["finder"] == OURS}
             asked_of = [size for size in asked_of if size in own and _holds(_interval(shares[size]), 1 - CLOSE)]
     for row in rows:

@@ -26,10 +26,11 @@ def reached(read: Read, size: int, best: int) -> list[float]:
     """
     Give what a size reached of the best one's rate, in each round that read both in one state of the host.
 
-    Where no round did, every round counts; a size without a timing has none.
+    Where no round did, every round counts; a size without a timing has none, nor has any where the best one did
+    not run.
     """
     state = _state(read)
-    rounds = list(zip(read.get(size, ()), read[best], strict=False))
+    rounds = list(zip(read.get(size, ()), read.get(best, ()), strict=False))
     alike = [(own, other) for own, other in rounds if state is None or _met(state, own) == _met(state, other) != HELD]
     return [size / own.seconds / (best / other.seconds) for own, other in alike or rounds]
 

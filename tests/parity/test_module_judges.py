@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,18 +16,22 @@ JUDGES = 3
 
 @pytest.fixture
 def judged(monkeypatch):
-    """Judge answers by the ratios of each process, the first one ours; tells the rows and what was asked."""
+    """
+    Judge answers by the ratios of each process, the first one ours; tells the rows and what was asked.
 
-    def judge(ratios):
+    In the first processes the best size is out of memory.
+    """
+
+    def judge(ratios, without=0, best=32):
         asked = []
 
         def alone(_function, _name, _mode, _best, answers, _options):
             asked.append(list(answers))
-            return {n: ratios[n] for n in answers}
+            return {n: ratios[n] if len(asked) > without else [] for n in answers}
 
         monkeypatch.setattr(bench_module, "alone", alone)
         rows = [{"finder": "another" if i else bench_module.OURS, "batch_size": n} for i, n in enumerate(ratios)]
-        case = {"module": "m", "mode": "inference", "best_batch_size": 32, "finders": rows}
+        case = {"module": "m", "mode": "inference", "best_batch_size": best, "finders": rows}
         bench_module.judge(case, Namespace(judges=JUDGES))
         return rows, asked
 
@@ -55,3 +60,20 @@ def test_an_answer_that_does_not_run_has_lost_all(judged):
     rows, asked = judged({32: [1.0, 1.0, 1.0], 28: [], None: []})
     assert asked == [[28, 32]] * JUDGES
     assert [(row["lost"], row["turns"]) for row in rows] == [(0.0, 9), (1.0, 0), (1.0, 0)]
+
+
+def test_answers_that_met_no_best_size_are_judged_again(judged):
+    """In four processes it is out of memory: the fifth has turns of both, and they are what counts."""
+    rows, asked = judged({16: [0.8, 0.8, 0.8]}, without=4)
+    assert asked == [[16]] * 5
+    assert [(row["lost"], row["turns"]) for row in rows] == [(pytest.approx(0.2), 3)]
+
+
+def test_a_module_of_which_no_size_runs_ends_no_table(judged, monkeypatch):
+    """There is no best size, nobody is asked how near it an answer came, and a sweep has no answer."""
+    rows, asked = judged({16: []}, best=None)
+    assert asked == []
+    assert rows[0]["lost"] == 1.0
+    monkeypatch.setattr(bench_module, "runner_of", Mock())
+    monkeypatch.setattr(bench_module, "swept", lambda *_: bench_module.samples_per_second({}))
+    assert bench_module.sweep_again("m", "inference", Namespace(device="cpu", limit=1))["batch_size"] is None

@@ -39,8 +39,9 @@ def test_every_round_is_compared_where_the_host_stays():
 
 
 def test_a_size_that_never_ran_reached_nothing():
-    """A size that is out of memory has no timing, and no share."""
+    """A size that is out of memory has no timing, and no share; nor has any beside a best size that is."""
     assert reached(rounds(of_8="qq", of_16="qq"), 12, 16) == []
+    assert reached(rounds(of_8="qq", of_16="qq"), 8, 12) == []
 
 
 def test_rates_are_those_of_one_state():
