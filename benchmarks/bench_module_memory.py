@@ -69,6 +69,8 @@ def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
         ran, size = size, runner.call("look", seconds=0.0, top=0)["largest"]
     rows = runner.call("ran")
     runner.close()
+    if not rows:
+        return {"module": name, "mode": mode, "why_not": "what its steps take cannot be read on this machine"}
     largest = rows[-1]
     return {
         "module": name, "mode": mode, "limit": limit, "sizes": rows,
@@ -106,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.json:
                 content = {**run_on(device, "module_memory"), "image": zoo.IMAGE, "rows": rows}
                 options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if not rows:
+        return
     errors = sorted(abs(row["error"]) for row in rows)
     above = sum(row["most"] > 1 for row in rows)
     within = sum(error <= 0.1 for error in errors)

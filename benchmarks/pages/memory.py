@@ -15,6 +15,8 @@ def memory(result: dict[str, Any]) -> str:
     rows = []
     for model, mode in dict.fromkeys((row["model"], row["mode"]) for row in result["rows"]):
         ran = [row for row in result["rows"] if (row["model"], row["mode"]) == (model, mode) and "took" in row]
+        if not ran:  # the caption counts what failed
+            continue
         last = max(ran, key=lambda row: row["batch_size"])
         errors = [row["said"] - row["took"] for row in ran]
         rows.append(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
 from cubatch.network import models
 
 pytest.importorskip("torch")
-from benchmarks import bench_engine_cpu, bench_page_faults
+from benchmarks import bench_engine_cpu, bench_module_memory, bench_page_faults
 
 
 def test_page_faults_of_a_module_are_read(monkeypatch):
@@ -30,3 +32,14 @@ def test_training_that_is_timed_learns_nothing_on_either_side():
     for layer, arrays in model.trained().weights.items():
         for name, array in arrays.items():
             np.testing.assert_array_equal(array, before[layer][name], err_msg=f"{layer}.{name}")
+
+
+def test_a_module_whose_memory_no_machine_tells_has_no_score_but_a_reason(monkeypatch):
+    """Its steps ran, and none of them has said what it took."""
+    told = {"look": {"first": 2**20, "largest": 8, "why_not": None}, "ran": []}
+    runner = Mock(call=lambda name, **_: told[name])
+    monkeypatch.setattr(bench_module_memory, "opened", lambda *_: runner)
+    row = bench_module_memory.score("encoder", "inference", "cpu", 2**20)
+    runner.prepare.assert_called_once_with(8)
+    assert row["why_not"] == "what its steps take cannot be read on this machine"
+    bench_module_memory.main(["--modules", "encoder"])
