@@ -63,3 +63,12 @@ def test_no_file_of_the_tests_imports_a_test_module():
         if name.startswith("tests.") and name.rpartition(".")[2] in modules
     }
     assert found == set()
+
+
+def test_what_needs_pytorch_is_where_a_stage_has_it():
+    """Elsewhere no run of the tests has it installed, and a test that is always skipped holds nothing."""
+    asks = re.compile(r"importorskip\(\s*[\"']torch|^ *(import|from) torch\b", re.MULTILINE)
+    files = [path.relative_to(TESTS) for path in TESTS.rglob("*.py")]
+    found = {path.as_posix() for path in files if asks.search((TESTS / path).read_text(encoding="utf-8"))}
+    assert len(found) > 20
+    assert {name for name in found if not name.startswith(("parity/", "gpu/"))} == set()

@@ -99,28 +99,6 @@ def test_only_one_step_lives_at_a_time(virtual):
     assert alive == []
 
 
-def test_pytorch_on_the_cpu_is_tuned(virtual):
-    """A training step of PyTorch, as in the docstring but on the CPU: steps are taken, the host tells their time."""
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def make_step(n):
-        x, y = torch.randn(n, 16), torch.randint(4, (n,))
-
-        def step():
-            optimizer.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        return step
-
-    weights = model.weight.detach().clone()
-    result = autotune_callable(make_step, max_batch_size=256, device="cpu", batch_sizes=[1, 256], budget=30.0)
-    assert result.batch_size == 256
-    assert not torch.equal(model.weight, weights)
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_callable_hands_out_what_there_is(virtual, stop):
     """Nothing is stored, but what was measured is on the exception."""
