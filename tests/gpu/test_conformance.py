@@ -97,12 +97,12 @@ def test_the_twins_answer_as_gpus_did():
     if not kept:
         pytest.skip("no GPU has answered yet")
     for name, arch, answers in kept:
-        known = {asked.name: asked for asked in probes.probes(arch)}
+        known = {one.name: one for one in probes.probes(arch)}
         assert answers.keys() <= known.keys(), f"{name}: a probe that was renamed is compared with nothing"
-        for probe, arrays in answers.items():
+        for asked, arrays in answers.items():
             got = [conformance.unpacked(array) for array in arrays]
-            want = conformance.answer(known[probe], Simulator(arch))
-            assert conformance.differences(known[probe], got, want) == [], f"{name}: {probe}"
+            want = conformance.answer(known[asked], Simulator(arch))
+            assert conformance.differences(known[asked], got, want) == [], f"{name}: {asked}"
 
 
 @needs_twins
