@@ -36,11 +36,11 @@ def relu(x: Any, *, out: Any = None) -> Any:
 
 def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Pass the gradient where ReLU's output is positive.
+    Pass the gradient where ReLU's output is not 0: positive, or NaN, whose gradient is PyTorch's.
 
     Args:
         dy: Gradient by the output, C-contiguous.
-        y: ReLU's output; its input serves as well.
+        y: ReLU's output.
         out: Where dx goes; may be dy, or y. None allocates it.
         workspace: 1-D uint8 array, a byte for each element of a piece. None allocates one.
 
@@ -54,7 +54,7 @@ def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) ->
     errors, results, target = dy.reshape(-1), y.reshape(-1), dx.reshape(-1)
     for piece, _ in flags.cut(dy.size, workspace.nbytes):
         passing = view(workspace, (piece.stop - piece.start,), xp.bool_)
-        xp.greater(results[piece], 0, out=passing)
+        xp.not_equal(results[piece], 0, out=passing)
         gate(errors[piece], passing, target[piece])
     return dx
 
@@ -133,7 +133,11 @@ def _relu6(xp: Any, x: Any, y: Any, *_: Any) -> None:
 
 
 def _relu6_backward(xp: Any, dy: Any, y: Any, dx: Any, first: Any, second: Any) -> None:
-    gate(dy, _between(xp, y, 0, 6, first, second), dx)
+    passing, below = _flags(xp, first), _flags(xp, second)
+    xp.not_equal(y, 0, out=passing)  # of what lies in [0, 6] or is NaN
+    xp.not_equal(y, 6, out=below)
+    xp.logical_and(passing, below, out=passing)
+    gate(dy, passing, dx)
 
 
 def _sigmoid(xp: Any, x: Any, y: Any, *_: Any) -> None:

@@ -85,7 +85,7 @@ class Columns:
             target: The block's output (samples, p, q, k * groups); may be strided unless `staged` is 0.
             scale: Factor of each filter, before something is added.
             residual: What is added, of the target's shape and maybe its memory: then tiles are `staged`.
-            positive: Of the target's shape: where it is not, the target is zero; then tiles have `flags`.
+            positive: A ReLU's output of the target's shape: where it is 0, the target is; then tiles have `flags`.
         """
         operand = self.load(block)
         if self._tiles.staged:
@@ -104,7 +104,7 @@ class Columns:
             self._xp.matmul(operand, filters, out=target.reshape(-1, target.shape[-1]))
         if positive is not None:
             flags = view(self._workspace, target.shape, self._xp.bool_, offset=self._flags_at)
-            self._xp.greater(positive, 0, out=flags)
+            self._xp.not_equal(positive, 0, out=flags)
             gate(target, flags, target)
 
     def _lay_out(self, samples: int, rows: int) -> None:

@@ -144,7 +144,7 @@ def conv2d_dgrad(
         dilation: As in the forward pass.
         groups: As in the forward pass.
         residual: What is added to dx, of its shape: the gradient by way of others; may be `out`. None for nothing.
-        positive: Of dx's shape: where it is not, dx is zero. The ReLU's output; None for no ReLU.
+        positive: The output of a ReLU before, of dx's shape: where it is 0, dx is. None for no ReLU.
         out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
         workspace: 1-D uint8 array for the turned filter and the gathered tile. None allocates one.
 
@@ -196,7 +196,7 @@ def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, worksp
     workspace = take_workspace(workspace, part, need, len(part))
     for block in need.cut(len(part), workspace.nbytes):
         flags = view(workspace, part[block].shape, of(part).bool_)
-        of(part).greater(positive[block], 0, out=flags)
+        of(part).not_equal(positive[block], 0, out=flags)
         gate(part[block], flags, part[block])
 
 

@@ -109,7 +109,7 @@ def linear_dgrad(
         dy: Gradient by the output (..., k), C-contiguous.
         w: Filter (k, c).
         residual: What is added to dx, of its shape: the gradient by way of others; may be `out`. None for nothing.
-        positive: Of dx's shape: where it is not, dx is zero. The output of a ReLU before; None for no ReLU.
+        positive: The output of a ReLU before, of dx's shape: where it is 0, dx is. None for no ReLU.
         out: Where dx goes: (..., c), C-contiguous; None allocates it.
         workspace: 1-D uint8 array for a tile and flags, where something is added or does not pass. None allocates one.
 
@@ -135,7 +135,7 @@ def linear_dgrad(
             xp.copyto(part, tile)
         else:
             flags = view(workspace, part.shape, xp.bool_, offset=flags_at)
-            xp.greater(positive.reshape(-1, c)[piece], 0, out=flags)
+            xp.not_equal(positive.reshape(-1, c)[piece], 0, out=flags)
             gate(tile, flags, part)
     return dx
 

@@ -44,11 +44,12 @@ CB_DEVICE float activate(int kind, float x) {
 }
 
 // Gradient by the input.  Where a curve is flat it is zero, even if dy is infinite; a kink has the slope of its
-// flat side, and hard_swish at 3 the slope 1, as in PyTorch.
+// flat side, and hard_swish at 3 the slope 1, as in PyTorch.  As there relu and relu6 pass on what comes
+// back to a NaN.
 CB_DEVICE float activate_backward(int kind, float dy, float saved) {
   switch (kind) {
-    case ACTIVATION_RELU: return saved > 0.0f ? dy : 0.0f;
-    case ACTIVATION_RELU6: return saved > 0.0f && saved < 6.0f ? dy : 0.0f;
+    case ACTIVATION_RELU: return saved <= 0.0f ? 0.0f : dy;
+    case ACTIVATION_RELU6: return saved <= 0.0f || saved >= 6.0f ? 0.0f : dy;
     case ACTIVATION_SILU: {
       const float s = sigmoid(saved);
       return dy * (s * (1.0f + saved * (1.0f - s)));

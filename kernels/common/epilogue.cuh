@@ -2,10 +2,10 @@
 //
 // What happens to an accumulator before it is stored, fused into every product.
 //
-//   y = activation(scale[col] * sum + shift[col] + bias[col] + residual[row, col]) where mask[row, col] > 0, else 0
+//   y = activation(scale[col] * sum + shift[col] + bias[col] + residual[row, col]), or 0 where mask[row, col] <= 0
 //
 // A null pointer leaves its term out; all branches are uniform.  `residual` may be `out` itself: y += ... .  `mask`
-// is the saved output of a ReLU, whose gradient passes where that was positive.
+// is the saved output of a ReLU, whose gradient passes where that was positive, or NaN.
 //
 // Only those terms are compiled into a pass that its layer can ask for:
 //
@@ -48,7 +48,7 @@ CB_DEVICE void finish_one(const Epilogue& epilogue, i64 place, int column, float
   if (HAS_FORWARD_TERMS && epilogue.bias) sum += to_float(epilogue.bias[column]);
   if (epilogue.residual) sum += to_float(epilogue.residual[place]);
   if (HAS_FORWARD_TERMS) sum = activate(epilogue.activation, sum);
-  if (HAS_MASK && epilogue.mask) sum = to_float(epilogue.mask[place]) > 0.0f ? sum : 0.0f;
+  if (HAS_MASK && epilogue.mask) sum = to_float(epilogue.mask[place]) <= 0.0f ? 0.0f : sum;
   epilogue.out[place] = from_float<CB_ELEMENT>(sum);
 }
 
@@ -102,7 +102,7 @@ CB_DEVICE void finish_wide(const Epilogue& epilogue, const i64 (&place)[ROWS], i
     CB_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       CB_UNROLL
-      for (int j = 0; j < 4; ++j) sum[i][j] = to_float(mask[i].v[j]) > 0.0f ? sum[i][j] : 0.0f;
+      for (int j = 0; j < 4; ++j) sum[i][j] = to_float(mask[i].v[j]) <= 0.0f ? 0.0f : sum[i][j];
     }
   }
   CB_UNROLL

@@ -112,6 +112,7 @@ def test_conv2d_dgrad_adds_to_what_is_there_and_applies_a_slope(case, ends):
     random, x, w = _arrays(case)
     dy = random.uniform(-1, 1, reference.conv2d(x, w, **case["options"]).shape).astype(np.float32)
     there, saved = (random.uniform(-1, 1, x.shape).astype(np.float32) for _ in range(2))
+    saved = np.maximum(saved, 0)
     out = there.copy() if "residual" in ends else np.full(x.shape, np.nan, np.float32)
     given = {name: {"residual": out, "positive": saved}[name] for name in ends}
     workspace = _workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4, frozenset(ends)))
@@ -141,7 +142,7 @@ def test_linear_dgrad_adds_to_what_is_there_and_applies_a_slope(rows, is_tight, 
     dy, w, there, saved = (
         random.uniform(-1, 1, shape).astype(np.float32) for shape in ((rows, 6), (6, 5), (rows, 5), (rows, 5))
     )
-    out = there.copy()
+    out, saved = there.copy(), np.maximum(saved, 0)
     given = {name: {"residual": out, "positive": saved}[name] for name in ends}
     need = scratch_blocks.Ends(itemsize=4, row=5)
     workspace = np.full(need.least if is_tight else need.whole(rows), 0xFF, np.uint8)

@@ -44,7 +44,7 @@ class Epilogue:
 
     def masked(self, values: Any) -> Any:
         """Put zeros where nothing passes: to results, and to bounds of their errors."""
-        return values if self.mask is None else np.where(cases.decoded(self.mask) > 0, values, 0)
+        return values if self.mask is None else np.where(cases.decoded(self.mask) <= 0, 0, values)
 
 
 def drawn(
@@ -64,7 +64,10 @@ def drawn(
     if layout == "nt":
         return Epilogue(bias=cases.drawn(random, (n,), dtype), activation=activation)
     allowed = parts if layout == "nn" else [part for part in parts if part != "mask"]
-    return Epilogue(**{part: cases.drawn(random, (m, n), dtype) for part in allowed})
+    terms = {part: cases.drawn(random, (m, n), dtype) for part in allowed}
+    if "mask" in terms:
+        terms["mask"][:1, :1] = cases.encoded(np.nan, dtype)  # passes
+    return Epilogue(**terms)
 
 
 def true_activation(kind, x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -104,6 +105,17 @@ def test_kinks_infinities_and_nans_are_the_numpy_engines(launcher, kind):
             np.testing.assert_allclose(launcher.get(dx), wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "passed"), [("relu", [0, 0, 2, 2, 2]), ("relu6", [0, 0, 2, 0, 2])])
+def test_what_comes_back_to_a_nan_is_passed_on(launcher, kind, passed):
+    """PyTorch gives -1, 0, 3, 7 and NaN these gradients where 2 comes back; only its vectors of relu6 give a NaN 0."""
+    dy, saved = np.full(5, 2, np.float32), np.float32([0, 0, 3, 6 if kind == "relu6" else 7, np.nan])
+    dx = room(launcher, dy.shape, dy.dtype)
+    activations.activation_backward(launcher.context(), launcher.put(dy), launcher.put(saved), kind=kind, out=dx)
+    np.testing.assert_array_equal(launcher.get(dx), passed)
+    engines = {"relu": functional.relu_backward, "relu6": partial(functional.activation_backward, kind="relu6")}
+    np.testing.assert_array_equal(engines[kind](dy, saved), passed)
+
+
 @given(size=SIZES, dtype=st.sampled_from(DTYPES))
 @settings(max_examples=8, deadline=None)
 def test_relu_works_in_place_and_so_does_its_gradient(launcher, size, dtype):
@@ -114,7 +126,7 @@ def test_relu_works_in_place_and_so_does_its_gradient(launcher, size, dtype):
     y = place(launcher, x)
     activations.relu(launcher.context(), y, out=y)
     np.testing.assert_array_equal(decoded(launcher.get(y)), np.maximum(decoded(x), 0))
-    want = np.where(decoded(x) > 0, decoded(dy), 0)
+    want = np.where(decoded(x) <= 0, 0, decoded(dy))  # a NaN lets it pass
     activations.relu_backward(launcher.context(), place(launcher, dy), y, out=y)
     np.testing.assert_array_equal(decoded(launcher.get(y)), want)
 

@@ -38,7 +38,7 @@ def relu(context: Context, x: Any, *, out: Any = None) -> Any:
 
 
 def relu_backward(context: Context, dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
-    """Pass the gradient where ReLU's output is positive; as `functional.relu_backward`."""
+    """Pass the gradient where ReLU's output is not 0; as `functional.relu_backward`."""
     return activation_backward(context, dy, y, kind="relu", out=out, workspace=workspace)
 
 
