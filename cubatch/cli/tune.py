@@ -134,7 +134,11 @@ def tune(
         partial = cast("TuningResult | None", getattr(stop, "partial", None))
         if partial is not None:
             _show(partial, json)
-        kept = "nothing is kept" if no_store else "what was measured is kept, the same command goes on with it"
+        kept = "what was measured is kept; the same command goes on with it"
+        if not getattr(stop, "is_kept", not no_store):
+            kept = "what was measured is not kept"
+        elif fresh:  # which would measure it anew
+            kept = "what was measured is kept; the same command without --fresh goes on with it"
         console.say(f"cubatch: interrupted; {kept}")
         raise typer.Exit(console.INTERRUPTED) from stop
     _show(result, json)

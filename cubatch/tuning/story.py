@@ -77,13 +77,14 @@ class Story:
 
     @contextmanager
     def told_on_interrupt(self, recorder: Recorder, run: Run) -> Iterator[None]:
-        """Hand out what there is with Ctrl-C, or whatever else ends a run from outside, as `partial`."""
+        """Hand out what there is with Ctrl-C, or whatever else ends a run from outside, as `partial`; say `is_kept`."""
         try:
             yield
         except CubatchError:  # says itself what became of the run
             raise
         except BaseException as stop:
             stop.partial = self.answer(recorder.measured, run, partial=True)  # type: ignore[attr-defined]
+            stop.is_kept = run.is_kept  # type: ignore[attr-defined]
             raise
 
 

@@ -111,7 +111,7 @@ def autotune(
         DeviceNotAvailable: If the device is not in this machine.
         NothingMeasured: If no candidate could be measured; says how they ended.
         KeyboardInterrupt, or what `progress` raises: As it came; what was measured is kept, and `partial` on it holds
-            the result so far.
+            the result so far. `is_kept` on it is False where there is no store, or it could not be written.
 
     Example:
         >>> result = autotune("mlp", device="cpu", batch_sizes=[8, 16], budget=2.0, store=False)

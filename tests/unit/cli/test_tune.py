@@ -146,7 +146,24 @@ def test_interrupted_tuning_shows_what_there_is_and_exits_with_130(run, autotune
     assert code == 130
     assert "3 000" in out
     assert "There is no answer yet" in out
-    assert "kept" in err
+    assert err == "cubatch: interrupted; what was measured is kept; the same command goes on with it\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "told"),
+    [
+        ((), {"is_kept": True}, "is kept; the same command goes on with it"),
+        (("--fresh",), {"is_kept": True}, "is kept; the same command without --fresh goes on with it"),
+        (("--fresh",), {"is_kept": False}, "is not kept"),
+        (("--no-store",), {}, "is not kept"),
+    ],
+)
+def test_what_goes_on_with_an_interrupted_tuning_is_said_as_it_is(run, autotune, options, facts, told):
+    """With --fresh the same command would delete it, and where the run had no store that it could write, it is lost."""
+    autotune.error = KeyboardInterrupt()
+    vars(autotune.error).update(facts)
+
+    assert run("tune", "mlp", *options) == (130, "", f"cubatch: interrupted; what was measured {told}\n")
 
 
 def test_interrupted_before_anything_was_measured_exits_with_130(run, autotune):

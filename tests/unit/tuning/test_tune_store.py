@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import random
@@ -17,6 +18,7 @@ from cubatch.hardware import host, load, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.parts import footprint
+from cubatch.tuning import store_tables
 from cubatch.tuning import tune as tuner
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
@@ -280,6 +282,7 @@ def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, s
     assert isinstance(partial, TuningResult)
     assert set(statuses(partial).values()) == {"interrupted"}
     assert partial.batch_size is None
+    assert caught.value.is_kept
     taken = {m.batch_size: m.timings_seconds for m in partial.measurements}
     assert sum(map(len, taken.values())) == 3
     json.loads(partial.to_json())
@@ -293,6 +296,22 @@ def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, s
         assert len(m.timings_seconds) + m.disturbed == [size for size, _ in after].count(m.batch_size)
     assert set(statuses(result).values()) <= {"ok", "dropped"}
     assert result.seconds_spent > partial.seconds_spent
+
+
+def test_an_interruption_says_where_nothing_is_kept(tmp_path, virtual, monkeypatch):
+    """A store that cannot be written keeps nothing, whatever was asked for."""
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def interrupt(event):
+        if event.kind == "timing":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_tables, "insert_timing", refuse)
+    with pytest.warns(UserWarning, match="not kept: the store"), pytest.raises(KeyboardInterrupt) as caught:
+        tune(store=tmp_path / "kept", progress=interrupt)
+    assert not caught.value.is_kept
 
 
 KILLED = """
