@@ -134,12 +134,8 @@ def tune(
         partial = cast("TuningResult | None", getattr(stop, "partial", None))
         if partial is not None:
             _show(partial, json)
-        kept = "what was measured is kept; the same command goes on with it"
-        if not getattr(stop, "is_kept", not no_store):
-            kept = "what was measured is not kept"
-        elif fresh:  # which would measure it anew
-            kept = "what was measured is kept; the same command without --fresh goes on with it"
-        console.say(f"cubatch: interrupted; {kept}")
+        is_kept = getattr(stop, "is_kept", not no_store)
+        console.say(f"cubatch: interrupted; what was measured is {_kept(is_kept=is_kept, fresh=fresh)}")
         raise typer.Exit(console.INTERRUPTED) from stop
     _show(result, json)
     if plot is not None:
@@ -149,6 +145,13 @@ def tune(
             result.report(path)
     for written in filter(None, (plot, report)):
         console.say(f"wrote {written}")
+
+
+def _kept(*, is_kept: bool, fresh: bool) -> str:
+    """Say what goes on with an interrupted run; with --fresh the same command would measure it anew."""
+    if not is_kept:
+        return "not kept"
+    return f"kept; the same command{' without --fresh' if fresh else ''} goes on with it"
 
 
 def _check_pictures(plot: str | None, report: str | None) -> None:
