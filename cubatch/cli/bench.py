@@ -245,8 +245,8 @@ def _run(
                             case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
                             copy_bytes_per_second=copy,
                         )  # fmt: skip
-                except DeviceFailed as error:  # nothing more runs here; what was timed before is right
-                    failure = error
+                except (DeviceFailed, KeyboardInterrupt) as stop:  # nothing more runs; what was timed before is right
+                    failure = stop
                     break
                 results.append(result)
     is_long = bool(title) and len(found) > len(_passes("all"))  # a network's layers
@@ -259,7 +259,7 @@ def _run(
         "environment": conditions.environment(device) | rivals.versions(),
         "copy_bytes_per_second": copy,
         "results": [result.to_mapping() for result in results],
-    } | ({} if failure is None else {"failure": str(failure)})
+    } | ({} if failure is None else {"failure": str(failure) or "interrupted"})
     console.emit([grid], payload, json)
     if failure is not None:
         raise failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,10 @@ from cubatch.cli.options import (
     read_spec,
     whole_numbers,
 )
+from cubatch.errors import CubatchError
+
+if TYPE_CHECKING:
+    from cubatch.measure.profile_records import StepProfile
 
 
 def profile(
@@ -65,18 +69,27 @@ def profile(
     if plot is not None:
         style.check(plot)
     spec = read_spec(model, input_shape, classes)
-    found = [
-        step_profile.profile(
-            spec, size, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
-            recompute=recompute, seed=seed, budget=budget,
-        )
-        for size in dict.fromkeys(sizes)
-    ]  # fmt: skip
-    payload = table.mapping(found, model)
+    found: list[StepProfile] = []
+    failure: BaseException | None = None
+    for size in dict.fromkeys(sizes):
+        try:
+            one = step_profile.profile(
+                spec, size, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
+                recompute=recompute, seed=seed, budget=budget,
+            )  # fmt: skip
+        except (CubatchError, KeyboardInterrupt) as stop:
+            if not found:
+                raise
+            failure = stop  # after what the sizes before took
+            break
+        found.append(one)
+    payload = table.mapping(found, model) | ({} if failure is None else {"failure": str(failure) or "interrupted"})
     grids = [table.layers(payload["profiles"][-1], title=table.title(payload, payload["profiles"][-1]))]
     if len(found) > 1:
         grids.append(table.sizes(payload["profiles"]))
     console.emit(grids, payload, json)
+    if failure is not None:
+        raise failure
     if plot is not None:
         figure.draw(payload, plot)
         console.say(f"wrote {plot}")

@@ -12,6 +12,7 @@ from cubatch.bench import cases, figure, measure, records, tables, target
 from cubatch.bench.contest import Contest
 from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, OutOfMemory
 from cubatch.hardware import catalogue, probe
+from cubatch.network.passes import Pass
 from tests.unit.bench.building import GEMM
 from tests.unit.bench_fakes import DEVICE
 from tests.unit.commands import in_process
@@ -208,6 +209,26 @@ def test_a_gpu_that_fails_is_told_whatever_was_to_be_drawn(run, tmp_path, monkey
     monkeypatch.setattr(measure, "time_case", fail)
     code, _, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.svg")
     assert (code, err) == (1, "cubatch: launching gemm failed with CUDA driver status 700\n")
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_what_was_timed_before_ctrl_c_is_shown(run, tmp_path, monkeypatch):
+    """The first of three passes is in the table and in the JSON, and the exit code says that it was interrupted."""
+    real, path = measure.time_case, tmp_path / "r.json"
+
+    def time_case(case, *rest, **options):
+        if case.pass_ is Pass.DGRAD:
+            raise KeyboardInterrupt
+        return real(case, *rest, **options)
+
+    monkeypatch.setattr(measure, "time_case", time_case)
+    options = ("conv", "--h", 6, "--w", 5, "--c", 4, "--k", 3, "--batch-size", 2, "--no-rival", "--seconds", 0.01)
+    code, out, err = run(*options, "--json", path)
+    assert (code, err) == (130, "cubatch: interrupted\n")
+    assert "fprop" in out
+    kept = json.loads(path.read_text())
+    assert [result["case"]["pass"] for result in kept["results"]] == ["fprop"]
+    assert kept["failure"] == "interrupted"
 
 
 def test_shares_of_peaks_that_are_not_known_are_refused_before_timing(run, on_a_gpu, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from cubatch.errors import OutOfMemory
+from cubatch.measure import step_profile
 from cubatch.network import models
 from cubatch.network.passes import Pass
 
@@ -56,6 +58,32 @@ def test_the_trace_opens_in_a_viewer(run, tmp_path):
             and event["ts"] + event["dur"] <= span["ts"] + span["dur"] + 1e-6
         ]  # fmt: skip
         assert len(inside) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OutOfMemory("8 samples"), 1, "8 samples"),
+    ],
+)
+def test_what_was_profiled_before_the_end_is_shown(run, monkeypatch, tmp_path, end, code, told):
+    """Ctrl-C, or a size that fails, loses nothing of the sizes before it, and the exit code is that of the end."""
+    real, path = step_profile.profile, tmp_path / "profile.json"
+
+    def profile(spec, size, **options):
+        if size == 8:
+            raise end
+        return real(spec, size, **options)
+
+    monkeypatch.setattr(step_profile, "profile", profile)
+    found, out, err = run("profile", "mlp", "--batch-size", "4,8,16", *QUICK, "--json", path)
+    assert found == code
+    assert "mlp, inference, float32, batch 4" in out
+    assert told in err
+    kept = json.loads(path.read_text())
+    assert [one["batch_size"] for one in kept["profiles"]] == [4]
+    assert told in kept["failure"]
 
 
 @pytest.mark.parametrize("sizes", ["4", "1,4"])
