@@ -42,6 +42,7 @@ def answer(
     largest_batch_size: int | None = None,
     asked: bool = False,
     compared: bool = False,
+    multiple: int = 1,
     flops_per_sample: float | None = None,
     roofline_seconds: Mapping[int, float] | None = None,
     layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
@@ -74,6 +75,7 @@ def answer(
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         asked: Whether the user gave the list of batch sizes.
         compared: Whether they were visited equally often, in sweeps: then every visit counts.
+        multiple: Of which sizes that the search adds are multiples.
         flops_per_sample: FLOP of one sample; None where unknown.
         roofline_seconds: Roofline of a step by batch size, where known.
         device_bytes: What the process takes of the device in all, as predicted, by batch size, where known.
@@ -145,6 +147,7 @@ def answer(
             largest_batch_size=largest_batch_size,
             max_batch_size=header["limits"]["max_batch_size"],
             asked=asked,
+            multiple=multiple,
         )
         seconds = {n: {t.round: t.seconds for t in timings} for n, timings in alike.items() if timings}
         facts = {

@@ -6,7 +6,7 @@ It looks at what became of the larger sizes, and at nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
@@ -66,6 +66,7 @@ def decide(
     largest_batch_size: int | None,
     max_batch_size: int | None,
     asked: bool,
+    multiple: int = 1,
 ) -> Decision:
     """
     Say what kept the answer from being larger.
@@ -75,7 +76,8 @@ def decide(
         None            a larger size was interrupted, in a partial result
         budget          a larger size is "not_run": the budget ended before it, and it might be better
         memory          the largest that ran is less than twice the answer, and the next larger size that failed, which
-                        ran out of memory, lies within 2 % or 1 of it; or the plan's limit does
+                        ran out of memory, lies within 2 % or 1 of it, or so near that the search has no size to try
+                        between; or the plan's limit lies within 2 % or 1
         latency_limit   likewise; the next larger size that failed takes longer than latency_limit
         peak            sizes up to twice the answer or more were looked at (timed, or dropped by their neighbours'
                         readings), and the largest that was timed is clearly worse than the fastest: its interval, or
@@ -103,6 +105,7 @@ def decide(
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         max_batch_size: The largest that is allowed; None for no such limit.
         asked: Whether the user gave the list of batch sizes.
+        multiple: Of which sizes that the search adds are multiples.
 
     Example:
         >>> fates = [Fate(8, "ok", (1.0, 1.0)), Fate(16, "ok", (0.9, 0.9)), Fate(32, "ok", (1.1, 1.1))]
@@ -124,7 +127,7 @@ def decide(
         limit = "peak" if chosen == fastest else "plateau"
     elif statuses & {"interrupted", "not_run"}:
         limit = None if "interrupted" in statuses else "budget"
-    elif top < SPAN * chosen and edge is not None and _is_near(top, edge[0]):
+    elif top < SPAN * chosen and edge is not None and _is_met(top, edge[0], by_size, 1 if asked else multiple):
         limit = None if edge[1] == FAILURE else edge[1]
     elif reach >= SPAN * chosen or (reach > chosen and not asked and _is_ruled_out_below(edge, top, larger)):
         limit = "peak" if timed and top not in ties and _is_worse(by_size[top], by_size[fastest], goal) else "plateau"
@@ -171,6 +174,13 @@ def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence
 def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
     """Say whether a size is worse than the fastest by more than the tolerance, whatever their intervals leave open."""
     return last.cost is not None and best.cost is not None and last.cost[0] > goal.allowed(best.cost[1])
+
+
+def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> bool:
+    """Say whether nothing is left to try below a limit; what the plan allows was to be tried itself."""
+    failed = by_size.get(edge)
+    has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
+    return _is_near(ran, edge) or (has_failed and ran // multiple == (edge - 1) // multiple)
 
 
 def _is_near(ran: int, edge: int) -> bool:

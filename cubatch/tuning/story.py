@@ -12,6 +12,7 @@ import attrs
 from cubatch.engine.conditions import environment
 from cubatch.errors import CubatchError
 from cubatch.estimate import on_sms, roofline
+from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import kernel_choice
@@ -42,6 +43,7 @@ class Story:
         goal, limits, ladder: What was asked, and which sizes that made.
         setting: What stands in the result as it is.
         facts: What is worked out for the sizes of the ladder and those that the search added.
+        multiple: Of which those that the search adds are multiples.
     """
 
     goal: Goal
@@ -49,6 +51,7 @@ class Story:
     ladder: Ladder
     setting: Mapping[str, Any]
     facts: Callable[[Sequence[int]], Mapping[str, Any]]
+    multiple: int = 1
 
     def answer(self, measured: Measured, run: Run, *, partial: bool = False) -> TuningResult:
         """
@@ -69,6 +72,7 @@ class Story:
             largest_batch_size=self.ladder.largest,
             asked=self.limits.batch_sizes is not None,
             compared=self.limits.sweeps is not None,
+            multiple=self.multiple,
             caveats=run.caveats,
             notes=[*run.notes, *launch_notes(measured.launch)],
             partial=partial,
@@ -128,7 +132,9 @@ def of_network(
         **_setting(work.device, goal, limits, room, ladder.memory_bytes),
         "l2": _l2(work, ladder),
     }
-    return Story(goal=goal, limits=limits, ladder=ladder, setting=setting, facts=facts)
+    return Story(
+        goal=goal, limits=limits, ladder=ladder, setting=setting, facts=facts, multiple=_multiple(work)
+    )  # fmt: skip
 
 
 def of_callable(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, ladder: Ladder) -> Story:
@@ -167,6 +173,12 @@ def _setting(device: Device, goal: Goal, limits: Limits, room: MemoryLimit, memo
         "device": {name: facts[name] for name in _DEVICE_FACTS} | {"free_bytes": room.free_bytes},
         "environment": environment(device),
     }
+
+
+def _multiple(work: Workload) -> int:
+    """Say what sizes that the search adds are multiples of: others leave Tensor Cores, or threads of a CPU, idle."""
+    threads = work.device.threads if work.device.kind == "cpu" else None
+    return arithmetic.tensor_core_multiple(work.device, work.dtype) or threads or 1
 
 
 def _l2(work: Workload, ladder: Ladder) -> str:

@@ -157,7 +157,7 @@ def autotune(
             walk.measure,
             runners.isolated(factory, limits) if is_isolated else factory,
             extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
-            multiple=_multiple(work),
+            multiple=story.multiple,
         )
         measured = measured_by(measure, story, run, progress, work.device)
 
@@ -370,12 +370,6 @@ def _kept_ladder(run: store.Run) -> Ladder | None:
         return None
     limit = run.limit or {"memory_bytes": None, "largest_batch_size": None}
     return Ladder(run.ladder, limit.get("largest_batch_size"), limit.get("memory_bytes"))
-
-
-def _multiple(work: Workload) -> int:
-    """Say what sizes that the search adds are multiples of: others leave Tensor Cores, or threads of a CPU, idle."""
-    threads = work.device.threads if work.device.kind == "cpu" else None
-    return arithmetic.tensor_core_multiple(work.device, work.dtype) or threads or 1
 
 
 def _check_choices(work: Workload, goal: Goal, *, isolate: object, place: object, progress: object) -> None:

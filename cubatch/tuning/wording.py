@@ -192,7 +192,8 @@ def _limit(
         if edge is not None and edge[1] == FAILURE:
             return f"No limit decided but a failure: {_at_edge(top, edge[0], measurements, goal)}."
         if refused:
-            gap = f"no size between {top}, which ran, and {refused[0].batch_size}, which did not, gave a timing"
+            how = "did not" if refused[0].latency_seconds is None else "takes longer than the limit"
+            gap = f"no size between {top}, which ran, and {refused[0].batch_size}, which {how}, gave a timing"
             return f"Nothing tells what decided: {gap}."
         return f"Nothing larger than {top} gave a timing ({count_statuses(failed, goal)})."
     ruled_out = f" and by these readings up to {reach}" if reach > top else ""
@@ -204,11 +205,10 @@ def _limit(
         plateau = f"The latency stays flat up to {n} and rises beyond{flat}."
     else:
         where = f"Beyond {last_tie}, the largest tie," if last_tie > n else "Beyond it"
-        peak = f"{where} the {_QUALITY[goal.objective]} falls again (measured up to {top}): the optimum lies inside."
+        falls = f"{where} the {_QUALITY[goal.objective]} falls"
+        peak = f"{falls} again (measured up to {top}): the optimum lies inside."
         if n == min(m.batch_size for m in measurements):
-            peak = (
-                f"{where} the {_QUALITY[goal.objective]} falls (measured up to {top}), and nothing is smaller than {n}"
-            )
+            peak = f"{falls} (measured up to {top}), and nothing is smaller than {n}"
             peak += "." if n == 1 else " in what was looked at."
         spread = _spread(fastest) or 0.0
         doubt = f", as far as timings that spread by ± {format_percent(spread)} tell" if spread > NOISY_SHARE else ""
@@ -255,7 +255,7 @@ def _latency_edge(top: int, edge: tuple[int, str] | None, measurements: Sequence
     found = next((m for m in measurements if edge is not None and m.batch_size == edge[0]), None)
     if found is None or found.latency_seconds is None:
         return f"the next larger size takes longer than {format_seconds(goal.latency_limit or 0.0)}"
-    return f"the largest that keeps it is {top}; {breaks_latency_limit(found, goal)}"
+    return f"the largest tried that keeps it is {top}; {breaks_latency_limit(found, goal)}"
 
 
 def _at_edge(top: int, n: int, measurements: Sequence[Measurement], goal: Goal) -> str:

@@ -118,7 +118,7 @@ def test_the_size_that_met_a_limit_is_named() -> None:
     assert any("the largest that ran is 300; 306 runs out of memory" in reason for reason in result.reasons)
     slow = decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
     assert slow.decided_by == "latency_limit"
-    assert any("the largest that keeps it is 35; 36 already takes 1.20 s" in reason for reason in slow.reasons)
+    assert any("the largest tried that keeps it is 35; 36 already takes 1.20 s" in reason for reason in slow.reasons)
 
 
 def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
@@ -160,8 +160,28 @@ def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
     result = decide({ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}, Goal(latency_limit=1.1))
     assert (result.batch_size, result.decided_by) == (ran, decided_by)
     if decided_by is None:
-        said = f"no size between {ran}, which ran, and {min(failed)}, which did not, gave a timing"
+        how = "takes longer than the limit" if failed[min(failed)].seconds else "did not"
+        said = f"no size between {ran}, which ran, and {min(failed)}, which {how}, gave a timing"
         assert said in " ".join(result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("ran", "failed", "options", "decided_by"),
+    [
+        (24, {26: too_slow(1.2)}, {"multiple": 2}, "latency_limit"),
+        (24, {27: too_slow(1.2)}, {"multiple": 2}, None),
+        (24, {32: NO_MEMORY}, {"multiple": 8}, "memory"),
+        (24, {33: NO_MEMORY}, {"multiple": 8}, None),
+        (24, {32: too_slow(1.2)}, {"multiple": 8, "asked": True}, "batch_sizes"),
+        (24, {32: PLANNED}, {"multiple": 8, "largest_batch_size": 31}, None),
+    ],
+)
+def test_a_limit_is_met_where_the_search_has_no_size_to_try_below_it(
+    ran: int, failed: dict[int, Ended], options: dict[str, Any], decided_by: str | None
+) -> None:
+    """It adds multiples alone; of a list it adds none, and the largest that fits by the plan it tries as it is."""
+    ended = {ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}
+    assert decide(ended, Goal(latency_limit=1.1), **options).decided_by == decided_by
 
 
 @pytest.mark.parametrize(
