@@ -97,4 +97,7 @@ def memory(
     payload = {"schema": 2, "modes": modes, "memory": limit}
     options.pop("target_batch_size", None)
     members = plan(Workload.of(spec, mode=asked[-1], **options), batch_size).members
-    console.emit(footprint.modes(modes, title=title, limit=limit, why=why, members=members), payload, json)
+    grids = footprint.modes(
+        modes, title=title, limit=limit, why=why, members=members, target=target_batch_size
+    )  # fmt: skip
+    console.emit(grids, payload, json)

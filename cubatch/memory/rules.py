@@ -63,7 +63,8 @@ def rules_of_thumb(
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         batch_size: For the rules about a given batch.
-        memory: For the rule about the largest batch; left out without it.
+        memory: For the rule about the largest batch; left out without it, and with a target, of which only the sizes
+            that divide it count.
         mode, dtype, optimizer, recompute, device, library, target_batch_size: As for `footprint`.
 
     Returns:
@@ -102,14 +103,14 @@ def rules_of_thumb(
             ("4.5x the file", "as once measured: what is beyond 3x are activations and workspace", 4.5),
         )
     ]
-    if memory is not None:
-        limit = limit_bytes(memory, work.device)
+    limit = None if memory is None else limit_bytes(memory, work.device)
+    if limit is not None and target_batch_size is None:
         rules.append(
             Rule(
                 name="max batch formula",
                 formula="memory bytes / 4 / (tensor sizes + trainable parameters)",
                 value=limit // 4 // (elements + parameters),
-                computed=largest(work, limit, target_batch_size),
+                computed=largest(work, limit),
                 unit="samples",
             )
         )

@@ -26,8 +26,9 @@ def footprint(plan: Mapping[str, Any], *, title: str) -> list[Grid]:
 
 
 def modes(
-    found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int, why: str = "", members: int = 1
-) -> list[Grid]:
+    found: Mapping[str, Mapping[str, Any]], *, title: str, limit: int, why: str = "", members: int = 1,
+    target: int | None = None,
+) -> list[Grid]:  # fmt: skip
     """
     Lay out the memory of a step in one mode, or in both side by side; then its layers and the rules of thumb.
 
@@ -37,18 +38,19 @@ def modes(
         limit: Bytes that the largest batch fits into.
         why: How they came about; empty where they were asked for.
         members: Threads of a CPU that each walk through samples of their own, by the plan of the last mode.
+        target: Samples of a step of the optimiser, where the largest batch is one of those that it can be cut into.
     """
     by_mode = {mode: facts["footprint"] for mode, facts in found.items()}
     last = list(by_mode)[-1]
     beside = [rules(facts["rules_of_thumb"], mode=mode) for mode, facts in found.items()]
     parts = _parts(by_mode, title)
-    parts = attrs.evolve(parts, notes=[_fits(found, limit, why), *parts.notes])
+    parts = attrs.evolve(parts, notes=[_fits(found, limit, why, target), *parts.notes])
     if members > 1 and by_mode[last]["gradients"]:
         parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has gradients of its own."])
     return [parts, _by_layer(by_mode[last], f"By layer, {last}"), *beside]
 
 
-def _fits(found: Mapping[str, Mapping[str, Any]], limit: int, why: str) -> str:
+def _fits(found: Mapping[str, Mapping[str, Any]], limit: int, why: str, target: int | None) -> str:
     """Say which is the largest batch that fits in each mode, and where the one that was asked for does not."""
     asked = next(iter(found.values()))["footprint"]["batch_size"]
     largest = {mode: int(facts["max_batch_size"]) for mode, facts in found.items()}
@@ -56,7 +58,8 @@ def _fits(found: Mapping[str, Mapping[str, Any]], limit: int, why: str) -> str:
     beyond = [mode for mode, n in largest.items() if n < asked]
     does_not = f"; {format_count(asked)} does not fit{_in(beyond, found)}" if beyond else ""
     where = f"{format_bytes(limit)}{f' ({why})' if why else ''}"
-    return f"The largest batch whose step fits in {where}, by the plan: {sizes}{does_not}."
+    batch = "batch" if target is None else f"of the sizes that {format_count(target)} can be cut into"
+    return f"The largest {batch} whose step fits in {where}, by the plan: {sizes}{does_not}."
 
 
 def _in(modes: Sequence[str], found: Sized) -> str:

@@ -80,7 +80,11 @@ def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
     assert set(found) == {"training"}
     assert found["training"]["footprint"]["total"] == cubatch.footprint("mlp", batch_size=8, **options).total
     assert found["training"]["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", **options) == 32
-    assert "batch 8 of 32" in run(*arguments, "--target-batch-size", "32")[1]
+    out = " ".join(run(*arguments, "--target-batch-size", "32")[1].split())
+    assert "batch 8 of 32" in out
+    # A formula of memory knows nothing of what divides 32: beside it the plan's 32 would tell of no error.
+    assert "The largest of the sizes that 32 can be cut into whose step fits in 1.00 GiB, by the plan: 32." in out
+    assert "max batch formula" not in out
     code, _, err = run(*arguments, "--target-batch-size", "30")
     assert code == 2
     assert "--target-batch-size must be a multiple of batches of 8" in err
