@@ -91,6 +91,13 @@ def is_file(path: str | Path) -> bool:
     return False
 
 
+def is_special(path: str | Path) -> bool:
+    """Whether something is there that is no regular file, such as a pipe or a device, as `is_file`."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path(path).exists() and not Path(path).is_file()
+    return False
+
+
 def is_folder(path: str | Path) -> bool:
     """Whether a folder is there, as `is_file`."""
     with contextlib.suppress(OSError, ValueError):

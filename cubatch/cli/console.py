@@ -154,7 +154,7 @@ def writing(option: str, path: str) -> Iterator[Path]:
 
 def check_writable(**paths: str | None) -> None:
     """
-    Refuse output files that cannot be written, before minutes of measuring are spent on them.
+    Refuse output files that cannot be written, or are one, before minutes of measuring are spent on them.
 
     Args:
         paths: Path by option name, without dashes; None and "-" pass.
@@ -162,6 +162,7 @@ def check_writable(**paths: str | None) -> None:
     Raises:
         InvalidArgument: Naming the option, and what is in the way.
     """
+    places: dict[str, str] = {}
     for option, path in paths.items():
         if path is None or path == STDOUT:
             continue
@@ -173,6 +174,9 @@ def check_writable(**paths: str | None) -> None:
             raise InvalidArgument(f"--{option}", path, "a file that can be written", f"{trouble}.")
         if not files.is_writable(path):
             raise InvalidArgument(f"--{option}", path, "a file that this user may write")
+        first = places.setdefault(os.path.realpath(path), option)
+        if first != option and not files.is_special(path):  # as /dev/null, which takes all
+            raise InvalidArgument(f"--{option}", path, f"another file than that of --{first}")
 
 
 def plain_warnings() -> None:

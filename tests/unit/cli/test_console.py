@@ -202,6 +202,18 @@ def test_files_that_this_user_may_not_write_are_refused_before_measuring():
         Path(place).chmod(0o755)
 
 
+@pytest.mark.parametrize("same", ["a.svg", "./a.svg", "link.svg"])
+def test_two_options_do_not_write_one_file(run, tmp_path, monkeypatch, same):
+    """The second would overwrite the first, by whatever path; both may go where nothing is kept."""
+    monkeypatch.chdir(tmp_path)
+    Path("link.svg").symlink_to("a.svg")
+    code, out, err = run("profile", "mlp", "--device", "cpu", "--json", "a.svg", "--plot", same)
+    assert (code, out) == (2, "")
+    assert f"--plot must be another file than that of --json, got {same!r}" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["link.svg"]
+    console.check_writable(json=os.devnull, trace=os.devnull)
+
+
 def test_a_table_is_shown_where_its_file_cannot_be_written(capfd, tmp_path):
     """The folder went away while it was measured: the numbers are not lost, and the error names the option once."""
     with pytest.raises(InvalidArgument) as caught:
