@@ -157,15 +157,17 @@ def check_writable(**paths: str | None) -> None:
     Refuse output files that cannot be written, or are one, before minutes of measuring are spent on them.
 
     Args:
-        paths: Path by option name, without dashes; None and "-" pass.
+        paths: Path by option name, without dashes; None passes, and of `json` also "-".
 
     Raises:
         InvalidArgument: Naming the option, and what is in the way.
     """
     places: dict[str, str] = {}
     for option, path in paths.items():
-        if path is None or path == STDOUT:
+        if path is None or (path == STDOUT and option == "json"):
             continue
+        if path == STDOUT:
+            raise InvalidArgument(f"--{option}", path, "a file", "Only --json writes to stdout.")
         if not files.is_folder(Path(path).parent):
             raise InvalidArgument(f"--{option}", path, "a file in a folder that exists", "Make the folder first.")
         if files.is_folder(path):

@@ -214,6 +214,14 @@ def test_two_options_do_not_write_one_file(run, tmp_path, monkeypatch, same):
     console.check_writable(json=os.devnull, trace=os.devnull)
 
 
+def test_only_json_is_written_to_stdout(run, tmp_path, monkeypatch):
+    """Of any other option "-" would be a file of that name, which nobody asked for."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("profile", "mlp", "--device", "cpu", "--trace", "-")
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "--trace must be a file, got '-'. Only --json writes to stdout." in err
+
+
 def test_a_table_is_shown_where_its_file_cannot_be_written(capfd, tmp_path):
     """The folder went away while it was measured: the numbers are not lost, and the error names the option once."""
     with pytest.raises(InvalidArgument) as caught:
