@@ -44,9 +44,10 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
     for result in results:
         best, times = result.best, result.times
         facts = _entry(result, best, names) if best else [None] * (10 + len(names))
-        _, blocks, _, fill, occupancy, floor, seconds, rate, share, *ratios, note = facts
+        _, blocks, _, fill, occupancy, floor, seconds, rate, share, *ratios, _ = facts
         theirs = [_seconds(times[name]) if name in times else None for name in names]
-        said = note if result.status == "ok" else result.status.replace("_", " ")
+        failed = "; ".join(f"{entry.label or entry.name}: {_trouble(entry)}" for entry in result.wrong)
+        said = failed or None if result.status == "ok" else result.status.replace("_", " ")
         label = best.label if best else None
         rows.append(
             [
@@ -82,8 +83,12 @@ def _entry(result: Result, entry: Entry, names: Sequence[str]) -> list[Any]:
         rate,
         format_percent(share) if share is not None else None,
         *(_ratio(entry, name) for name in names),
-        None if entry.status in {"ok", "planned"} else f"{entry.status}: {entry.reason.splitlines()[0]}",
+        None if entry.status in {"ok", "planned"} else _trouble(entry),
     ]
+
+
+def _trouble(entry: Entry) -> str:
+    return f"{entry.status}: {entry.reason.splitlines()[0]}"
 
 
 def _seconds(entry: Entry) -> str | None:

@@ -55,6 +55,19 @@ def test_the_table_of_a_network_weighs_each_case_by_how_often_it_occurs(world):
     assert "geometric mean over 2 cases is 0.500" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("wrong", [{"gemm_nt_b"}, {"gemm_nt_a", "gemm_nt_b"}])
+def test_the_table_of_a_network_names_kernels_that_were_wrong(world, wrong):
+    """Beside the one that was timed, and where none was right: the note beneath explains what is marked."""
+    world.wrong = wrong
+    result = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", seconds=10.0)
+    grid = tables.summary([result], title="net")
+    note = grid.rows[0][-1]
+    assert note.count("wrong: ") == len(wrong)
+    for entry in result.entries:
+        assert (f"{entry.label or entry.name}: wrong" in note) == (entry.name in wrong)
+    assert any("marked wrong" in said for said in grid.notes)
+
+
 def test_geometric_means_are_those_of_the_ratios():
     """2 and 1/2 are even."""
     assert records.geometric_mean([2.0, 0.5]) == pytest.approx(1)
