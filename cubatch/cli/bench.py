@@ -273,7 +273,7 @@ def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
     from cubatch.hardware import arithmetic, probe
 
     try:
-        device = probe.resolve(name or "cuda", live=not dry_run)
+        device = probe.resolve("cuda" if name is None else name, live=not dry_run)
     except DeviceNotAvailable as error:
         remedy = "With --dry-run --device NAME it says what would run on a GPU that is not here."
         raise DeviceNotAvailable(error.device, error.reason, remedy) from error

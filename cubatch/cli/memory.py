@@ -65,7 +65,7 @@ def memory(
         "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device, "library": library,
     }  # fmt: skip
     found = probe.resolve(device, live=False)
-    if memory:
+    if memory is not None:
         limit, why = fit.limit_bytes(memory, found), ""
     else:
         there = room.memory_limit(found)

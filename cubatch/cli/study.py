@@ -81,7 +81,7 @@ def study(
     console.check_writable(json=json)
     if download:
         _fetch(data)
-    called = model or studies.STUDIES[name].DEFAULT_MODEL
+    called = studies.STUDIES[name].DEFAULT_MODEL if model is None else model
     spec = read_spec(called, input_shape, classes)
     folder = out or Path(f"cubatch-study-{name}")
     command = shlex.join(["cubatch", *sys.argv[1:]])

@@ -67,6 +67,23 @@ def test_an_error_of_ours_is_one_clear_message_in_the_options_words(run, argumen
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["memory", "mlp", "--device", "t4", "--memory", ""],
+        ["study", "memory-rules", "", "--device", "t4"],
+        ["bench", "gemm", "--m", "8", "--n", "8", "--k", "8", "--dry-run", "--device", ""],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_is_empty_is_not_what_was_left_out(run, tmp_path, monkeypatch, arguments):
+    """As of a variable of a script that is not set: a default in its place would answer another question."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*arguments)
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "''" in err
+
+
 def test_a_model_is_called_what_the_usage_calls_it(run):
     """Not `layer_spec`, which it is in Python."""
     code, _, err = run("tune", "none.onnx", "--library", "onnxruntime", "--device", "cpu")
