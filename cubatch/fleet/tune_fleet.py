@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import queue
+import socket
 import time
 import uuid
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 import attrs
 
-from cubatch import checks
+from cubatch import checks, files
 from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, WorkerFailed
 from cubatch.fleet import kept_rows, on_worker
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
@@ -33,6 +34,7 @@ from cubatch.units import format_bytes
 
 TICK_SECONDS = 0.2  # between looks at who is still there
 _CONNECT_SECONDS = 30
+_NO_SCHEDULER = "Start one: dask scheduler. Or mend the address."
 _FIRST_WORKER_SECONDS = 60  # queues and machines that start take their time
 _PREDICTABLE = (
     "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "latency_limit", "optimizer",
@@ -128,7 +130,7 @@ def autotune_fleet(
         InvalidArgument: If an argument makes no sense, or the workers do not run the same versions as the caller.
             Names of devices are known last: where one of `prices` is none, `partial` on it holds the result.
         MissingDependency: If Dask's `distributed` is not installed.
-        WorkerFailed: If the cluster has no worker within a minute.
+        WorkerFailed: If no scheduler answers, or the cluster has no worker within a minute.
 
     Example:
         >>> from distributed import LocalCluster                                      # doctest: +SKIP
@@ -320,11 +322,29 @@ def _connected(client: Any) -> Iterator[Any]:
     if not isinstance(client, str):
         raise InvalidArgument("client", client, "a distributed.Client, or a scheduler's address: 'tcp://10.0.0.1:8786'")
     try:
+        _await_answer(client, time.monotonic() + _CONNECT_SECONDS)
         connected = distributed.Client(client, timeout=_CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument("client", client, "the address of a scheduler that answers", str(error)) from error
+    except ValueError as error:
+        raise InvalidArgument("client", client, "a scheduler's address: 'tcp://10.0.0.1:8786'", f"{error}.") from error
+    except OSError as error:
+        raise WorkerFailed(f"no scheduler answers at {client}: {files.reason(error)}", _NO_SCHEDULER) from error
     with connected:
         yield connected
+
+
+def _await_answer(address: str, deadline: float) -> None:
+    """Knock until somebody opens: a Client that waits for that itself does not end with Ctrl-C."""
+    from distributed.comm import addressing
+
+    if addressing.parse_address(address)[0] not in {"tcp", "tls"}:  # of others it is not known how
+        return
+    place = addressing.get_address_host_port(address)
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError):
+            socket.create_connection(place, timeout=left).close()
+            return
+        time.sleep(TICK_SECONDS)
+    socket.create_connection(place, timeout=TICK_SECONDS).close()  # says what is in the way
 
 
 def _described(client: Any, addresses: list[str]) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
 
 import cubatch as cb  # noqa: E402
-from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.errors import InvalidArgument, WorkerFailed  # noqa: E402
 from cubatch.fleet import on_worker, tune_fleet  # noqa: E402
 from cubatch.tuning import store  # noqa: E402
 
@@ -165,12 +165,43 @@ def test_a_device_on_which_nothing_fits_is_named_with_the_reason(client):
     )
 
 
-@pytest.mark.parametrize("wrong", [7, "tcp://127.0.0.1:9"])
-def test_what_is_no_cluster_is_refused(wrong, monkeypatch):
-    """By its name, within the time that connecting may take."""
-    monkeypatch.setattr(tune_fleet, "_CONNECT_SECONDS", 1)
+@pytest.mark.parametrize("wrong", [7, "127.0.0.1", "tcp://127.0.0.1:x", "pigeon://127.0.0.1:9"])
+def test_what_is_no_cluster_is_refused(wrong):
+    """By its name."""
     with pytest.raises(InvalidArgument, match="client"):
         cb.autotune_fleet("mlp", wrong, **ASKED)
+
+
+def test_a_scheduler_that_does_not_answer_is_told_in_time(monkeypatch):
+    """The address makes sense, and whoever has it is not there: within the time that connecting may take."""
+    monkeypatch.setattr(tune_fleet, "_CONNECT_SECONDS", 1)
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"no scheduler answers at tcp://127\.0\.0\.1:9: Connection refused"):
+        cb.autotune_fleet("mlp", "tcp://127.0.0.1:9", **ASKED)
+    assert 1 <= time.monotonic() - began < 5
+
+
+KNOCKING = """
+import socket, sys
+from cubatch.cli import app
+knock = socket.create_connection
+def told(*place, **options):
+    print("knocks", flush=True)
+    return knock(*place, **options)
+socket.create_connection = told
+sys.argv = ["cubatch", "fleet", "tune", "mlp", "--scheduler", "tcp://127.0.0.1:9", "--no-store"]
+app.main()
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_a_scheduler_at_once():
+    """With the exit code of the contract and no traceback; it takes no half a minute."""
+    command = [sys.executable, "-c", KNOCKING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout.readline() == "knocks\n"
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate(timeout=20)
+    assert (waiting.returncode, said) == (130, "cubatch: interrupted\n")
 
 
 def test_gpus_that_are_not_there_are_predicted_and_say_so(answered, client):

@@ -72,7 +72,7 @@ def test_what_a_cluster_refuses_is_a_line(run, monkeypatch):
     monkeypatch.setattr(tune_fleet, "autotune_fleet", autotune_fleet)
     code, out, err = run(*ASKED)
     assert (code, out) == (2, "")
-    assert "the address of a scheduler that answers" in err
+    assert "--scheduler must be the address of a scheduler that answers" in err
     assert "Traceback" not in err
 
 
