@@ -131,7 +131,8 @@ def _leading(
     noisy = [str(n) for n in sorted(set(result.get("tied_with") or ()) - set(ties_of(result)))]
     is_best = f"has {best}" if result.get("objective") in _ALIKE else "is the fastest size"
     if len(measured(result)) == 1 and not is_predicted(result):
-        return f"It is the only size that could be measured{doubt}"
+        is_beyond = any(m.get("status") == "over_limit" and m.get("latency_seconds") for m in by_size.values())
+        return f"It is the only size {'within the limits' if is_beyond else 'that could be measured'}{doubt}"
     if noisy:
         are = "is" if len(noisy) == 1 else "are"
         return f"It {is_best} by its median, from which {joined(noisy)} {are} too noisy to tell{doubt}"

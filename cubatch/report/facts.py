@@ -96,9 +96,9 @@ def value_of(measurement: Mapping[str, Any], objective: str) -> tuple[float, flo
 
 
 def share_of_best(result: Mapping[str, Any]) -> dict[int, float]:
-    """Give, for each batch size whose value can be compared, what part of the best it reaches (1 is the best)."""
+    """Give what part of the best (1) each size reaches whose value can be compared and that is within the limits."""
     objective = result.get("objective") or "throughput"
-    rows = {int(m["batch_size"]): m for m in measurements_of(result)}
+    rows = {int(m["batch_size"]): m for m in measurements_of(result) if m.get("status") != "over_limit"}
     is_best_alike = rows.get(int(result.get("fastest_batch_size") or 0), {}).get("comparable") is not False
     alike = {n: m for n, m in rows.items() if m.get("comparable") is not False or not is_best_alike}
     values = {n: v[0] for n, m in alike.items() if (v := value_of(m, objective)) and v[0] > 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cubatch.report import answer as words
+from cubatch.report import facts
 from tests.unit.tuned import about, measurement, tuned
 
 
@@ -48,6 +49,17 @@ def test_a_sole_size_right_below_a_limit_is_the_answer(decided_by):
 
 
 FLAT = {16: 985.0, 48: 992.0, 96: 1000.0, 512: 995.0, 1536: 990.0, 4096: 700.0}
+
+
+def test_a_size_over_the_latency_limit_was_measured_and_is_no_part_of_the_best():
+    """64 in 0.1 s reach four times the rate of 8 in 0.05 s, which alone keeps the limit; a dash stands in its row."""
+    sizes = [measurement(8, 0.05), measurement(64, 0.1, status="over_limit")]
+    result = tuned(
+        batch_size=8, fastest_batch_size=8, tied_with=[], decided_by="latency_limit", measurements=sizes,
+        limits={"latency_seconds": 0.06},
+    )  # fmt: skip
+    assert "It is the only size within the limits, and larger batches take longer" in words.answer(result)
+    assert facts.share_of_best(result) == {8: 1.0}
 
 
 def test_ties_stand_in_the_headline_by_their_range_and_why_this_one():
