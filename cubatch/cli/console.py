@@ -90,10 +90,11 @@ def _show(grids: Sequence[Grid]) -> None:
     elif _is_terminal():
         from rich.console import Console
 
-        console = Console(width=width)
+        room = max(width, _columns())
+        console = Console(width=room)
         with console.capture() as captured:
             for index, content in enumerate(grids):
-                console.print(*([""] if index else []), content.rich(width), sep="\n")
+                console.print(*([""] if index else []), content.rich(width, room), sep="\n")
         _write(captured.get())
     else:
         _write("\n\n".join(content.text(width) for content in grids) + "\n")
@@ -136,9 +137,13 @@ def line_width() -> int:
     """Give the characters per line: the terminal's, or the report's own in a pipe."""
     if not _is_terminal():
         return WIDTH
+    return max(NARROWEST, min(_columns(), WIDTH))
+
+
+def _columns() -> int:
     import shutil
 
-    return max(NARROWEST, min(shutil.get_terminal_size().columns, WIDTH))
+    return shutil.get_terminal_size().columns
 
 
 @contextlib.contextmanager

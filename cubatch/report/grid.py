@@ -7,6 +7,7 @@ place that decides what a narrow terminal does not show.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 NARROWEST = 24
-_CARDS = 60  # characters of a line; where there are fewer, a table that is wider is written row by row
 _UNKNOWN = "–"  # noqa: RUF001 - a dash for a cell with nothing in it
 _NUMBER = re.compile(r"[-+±−]?\s*\d")  # noqa: RUF001 - a minus sign
 _UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
@@ -172,7 +172,8 @@ class Grid:
         """
         Write the grid as plain text: no colour, no box, fit for a pipe.
 
-        Columns of numbers are flush right.  Where the lines would be wider, the last column is wrapped.
+        Columns of numbers are flush right.  Where the lines would be wider, the last column is wrapped, and where they
+        still are, each row is written by itself; not at the width of a pipe, whose reader has no end of a line.
 
         Args:
             width: Characters per line.
@@ -180,21 +181,23 @@ class Grid:
         Returns:
             The lines, without a final newline.
         """
-        return "\n".join(text for text, _ in self._lines(width))
+        return "\n".join(text for text, _ in self._lines(width, width if width < WIDTH else math.inf))
 
-    def rich(self, width: int = WIDTH) -> Text:
+    def rich(self, width: int = WIDTH, room: int = 0) -> Text:
         """
         Give the lines of a table for a colour terminal: headings dim, marked rows and their note stand out.
 
         Args:
             width: Characters per line.
+            room: Of the terminal's lines, where they are longer: a table may be as wide.
 
         Returns:
             Text that rich prints.
         """
         from rich.text import Text
 
-        return Text("\n").join(Text(text, style=_STYLES[role], no_wrap=True) for text, role in self._lines(width))
+        lines = self._lines(width, max(width, room))
+        return Text("\n").join(Text(text, style=_STYLES[role], no_wrap=True) for text, role in lines)
 
     def filled(self) -> Filled:
         """Write every cell as text, and leave out the columns in which nothing is known."""
@@ -210,14 +213,14 @@ class Grid:
         )
         return Filled(tuple(places), tuple(self.columns[place] for place in places), rows, right)
 
-    def _lines(self, width: int) -> Iterator[tuple[str, str]]:
+    def _lines(self, width: int, room: float) -> Iterator[tuple[str, str]]:
         """Give lines with their roles: title, head, row, marked, answer (the first note if a row is marked), note."""
         shape = self.filled()
         if self.title:
             yield from ((line, "title") for line in _wrap(self.title, width))
         if self.title and shape.columns:
             yield "", "title"
-        if shape.columns and width < _CARDS and shape.narrowest > width:
+        if shape.columns and shape.narrowest > room:
             yield from self._cards(shape, width)
         elif shape.columns:
             yield from self._table(shape, width)

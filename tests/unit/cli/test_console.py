@@ -181,6 +181,44 @@ def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
         assert "–" in found["utf-8"].decode()  # noqa: RUF001 - the dash of an empty cell
 
 
+# --- narrow terminals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("memory", "resnet18", "--device", "t4"),
+        ("devices",),
+        ("bench", "model", "lenet5", "--dry-run", "--device", "t4"),
+        ("bench", "gemm", "--m", 8, "--n", 8, "--k", 8, "--dry-run", "--device", "t4"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_no_line_of_a_table_is_wider_than_the_terminal(run, monkeypatch, command):
+    """A terminal folds what is wider in the middle of a row: then each row stands by itself."""
+    grids = []
+    monkeypatch.setattr(console, "_show", grids.extend)
+    assert run(*command)[0] == 0
+    assert grids
+    for width in range(24, 111):
+        for grid in grids:
+            assert max(map(len, grid.rich(width).plain.split("\n"))) <= width
+
+
+@pytest.mark.parametrize(("columns", "is_table"), [(60, False), (109, False), (110, False), (119, False), (120, True)])
+def test_a_wide_terminal_shows_a_wide_table(monkeypatch, capsys, columns, is_table):
+    """Text keeps to 110, and what has no room in the terminal is no table there; in a pipe it is one."""
+    grid = Grid(columns=["first", "last"], rows=[["x" * 102, "y" * 16]])
+    console.emit([grid], {}, None)
+    assert capsys.readouterr().out.startswith("first  ")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(console, "_is_terminal", lambda: True)
+    console.emit([grid], {}, None)
+    lines = capsys.readouterr().out.split("\n")
+    assert max(map(len, lines)) <= columns
+    assert lines[0].startswith("first  " if is_table else "first:")
+
+
 # --- files ---------------------------------------------------------------------------------------------------
 
 GRID = Grid(title="what was measured", columns=("batch",), rows=[("64",)])
