@@ -33,14 +33,14 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     if not drawn:
         raise InvalidArgument("plot file", str(path), "asked for where times were taken on a device of known peaks")
     figure, axes = style.sheet(9.0, 1.6 + _INCHES_A_CASE * len(drawn))
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(style.plain(title), loc="left", fontsize=12, fontweight="bold")
     bars = shares(drawn)
     height = _HEIGHT / max(2, len(bars))
     for index, ((name, found), colour) in enumerate(zip(bars.items(), itertools.cycle(_COLOURS), strict=False)):
         shift = (index - (max(2, len(bars)) - 1) / 2) * height
         rows, percents = [row + shift for row in found], [100 * share for share in found.values()]
         axes.barh(rows, percents, height=(1 - _GAP) * height, color=colour, label=name)
-    axes.set_yticks(range(len(drawn)), [result.case.name for result in drawn], fontsize=8)
+    axes.set_yticks(range(len(drawn)), [style.plain(result.case.name) for result in drawn], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("percent of the roofline by the data sheet")
     axes.legend(loc="lower right", fontsize=8, frameon=False)

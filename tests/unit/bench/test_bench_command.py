@@ -85,6 +85,15 @@ def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
     assert math.isfinite(result.best.roofline_fraction)
 
 
+def test_a_figure_takes_no_name_for_a_formula(world, tmp_path):
+    """A network, or a layer in a spec file, may be called anything; two dollars would be mathematics to Matplotlib."""
+    pytest.importorskip("matplotlib")
+    case = attrs.evolve(GEMM, name="layer $1^$")
+    result = measure.time_case(case, world.target(), Contest(world), seconds=10.0)
+    figure.rates([result], tmp_path / "f.svg", title="cost $5^$ net")
+    assert (tmp_path / "f.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
