@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 import warnings
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cubatch import files
+from cubatch import files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.report import letters
 from cubatch.report.grid import NARROWEST, WIDTH, Grid
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 INTERRUPTED = 130  # the exit code
 Show = Callable[[float, float, str], None]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk that was to take a file
 
 LINE_SECONDS = 5.0
 """Where there is no terminal, progress is a line per so many seconds, and none before that."""
@@ -60,7 +62,7 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
 
     Raises:
         InvalidArgument: If the file cannot be written.
-        InvalidData: If stdout cannot be.
+        InvalidData: If stdout cannot be, or the disk of the file is full or fails.
     """
     if json_path == STDOUT:
         _write(_as_json(payload, _encoding()))
@@ -69,9 +71,7 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
         _show(grids)
     finally:
         if json_path is not None:
-            text = _as_json(payload, "utf-8")
-            with writing("--json", json_path) as path:
-                path.write_text(text, encoding="utf-8")
+            write_text("--json", json_path, _as_json(payload, "utf-8"))
 
 
 def _as_json(payload: Mapping[str, Any], encoding: str | None) -> str:
@@ -141,19 +141,49 @@ def line_width() -> int:
 
 
 def _columns() -> int:
-    import shutil
-
     return shutil.get_terminal_size().columns
+
+
+def write_text(option: str, path: str, text: str) -> None:
+    """
+    Write a file whole or not at all; what no other file can be put in the place of, such as a device, as it is.
+
+    Raises:
+        InvalidArgument, InvalidData: As of `writing`.
+    """
+    with writing(option, path) as place:
+        if not files.is_special(place):
+            there = Path(os.path.realpath(place))
+            try:
+                with whole_file.replacing(there) as partial:
+                    partial.write_text(text, encoding="utf-8")
+                    if files.is_file(there):
+                        shutil.copymode(there, partial)
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise
+            else:
+                return
+        place.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def writing(option: str, path: str) -> Iterator[Path]:
-    """Name the option and the reason where a file cannot be written."""
+    """
+    Name the option and the reason where a file cannot be written.
+
+    Raises:
+        InvalidData: If the disk is full or fails, which is no mistake of the option.
+        InvalidArgument: If anything else is in the way.
+    """
     try:
         yield Path(path)
-    except InvalidArgument as error:
-        raise InvalidArgument(option, path, error.allowed, error.remedy) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        cause = error.__cause__ if isinstance(error, InvalidArgument) else error
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            raise InvalidData(path, f"{option} cannot be written: {files.reason(cause)}") from error
+        if isinstance(error, InvalidArgument):
+            raise InvalidArgument(option, path, error.allowed, error.remedy) from error
         raise InvalidArgument(option, path, "a file that can be written", f"{files.reason(error)}.") from error
 
 

@@ -94,6 +94,5 @@ def profile(
         figure.draw(payload, plot)
         console.say(f"wrote {plot}")
     if trace is not None:
-        with console.writing("--trace", trace) as path:
-            path.write_text(writer.dumps(found[-1].to_trace()) + "\n", encoding="utf-8")
+        console.write_text("--trace", trace, writer.dumps(found[-1].to_trace()) + "\n")
         console.say(f"wrote {trace}; ui.perfetto.dev opens it")

@@ -260,6 +260,21 @@ def test_only_json_is_written_to_stdout(run, tmp_path, monkeypatch):
     assert "--trace must be a file, got '-'. Only --json writes to stdout." in err
 
 
+def test_a_file_is_written_over_where_none_can_be_put_beside_it():
+    """In a folder that may only be read; a link stays one, and leads to the new content."""
+    with tempfile.TemporaryDirectory() as place:
+        file, link = Path(place) / "there.json", Path(place) / "link.json"
+        file.touch()
+        file.chmod(0o666)
+        link.symlink_to(file.name)
+        Path(place).chmod(0o555)
+        with as_nobody():
+            console.write_text("--json", str(link), "1")
+        Path(place).chmod(0o755)
+        console.write_text("--json", str(link), file.read_text() + "2")
+        assert (file.read_text(), link.is_symlink()) == ("12", True)
+
+
 def test_a_table_is_shown_where_its_file_cannot_be_written(capfd, tmp_path):
     """The folder went away while it was measured: the numbers are not lost, and the error names the option once."""
     with pytest.raises(InvalidArgument) as caught:

@@ -42,6 +42,28 @@ def test_a_full_disk_behind_stdout_is_one_line(line):
     assert err == "cubatch: stdout: cannot be written: No space left on device\n"
 
 
+def test_a_full_disk_behind_json_is_one_line_and_no_mistake_of_the_user():
+    """With the table on stdout, and 1 as for whatever makes sense and could not be done."""
+    code, out, err = cubatch_says("models --json /dev/full")
+    assert (code, b"resnet50" in out) == (1, True)
+    assert err == "cubatch: /dev/full: --json cannot be written: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_replaced_is_left_as_it_was(tmp_path):
+    """No file may grow here: what was there before is still there, with its rights, and nothing is beside it."""
+    kept = tmp_path / "a.json"
+    kept.write_text("before")
+    kept.chmod(0o600)
+    command = f'exec "{sys.executable}" -m cubatch models --json "{kept}"'
+    limited = ["bash", "-c", f"ulimit -f 0; {command}"]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, kept.read_text(), list(tmp_path.iterdir())) == (1, "before", [kept])
+    assert "a.json: --json cannot be written: File too large" in done.stderr
+    subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(kept.read_text())["models"]
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("line", ["models >&-", "models --json - >&-", "models >&- 2>&-", "--version >&-"])
 def test_a_stdout_that_was_closed_is_written_to_by_nobody(line):
     """M8: it was an AttributeError, after minutes of measuring."""
