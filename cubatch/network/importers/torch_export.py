@@ -144,6 +144,7 @@ class _Reader:
         stacks = [(node.meta.get("nn_module_stack") or {}).values() for graph in graphs for node in graph.nodes]
         paths = {str(entry[0]).partition("@")[0] for stack in stacks for entry in stack}
         self._live = {node for graph in graphs for node in _live(graph)}
+        self._changed = {_storage(node.args[0]) for graph in graphs for node in graph.nodes if _writes(node)}
         self._parents = {path.rpartition(".")[0] for path in paths}  # modules that have modules
         self._input = ""
 
@@ -154,10 +155,10 @@ class _Reader:
         for node in self._program.graph.nodes:
             if node.op == "placeholder":
                 if node.name in held:
-                    self._known[node] = self._tensor(held[node.name])
+                    self._known[node] = self._tensor(node, held[node.name])
                     self._trained[node] = self._known[node].numel() * (node.name in signature.inputs_to_parameters)
                 elif node.name in signature.inputs_to_lifted_tensor_constants:
-                    self._known[node] = self._program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
+                    self._known[node] = self._tensor(node, signature.inputs_to_lifted_tensor_constants[node.name])
                 else:
                     self._input = self._now[node] = node.name
                 self._begin(node)
@@ -169,13 +170,13 @@ class _Reader:
             name=self._name, input=self._input, input_shape=input_shape, steps=tuple(self._steps), output=output
         )
 
-    def _tensor(self, name: str) -> Any:
+    def _tensor(self, node: Any, name: str) -> Any:
+        """Give what a module holds: a copy of what may be changed in place, but no second one of all its weights."""
         found = self._program.state_dict.get(name)
         if found is None:
             found = self._program.constants[name]
-        return (
-            found.detach() if isinstance(found, self._torch.nn.Parameter) else found.clone()
-        )  # may be changed in place
+        is_kept = isinstance(found, self._torch.nn.Parameter) and _storage(node) not in self._changed
+        return found.detach() if is_kept else found.detach().clone()
 
     def _output(self, node: Any) -> str:
         signature = self._program.graph_signature
@@ -279,8 +280,7 @@ class _Reader:
 
     def _begin(self, node: Any) -> None:
         self._begun.add(node)
-        if isinstance(meant := node.meta.get("val"), self._torch.Tensor):
-            storage = meant.untyped_storage()._cdata  # noqa: SLF001 - one number for each storage
+        if (storage := _storage(node)) is not None:
             self._sharing.setdefault(storage, {})[node] = None
 
     def _written(self, node: Any) -> list[Any]:
@@ -323,6 +323,12 @@ def _live(graph: Any) -> set[Any]:
             found.add(node)
             due += node.all_input_nodes
     return found
+
+
+def _storage(node: Any) -> int | None:
+    """Give a number for what holds the numbers of a node's tensor; None where it gives no tensor."""
+    meant: Any = getattr(node, "meta", {}).get("val")
+    return meant.untyped_storage()._cdata if hasattr(meant, "untyped_storage") else None  # noqa: SLF001 - its only name
 
 
 def _writes(node: Any) -> bool:
