@@ -366,6 +366,17 @@ REFUSED = {
            conv=nn.Conv2d(3, 6, 1), pool=nn.AdaptiveAvgPool2d(1)),
         ("aten.adaptive_avg_pool2d", "pool", "another order before, as by a shuffle"),
     ),
+    "shuffled in the end": (
+        Of(lambda self, x: self.conv(x).view(-1, 2, 3, 8, 7).transpose(1, 2).reshape(-1, 6, 8, 7).relu(),
+           conv=nn.Conv2d(3, 6, 1)),
+        ("aten.relu", "relu", "in another order than a layer"),
+    ),
+    "turned in the end": (after(lambda _, x: x.transpose(2, 3)), ("aten.transpose", "changed", "in another order")),
+    "pixels from channels": (
+        Of(lambda self, x: self.conv(x).view(-1, 3, 2, 2, 8, 7).permute(0, 1, 4, 2, 5, 3).reshape(-1, 3, 16, 14),
+           conv=nn.Conv2d(3, 12, 1)),
+        ("aten.reshape", "reshape", "in another order"),
+    ),
     "two maps": (after(lambda _, x: x * x.sigmoid().relu()), ("aten.mul", "changed", "neither of its inputs")),
     "shuffled": (
         Of(lambda self, x: self.conv(x.reshape(-1, 3, 4, 2, 7).permute(0, 1, 3, 2, 4).reshape(-1, 3, 8, 7)),

@@ -93,6 +93,26 @@ def test_a_recurrent_layer_has_its_parameters_and_flop_once(kind, used, options)
     assert network.flops() == sum(7 * counted(cell, torch.zeros(1, cell.input_size)) for cell in cells)
 
 
+class Turned(nn.Module):
+    """Images whose rows and columns are exchanged in the end, or that are only cut into other axes."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.conv, self.end = nn.Conv2d(3, 6, 1), end
+
+    def forward(self, x):
+        return self.end(self.conv(x))
+
+
+def test_another_order_in_the_end_is_an_operator_of_its_own():
+    """What runs a network gives its last layer's output as it is; channels last and flattened are forms of that."""
+    network = from_torch(Turned(lambda y: y.transpose(2, 3)), (3, 8, 7), opaque=True)
+    assert [layer.type for layer in network.layers] == ["conv2d", "opaque"]
+    assert network.output_shape == (7, 8, 6)
+    for end in (lambda y: y.permute(0, 2, 3, 1), lambda y: y.flatten(2), lambda y: y.flatten(2).transpose(1, 2)):
+        assert [layer.type for layer in from_torch(Turned(end), (3, 8, 7), opaque=True).layers] == ["conv2d"]
+
+
 class Rotated(nn.Module):
     """Rotary positions on as many channels as there are, so that an empty part is joined to them."""
 

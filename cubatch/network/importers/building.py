@@ -18,11 +18,11 @@ import numpy as np
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, printable
 from cubatch.network.graph import INPUT, Network
-from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places
+from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places, reshaped
 from cubatch.network.importers.refusal import KEEP, UnsupportedOperator
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Flatten, Slice
+from cubatch.network.layers import Flatten, Opaque, Slice
 
 Pad = tuple[int, int, int, int]
 NO_PAD = (0, 0, 0, 0)
@@ -97,6 +97,11 @@ class Builder:
             raise self.refusal(
                 self._makers[source.output], "its result, which is the network's, is no output of a layer"
             )
+        if self._is_shuffled(output):
+            if self._fallback is None:
+                reason = "its result, which is the network's, has its channels or pixels in another order than a layer"
+                raise self.refusal(self._makers[source.output], reason)
+            output = self._fallback(self, self._makers[source.output])
         self._output = output.layer
 
     def _made(self, step: Step) -> Value:
@@ -142,6 +147,13 @@ class Builder:
 
     def _is_part(self, value: Value) -> bool:
         return _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
+
+    def _is_shuffled(self, value: Value) -> bool:
+        """Whether a value that nobody reads has its numbers in another order than what runs gives or flattens."""
+        if value.layer == INPUT or isinstance(self.layers[value.layer], Opaque):
+            return False
+        orders = [self.axes(layout, self.shapes[value.layer]) for layout in ("nchw", "nhwc")]
+        return reshaped(value.dims, [_size(value.dims)]) not in [reshaped(dims, [_size(dims)]) for dims in orders]
 
     def _checked(self, step: Step, value: Value) -> Value:
         """Hold what a rule made against the shape that the source says."""
