@@ -15,6 +15,7 @@ from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
+from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import Add, BatchNorm2d, Concat, Conv2d, Flatten, Linear, ReLU, Slice
 from cubatch.network.passes import Pass
 from cubatch.network.state_dict import tensors
@@ -286,6 +287,22 @@ def test_the_auxiliary_classifiers_of_googlenet_are_left_out():
     assert any(key.startswith("aux1.") for key in with_them)
     found = cb.to_state_dict(cb.from_state_dict(catalogue.network("googlenet", 64), with_them))
     assert found.keys() == {key for key in with_them if not key.startswith("aux")}
+
+
+def test_what_pretrained_weights_of_googlenet_expect_is_as_the_readme_says():
+    """On the inputs that the README has, the outputs are the module's that transforms them; that is not imported."""
+    module = zoo.build("googlenet")
+    module.transform_input = True
+    with pytest.raises(UnsupportedOperator, match=r"aten.add"):
+        cb.from_torch(module, (3, 32, 32))
+    known = models.build("googlenet", input_shape=(32, 32, 3), classes=10)
+    network, x = cb.from_state_dict(known, module.state_dict()), zoo.images((3, 32, 32))
+    scale, mean = (np.reshape(each, (3, 1, 1)) for each in ([0.229, 0.224, 0.225], [0.485, 0.456, 0.406]))
+    with torch.no_grad():
+        want = module.double()(torch.tensor(x)).numpy().reshape(2, 1, 1, 10)
+    bound = 1e-10 * np.abs(want).max()
+    assert np.abs(zoo.outputs(network, x * scale / 0.5 + (mean - 0.5) / 0.5) - want).max() < bound
+    assert np.abs(zoo.outputs(network, x) - want).max() > 1000 * bound
 
 
 def test_weights_of_another_network_are_refused_by_name():
