@@ -76,10 +76,10 @@ class Call:
             return 2 * first[0 if self.get("transA", 0) else -1] * math.prod(self.result_shape)
         if self.name in _RECURRENT:  # each position of each sample meets the matrices of each direction
             return 2 * math.prod(first[:2]) * (math.prod(second) + math.prod(third or (0,)))
-        if self.name == "Conv":
-            return 2 * math.prod(second[1:]) * math.prod(self.result_shape)
-        if self.name == "ConvTranspose":  # each input meets the whole window
-            return 2 * math.prod(second[1:]) * math.prod(first)
+        if self.name in {"Conv", "ConvTranspose"}:  # each output meets the whole window, or of the latter each input
+            return 2 * math.prod(second[1:]) * math.prod(self.result_shape if self.name == "Conv" else first)
+        if self.name == "Attention":  # each query meets each key, and mixes as many values
+            return 4 * math.prod(first) * second[-2]
         return einsum_flop(self["equation"], [first, second]) if self.name == "Einsum" else 0
 
 

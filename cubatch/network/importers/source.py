@@ -26,13 +26,17 @@ def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
         240
     """
     terms = equation.replace(" ", "").partition("->")[0].split(",")
-    if len(terms) != 2 or [*map(len, terms)] != [*map(len, shapes)]:  # noqa: PLR2004 - nor of "..."
+    if len(terms) != 2 or len(shapes) != 2:  # noqa: PLR2004
         return 0
-    sizes = {
-        letter: size
-        for term, shape in zip(terms, shapes, strict=True)
-        for letter, size in zip(term, shape, strict=True)
-    }
+    sizes: dict[str | int, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        before, dots, after = term.partition("...")
+        others = len(shape) - len(before) - len(after)
+        if others < 0 or (others and not dots):
+            return 0
+        # What dots stand for is counted from its last axis on, and there may be one position of it in one factor.
+        for axis, size in zip([*before, *range(-others, 0), *after], shape, strict=True):
+            sizes[axis] = max(size, sizes.get(axis, 1))
     return 2 * math.prod(sizes.values())
 
 

@@ -12,6 +12,7 @@ from cubatch.network.importers.source import DROPS_ALL, Meaning, einsum_flop, fi
 
 _CONVOLUTIONS = frozenset(f"conv{way}{axes}d" for way in ("", "_transpose") for axes in (1, 2, 3))
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_OF_ROWS = _RECURRENT | {f"{name}_cell" for name in _RECURRENT} | {"bilinear"}
 
 
 class Call:
@@ -55,7 +56,7 @@ class Call:
         return self._arguments.get(name) in self.values
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Give the shape of an argument that depends on the network's input."""
+        """Give the shape of an argument that is a tensor."""
         return tuple(self._arguments[name].meta["val"].shape)
 
     @property
@@ -94,9 +95,18 @@ class Call:
             return 2 * math.prod(shapes[1][1:]) * math.prod(meeting)
         if name == "scaled_dot_product_attention":
             return 4 * math.prod(shapes[0]) * shapes[1][-2]
-        if name in _RECURRENT:  # each position of each sample meets each matrix
-            return 2 * math.prod(shapes[0][:-1]) * sum(math.prod(shape) for shape in shapes[1:] if len(shape) == 2)  # noqa: PLR2004
+        if name in _OF_ROWS:
+            return 2 * math.prod(shapes[0][:-1]) * self._met(name, shapes)
         return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
+
+    def _met(self, name: str, shapes: list[tuple[int, ...]]) -> int:
+        """Count the factors that each row of the first input meets: each position of each sample."""
+        if name == "bilinear":  # all matrices, and what comes of each then the second input
+            outputs, _, second = shapes[2]
+            return math.prod(shapes[2]) + outputs * second
+        if name.endswith("_cell"):
+            return math.prod(self.shape("w_ih")) + math.prod(self.shape("w_hh"))
+        return sum(math.prod(shape) for shape in shapes[1:] if len(shape) == 2)  # noqa: PLR2004 - no biases, no states
 
     @staticmethod
     def array(tensor: Any) -> np.ndarray[Any, Any]:

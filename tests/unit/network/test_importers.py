@@ -19,7 +19,7 @@ from cubatch.network.importers.axes import Atom, joined, laid_out, places, resha
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Source, Step
+from cubatch.network.importers.source import Source, Step, einsum_flop
 from cubatch.network.layers import LAYERS, Linear, ReLU
 
 # --- axes ------------------------------------------------------------------------------------------------------
@@ -173,3 +173,19 @@ def test_the_table_has_every_operator_and_layer():
     assert {f"aten.{name}" for name in listed[1]} == set(torch_operators.OPERATORS) | torch_operators.SEVERAL
     assert listed[2] == set(onnx_operators.OPERATORS) | {"Split"}
     assert listed[0] == set(LAYERS) - {"opaque"}
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "flop"),
+    [
+        ("...ij, jk -> ...ik", [(2, 3, 5, 4), (4, 7)], 2 * 2 * 3 * 5 * 4 * 7),
+        ("...ij,...jk", [(3, 5, 4), (2, 1, 4, 7)], 2 * 2 * 3 * 5 * 4 * 7),
+        ("i...,i->...", [(4, 5), (4,)], 2 * 4 * 5),
+        ("...i,i", [(4,), (4,)], 2 * 4),
+        ("ij,jk", [(2, 3, 4), (4, 5)], 0),
+        ("...ijk,k", [(3, 4), (4,)], 0),
+    ],
+)
+def test_dots_of_an_einstein_sum_are_the_axes_that_are_left(equation, shapes, flop):
+    """Aligned at their ends, one position beside several; axes that no letter and no dots are for are no sum."""
+    assert einsum_flop(equation, shapes) == flop
