@@ -49,6 +49,66 @@ def test_products_of_a_module_without_a_layer_have_their_flop(case):
     assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
 
 
+PARAMETERS = {
+    "weight norm": Of(nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(3, 5, 2, stride=2))),
+    "turned": Of(nn.Linear(5, 8, bias=False), lambda part, x: torch.matmul(part.weight.t(), x)),
+    "twice in one": Of(
+        nn.ConvTranspose2d(3, 5, 2),
+        lambda part, x: nn.functional.conv_transpose2d(x, part.weight * part.weight.sum(), part.bias),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_what_is_computed_of_parameters_has_them(case):
+    """As many as the module has, whatever becomes of them before they are read."""
+    module = PARAMETERS[case]
+    network = from_torch(module, (3, 8, 7), opaque=True)
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_what_is_made_of_a_parameters_shape_and_type_has_none():
+    """Its shape, its type, and where it is positive."""
+    positive = Of(
+        nn.Linear(8, 5), lambda part, x: x.cumsum(1) * (part.weight > 0).sum() + part.weight.new_ones(3, 1, 1)
+    )
+    assert from_torch(positive, (3, 8, 7), opaque=True).parameters == 0
+
+
+W = np.ones((4, 3, 2, 2), np.float32)
+FILES = {
+    "turned": (
+        [helper.make_node("Transpose", ["w"], ["v"], perm=[1, 0, 2, 3]),
+         helper.make_node("ConvTranspose", ["x", "v"], ["y"])],
+        {"w": W}, W.size,
+    ),
+    "in a node": (
+        [helper.make_node("Constant", [], ["w"], value=onnx.numpy_helper.from_array(W.transpose(1, 0, 2, 3))),
+         helper.make_node("Identity", ["w"], ["v"]), helper.make_node("ConvTranspose", ["x", "v"], ["y"])],
+        {}, W.size,
+    ),
+    "single numbers": (
+        [helper.make_node("Div", ["x", "root"], ["a"]), helper.make_node("Erf", ["a"], ["y"])],
+        {"root": np.float32(2**0.5)}, 0,
+    ),
+    "how large": (
+        [helper.make_node("Resize", ["x", "", "scales"], ["y"])], {"scales": np.float32([1, 1, 2, 2])}, 0,
+    ),
+    "its shape": (
+        [helper.make_node("Shape", ["w"], ["a"]), helper.make_node("Cast", ["a"], ["b"], to=1),
+         helper.make_node("ReduceMax", ["b"], ["c"]), helper.make_node("Div", ["x", "c"], ["y"])],
+        {"w": W}, 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_what_a_file_computes_of_arrays_has_their_parameters(case, tmp_path):
+    """Turned, in a node of their own; single numbers and factors of a size are none."""
+    nodes, constants, parameters = FILES[case]
+    assert of_a_file(tmp_path / "w.onnx", nodes, constants, ("n", 3, 8, 7)).parameters == parameters
+
+
 def of_a_file(path, nodes, constants, shape, opset=23):
     """Read a file of some nodes from x to y."""
     graph = helper.make_graph(

@@ -18,7 +18,7 @@ from cubatch.network.importers.onnx_patterns import Patterns
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.refusal import as_a_file
 from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Meaning, Source, Step, of_one, unlike
+from cubatch.network.importers.source import Meaning, Parameters, Source, Step, of_one, united, unlike
 
 EXAMPLE_BATCH = 2  # where the file leaves it open
 _OWN_DOMAINS = ("", "ai.onnx")
@@ -27,6 +27,7 @@ _TO_CHANNELS_FIRST = [0, 3, 1, 2]  # of a Transpose
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
+_OF_FACTORS = frozenset({"Resize", "Upsample"})  # what they are told in floating point says how large the result is
 
 
 def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, opaque: bool = False) -> Network:
@@ -102,7 +103,7 @@ class _Reader:
         self._constants: dict[str, np.ndarray[Any, Any]] = {
             each.name: onnx.numpy_helper.to_array(each, str(path.parent)) for each in model.graph.initializer
         }
-        self._trained = {name: array.size for name, array in self._constants.items() if array.dtype.kind == "f"}
+        self._trained = {name: _parameters(name, array) for name, array in self._constants.items()}
         self._input, self._input_shape = self._fixed(model, input_shape, extents)
         outputs = [each.name for each in model.graph.output]
         if len(outputs) != 1:
@@ -217,6 +218,7 @@ class _Reader:
             return False
         if node.op_type == "Identity":
             self._constants[node.output[0]] = self._constants[node.input[0]]
+            self._trained[node.output[0]] = united(self._trained, node.input)
             return True
         names = [name for name in node.output if name]
         try:
@@ -225,6 +227,9 @@ class _Reader:
         except Exception:  # noqa: BLE001 - whatever it is, it is a step then, and refused as one
             return False
         self._constants.update(zip(names, results, strict=True))
+        for name, array in zip(names, results, strict=True):
+            own = _parameters(name, array)
+            self._trained[name] = united(self._trained, node.input) if own and node.input else own
         return True
 
     def _alone(self, node: Any, outputs: list[str]) -> Any:
@@ -255,6 +260,7 @@ class _Reader:
             reads = tuple(call.values)
             if spelt_out is not None:
                 (kind, reads), constants, options = spelt_out, {}, {}
+            is_trained = result == counted and node.op_type not in _OF_FACTORS
             made.append(
                 Step(
                     kind=kind,
@@ -266,7 +272,7 @@ class _Reader:
                     constants={key: array for key, array in constants.items() if array is not None},
                     options=options,
                     flop=call.flop if result == counted else 0,
-                    weights=sum(self._trained.get(each, 0) for each in node.input) if result == counted else 0,
+                    weights=sum(size for _, size in united(self._trained, node.input)) if is_trained else 0,
                 )
             )
         return made
@@ -294,3 +300,9 @@ class _Reader:
     def _attribute(self, attribute: Any) -> Any:
         value = self._onnx.helper.get_attribute_value(attribute)
         return value.decode() if isinstance(value, bytes) else value
+
+
+def _parameters(name: str, array: Any) -> Parameters:
+    """Take floating-point arrays for trained; a single number is one of a formula, as the root of 2 in GELU's."""
+    is_trained = isinstance(array, np.ndarray) and array.ndim > 0 and array.dtype.name.startswith(("float", "bfloat"))
+    return frozenset({(name, array.size)}) if is_trained else frozenset()

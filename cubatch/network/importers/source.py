@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +15,20 @@ DROPS_ALL = "it drops everything in training"
 
 Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """What a front end makes of an operator: kind, constants by role (None: there is none), options."""
+
+Parameters = frozenset[tuple[str, int]]
+"""Trained parameters, each by its name and how many numbers it has."""
+
+
+def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters:
+    """
+    Give the parameters that are in anything of what is read, each once.
+
+    Example:
+        >>> sorted(united({"w": frozenset({("w", 6)}), "2 w": frozenset({("w", 6)})}, ["w", "2 w", "x"]))
+        [('w', 6)]
+    """
+    return frozenset().union(*(trained.get(each, frozenset()) for each in read))
 
 
 def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:

@@ -14,7 +14,7 @@ from cubatch.network.importers import fake_logs
 from cubatch.network.importers.building import Builder
 from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Source, Step, of_one, unlike
+from cubatch.network.importers.source import Parameters, Source, Step, of_one, united, unlike
 from cubatch.network.importers.torch_operators import OPERATORS, Call, part
 from cubatch.units import first_line
 
@@ -133,7 +133,7 @@ class _Reader:
         self._torch, self._program, self._name = torch, program, name
         self._known: dict[Any, Any] = {}  # nodes whose tensors do not depend on the input
         self._now: dict[Any, str] = {}  # nodes that depend on it, and their values' names
-        self._trained: dict[Any, int] = {}  # parameters, and how many numbers each has
+        self._trained: dict[Any, Parameters] = {}  # what is made of parameters, and of which
         self._steps: list[Step] = []
         self._several: dict[Any, tuple[Call, str, tuple[str, ...]]] = {}  # what gives several tensors, and what it read
         self._within: dict[Any, tuple[Any, ...]] = {}  # what is a graph of its own, and the nodes that it gives
@@ -156,7 +156,8 @@ class _Reader:
             if node.op == "placeholder":
                 if node.name in held:
                     self._known[node] = self._tensor(node, held[node.name])
-                    self._trained[node] = self._known[node].numel() * (node.name in signature.inputs_to_parameters)
+                    if node.name in signature.inputs_to_parameters:
+                        self._trained[node] = frozenset({(held[node.name], self._known[node].numel())})
                 elif node.name in signature.inputs_to_lifted_tensor_constants:
                     self._known[node] = self._tensor(node, signature.inputs_to_lifted_tensor_constants[node.name])
                 else:
@@ -211,7 +212,9 @@ class _Reader:
         if not is_known or Call(self._torch, node, self._known).is_random:
             return False
         arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
-        self._known[node] = node.target(*arguments[0], **arguments[1])
+        found = self._known[node] = node.target(*arguments[0], **arguments[1])
+        if not isinstance(found, self._torch.Tensor) or found.is_floating_point():
+            self._trained[node] = united(self._trained, set(node.all_input_nodes) - stand_in.keys())
         return True
 
     def _note(self, node: Any) -> None:
@@ -242,7 +245,7 @@ class _Reader:
                 kind=kind, operator=base, place=self._place(node), reads=reads, result=name, shape=shape,
                 constants={key: call.array(array) for key, array in constants.items()}, options=options,
                 flop=call.flop if is_counted else 0,
-                weights=sum(self._trained.get(each, 0) for each in call.read) if is_counted else 0,
+                weights=sum(size for _, size in united(self._trained, call.read)) if is_counted else 0,
             )
         )  # fmt: skip
         self._now[node] = name
