@@ -188,14 +188,15 @@ def _mean(call: Call) -> Meaning:
     return "mean", {}, {"axes": tuple(range(rank) if axes is None else axes), "keep": bool(call.get("keepdims", 1))}
 
 
-_LARGEST = 3.4e38  # what means no bound, of float32
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38}  # what means no bound; of all others float32's
 
 
 def _clip(call: Call) -> Meaning:
     low, high = call.given("min", 1), call.given("max", 2)
     if (low, high) == (0, 6):
         return "relu6", {}, {}
-    is_relu = low == 0 and (high is None or high >= _LARGEST)
+    bound = call.constant(2)
+    is_relu = low == 0 and (high is None or high >= _LARGEST.get("" if bound is None else bound.dtype.name, 3.4e38))
     return ("relu", {}, {}) if is_relu else unlike("its bounds are not 0 and 6")
 
 

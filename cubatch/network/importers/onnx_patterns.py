@@ -10,6 +10,8 @@ import numpy as np
 
 from cubatch.network.importers.onnx_operators import default_softmax_axis
 
+_STEP = {"float16": 2**-10, "bfloat16": 2**-7}  # from 1 to the next number
+
 
 class Patterns:
     """
@@ -32,6 +34,8 @@ class Patterns:
         self._makers = {name: node for node in nodes for name in node.output}
         self._constants, self._shapes = constants, shapes
         self._softmax_axis = default_softmax_axis(opset)
+        # Roots of roots, each rounded, and their product: two steps. Casts hide of what type a constant was.
+        self._rounding = 2 * max((_STEP.get(array.dtype.name, 0) for array in constants.values()), default=0)
 
     def found(self, node: Any) -> tuple[str, tuple[str, ...]] | None:
         """Give the kind of what a node completes, and what that reads."""
@@ -54,7 +58,7 @@ class Patterns:
         shape = self._shapes.get(q, ())
         rank, axis = len(shape), next((each.i for each in softmax.attribute if each.name == "axis"), self._softmax_axis)
         is_one = rank == 4 and axis in {-1, 3} and not {q, k} & self._constants.keys()  # noqa: PLR2004 - heads apart
-        if not is_one or not math.isclose(factor * of_q * of_k, shape[-1] ** -0.5, rel_tol=1e-5):
+        if not is_one or not math.isclose(factor * of_q * of_k, shape[-1] ** -0.5, rel_tol=max(1e-5, self._rounding)):
             return None
         return q, k, node.input[1]
 
@@ -71,7 +75,7 @@ class Patterns:
                 continue
             erf = self._maker(next(name for name in plus.input if not self._is_number(name)), "Erf")
             inner, factor = self._scaled(erf.input[0]) if erf is not None else ("", 1.0)
-            if inner == x and math.isclose(factor, math.sqrt(0.5), rel_tol=1e-6):
+            if inner == x and math.isclose(factor, math.sqrt(0.5), rel_tol=max(1e-6, self._rounding)):
                 return x
         return None
 
