@@ -51,7 +51,8 @@ def clipped(path, dtype, bound):
     number = getattr(onnx.TensorProto, dtype)
     graph = helper.make_graph(
         [helper.make_node("Clip", ["x", "low", "high"], ["y"])], "hand",
-        [helper.make_tensor_value_info("x", number, ("n", 3, 8, 7))], [helper.make_tensor_value_info("y", number, None)],
+        [helper.make_tensor_value_info("x", number, ("n", 3, 8, 7))],
+        [helper.make_tensor_value_info("y", number, None)],
         [helper.make_tensor("low", number, [], [0.0]), helper.make_tensor("high", number, [], [bound])],
     )  # fmt: skip
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
