@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cubatch
+from cubatch.errors import InvalidArgument
 from tests.parity import torchvision_models as zoo
 from tests.unit.commands import in_process
 
@@ -287,6 +288,15 @@ def test_a_shape_that_was_guessed_is_told(model):
     with pytest.warns(UserWarning, match=r"taken to be, since nothing else was said, 224,224,3 .* --input-shape H,W,C"):
         cubatch.models.resolve(model)
     cubatch.models.resolve(model, input_shape=(16, 12, 3))
+
+
+@pytest.mark.parametrize("model", ["of_users:upright"], indirect=True)
+def test_one_column_is_tokens_where_a_module_takes_no_images_of_it(model):
+    """(h, 1, c) as of an ONNX file: a linear layer of 12 channels on 7 tokens; of 11 channels the image is told."""
+    network = cubatch.models.resolve(model, input_shape=(7, 1, 12))
+    assert (network.input_shape, network.output_shape) == ((7, 1, 12), (7, 1, 2))
+    with pytest.raises(InvalidArgument, match=r"shape \(11, 7, 1\).* One sample was given as 7,1,11"):
+        cubatch.models.resolve(model, input_shape=(7, 1, 11))
 
 
 def test_a_network_and_a_file_are_read_wherever_a_spec_goes(tmp_path, monkeypatch):

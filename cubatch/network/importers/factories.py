@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import warnings
@@ -25,7 +26,8 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
 
     Args:
         text: "package.module:name"; the name is that of a function or class without arguments, or of a network.
-        input_shape: (h, w, c) of one sample, for a PyTorch module; None is (224, 224, 3).
+        input_shape: (h, w, c) of one sample, for a PyTorch module; None is (224, 224, 3).  (h, 1, c) are tokens where
+            a module takes no images of it.
         opaque: As for `from_torch`.
 
     Returns:
@@ -48,7 +50,7 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
             "another is given as --input-shape H,W,C (input_shape)."
         )
         try:
-            network = from_torch(found, channels_first(extents), opaque=opaque)
+            network = _traced(found, extents, opaque=opaque)
         except CannotTrace as error:
             raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {told}") from error
         if input_shape is None:
@@ -62,6 +64,18 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
     if input_shape is not None:
         raise InvalidArgument("input_shape", input_shape, f"left out: {text} says its own")
     return found
+
+
+def _traced(module: Any, extents: Extents, *, opaque: bool) -> Network:
+    """Give a module as a network of images or features, or where that fails, and there is one column, of tokens."""
+    h, w, c = extents
+    try:
+        return from_torch(module, channels_first(extents), opaque=opaque)
+    except CannotTrace:
+        if w == 1 < h:
+            with contextlib.suppress(CannotTrace):
+                return from_torch(module, (h, c), opaque=opaque)
+        raise
 
 
 def channels_first(extents: Extents) -> tuple[int, ...]:
