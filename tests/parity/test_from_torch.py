@@ -386,6 +386,15 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("last", [nn.Softmax(-1), nn.LayerNorm(168), nn.ReLU(), nn.BatchNorm1d(168)])
+def test_what_is_flattened_in_the_end_comes_in_our_order(last):
+    """Also where a layer stands behind it: channels are the innermost, in PyTorch the outermost."""
+    module, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), last), zoo.images((3, 8, 7))
+    want = theirs(module, x).reshape(2, 3, 8, 7).transpose(0, 2, 3, 1).reshape(2, -1)
+    found = zoo.outputs(from_torch(module.float(), (3, 8, 7)), x).reshape(2, -1)
+    np.testing.assert_allclose(found, want, rtol=0, atol=BOUND * np.abs(want).max())
+
+
 def test_what_clamps_below_at_zero_is_relu():
     """Whichever bounds an operator has."""
     module = after(lambda _, x: x.clamp_min(0))

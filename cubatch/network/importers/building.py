@@ -18,7 +18,7 @@ import numpy as np
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, printable
 from cubatch.network.graph import INPUT, Network
-from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places, reshaped
+from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, places
 from cubatch.network.importers.refusal import KEEP, UnsupportedOperator
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.layer import Layer
@@ -84,6 +84,7 @@ class Builder:
         self.pending: dict[str, Any] = {}  # layers that are not whole yet, by the name that stands for their output
         self.values = {source.input: Value(INPUT, laid_out(layout, self.batch_size, self.input_shape))}
         self._rules, self._fallback, self._as_it_is = rules, fallback, source.as_it_is
+        self._flat: list[tuple[Atom, ...]] = []  # orders in which flattened features are theirs, and ours by a layer
         self._slices: dict[tuple[str, int, int], str] = {}  # by what they read, their first channel and their channels
         if source.output != source.input and not any(step.result == source.output for step in steps):
             raise InvalidSpec("network", self.name, "one whose output depends on its input")
@@ -152,8 +153,8 @@ class Builder:
         """Whether a value that nobody reads has its numbers in another order than what runs gives or flattens."""
         if value.layer == INPUT or isinstance(self.layers[value.layer], Opaque):
             return False
-        orders = [self.axes(layout, self.shapes[value.layer]) for layout in ("nchw", "nhwc")]
-        return reshaped(value.dims, [_size(value.dims)]) not in [reshaped(dims, [_size(dims)]) for dims in orders]
+        orders = [_in_a_row(self.axes(layout, self.shapes[value.layer])) for layout in ("nchw", "nhwc")]
+        return _in_a_row(value.dims) not in [*orders, *self._flat]
 
     def _checked(self, step: Step, value: Value) -> Value:
         """Hold what a rule made against the shape that the source says."""
@@ -253,7 +254,11 @@ class Builder:
             )
             for dim in value.dims
         )
-        return self.add(step, Flatten(), value, dims=dims, suffix="flatten") if h * w > 1 else value
+        if h * w == 1:
+            return value
+        if not self._is_shuffled(value):
+            self._flat.append(_in_a_row(dims))
+        return self.add(step, Flatten(), value, dims=dims, suffix="flatten")
 
     def channel_axis(self, value: Value) -> int | None:
         """Give the foreign axis that is our channels and nothing else; None if none is."""
@@ -335,6 +340,11 @@ class Builder:
 def _size(dims: Dims) -> int:
     """Count the elements of a tensor."""
     return math.prod(atom.size for dim in dims for atom in dim)
+
+
+def _in_a_row(dims: Dims) -> tuple[Atom, ...]:
+    """Give the atoms of all axes in order."""
+    return joined(atom for dim in dims for atom in dim)
 
 
 def _wanted(source: Source) -> list[Step]:
