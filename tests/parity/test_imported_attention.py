@@ -119,6 +119,20 @@ def test_attention_of_another_kind_is_refused_or_kept_as_it_is(case):
     assert "aten.scaled_dot_product_attention" in {getattr(layer, "operator", "") for layer in network.layers}
 
 
+class Headless(Apart):
+    """Attention without an axis of heads."""
+
+    def forward(self, x):
+        return self.out(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+
+@pytest.mark.parametrize("tokens", [1, TOKENS])
+def test_attention_without_heads_is_refused(tokens):
+    """Also of one token, whose axes could be those of anything."""
+    with pytest.raises(UnsupportedOperator, match="its axes are not batch, heads, tokens and channels"):
+        from_torch(Headless(), (tokens, C))
+
+
 def test_a_vision_transformer_has_its_layers_and_numbers():
     """torchvision's: class token, positions, attention and all that is around it."""
     module = zoo.vision_transformer()

@@ -165,6 +165,10 @@ HAND = {
         [node("BatchNormalization", "x gamma beta mean var", momentum=0.8, epsilon=1e-3)],
         {"gamma": drawn(3), "beta": drawn(3), "mean": drawn(3), "var": np.abs(drawn(3))},
     ),
+    "a norm whose scale is one number": (
+        [node("Flatten", "x", "a"), node("LayerNormalization", "a one beta", "b"), node("Gemm", "b w")],
+        {"one": np.float32([1.5]), "beta": drawn(168), "w": drawn(168, 4)},
+    ),
     "pools": (
         [node("MaxPool", "x", "a", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]),
          node("AveragePool", "a", kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)],

@@ -72,11 +72,12 @@ def mix(build: Builder, step: Step) -> Value:
 def mix_turned(build: Builder, step: Step) -> Value:
     """Attend with keys that are (n, heads, channels of a head, tokens)."""
     q, k, v = (build.part(step, i) for i in range(3))
-    batch, heads, channels, tokens = k.dims
-    return _mixed(build, step, [q, attrs.evolve(k, dims=(batch, heads, tokens, channels)), v])
+    return _mixed(build, step, [q, attrs.evolve(k, dims=(*k.dims[:-2], *k.dims[:-3:-1])), v])
 
 
 def _mixed(build: Builder, step: Step, parts: list[Value]) -> Value:
+    if any(len(part.dims) != 4 for part in parts):  # noqa: PLR2004
+        raise build.refusal(step, "its axes are not batch, heads, tokens and channels")
     made = [build.layers.get(part.layer) for part in parts]
     query = parts[0]
     rows, arrays = [], []

@@ -48,7 +48,10 @@ def _layer_norm(build: Builder, step: Step) -> Value:
     if step.options["axes"] != 1:
         raise build.refusal(step, "it normalises over more than the channels")
     value, order = build.features(step)
-    arrays = {name: permuted(array, order) for name, array in step.constants.items()}
+    features = build.shapes[value.layer][2:]  # one number may stand for all
+    arrays = {
+        name: permuted(np.broadcast_to(array.reshape(-1), features), order) for name, array in step.constants.items()
+    }
     return build.add(step, layers.LayerNorm(eps=step.options["eps"]), value, arrays=arrays)
 
 
