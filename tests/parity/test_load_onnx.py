@@ -293,6 +293,12 @@ REFUSED = {
         {"w": drawn(168, 4), "b": drawn(2, 4)},
         ("Gemm", "block/y", "another row"),
     ),
+    "a number for each sample": (
+        [node("Flatten", "x", "a"), node("Gemm", "a w b")],
+        {"w": drawn(168, 4), "b": drawn(4, 1)},
+        ("Gemm", "block/y", "another row"),
+        {"shape": (4, 3, 8, 7)},
+    ),
     "whole numbers": (
         [node("Cast", "x", "a", to=onnx.TensorProto.INT32), node("Cast", "a", to=onnx.TensorProto.FLOAT)],
         {},

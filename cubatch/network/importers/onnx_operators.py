@@ -123,7 +123,7 @@ def _gemm(call: Call) -> Meaning:
     if w is None or call.get("transA", 0) or factors != (1.0, 1.0):
         return unlike("its weights are no constant, turned, or scaled")
     w, bias = (w if call.get("transB", 0) else w.T), call.constant(2)
-    if bias is not None and bias.size not in {1, w.shape[0]}:
+    if bias is not None and bias.size != 1 and (bias.size != w.shape[0] or bias.shape[-1] != w.shape[0]):
         return unlike("it adds another row to each sample")
     return "linear", {"w": w, "b": None if bias is None else np.broadcast_to(bias.reshape(-1), w.shape[:1])}, {}
 
