@@ -99,12 +99,14 @@ class Opaque(Layer):
         return {"w": (self.weights,)} if self.weights else {}
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Spread its FLOP over its outputs, as one product of as many rows and columns; backward one for each input."""
+        """Spread its FLOP over its outputs, as one product of as many rows and columns; backward one a factor."""
         if not self.flop:
             return ()
         h, w, c = self.output_shape
         rows, depth = batch_size * h * w, -(-self.flop // (2 * math.prod(self.output_shape)))
         if pass_ is Pass.WGRAD:
             return (Gemm(c, depth, rows),) if self.weights else ()
-        forward = pass_ is Pass.FPROP
-        return (Gemm(rows, c, depth),) if forward else (Gemm(rows, depth, c),) * len(self.input_shapes)
+        if pass_ is Pass.FPROP:
+            return (Gemm(rows, c, depth),)
+        # Of two factors: parameters are one, and of attention's three inputs each product reads two.
+        return (Gemm(rows, depth, c),) * (1 if self.weights else min(len(self.input_shapes), 2))

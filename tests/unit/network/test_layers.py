@@ -318,6 +318,15 @@ def test_an_opaque_layer_has_what_it_was_given() -> None:
     assert Opaque(h=2, w=1, c=5).output_shape == (2, 1, 5)
 
 
+@pytest.mark.parametrize(("inputs", "weights"), [(1, 7), (2, 0), (2, 7), (3, 0)])
+def test_an_opaque_layer_trains_at_three_times_its_flop(inputs: int, weights: int) -> None:
+    """A product of two factors has two gradients, of x and w, of q and k; attention is two of its three inputs each."""
+    others = [[4, 1, 8]] * (inputs - 1)
+    assert (
+        Opaque(h=4, w=1, c=8, others=others, flop=4 * 4 * 4 * 8, weights=weights).flops("training") == 3 * 4 * 4 * 4 * 8
+    )
+
+
 def test_an_opaque_layer_refuses_what_is_no_shape_or_name() -> None:
     """Neither its output nor its inputs can be anything but (h, w, c), nor its operator but text."""
     wrong = (("output", (1, 2)), ("output", "abc"), ("others", [(1, 0, 3)]), ("others", 3), ("operator", None))
