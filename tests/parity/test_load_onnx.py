@@ -405,6 +405,27 @@ def test_a_shape_that_the_file_leaves_open_is_asked_for_and_given(tmp_path):
         load_onnx(path, input_shape=(6, 5))
 
 
+def test_an_axis_of_minus_one_is_open(tmp_path):
+    """As some exporters write it."""
+    path = written(tmp_path / "open.onnx", *RELU, shape=(-1, 3, -1, -1))
+    with pytest.raises(InvalidSpec, match=r"\['\?', 3, '\?', '\?'\].*Give input_shape"):
+        load_onnx(path)
+    assert load_onnx(path, input_shape=(3, 6, 5)).input_shape == (6, 5, 3)
+
+
+def test_an_input_without_any_axes_has_those_that_are_given(tmp_path):
+    """In the file's order, or as (h, w, c): an image, tokens or features."""
+    path = written(tmp_path / "open.onnx", *RELU, shape=None)
+    with pytest.raises(InvalidSpec, match="Give input_shape"):
+        load_onnx(path)
+    for shape, extents in {(3, 6, 5): (6, 5, 3), (6, 3): (6, 1, 3), (3,): (1, 1, 3)}.items():
+        assert load_onnx(path, input_shape=shape).input_shape == extents
+        assert models.resolve(path, input_shape=extents).input_shape == extents
+    for wrong in (6, (), (3, 0, 5)):
+        with pytest.raises(InvalidArgument, match="one for each axis behind the batch"):
+            load_onnx(path, input_shape=wrong)
+
+
 CONV, TURN = node("Conv", "x w"), [node("Transpose", "x", "a", perm=[0, 3, 1, 2]), node("Conv", "a w")]
 RESHAPED = [node("Shape", "x", "s"), *TURN]
 ORDERS = {

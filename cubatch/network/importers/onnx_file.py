@@ -130,20 +130,27 @@ class _Reader:
             names = ", ".join(each.name for each in inputs) or "none"
             raise InvalidSpec("ONNX file", str(self._path), f"one with a single input, not {names}")
         dims = inputs[0].type.tensor_type.shape.dim
-        found = [dim.dim_value for dim in dims]
+        found = [max(dim.dim_value, 0) for dim in dims]  # some write -1 for what is open
+        is_right = isinstance(input_shape, tuple | list) and all(type(each) is int and each > 0 for each in input_shape)
+        if input_shape is not None and not (input_shape and is_right):
+            allowed = "whole numbers of at least 1, one for each axis behind the batch"
+            raise InvalidArgument("input_shape", input_shape, allowed)
+        if not found:  # not even how many axes it has is said: as many as are given
+            rank = len(input_shape) if input_shape else _rank(extents) if extents else -1
+            found = [0] * (1 + rank)
         if extents is not None:
             readers = [node for node in model.graph.node if inputs[0].name in node.input]
             input_shape = self._ordered(extents, found[1:], readers)
         if input_shape is not None:
-            allowed = f"{len(found) - 1} whole numbers of at least 1, as {self._path.name} has {len(found)} axes"
-            is_right = isinstance(input_shape, tuple | list) and len(input_shape) == len(found) - 1
-            if not is_right or not all(type(extent) is int and extent > 0 for extent in input_shape):
+            if len(input_shape) != len(found) - 1:
+                allowed = f"{len(found) - 1} whole numbers of at least 1, as {self._path.name} has {len(found)} axes"
                 raise InvalidArgument("input_shape", input_shape, allowed)
             found[1:] = input_shape
         if not found or not all(found[1:]):
-            axes = [dim.dim_param or dim.dim_value or "?" for dim in dims]
+            axes = [dim.dim_param or size or "?" for dim, size in zip(dims, found, strict=True)]
             raise InvalidSpec("ONNX file", f"input {axes}", "one whose input has a shape", "Give input_shape.")
         found[0] = found[0] or EXAMPLE_BATCH
+        dims.extend(self._onnx.TensorShapeProto.Dimension() for _ in found[len(dims) :])
         for dim, extent in zip(dims, found, strict=True):
             dim.dim_value = extent
         return inputs[0].name, tuple(found)
@@ -300,6 +307,12 @@ class _Reader:
     def _attribute(self, attribute: Any) -> Any:
         value = self._onnx.helper.get_attribute_value(attribute)
         return value.decode() if isinstance(value, bytes) else value
+
+
+def _rank(extents: Extents) -> int:
+    """Say how many axes one sample has, whichever axes are of one position left out: an image, tokens, features."""
+    h, w, _ = extents
+    return 3 if w > 1 else 2 if h > 1 else 1
 
 
 def _parameters(name: str, array: Any) -> Parameters:
