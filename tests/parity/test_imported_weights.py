@@ -52,3 +52,21 @@ def test_what_a_module_changes_in_place_is_changed_in_a_copy(case):
     with torch.no_grad():
         want = module(torch.tensor(x, dtype=torch.float32)).numpy().transpose(0, 2, 3, 1)
     assert abs(zoo.outputs(network, x) - want).max() < 27 * 2**-22  # float32 beside float64
+
+
+class Tied(nn.Module):
+    """One convolution called twice, a norm without scale and shift, and a buffer as a factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, affine=False)
+        self.register_buffer("factor", torch.ones(3, 1, 1))
+
+    def forward(self, x):
+        return self.conv(self.norm(self.conv(x)) * self.factor)
+
+
+def test_each_layer_has_parameters_of_its_own():
+    """As the table of what can be imported says: 12 in each convolution, 6 in the norm, 3 factors."""
+    network = from_torch(Tied(), (3, 8, 7))
+    assert [layer.parameters for layer in (node.layer for node in network.nodes)] == [12, 6, 3, 12]
