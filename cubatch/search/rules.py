@@ -11,7 +11,8 @@ When none does, the answer is known, or the budget holds no more.
                       ones; by the objective latency before it is compared
     lowest_latency    by the objective latency: the largest size that is as fast as the smallest
     zoom              the visit that promises most for its seconds: a size not seen yet, or all contenders once more
-    gaps              what lies unseen between sizes that are far apart, one of them near the best: a cliff, a peak
+    gaps              what lies unseen between sizes that are far apart, one of them near the best, or beyond the
+                      largest: a cliff, a peak, a late rise
     memory            where memory ends, or sizes begin to fail otherwise, while the curve rises there
     latency_limit_at_last   the same as latency_limit, where a visit is dear
     believed          what is not far behind, until it was visited twice
@@ -203,7 +204,12 @@ def zoom(view: View) -> list[int]:
 
 
 def gaps(view: View) -> list[int]:
-    """Name a size of the ladder in the middle of a wide gap beside a size that is not far behind."""
+    """
+    Name a size of the ladder in the middle of a wide gap beside a size that is not far behind.
+
+    Or, where the largest that was read is one and the ladder goes on for as much, the last that is affordable: another
+    algorithm may run there.
+    """
     if view.answer is None or view.goal.objective == "latency":
         return []
     able = sorted(n for n in view.read if view.is_able(n))
@@ -214,7 +220,12 @@ def gaps(view: View) -> list[int]:
             size = min(inside, key=lambda n: abs(math.log(n * n / (low * high))))
             if view.affordable(size, GAP_SHARE):
                 return [size]
-    return []
+    last = able[-1]
+    if not view.of.extends or view.gain(last) <= -NEAR:
+        return []
+    beyond = [n for n in view.of.ladder if n > GAP * last and n in view.sizes and n not in view.read]
+    likely = [n for n in beyond if view.may_run[view.place(n)] >= BESIDE_LIKELY and view.affordable(n, GAP_SHARE)]
+    return [max(likely)] if likely else []
 
 
 def believed(view: View) -> list[int]:

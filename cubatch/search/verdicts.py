@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import attrs
 
 from cubatch.search.history import Record
+from cubatch.search.rules import GAP, NEAR
 from cubatch.search.view import KNOWN, SURE, View
 from cubatch.units import format_percent, format_seconds
 
@@ -124,7 +125,10 @@ def _beyond_flat(view: View, n: int) -> str | None:
     last = max(view.read)
     if view.goal.objective == "latency" or view.answer is None or not n > last >= FLAT * view.answer:
         return None
-    return f"from batch size {view.answer} to {last} nothing is gained, so nothing is expected beyond"
+    flat = f"from batch size {view.answer} to {last} nothing is gained"
+    if n > GAP * last and view.gain(last) > -NEAR:  # a plateau, beyond which another algorithm may run
+        return f"{flat}, and what lies far beyond was not looked at"
+    return f"{flat}, so nothing is expected beyond"
 
 
 def _gain(view: View, n: int) -> tuple[float, float]:

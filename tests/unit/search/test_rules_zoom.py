@@ -12,6 +12,7 @@ from cubatch.search import race, rules
 from cubatch.search.history import Record
 from tests.fakes import FakeDevice, affine, cliff
 from tests.unit.search.searching import LATENCY, falling, flat, go, line
+from tests.unit.search.walking import seek, share_of_best
 from tests.unit.situations import POWERS, along, record, view
 
 # --- zoom ----------------------------------------------------------------------------------------------------
@@ -140,6 +141,28 @@ def test_a_gap_that_is_narrow_or_far_behind_is_left() -> None:
     behind = {1: 1.0, 16: 8.0, 64: 16.0, 65: 16.25, 66: 16.5}
     assert rules.gaps(view(behind, ladder=[4], left=1e4)) == []
     assert rules.gaps(view({**behind, 16: 6.0}, ladder=[4], left=1e4)) == [4]  # log(2.67 / 4) = -0.4
+
+
+def test_what_lies_far_beyond_a_plateau_is_looked_at() -> None:
+    """The ladder goes on for more than three times 512, the largest read: its last affordable size is named."""
+    read, beyond = along(flat, *POWERS), [1500, 1600, 4096]
+    assert rules.gaps(view(read, ladder=beyond, left=1e5)) == [4096]
+    assert rules.gaps(view(read, ladder=[1500], left=1e5)) == []  # not so far
+    assert rules.gaps(view(read, ladder=beyond)) == []  # dear
+    assert rules.gaps(view(read, ladder=beyond, left=1e5, failed=[600])) == []
+    assert rules.gaps(view(read, ladder=beyond, left=1e5, extends=False)) == []
+    assert rules.gaps(view(along(falling, *POWERS), ladder=beyond, left=1e9)) == []
+
+
+def test_a_late_rise_far_beyond_a_plateau_is_found() -> None:
+    """From 5000 on steps take 0.6 of what they do before: scouts end at 4096, and the best lies at 5000 or above."""
+
+    def late(n: int) -> float:
+        return (1e-4 + 1e-4 * n) * (0.6 if n >= 5000 else 1.0)
+
+    device = FakeDevice(late, noise=0.003, seed=3)
+    _, result = seek(device, 30000, budget=600.0)
+    assert share_of_best(device, result, 30000) > 0.99
 
 
 def test_a_cliff_between_scouts_is_found() -> None:
