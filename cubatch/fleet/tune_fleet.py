@@ -83,13 +83,15 @@ class _Kind:
 
 @attrs.define
 class _Task:
-    """A kind that is being measured: by whom, and for the how manieth time."""
+    """A kind that is being measured: by whom, and for the how manieth time; or why and since when by nobody."""
 
     kind: _Kind
     name: str
     address: str = ""
     attempts: int = 0
     future: Any = None
+    reason: str = ""
+    since: float = 0.0
 
 
 def autotune_fleet(
@@ -216,7 +218,7 @@ class _Fleet:
         kinds = _kinds(self._workers)
         names: dict[_Kind, str] = {}
         tasks: list[_Task] = []
-        found: list[FleetDevice] = []
+        found: dict[_Kind, FleetDevice] = {}
         self._client.subscribe_topic(self._topic, lambda event: self._said.put(event[1]))
         try:
             while tasks or kinds.keys() - names.keys():
@@ -231,12 +233,12 @@ class _Fleet:
                 for task in list(tasks):
                     if (device := self._ended(task, kinds.get(task.kind, {}))) is not None:
                         tasks.remove(task)
-                        found.append(device)
+                        found[task.kind] = device
         finally:
             self._client.cancel([task.future for task in tasks if task.future is not None], force=True)
             self._client.unsubscribe_topic(self._topic)
             self._drain()
-        return found
+        return [attrs.evolve(device, workers=tuple(kinds.get(kind, {}))) for kind, device in found.items()]
 
     def _await_worker(self) -> None:
         """Wait until there is a worker."""
@@ -273,27 +275,33 @@ class _Fleet:
         )  # fmt: skip
 
     def _ended(self, task: _Task, there: Mapping[str, Mapping[str, Any]]) -> FleetDevice | None:
-        """Give what came of a task that has ended; begin it on another worker where its own is gone."""
+        """
+        Give what came of a task that has ended; begin it on another worker where its own is gone.
+
+        Where that was the last of its kind another is waited for: a nanny starts one in seconds.
+        """
         future = task.future
-        if future.status == "finished":
-            said = future.result()
-            if "error" in said:
-                self._tell(task, said["error"])
-                return FleetDevice(name=task.name, workers=tuple(there), error=said["error"])
-            result = TuningResult.from_json(said["result"])
-            self._tell(task, f"the answer is {result.batch_size}")
-            return FleetDevice(name=task.name, workers=tuple(there), result=result)
-        if future.status == "pending" and task.address in there:
-            return None
-        reason = f"{task.address} is gone" if task.address not in there else f"{task.address}: {future.exception()!r}"
-        future.cancel(force=True)
-        others = {address: facts for address, facts in there.items() if address != task.address}
-        if task.attempts >= _ATTEMPTS or not (others or task.address in there):
-            return FleetDevice(
-                name=task.name, workers=tuple(there), error=f"no worker that is left could measure: {reason}"
-            )
-        self._tell(task, reason)
-        self._begin(task, *next(iter((others or there).items())))
+        if future is not None:
+            if future.status == "finished":
+                said = future.result()
+                if "error" in said:
+                    self._tell(task, said["error"])
+                    return FleetDevice(name=task.name, error=said["error"])
+                result = TuningResult.from_json(said["result"])
+                self._tell(task, f"the answer is {result.batch_size}")
+                return FleetDevice(name=task.name, result=result)
+            if future.status == "pending" and task.address in there:
+                return None
+            is_gone = task.address not in there
+            task.reason = f"{task.address} is gone" if is_gone else f"{task.address}: {future.exception()!r}"
+            task.since, task.future = time.monotonic(), None
+            future.cancel(force=True)
+            self._tell(task, task.reason)
+        others = {address: facts for address, facts in there.items() if address != task.address} or there
+        if task.attempts < _ATTEMPTS and others:
+            self._begin(task, *next(iter(others.items())))
+        elif task.attempts >= _ATTEMPTS or time.monotonic() - task.since > _FIRST_WORKER_SECONDS:
+            return FleetDevice(name=task.name, error=f"no worker that is left could measure: {task.reason}")
         return None
 
     def _drain(self) -> None:

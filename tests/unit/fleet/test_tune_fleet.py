@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,3 +76,69 @@ def test_a_price_of_no_device_is_refused_with_what_was_measured():
     assert (caught.value.field, caught.value.value) == ("prices", "Tset GPU")
     (device,) = caught.value.partial.devices
     assert device.cost_per_million_samples == pytest.approx(10.0)
+
+
+# --- workers that go and come --------------------------------------------------------------------------------
+
+
+class Cluster:
+    """A client whose workers are those of one look after another, the last for good; one of `able` answers at once."""
+
+    def __init__(self, looks, able=()):
+        self.looks, self.able = itertools.chain(looks, itertools.repeat(looks[-1])), able
+
+    def nthreads(self):
+        return dict.fromkeys(next(self.looks), 1)
+
+    def submit(self, *_, workers, **__):
+        said = {"result": json.dumps(about({32: 100.0}))}
+        is_able = workers[0] in self.able
+        return SimpleNamespace(
+            status="finished" if is_able else "pending", result=lambda: said, cancel=lambda **_: None
+        )
+
+    def subscribe_topic(self, *_):
+        pass
+
+    unsubscribe_topic = cancel = lambda *_, **__: None
+
+
+def facts(memory_bytes=2**34):
+    """Give what a worker says of a host."""
+    device = {"kind": "cpu", "name": "Xeon", "memory_bytes": 2**37, "mig": None, "power_limit_watts": None}
+    return {"device": device, "memory_bytes": memory_bytes, "blas_threads": 2, "place": "host", "resources": None}
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """Give what makes a fleet of a cluster, which is looked at a thousand times a second."""
+    monkeypatch.setattr(tune_fleet, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(tune_fleet, "_described", lambda _, addresses: {one: facts() for one in addresses})
+    keep = tune_fleet._Keep(None, {}, refresh=False)
+    return lambda cluster: tune_fleet._Fleet(cluster, {}, {}, keep, None)
+
+
+def test_a_kind_whose_only_worker_dies_waits_for_another(fleet):
+    """A nanny starts it anew at another address, three looks later: that one measures, and shares are its own."""
+    (device,) = fleet(Cluster([["a"], ["a"], [], [], [], ["b"]], able=["b"])).measured()
+    assert (device.batch_size, device.workers, device.error) == (32, ("b",), "")
+
+
+def test_a_kind_of_which_no_worker_comes_is_given_up(fleet, monkeypatch):
+    """After as long as the first worker is waited for: by what became of the last."""
+    monkeypatch.setattr(tune_fleet, "_FIRST_WORKER_SECONDS", 0.05)
+    (device,) = fleet(Cluster([["a"], ["a"], []])).measured()
+    assert (device.workers, device.error) == ((), "no worker that is left could measure: a is gone")
+
+
+def test_workers_that_join_after_their_kind_was_measured_have_shares(fleet, monkeypatch):
+    """B comes while a GPU goes on: of the host's kind there are two in the end."""
+    gpu = facts()
+    gpu["device"] = gpu["device"] | {"kind": "cuda", "name": "GPU"}
+    monkeypatch.setattr(
+        tune_fleet, "_described", lambda _, addresses: {one: gpu if "gpu" in one else facts() for one in addresses}
+    )
+    looks = [["a", "gpu"]] * 3 + [["a", "b", "gpu"]] * 2 + [["a", "b", "gpu2"]]
+    devices = {device.name: device for device in fleet(Cluster(looks, able=["a", "gpu2"])).measured()}
+    assert devices["Xeon"].workers == ("a", "b")
+    assert devices["GPU"].workers == ("gpu2",)
