@@ -83,7 +83,7 @@ class _Kind:
 
 @attrs.define
 class _Task:
-    """A kind that is being measured: by whom, and for the how manieth time; or why and since when by nobody."""
+    """A kind that is being measured: by whom, and for the how manieth time; or why by nobody, for how many looks."""
 
     kind: _Kind
     name: str
@@ -91,7 +91,7 @@ class _Task:
     attempts: int = 0
     future: Any = None
     reason: str = ""
-    since: float = 0.0
+    looks: int = 0
 
 
 def autotune_fleet(
@@ -294,14 +294,15 @@ class _Fleet:
                 return None
             is_gone = task.address not in there
             task.reason = f"{task.address} is gone" if is_gone else f"{task.address}: {future.exception()!r}"
-            task.since, task.future = time.monotonic(), None
+            task.looks, task.future = 0, None
             future.cancel(force=True)
             self._tell(task, task.reason)
         others = {address: facts for address, facts in there.items() if address != task.address} or there
         if task.attempts < _ATTEMPTS and others:
             self._begin(task, *next(iter(others.items())))
-        elif task.attempts >= _ATTEMPTS or time.monotonic() - task.since > _FIRST_WORKER_SECONDS:
+        elif task.attempts >= _ATTEMPTS or task.looks * TICK_SECONDS >= _FIRST_WORKER_SECONDS:
             return FleetDevice(name=task.name, error=f"no worker that is left could measure: {task.reason}")
+        task.looks += 1
         return None
 
     def _drain(self) -> None:
