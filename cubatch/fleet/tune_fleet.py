@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 import queue
 import socket
@@ -67,7 +68,7 @@ class _Kind:
         return cls(
             name=device["name"],
             is_cpu=is_cpu,
-            memory_bytes=facts["memory_bytes"] if is_cpu else device["memory_bytes"],
+            memory_bytes=_rounded(facts["memory_bytes"] or 0) or None if is_cpu else device["memory_bytes"],
             threads=facts["blas_threads"] if is_cpu else None,
             mig=device["mig"],
             power_limit_watts=device["power_limit_watts"],
@@ -284,12 +285,9 @@ class _Fleet:
         if future is not None:
             if future.status == "finished":
                 said = future.result()
-                if "error" in said:
-                    self._tell(task, said["error"])
-                    return FleetDevice(name=task.name, error=said["error"])
-                result = TuningResult.from_json(said["result"])
-                self._tell(task, f"the answer is {result.batch_size}")
-                return FleetDevice(name=task.name, result=result)
+                result = None if "error" in said else TuningResult.from_json(said["result"])
+                self._tell(task, f"the answer is {result.batch_size}" if result else said["error"])
+                return FleetDevice(name=task.name, result=result, error=said.get("error", ""))
             if future.status == "pending" and task.address in there:
                 return None
             is_gone = task.address not in there
@@ -367,6 +365,12 @@ def _described(client: Any, addresses: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _rounded(memory_bytes: int) -> int:
+    """Round to seven binary digits, about 1 %: limits of equal hosts differ by pages."""
+    step = 1 << max(0, memory_bytes.bit_length() - 7)
+    return round(memory_bytes / step) * step
+
+
 def _kinds(workers: Mapping[str, Mapping[str, Any]]) -> dict[_Kind, dict[str, Mapping[str, Any]]]:
     """Group workers by what they have."""
     kinds: dict[_Kind, dict[str, Mapping[str, Any]]] = {}
@@ -376,10 +380,15 @@ def _kinds(workers: Mapping[str, Mapping[str, Any]]) -> dict[_Kind, dict[str, Ma
 
 
 def _names(kinds: Iterable[_Kind], before: Mapping[_Kind, str]) -> dict[_Kind, str]:
-    """Name each kind that has no name yet, by more than its device's name where others have the same."""
+    """Name each kind that has no name yet, by more than its device's name where others have the same, or a number."""
     taken = Counter(kind.name for kind in {*kinds, *before})
-    new = [kind for kind in kinds if kind not in before]
-    return {kind: kind.name if taken[kind.name] == 1 else kind.described() for kind in new}
+    found: dict[_Kind, str] = {}
+    for kind in kinds:
+        if kind not in before:
+            name = kind.name if taken[kind.name] == 1 else kind.described()
+            numbered = itertools.chain([name], (f"{name}, {number}" for number in itertools.count(2)))
+            found[kind] = next(one for one in numbered if one not in {*before.values(), *found.values()})
+    return found
 
 
 def _predicted(
@@ -401,9 +410,8 @@ def _predicted(
 
 def _priced(devices: Iterable[FleetDevice], prices: Mapping[str, float]) -> tuple[FleetDevice, ...]:
     """Give each device its price, and order them: measured before predicted before failed, the fastest first."""
-    named = {device.name: device for device in devices}
-    for name in named.keys() & prices.keys():
-        named[name] = attrs.evolve(named[name], price_per_hour=float(prices[name]))
-    return tuple(
-        sorted(named.values(), key=lambda d: (bool(d.error), d.forecast is not None, -(d.samples_per_second or 0)))
-    )
+    priced = [
+        attrs.evolve(device, price_per_hour=float(prices[device.name])) if device.name in prices else device
+        for device in devices
+    ]
+    return tuple(sorted(priced, key=lambda d: (bool(d.error), d.forecast is not None, -(d.samples_per_second or 0))))
