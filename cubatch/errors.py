@@ -281,12 +281,12 @@ class EnergyNotAvailable(CubatchError):
 class TimedOut(CubatchError):
     """What was being measured did not come back by its deadline; whoever ran it has been stopped."""
 
-    def __init__(self, what: str, seconds: float) -> None:
-        super().__init__(what, seconds)
-        self.what, self.seconds = what, seconds
+    def __init__(self, what: str, seconds: float, remedy: str = "") -> None:
+        super().__init__(what, seconds, remedy)
+        self.what, self.seconds, self.remedy = what, seconds, remedy
 
     def __str__(self) -> str:
-        return f"{self.what} did not come back within {format_seconds(self.seconds)}"
+        return _with(self.remedy, f"{self.what} did not come back within {format_seconds(self.seconds)}")
 
 
 class WorkerFailed(CubatchError):

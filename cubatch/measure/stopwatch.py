@@ -18,6 +18,7 @@ from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
 from cubatch.measure.counting import UNSETTLED
 from cubatch.measure.records import PER_VISIT, Timing
+from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
@@ -40,6 +41,7 @@ SPILLED = 2.5
 # A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
 HANG_SHARE = 0.25  # of what is left of the budget, in the place of the floor, once one has hung
+LONGER = "A larger budget allows longer steps."
 
 
 @runtime_checkable
@@ -285,7 +287,7 @@ class Stopwatch:
         repeats, worked = 1, 0.0
         while worked < most:
             repeats = 1 if not history else repeats_for(steps[-1].seconds, self.span_seconds)
-            steps.append(self._read(repeats, expected))
+            steps.append(self._read(repeats, expected or steps[-1].seconds))
             seconds = steps[-1].seconds
             worked = max(worked + repeats * seconds, self.runner.clock.now() - began)
             history.append((worked, seconds))
@@ -299,21 +301,29 @@ class Stopwatch:
         Read the clock; what takes far longer than expected counts as hung, also if it came back.
 
         What came back late in this process may have been suspended, by Ctrl-Z or with the machine: it is read once
-        more, and if it is as it should be, the seconds before were nobody's.
+        more, and if it is as it should be, the seconds before were nobody's.  Of the very first step nothing says how
+        long it should be: a worker has as long as to prepare, and whatever comes back is read.
         """
         floor, left = HANG_SECONDS, self.budget.left()
         if TimedOut in self._forgiven:  # here steps hang: none of the next is to take all that there is
             left *= HANG_SHARE
             floor = min(floor, left)
+        gives_up, is_first = isinstance(self.runner, HasStepLimit), expected is None and not self._is_warm
+        if is_first and gives_up and TimedOut not in self._forgiven:
+            floor = prepare_limit(self.budget.seconds)
         limit = max(floor, left if expected is None else HANG_FACTOR * expected * repeats)
         before = self.budget.spent()
-        reading = self._read_once(repeats, limit)
+        try:
+            reading = self._read_once(repeats, limit)
+        except TimedOut as error:
+            error.remedy = LONGER if expected is None else ""
+            raise
         late = self.budget.spent() - before
-        if reading.seconds * repeats > limit and not isinstance(self.runner, HasStepLimit):
+        if reading.seconds * repeats > limit and not gives_up and not is_first:
             reading = self._read_once(repeats, limit)
             if reading.seconds * repeats <= limit:
                 self.budget.forgive(late)
-        if reading.seconds * repeats > limit:
+        if reading.seconds * repeats > limit and not is_first:
             raise TimedOut(f"batch size {self._prepared}", limit)
         self._clocks.see(self._prepared, reading.sm_clock_mhz)
         return reading

@@ -204,15 +204,32 @@ class HangsLater(Hangs):
             super().step(batch_size)
 
 
-def test_what_is_predicted_bounds_a_hang_while_clocks_are_warmed() -> None:
-    """The smallest size hangs: without a prediction for as long as the budget is, with one for a hang's limit."""
+def test_the_first_step_bounds_a_hang_while_clocks_are_warmed() -> None:
+    """The smallest size hangs from its second step on: for a hang's limit, with a prediction and without one."""
     sessions = Sessions(FakeDevice(affine(1e-3, 1e-4), behaviours=(HangsLater({1}),), gives_up=True))
     for candidates in (given(1, 2, 4), [Candidate(n, predicted_seconds=1e-3) for n in (1, 2, 4)]):
         measured = go(sessions, candidates)
         assert (statuses(measured)[1], statuses(measured)[4]) == ("timeout", "ok")
-    blind, foreseen = (session.clock.now() for session in sessions.opened)
-    assert blind >= 60
-    assert foreseen < HANG_SECONDS + 25
+    assert all(session.clock.now() < HANG_SECONDS + 25 for session in sessions.opened)
+
+
+@pytest.mark.parametrize("gives_up", [False, True], ids=["in this process", "in a worker"])
+def test_steps_longer_than_the_whole_budget_are_an_answer(gives_up: bool) -> None:
+    """Steps of 40 s in a budget of 5 s come back: the second, which compiles nothing any more, is the timing."""
+    sessions = Sessions(FakeDevice(affine(40.0, 1e-3), gives_up=gives_up))
+    measured = go(sessions, given(1, 2), budget=5.0)
+    assert (statuses(measured)[1], [timing.batch_size for timing in measured.timings]) == ("ok", [1])
+    assert measured.timings[0].seconds == pytest.approx(40.001)
+    assert sessions.opened[0].clock.now() < 81
+
+
+def test_a_first_step_that_hangs_in_a_worker_says_what_allows_longer_ones() -> None:
+    """It has as long as a worker has to prepare under a budget of 5 s, which is two minutes."""
+    sessions = Sessions(FakeDevice(FLAT, behaviours=(Hangs({1}),), gives_up=True))
+    measured = go(sessions, given(1, 2), budget=5.0)
+    reason = outcome_of(measured, 1).stop_reason
+    assert reason == "a reading of batch size 1 did not come back within 120 s. A larger budget allows longer steps."
+    assert 120 <= sessions.opened[0].clock.now() < 126
 
 
 def test_a_step_of_ten_times_its_prediction_is_no_hang() -> None:
