@@ -15,6 +15,7 @@ from cubatch.measure.rank_group import RankGroup
 from cubatch.measure.runner import Reading
 
 _ROUNDS = 7
+EXCHANGE_STEPS = 2 + 2 * _ROUNDS  # that `exchange` takes at least: of all, and of one alone
 _LEAST_SECONDS = 0.05  # of a reading
 
 

@@ -12,6 +12,7 @@ from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.hardware.several import several
+from cubatch.measure.ranks_runner import EXCHANGE_STEPS
 from cubatch.measure.remote import RemoteRunner, prepare_limit
 from cubatch.measure.runner import FactoryRef
 from cubatch.network.graph import as_network
@@ -20,6 +21,8 @@ from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.stored_run import Run
 from cubatch.workload import Workload
+
+PATIENT = 4.0  # times what steps should take, that their exchange may
 
 
 def sharing(
@@ -66,12 +69,21 @@ def memory_limit(devices: Sequence[Device] | None, device: Device, requested: in
 def with_exchange(
     result: TuningResult, run: Run, made: FactoryRef, devices: Sequence[Device] | None, limits: Limits
 ) -> TuningResult:
-    """Add what it costs the devices to share a step of the answer's size: as it was kept, or measured now."""
+    """
+    Add what it costs the devices to share a step of the answer's size: as it was kept, or measured now.
+
+    Where that fails the answer is handed out all the same, and says so.
+    """
     if devices is None or result.batch_size is None:
         return result
     found = _kept(run, result.batch_size)
     if found is None:
-        seconds = _measured(made, result.batch_size, limits)
+        try:
+            seconds = _measured(made, result, limits)
+        except CubatchError as error:
+            about = f"Sizes and rates above are those of one of {len(devices)} devices"
+            sentence = f"{about}; what sharing a step costs them is not known: {error}"
+            return attrs.evolve(result, reasons=(*result.reasons, sentence))
         found = DataParallel.of([str(device) for device in devices], result.batch_size, seconds)
         run.save_exchange(attrs.asdict(found))
     sentence = f"{found}. Sizes and rates above are those of one of them."
@@ -86,13 +98,12 @@ def _kept(run: Run, batch_size: int) -> DataParallel | None:
     return None
 
 
-def _measured(made: FactoryRef, batch_size: int, limits: Limits) -> dict[str, float]:
-    runner = RemoteRunner(made, prepare_seconds=prepare_limit(limits.budget))
+def _measured(made: FactoryRef, result: TuningResult, limits: Limits) -> dict[str, float]:
+    step = next(m.latency_seconds or 0.0 for m in result.measurements if m.batch_size == result.batch_size)
+    allowed = max(prepare_limit(limits.budget), PATIENT * EXCHANGE_STEPS * step)
+    runner = RemoteRunner(made, prepare_seconds=allowed)
     try:
-        taken: dict[str, float] = runner.call("exchange", batch_size=batch_size)
-    except CubatchError as error:
-        error.add_note(f"The answer, {batch_size}, is known; what its exchange takes is not.")
-        raise
+        taken: dict[str, float] = runner.call("exchange", batch_size=result.batch_size)
     finally:
         runner.close()
     return taken

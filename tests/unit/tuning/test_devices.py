@@ -6,23 +6,27 @@ import functools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import cubatch as cb
 from cubatch.engine import train as engine
+from cubatch.errors import TimedOut
 from cubatch.hardware import probe
 from cubatch.hardware.several import several
 from cubatch.measure import ranks_runner
 from cubatch.measure.rank_group import RankGroup
 from cubatch.network import models
 from cubatch.network.weights import load_weights
+from cubatch.tuning import tune_devices
 from cubatch.tuning.data_parallel import DataParallel
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from tests.checks import UNIT_ROUNDOFF, assert_within
 from tests.unit.cli.conftest import in_process
-from tests.unit.tuned import tuned
+from tests.unit.tuned import about, tuned
 
 pytest.importorskip("mpi4py", reason="ranks on a CPU need mpi4py")
 
@@ -187,6 +191,28 @@ def test_what_two_devices_gave_is_kept(tmp_path, monkeypatch):
     assert second.batch_size == first.batch_size
 
 
+def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkeypatch):
+    """Sixteen steps of 10 s are waited for 640 s, not ten budgets of 60 s; what ends them is a reason of the answer."""
+    asked = []
+
+    class Late:
+        def __init__(self, made, prepare_seconds):
+            asked.append(prepare_seconds)
+
+        def call(self, method, **arguments):
+            raise TimedOut(f"{method}()", asked[-1])
+
+        def close(self):
+            asked.append("closed")
+
+    monkeypatch.setattr(tune_devices, "RemoteRunner", Late)
+    result = TuningResult.from_json(json.dumps(about({32: 3.2})))  # samples per second: a step takes 10 s
+    found = tune_devices.with_exchange(result, SimpleNamespace(limit=None), None, several(TWO), Limits())
+    assert asked == [640.0, "closed"]
+    assert (found.batch_size, found.data_parallel) == (32, None)
+    assert found.reasons[-1].endswith("is not known: exchange() did not come back within 640 s")
+
+
 @pytest.mark.parametrize(
     ("spec", "options", "field"),
     [
@@ -207,7 +233,6 @@ def test_what_devices_cannot_tune_together_is_refused(spec, options, field):
 def test_each_rank_has_its_share_of_memory():
     """Two ranks on a CPU may take half of what one may; a limit that is lower stays."""
     from cubatch.hardware.room import memory_limit
-    from cubatch.tuning import tune_devices
 
     here = probe.device("cpu")
     both = tune_devices.memory_limit(several(TWO), here, None).bytes
