@@ -93,6 +93,8 @@ def _answer(found: Mapping[str, int | None], seconds: Mapping[int, float]) -> st
             f"That was not found: a step of a single sample took longer than one of {least}, {took}. Another algorithm "
             "may be behind it, or something that was busy meanwhile: on a quiet machine it can be told."
         )
+    if found["floor"] == 1 and 2 * found["floor"] not in seconds:
+        return "Not known: the next larger size was not measured. --budget or --max-batch-size may allow it."
     if found["floor"] == 1:
         return "There is no such batch: already two samples take clearly longer than one."
     return f"Below batch {found['floor']}: a step of a single sample takes as long, within {format_percent(FREE)}."

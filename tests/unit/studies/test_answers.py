@@ -44,6 +44,13 @@ def test_one_slow_size_ends_the_floor():
     assert small_batch_floor.floor_of({1: 1.0, 2: 1.0, 4: 1.3, 8: 1.0})["floor"] == 2
 
 
+@pytest.mark.parametrize(("seconds", "said"), [({1: 1.0, 2: 2.0}, "There is no such batch"), ({1: 1.0}, "Not known"),
+                                               ({1: 1.0, 8: 2.0}, "Not known")])  # fmt: skip
+def test_two_samples_that_were_not_measured_are_said_nothing_of(seconds, said):
+    """A budget that ended after the single sample, or left two out: whether two take longer is not known."""
+    assert small_batch_floor._answer(small_batch_floor.floor_of(seconds), seconds).startswith(said)
+
+
 def test_a_single_sample_that_took_longer_than_more_is_no_floor_to_go_by():
     """Eight samples in a fifth of the time of one: no size is named, and both times are told."""
     seconds = {1: 10e-3, 2: 11.5e-3, 8: 2e-3, 16: 4e-3}
