@@ -42,9 +42,11 @@ class WorkersModule(RemoteRunner):
         return facts
 
     def predicted(self, batch_size: int) -> int | None:
-        """Say what a step takes: see `ModuleRunner.predicted`."""
-        num_bytes: int | None = self.call("predicted", batch_size=batch_size)
-        return num_bytes
+        """Say what a step takes: see `ModuleRunner.predicted`; None where the worker died since it was asked last."""
+        with contextlib.suppress(CubatchError):  # whether a size fits is seen again when it is prepared
+            num_bytes: int | None = self.call("predicted", batch_size=batch_size)
+            return num_bytes
+        return None
 
     @property
     def foreseen(self) -> dict[str, Any] | None:
