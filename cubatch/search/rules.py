@@ -50,7 +50,9 @@ WORTH, WORTH_SECONDS, HOST_WORTH_SECONDS = 0.85, 120.0, 1000.0
 """Zooming also ends where the whole budget, or so many seconds, spent as well as the next visit, would not win this
 share; the last where a reference is timed, as PyTorch's is on a CPU: visits to a size differ more there."""
 MUCH = 2.0  # times the tolerance, that may be lost on average: then what is left of the budget is used
-PATIENCE = 9  # visits that may find nothing better: what is believed of teeth is a guess
+PATIENCE, PATIENCE_SHARE = 9, 0.05
+"""Visits that may find nothing better, and of the budget, that they may take: what is believed of teeth is a guess, but
+of noisy readings many are wanted."""
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best visit promises: who promises less is not in a sweep
 VISITS_TO_BELIEVE, SHARE_TO_BELIEVE, BELIEVE_WITHIN = 2, 0.005, 0.06  # visits, of what is left, behind the fastest
@@ -184,7 +186,7 @@ def _unsure(view: View, n: int, allowed: float) -> bool:
 
 def zoom(view: View) -> list[int]:
     """Name the visit that promises most for its seconds, or the contenders of a sweep."""
-    if view.answer is None or view.goal.objective == "latency" or view.of.fruitless >= PATIENCE:
+    if view.answer is None or view.goal.objective == "latency" or _has_lost_patience(view):
         return []
     if view.lost.mean() < KNOWN * view.tolerance:
         return []
@@ -346,7 +348,7 @@ def leftover(view: View) -> list[int]:
 
     Also one whose steps are guesses: there is nothing else that the budget could be kept for.
     """
-    if view.answer is None or view.goal.objective == "latency" or view.of.fruitless >= PATIENCE:
+    if view.answer is None or view.goal.objective == "latency" or _has_lost_patience(view):
         return []
     bold = View(attrs.evolve(view.of, untried_share=LEFTOVER_SHARE))
     if bold.lost.mean() < MUCH * bold.tolerance:
@@ -355,6 +357,11 @@ def leftover(view: View) -> list[int]:
     gains[[n in bold.of.closed or n in bold.read or not bold.affordable(n) for n in bold.sizes]] = 0.0
     best = int((gains / bold.visit_seconds).argmax())
     return [bold.sizes[best]] if gains[best] >= KNOWN * bold.tolerance else []
+
+
+def _has_lost_patience(view: View) -> bool:
+    of = view.of
+    return of.fruitless >= PATIENCE and of.fruitless_seconds >= PATIENCE_SHARE * of.budget
 
 
 def _variance(view: View) -> Array:

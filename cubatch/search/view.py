@@ -46,7 +46,7 @@ class Situation:
         broken: Those of `failed` that ended otherwise than by memory: "error" or "timeout".
         visit_seconds: What a visit to a size takes, given seconds of a step.
         left, budget: Seconds.
-        fruitless: Visits since the best one found became clearly better.
+        fruitless, fruitless_seconds: Visits since the best one found became clearly better, and what they took.
         visited: The size of each visit, in their order.
         extends: Whether sizes beside the ladder may be visited.
         multiple: Of which those are multiples.
@@ -65,6 +65,7 @@ class Situation:
     budget: float
     broken: Mapping[int, str] = attrs.field(factory=dict)
     fruitless: int = 0
+    fruitless_seconds: float = 0.0
     visited: Sequence[int] = ()
     extends: bool
     multiple: int = 1

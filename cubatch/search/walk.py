@@ -162,7 +162,7 @@ class _Run:
         self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
-        self.fruitless, self.best_cost = 0, dict[bool | None, float]()
+        self.fruitless, self.fruitful, self.best_cost = 0, self.budget.spent(), dict[bool | None, float]()
         self.view = self.look()
 
     # --- the walk ---
@@ -228,7 +228,8 @@ class _Run:
         best = self.view.read[self.view.fastest].cost if self.view.fastest else None
         quick = self.view.state.is_quick if self.view.state else None  # in the other state all costs are others
         if best is not None and best < self.best_cost.get(quick, math.inf) * (1 - KNOWN * self.view.tolerance):
-            self.fruitless, self.best_cost[quick] = 0, best
+            self.fruitless, self.fruitful, self.best_cost[quick] = 0, self.budget.spent(), best
+            self.view = self.look()
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
         if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):
@@ -277,6 +278,7 @@ class _Run:
                 left=left,
                 budget=self.budget.seconds,
                 fruitless=self.fruitless,
+                fruitless_seconds=self.budget.spent() - self.fruitful,
                 extends=self.extend is not None,
                 visited=tuple(self.visited),
                 multiple=self.multiple,
@@ -333,9 +335,8 @@ class _Run:
     def keep(self, record: Record, timing: Timing) -> None:
         self.book.timing(timing)
         record.add(timing)
-        flag = ", throttled" if timing.throttled else ""
-        text = f"batch size {record.batch_size}: {format_seconds(timing.seconds)}{flag}"
-        self.tell("timing", record.batch_size, text, timing.round)
+        n, text = record.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
+        self.tell("timing", n, f"batch size {n}: {text}", timing.round)
 
     def open_runner(self) -> Stopwatch:
         runner = self.factory()

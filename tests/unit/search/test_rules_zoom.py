@@ -52,9 +52,10 @@ def test_zoom_names_only_what_the_budget_holds() -> None:
 
 
 def test_zoom_ends_where_the_answer_is_known_or_nothing_was_found_for_long() -> None:
-    """A tolerance of 60 % leaves nothing to win; the ninth visit without something better is the last."""
-    assert rules.zoom(view(rising(), **CHEAP, fruitless=rules.PATIENCE - 1)) != []
-    assert rules.zoom(view(rising(), **CHEAP, fruitless=rules.PATIENCE)) == []
+    """A tolerance of 60 % leaves nothing to win; nine visits without something better, and 3 s of 60, are enough."""
+    assert rules.zoom(view(rising(), **CHEAP, fruitless=8, fruitless_seconds=3.0)) != []
+    assert rules.zoom(view(rising(), **CHEAP, fruitless=9, fruitless_seconds=3.0)) == []
+    assert rules.zoom(view(rising(), **CHEAP, fruitless=9, fruitless_seconds=2.9)) != []
     assert rules.zoom(view(rising(), **CHEAP, goal=Goal(tolerance=0.6))) == []
     free: dict[str, Any] = CHEAP | {"visit_seconds": lambda n, step: 1e-6}
     assert rules.zoom(view(rising(), **free, goal=Goal(tolerance=0.06))) == []

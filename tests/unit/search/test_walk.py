@@ -16,7 +16,7 @@ from cubatch.measure.counting import counting
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
-from cubatch.search import walk
+from cubatch.search import rules, walk
 from cubatch.search.rules import MOST_VISITS
 from cubatch.search.walk import Event
 from cubatch.tuning import answer, ladder
@@ -52,6 +52,18 @@ def test_every_candidate_ends_with_one_outcome_and_a_reason(noise: float, *, add
     )
     assert set(statuses(measured).values()) <= {"ok", "dropped"}
     assert all(outcome.stop_reason for outcome in measured.outcomes)
+
+
+def test_what_finds_nothing_better_is_counted_in_visits_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both begin anew with each size that is clearly better, and the seconds are those that the budget lost since."""
+    seen, asked = [], rules.next_visits
+    monkeypatch.setattr(rules, "next_visits", lambda view: (seen.append(view), asked(view))[1])
+    seek(FakeDevice(affine(2e-3, 1e-4), noise=0.02), 512)
+    since = 60.0
+    for view in seen:
+        since = view.of.left if view.of.fruitless == 0 else since
+        assert view.of.fruitless_seconds == pytest.approx(since - view.of.left)
+    assert len({view.of.fruitless for view in seen}) > 2
 
 
 def test_the_same_seed_visits_the_same_sizes_and_another_shuffles_otherwise() -> None:
