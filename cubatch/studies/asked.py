@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ import attrs
 
 from cubatch.checks import check_whole
 from cubatch.engine.conditions import conditions, environment
+from cubatch.engine.data import Dataset
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import room
 from cubatch.measure.records import PER_VISIT
@@ -149,8 +151,15 @@ class Situation:
     facts: dict[str, Any]
 
 
-def situation(asked: Asked, budget: float) -> Situation:
-    """Describe under what a study measures: what is run, device, versions, settings, date."""
+def situation(asked: Asked, budget: float, images: Iterable[Dataset] = ()) -> Situation:
+    """
+    Describe under what a study measures: what is run, device, versions, settings, date.
+
+    Args:
+        asked: What the user asks.
+        budget: Seconds.
+        images: What it trains on and tests with: others may lie in the same folder later.
+    """
     work, device = asked.work, asked.work.device.to_mapping()
     shown = ("name", "kind", "compute_capability", "threads", "memory_bytes")
     data = None if asked.data is None else str(asked.data.resolve())
@@ -158,6 +167,7 @@ def situation(asked: Asked, budget: float) -> Situation:
         known={
             "spec": work.spec.to_mapping(), "settings": work.settings, "seed": asked.seed, "data": data,
             "conditions": conditions(work.device),
+            "images": [[len(one), *(zlib.crc32(part.tobytes()) for part in (one.images, one.labels))] for one in images],
         },
         facts={
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

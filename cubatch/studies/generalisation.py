@@ -103,8 +103,8 @@ def study(asked: Asked) -> dict[str, Any]:
         raise InvalidArgument("max_batch_size", most, f"at least {BASE}, which the others are compared with")
     epochs, seeds = (QUICK_EPOCHS, QUICK_SEEDS) if asked.quick else (EPOCHS, SEEDS)
     budget, base_rate = asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS), RATES[asked.optimizer]
-    told = situation(asked, budget)
-    kept = Kept(asked.folder / KEPT, told.known | {"epochs": epochs, "images": [len(training_set), len(test_set)]})
+    told = situation(asked, budget, (training_set, test_set))
+    kept = Kept(asked.folder / KEPT, told.known | {"epochs": epochs})
     by_policy = {
         (policy, n): [Cell(n, rate_of(policy, n, base_rate), asked.seed + k) for k in range(seeds)]
         for policy in (FIXED, SCALED)

@@ -73,7 +73,7 @@ def study(asked: Asked) -> dict[str, Any]:
     sizes = [n for n in (QUICK_SIZES if asked.quick else SIZES) if n <= most]
     if images is not None:
         engine.check(as_network(asked.work.spec), images[0], optimizer=asked.optimizer)
-    told = situation(asked, budget)
+    told = situation(asked, budget, images or ())
     kept = Kept(asked.folder / KEPT, told.known)
     profiles = _profiled(asked, sizes, budget * (1.0 if images is None else _PROFILES), kept)
     trained = _trained(asked, profiles, budget, kept, images) if images is not None else {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
+from cubatch.engine import data as files
 from cubatch.errors import InvalidArgument
 from cubatch.network.specfile import from_mapping
 from cubatch.studies import generalisation, run
@@ -60,6 +62,23 @@ def test_it_trains_on_the_images_that_it_is_given(tmp_path):
     assert found["data"] == str(SAMPLE)
     assert [row["updates"] for row in found["rows"]] == [100, 24, 100, 24]
     assert "800 images of MNIST" in found["method"][0]
+
+
+@pytest.mark.parametrize("name", ["generalisation", "numpy-mnist"])
+@pytest.mark.parametrize("changed", ["images", "labels"])
+def test_findings_of_another_data_set_in_the_same_folder_do_not_count(tmp_path, monkeypatch, name, changed):
+    """As Fashion-MNIST in the place of MNIST, which are as many: it begins anew, and what was kept stays."""
+    train, test = files.load_mnist(SAMPLE)
+    other = attrs.evolve(train, **{changed: getattr(train, changed)[::-1]})
+    asked = Asked(
+        spec=LINEAR, model="linear", folder=tmp_path, device="cpu", quick=True, data=SAMPLE, budget=1e-6,
+        max_batch_size=64,
+    )  # fmt: skip
+    for images, others in ((train, 0), (train, 0), (other, 1)):
+        monkeypatch.setattr(files, "load_mnist", lambda _, images=images: (images, test))
+        run.run(name, asked, command=f"cubatch study {name}")
+        (kept,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json") if "known" in path.read_text())
+        assert len(kept["others"]) == others
 
 
 def test_a_stopped_study_goes_on(tmp_path, monkeypatch):
