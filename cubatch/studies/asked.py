@@ -163,11 +163,12 @@ def situation(asked: Asked, budget: float, images: Iterable[Dataset] = ()) -> Si
     work, device = asked.work, asked.work.device.to_mapping()
     shown = ("name", "kind", "compute_capability", "threads", "memory_bytes")
     data = None if asked.data is None else str(asked.data.resolve())
+    digests = [[len(one), zlib.crc32(one.images.tobytes()), zlib.crc32(one.labels.tobytes())] for one in images]
     return Situation(
         known={
             "spec": work.spec.to_mapping(), "settings": work.settings, "seed": asked.seed, "data": data,
             "conditions": conditions(work.device),
-            "images": [[len(one), *(zlib.crc32(part.tobytes()) for part in (one.images, one.labels))] for one in images],
+            "images": digests,
         },
         facts={
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
