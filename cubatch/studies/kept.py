@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cubatch import whole_file
+from cubatch import sqlite_file, whole_file
 from cubatch.errors import InvalidArgument
 from cubatch.report.tables.common import plain
+
+_LOCK_SECONDS = 30.0  # another process that runs the same study holds it for as long as a small file takes to write
 
 
 class Kept:
@@ -34,26 +36,31 @@ class Kept:
     def __init__(self, path: Path, known: Mapping[str, Any]) -> None:
         self._path, self._known = path, json.loads(json.dumps(plain(known)))  # as it is read back
         self.found: dict[str, Any] = {}
-        self._others: list[dict[str, Any]] = []
-        for one in _read(path):
-            if one["known"] == self._known:
-                self.found = one["found"]
-            else:
-                self._others.append(one)
+        self._take()
 
     def keep(self, name: str, finding: Mapping[str, Any]) -> None:
         """
-        Add a finding, and have it on the disk when this returns.
+        Add a finding, and have it on the disk when this returns, beside what others have kept there meanwhile.
 
         Raises:
             InvalidArgument: If the file cannot be written.
         """
         self.found[name] = plain(finding)
-        content = json.dumps({"known": self._known, "found": self.found, "others": self._others})
         try:
-            whole_file.write(self._path, content.encode())
+            with sqlite_file.locked(self._path, "keep", _LOCK_SECONDS):
+                others = self._take()
+                content = json.dumps({"known": self._known, "found": self.found, "others": others})
+                whole_file.write(self._path, content.encode())
         except OSError as error:
             raise not_writable(self._path.parent, error) from error
+
+    def _take(self) -> list[dict[str, Any]]:
+        """Add what the file has of this question, and give what it has of others."""
+        there = _read(self._path)
+        for one in there:
+            if one["known"] == self._known:
+                self.found = one["found"] | self.found
+        return [one for one in there if one["known"] != self._known]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

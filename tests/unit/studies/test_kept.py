@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -31,6 +33,31 @@ def test_findings_of_other_questions_stay(tmp_path):
     assert Kept(path, {"seed": 1}).found == {"a": {"seconds": 1}, "b": {"seconds": 9}}
     assert Kept(path, {"seed": 2}).found == {"a": {"seconds": 2}}
     assert len(json.loads(path.read_text())["others"]) == 2
+
+
+def test_two_runs_of_a_study_at_once_lose_nothing_of_each_other(tmp_path):
+    """Both began before either had found a thing; another question in between stays too."""
+    path = tmp_path / "kept.json"
+    first, second, other = Kept(path, {"seed": 0}), Kept(path, {"seed": 0}), Kept(path, {"seed": 1})
+    for kept, name in ((first, "a"), (other, "a"), (second, "b"), (first, "c"), (second, "d")):
+        kept.keep(name, {"seconds": 1.0})
+    assert set(Kept(path, {"seed": 0}).found) == set(second.found) == {"a", "b", "c", "d"}
+    assert set(Kept(path, {"seed": 1}).found) == {"a"}
+
+
+def keep_all(path, name):
+    """Keep twenty findings."""
+    kept = Kept(path, {"seed": 0})
+    for number in range(20):
+        kept.keep(f"{name} {number}", {"seconds": number})
+
+
+def test_two_processes_that_keep_at_the_same_time_lose_nothing(tmp_path):
+    """Twenty findings each, written one by one: forty are there."""
+    path = tmp_path / "kept.json"
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(keep_all, [path] * 2, "ab"))
+    assert len(Kept(path, {"seed": 0}).found) == 40
 
 
 def test_a_file_of_one_question_is_read_too(tmp_path):
