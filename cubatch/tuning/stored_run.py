@@ -67,7 +67,7 @@ class Run:
         self._held_note = ""
         self._memory_bytes: int | None = None
         self._candidates: list[Candidate] = []
-        self._begin_row: Callable[[sqlite3.Connection], int] | None = None
+        self._begin_row: Callable[[sqlite3.Connection, int, Sequence[str]], int] | None = None
         self._has_rows = False
 
     def __enter__(self) -> Self:
@@ -147,7 +147,7 @@ class Run:
         """
         self.kept, self.disturbed, self._has_rows, self.was_begun_anew = Measured(), (), False, True
         if (begin := self._begin_row) is not None:
-            self._write(lambda database, _: begin(database))
+            self._write(begin, tuple(self.notes))
             limit = self.limit or {}
             self.save_ladder(self._candidates, {name: limit[name] for name in limit if name not in _TAKEN})
 
@@ -230,24 +230,23 @@ class Run:
             database, refusal = sqlite_file.copied(path, *TABLES, upgrades=UPGRADES), error
         self._resources.callback(database.close)
         self._memory_bytes = memory_bytes
-        self._begin_row = lambda database: store_tables.insert_run(
-            database, identity_sha256=digest, identity=identity, conditions=conditions, budget=budget, notes=self.notes
+        self._begin_row = lambda database, _, notes: store_tables.insert_run(
+            database, identity_sha256=digest, identity=identity, conditions=conditions, budget=budget, notes=notes
         )
         with sqlite_file.transaction(database):
             run = self._find(database, digest, conditions, refresh=refresh)
-            if run is None:
-                number = self._begin_row(database)
-            else:
-                number = run.id
+            if run is not None:
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
-                self.kept = store_tables.read_measured(database, number)
-                self.finished = store_tables.read_run(database, number).state == "finished"
+                self.kept = store_tables.read_measured(database, run.id)
+                self.finished = store_tables.read_run(database, run.id).state == "finished"
         self._has_rows = bool(self.kept.timings or self.kept.outcomes)
         if run is not None and self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
         if refusal is None:
-            self._writer = Writer(database, number)
+            self._writer = Writer(database, 0 if run is None else run.id)
+            if run is None:  # held back where the disk is full, as what comes later
+                self._write(self._begin_row, tuple(self.notes))
         elif not self.finished:
             self._go_unkept(sqlite_file.reason(refusal))
 

@@ -54,6 +54,32 @@ def test_what_a_full_disk_held_back_is_kept_once_there_is_room(path, monkeypatch
         assert run.finished
 
 
+def test_a_run_that_a_full_disk_lets_nobody_begin_is_kept_once_there_is_room(path, monkeypatch):
+    """The file can be opened and holds another run: this one, of more bytes than are free, waits with its timings."""
+    begin(path).close()
+    asked, connect = {"spec": "x" * 100_000}, sqlite_file.connect
+
+    def connected(*arguments, **options):
+        database = connect(*arguments, **options)
+        database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
+        return database
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_file, "connect", connected)
+        with pytest.warns(UserWarning, match=r"not kept yet: .*the disk is full.* it is tried again"):
+            run = begin(path, identity=asked)
+    with run:
+        run.timing(timing())
+        assert not run.is_kept
+        free(run)
+        run.finish()
+        assert (run.is_kept, run.notes) == (True, [])
+    with begin(path, identity=asked) as run:
+        assert (run.kept.timings, run.finished, run.notes) == ((timing(),), True, [])
+    (kept,) = (one for one in store.list_runs(path) if one.identity == asked)
+    assert not kept.notes
+
+
 ON_TMPFS = """
 import json, sys, warnings
 from pathlib import Path
