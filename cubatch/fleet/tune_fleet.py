@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import json
 import queue
 import socket
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +18,7 @@ import attrs
 from cubatch import checks, files
 from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, WorkerFailed
 from cubatch.fleet import kept_rows, on_worker
+from cubatch.fleet import kinds as fleet_kinds
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
@@ -31,7 +30,6 @@ from cubatch.tuning import store as kept
 from cubatch.tuning import tune
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
-from cubatch.units import format_bytes
 
 TICK_SECONDS = 0.2  # between looks at who is still there
 _CONNECT_SECONDS = 30
@@ -49,44 +47,11 @@ _DASK_SHARE = 0.6
 _ATTEMPTS = 3  # to measure a kind of device, each on another worker if there is one
 
 
-@attrs.frozen
-class _Kind:
-    """What is alike in all workers that count as having the same device."""
-
-    name: str
-    is_cpu: bool
-    memory_bytes: int | None
-    threads: int | None
-    mig: str | None
-    power_limit_watts: float | None
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> _Kind:
-        """Read it from what a worker says of itself."""
-        device = facts["device"]
-        is_cpu = device["kind"] == "cpu"
-        return cls(
-            name=device["name"],
-            is_cpu=is_cpu,
-            memory_bytes=_rounded(facts["memory_bytes"] or 0) or None if is_cpu else device["memory_bytes"],
-            threads=facts["blas_threads"] if is_cpu else None,
-            mig=device["mig"],
-            power_limit_watts=device["power_limit_watts"],
-        )
-
-    def described(self) -> str:
-        """Tell it from others of its name."""
-        watts = None if self.power_limit_watts is None else f"{self.power_limit_watts:g} W"
-        threads = None if self.threads is None else f"{self.threads} thread{'s' * (self.threads != 1)}"
-        memory = None if self.memory_bytes is None else format_bytes(self.memory_bytes)
-        return ", ".join(filter(None, (self.name, self.mig, threads, memory, watts)))
-
-
 @attrs.define
 class _Task:
     """A kind that is being measured: by whom, and for the how manieth time; or why by nobody, for how many looks."""
 
-    kind: _Kind
+    kind: fleet_kinds.Kind
     name: str
     address: str = ""
     attempts: int = 0
@@ -216,21 +181,21 @@ class _Fleet:
     def measured(self) -> list[FleetDevice]:
         """Measure each kind, and give what came of it."""
         self._await_worker()
-        kinds = _kinds(self._workers)
-        names: dict[_Kind, str] = {}
+        kinds = fleet_kinds.grouped(self._workers)
+        names: dict[fleet_kinds.Kind, str] = {}
         tasks: list[_Task] = []
-        found: dict[_Kind, FleetDevice] = {}
+        found: dict[fleet_kinds.Kind, FleetDevice] = {}
         self._client.subscribe_topic(self._topic, lambda event: self._said.put(event[1]))
         try:
             while tasks or kinds.keys() - names.keys():
-                for kind, name in _names(kinds, names).items():  # in a queue machines come one by one
+                for kind, name in fleet_kinds.names(kinds, names).items():  # in a queue machines come one by one
                     tasks.append(_Task(kind, name))
                     self._begin(tasks[-1], *next(iter(kinds[kind].items())))
                     names[kind] = name
                 time.sleep(TICK_SECONDS)
                 self._drain()
                 if self._look():
-                    kinds = _kinds(self._workers)
+                    kinds = fleet_kinds.grouped(self._workers)
                 for task in list(tasks):
                     if (device := self._ended(task, kinds.get(task.kind, {}))) is not None:
                         tasks.remove(task)
@@ -362,32 +327,6 @@ def _described(client: Any, addresses: list[str]) -> dict[str, dict[str, Any]]:
         if (theirs := facts["versions"]) != mine:
             named = [f"{name} {theirs.get(name)}, here {mine[name]}" for name in mine if theirs.get(name) != mine[name]]
             raise InvalidArgument("client", address, "a worker with the versions that are here", "; ".join(named))
-    return found
-
-
-def _rounded(memory_bytes: int) -> int:
-    """Round to seven binary digits, about 1 %: limits of equal hosts differ by pages."""
-    step = 1 << max(0, memory_bytes.bit_length() - 7)
-    return round(memory_bytes / step) * step
-
-
-def _kinds(workers: Mapping[str, Mapping[str, Any]]) -> dict[_Kind, dict[str, Mapping[str, Any]]]:
-    """Group workers by what they have."""
-    kinds: dict[_Kind, dict[str, Mapping[str, Any]]] = {}
-    for address, facts in workers.items():
-        kinds.setdefault(_Kind.of(facts), {})[address] = facts
-    return kinds
-
-
-def _names(kinds: Iterable[_Kind], before: Mapping[_Kind, str]) -> dict[_Kind, str]:
-    """Name each kind that has no name yet, by more than its device's name where others have the same, or a number."""
-    taken = Counter(kind.name for kind in {*kinds, *before})
-    found: dict[_Kind, str] = {}
-    for kind in kinds:
-        if kind not in before:
-            name = kind.name if taken[kind.name] == 1 else kind.described()
-            numbered = itertools.chain([name], (f"{name}, {number}" for number in itertools.count(2)))
-            found[kind] = next(one for one in numbered if one not in {*before.values(), *found.values()})
     return found
 
 

@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from cubatch.errors import InvalidArgument
+from cubatch.fleet import kinds as fleet_kinds
 from cubatch.fleet import tune_fleet
 from cubatch.fleet.fleet_result import FleetDevice
 from cubatch.tuning.results import TuningResult
@@ -151,17 +152,17 @@ def test_workers_that_join_after_their_kind_was_measured_have_shares(fleet, monk
 def test_hosts_whose_memory_differs_by_pages_are_one_kind():
     """16 GiB and 30 pages less are one kind, 2 % less is another; a worker without a limit has none."""
     limits = (2**34, 2**34 - 30 * 4096, int(0.98 * 2**34), None)
-    kinds = tune_fleet._kinds({f"tcp://{limit}": facts(limit) for limit in limits})
+    kinds = fleet_kinds.grouped({f"tcp://{limit}": facts(limit) for limit in limits})
     assert [len(workers) for workers in kinds.values()] == [2, 1, 1]
 
 
 def test_kinds_that_are_described_alike_are_numbered_and_none_is_lost():
     """Two of 16 GiB that differ by a byte, as GPUs may, and a third that comes later."""
-    first = tune_fleet._Kind.of(facts(2**34))
+    first = fleet_kinds.Kind.of(facts(2**34))
     twins = [first, attrs.evolve(first, memory_bytes=2**34 + 1)]
-    names = tune_fleet._names(twins, {})
+    names = fleet_kinds.names(twins, {})
     assert list(names.values()) == ["Xeon, 2 threads, 16.00 GiB", "Xeon, 2 threads, 16.00 GiB, 2"]
     later = attrs.evolve(first, memory_bytes=2**34 + 2)
-    assert tune_fleet._names([*twins, later], names) == {later: "Xeon, 2 threads, 16.00 GiB, 3"}
+    assert fleet_kinds.names([*twins, later], names) == {later: "Xeon, 2 threads, 16.00 GiB, 3"}
     same = [FleetDevice(name="Xeon", workers=(address,)) for address in "ab"]
     assert [one.price_per_hour for one in tune_fleet._priced(same, {"Xeon": 2})] == [2.0, 2.0]
