@@ -66,7 +66,7 @@ def tune(
         str | None, typer.Option("--predict-missing", metavar="A,B,...", help="GPUs that are not there: predict them.")
     ] = None,
     prices: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option("--prices", metavar="NAME=PRICE,...", help="An hour of a device, for what samples cost."),
     ] = None,
     share: Annotated[

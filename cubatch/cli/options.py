@@ -14,6 +14,8 @@ import typer
 from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer, Tunable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cubatch.network.graph import Spec
 
 
@@ -133,8 +135,9 @@ def several_devices(text: str | None) -> int | list[str] | None:
     return [name.strip() for name in text.split(",")]
 
 
-def priced(text: str) -> dict[str, float]:
-    """Read "t4=0.35,a40=0.79"; what else is wrong with a price is for the library to say."""
+def priced(texts: Sequence[str]) -> dict[str, float]:
+    """Read "t4=0.35,a40=0.79", once or several times; what else is wrong with a price is for the library to say."""
+    text = ",".join(texts)
     try:
         return {name.strip(): float(price) for name, _, price in (part.rpartition("=") for part in text.split(","))}
     except ValueError:

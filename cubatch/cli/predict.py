@@ -40,7 +40,7 @@ def predict(
         str | None, typer.Option("--devices", metavar="A,B,...", help="Compare these GPUs instead: t4,v100-sxm2-16gb.")
     ] = None,
     prices: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option("--prices", metavar="NAME=PRICE,...", help="An hour of each of --devices, for what samples cost."),
     ] = None,
     mode: ModeOption = "inference",

@@ -15,6 +15,7 @@ from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.report.answer import answer
+from cubatch.report.facts import is_recommended
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
 
@@ -63,12 +64,23 @@ class _Finder:
         with isolate_rng(), _quiet(trainer, pl_module), kept_attributes(pl_module):
             batch, num_samples = _first_batch(trainer)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
-        self.optimal_batch_size = self.result.batch_size
-        lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
+        found = self.result.to_mapping()
+        if is_recommended(found):
+            self.optimal_batch_size = self.result.batch_size
+            lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
         _reset_dataloaders(trainer)  # they are there already, with the old size
         if trainer.state.fn != "fit":
             trainer._active_loop.reset()  # noqa: SLF001 - as Lightning's finder does
-        rank_zero_info(answer(self.result.to_mapping()))
+        if self.optimal_batch_size is None:
+            rank_zero_warn(f"{answer(found)} {self._batch_arg_name} stays as it is: raise budget.")
+            return
+        rank_zero_info(answer(found))
+        for loader in trainer._active_loop._combined_loader.flattened:  # noqa: SLF001 - as Lightning's finder does
+            if (size := getattr(loader, "batch_size", None)) not in {None, self.optimal_batch_size}:
+                rank_zero_warn(
+                    f"A data loader's batch size is {size}, not the {self.optimal_batch_size} found: make it of "
+                    f"{self._batch_arg_name}."
+                )
 
     def _tuned(self, trainer: Any, pl_module: Any, batch: Any, num_samples: int | None) -> TuningResult:
         limits = [limit for limit in (self._max_batch_size, num_samples) if limit is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 
@@ -14,6 +15,8 @@ with registering_nothing():  # its metrics import torchvision where that is inst
     pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.tuning.results import TuningResult  # noqa: E402
+from tests.unit.tuned import measurement, tuned  # noqa: E402
 
 with warnings.catch_warnings():  # Lightning's dependencies warn of each other
     warnings.simplefilter("ignore")
@@ -30,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-SHORT = {"budget": 0.3, "memory_limit": "1GiB"}
+SHORT = {"budget": 10.0, "memory_limit": "1GiB"}
 NUM_SAMPLES = 48
 
 
@@ -128,6 +131,33 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
         trainer(tmp_path, limit_val_batches=0).fit(alone, datamodule=data)
     for name, value in model.state_dict().items():  # as if it had been asked for this size from the start
         assert torch.equal(alone.state_dict()[name], value), name
+
+
+def result_of(**found):
+    """A result of these measurements, as if the module had been tuned."""
+    return TuningResult.from_json(json.dumps(tuned(**found, fastest_batch_size=found["batch_size"], tied_with=[])))
+
+
+def test_a_size_that_was_compared_with_none_takes_no_place_of_the_users(tmp_path, monkeypatch):
+    """Lightning goes on with the size that the data module had, and it is told why."""
+    one = result_of(
+        measurements=[measurement(1, 0.01), measurement(8, None, "not_run")], batch_size=1, decided_by="budget"
+    )
+    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: one)
+    model, data, finder = Counter(), Data(), CubatchBatchSizeFinder(**SHORT)
+    with pytest.warns(UserWarning, match=r"no recommendation.*batch_size stays as it is: raise budget"):
+        trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=data)
+    assert (data.batch_size, finder.optimal_batch_size, set(model.seen_by_fit)) == (2, None, {2})
+
+
+def test_a_loader_that_does_not_read_the_batch_size_is_told_of(tmp_path, monkeypatch):
+    """What was found would have no effect, and nobody would notice."""
+    pair = result_of(measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau")
+    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: pair)
+    model, data = Counter(), Data()
+    monkeypatch.setattr(data, "train_dataloader", lambda: Data()._loader())
+    with pytest.warns(UserWarning, match="A data loader's batch size is 2, not the 8 found: make it of batch_size"):
+        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(model, datamodule=data)
 
 
 @pytest.mark.parametrize("call", ["validate", "test", "predict"])

@@ -18,7 +18,7 @@ import attrs
 from cubatch.report.facts import setting, subject, value_of
 from cubatch.report.grid import WIDTH, Grid
 from cubatch.report.tables import result as result_table
-from cubatch.report.tables.common import written
+from cubatch.report.tables.common import joined, written
 from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value
 
 _KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
@@ -140,7 +140,7 @@ def compared(
     explained = [words for column, words in _EXPLAINED.items() if column in grid.columns]
     notes = [
         _verdict(answers, objective),
-        *([f"The cheapest is {min(costs, key=lambda name: costs[name])}, by the prices given."] if costs else []),
+        *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
         *([told] if (told := _told(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
         f"{'; '.join([_COMPARED_NOTE, ', '.join(explained)] if explained else [_COMPARED_NOTE])}.",
@@ -217,6 +217,13 @@ def _verdict(answers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], obj
     following = _value(others[0][1], objective)[0]
     factor = following / value if objective == "latency" else value / following
     return f"{text}, {factor:.2f} times as fast as {_name(others[0][0])}."
+
+
+def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
+    """Name the cheapest of the GPUs whose price is known, and those of which it is not."""
+    first = f"The cheapest is {min(costs, key=lambda name: costs[name])}, by the prices given"
+    unpriced = [name for name in names if name not in costs]
+    return f"{first}; of {joined(unpriced)} none is." if unpriced else f"{first}."
 
 
 def _told(results: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -313,6 +313,8 @@ def test_prices_give_what_a_million_samples_cost(run):
     assert code == 0
     assert set(json.loads(text)["cost_per_million_samples"]) == {"t4"}
     assert "per million" in out
+    _, both, _ = run(*arguments, "--prices", "a40=0.7", "--json", "-")  # given again for more, as files of --anchors
+    assert set(json.loads(both)["cost_per_million_samples"]) == {"t4", "a40"}
     for wrong in (("--device", "t4", "--prices", "t4=1"), ("--devices", "t4", "--prices", "cheap")):
         assert run("lenet5", *wrong)[0] == 2
 
