@@ -22,7 +22,7 @@ from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_ou
 from cubatch.network.importers.refusal import KEEP, UnsupportedOperator
 from cubatch.network.importers.source import Source, Step
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Flatten, Opaque, Slice
+from cubatch.network.layers import Flatten, Slice
 
 Pad = tuple[int, int, int, int]
 NO_PAD = (0, 0, 0, 0)
@@ -81,6 +81,7 @@ class Builder:
         self.shapes: dict[str, Extents] = {INPUT: self.input_shape}
         self.layers: dict[str, Layer] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
+        self.kept: set[str] = set()  # layers of what has none, whose axes are as they were: they are not run
         self.pending: dict[str, Any] = {}  # layers that are not whole yet, by the name that stands for their output
         self.values = {source.input: Value(INPUT, laid_out(layout, self.batch_size, self.input_shape))}
         self._rules, self._fallback, self._as_it_is = rules, fallback, source.as_it_is
@@ -151,7 +152,7 @@ class Builder:
 
     def _is_shuffled(self, value: Value) -> bool:
         """Whether a value that nobody reads has its numbers in another order than what runs gives or flattens."""
-        if value.layer == INPUT or isinstance(self.layers[value.layer], Opaque):
+        if value.layer == INPUT or value.layer in self.kept:
             return False
         orders = [_in_a_row(self.axes(layout, self.shapes[value.layer])) for layout in ("nchw", "nhwc")]
         return _in_a_row(value.dims) not in [*orders, *self._flat]

@@ -37,7 +37,9 @@ def keep(build: Builder, step: Step) -> Value:
     layer = Opaque(
         operator=printable(step.operator), output=output, flop=step.flop // build.batch_size, weights=step.weights
     )
-    return build.add(step, layer, *values, dims=dims)
+    value = build.add(step, layer, *values, dims=dims)
+    build.kept.add(value.layer)
+    return value
 
 
 def _layout(dims: Dims, rank: int) -> str:
