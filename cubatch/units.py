@@ -135,8 +135,8 @@ def format_percent(fraction: float) -> str:
     Write a fraction as a percentage.
 
     Example:
-        >>> format_percent(0.934), format_percent(1.0)
-        ('93.4 %', '100 %')
+        >>> format_percent(0.934), format_percent(1.0), format_percent(0.09999)
+        ('93.4 %', '100 %', '10.0 %')
     """
     return f"{_three_figures(100 * fraction)} %" if fraction < _WHOLE_PERCENT else f"{100 * fraction:.0f} %"
 
@@ -157,6 +157,7 @@ def format_whole_percent(fraction: float, *, at_most: bool = False) -> str:
 def _three_figures(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return str(value)
+    value = float(f"{value:.2e}")  # 9.999 is 10.0, and has one digit behind the point
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 9)}f}"
 
