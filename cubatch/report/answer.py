@@ -69,7 +69,11 @@ def _said(result: Mapping[str, Any]) -> str:
         untried = any(m.get("status") == "not_run" for m in by_size.values())
         budget = result.get("budget_seconds") if untried else None
         within = f" in {budget:g} s" if budget else ""
-        first = f"Only batch size {size} could be measured{within}: no recommendation. It gives {known}{where}"
+        is_alone = sum(m.get("latency_seconds") is not None for m in by_size.values()) == 1
+        only = (
+            f"Only batch size {size} could be measured" if is_alone else f"Nothing could be compared with batch {size}"
+        )
+        first = f"{only}{within}: no recommendation. It gives {known}{where}"
         return f"{first}, and nothing tells whether another size gives more."
     lead = "Predicted, not measured: use" if is_predicted(result) else "Use"
     first = f"{lead} batch size {size}{where}: {known}."

@@ -31,7 +31,8 @@ def is_recommended(result: Mapping[str, Any]) -> bool:
     """
     Say whether the answer was compared with anything: another size, or a limit met right above it.
 
-    A single size that was asked for is the answer; a single one that happened to be measured is not.
+    A single size that was asked for is the answer; a single one that happened to be measured is not, nor one beside
+    sizes that were measured in another state of the host alone.
 
     Example:
         >>> sizes = [{"batch_size": 1, "latency_seconds": 0.5}, {"batch_size": 2, "status": "not_run"}]
@@ -39,7 +40,8 @@ def is_recommended(result: Mapping[str, Any]) -> bool:
         False
     """
     measurements = measurements_of(result)
-    num_timed = sum(m.get("latency_seconds") is not None for m in measurements)
+    timed = [m for m in measurements if m.get("latency_seconds") is not None]
+    num_timed = len([m for m in timed if m.get("comparable") is not False] or timed)
     is_compared = len(measurements) == 1 or num_timed > 1 or result.get("decided_by") in ("memory", "latency_limit")
     return bool(result.get("batch_size")) and (is_compared or is_predicted(result))
 

@@ -48,6 +48,26 @@ def test_a_sole_size_right_below_a_limit_is_the_answer(decided_by):
     assert "It is the only size that could be measured, and" in words.answer(result)
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (measurement(8, None, "not_run"), "Only batch size 4 could be measured in 60 s: no recommendation."),
+        (
+            measurement(1, 0.1, "dropped", comparable=False),
+            "Nothing could be compared with batch 4: no recommendation.",
+        ),
+    ],
+)
+def test_a_size_that_was_compared_with_none_is_not_recommended(other, said):
+    """Neither beside what was not visited, nor beside what was timed while the host was in another state."""
+    sizes = [measurement(4, 0.1, comparable=True), other]
+    result = tuned(batch_size=4, fastest_batch_size=4, tied_with=[], decided_by="budget", measurements=sizes)
+    assert words.answer(result).startswith(said)
+    slow = [one | {"comparable": False} for one in sizes]  # all in one state, if not the quick one
+    is_compared = other["latency_seconds"] is not None
+    assert words.answer(result | {"measurements": slow}).startswith("Use batch size 4" if is_compared else said)
+
+
 FLAT = {16: 985.0, 48: 992.0, 96: 1000.0, 512: 995.0, 1536: 990.0, 4096: 700.0}
 
 
