@@ -18,7 +18,6 @@ from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
 from cubatch.measure.counting import UNSETTLED
 from cubatch.measure.records import PER_VISIT, Timing
-from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
@@ -302,15 +301,13 @@ class Stopwatch:
 
         What came back late in this process may have been suspended, by Ctrl-Z or with the machine: it is read once
         more, and if it is as it should be, the seconds before were nobody's.  Of the very first step nothing says how
-        long it should be: a worker has as long as to prepare, and whatever comes back is read.
+        long it should be: whatever comes back is read.
         """
         floor, left = HANG_SECONDS, self.budget.left()
         if TimedOut in self._forgiven:  # here steps hang: none of the next is to take all that there is
             left *= HANG_SHARE
             floor = min(floor, left)
         gives_up, is_first = isinstance(self.runner, HasStepLimit), expected is None and not self._is_warm
-        if is_first and gives_up and TimedOut not in self._forgiven:
-            floor = prepare_limit(self.budget.seconds)
         limit = max(floor, left if expected is None else HANG_FACTOR * expected * repeats)
         before = self.budget.spent()
         try:

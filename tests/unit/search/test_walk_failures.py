@@ -213,10 +213,9 @@ def test_the_first_step_bounds_a_hang_while_clocks_are_warmed() -> None:
     assert all(session.clock.now() < HANG_SECONDS + 25 for session in sessions.opened)
 
 
-@pytest.mark.parametrize("gives_up", [False, True], ids=["in this process", "in a worker"])
-def test_steps_longer_than_the_whole_budget_are_an_answer(gives_up: bool) -> None:
+def test_steps_longer_than_the_whole_budget_are_an_answer() -> None:
     """Steps of 40 s in a budget of 5 s come back: the second, which compiles nothing any more, is the timing."""
-    sessions = Sessions(FakeDevice(affine(40.0, 1e-3), gives_up=gives_up))
+    sessions = Sessions(FakeDevice(affine(40.0, 1e-3)))
     measured = go(sessions, given(1, 2), budget=5.0)
     assert (statuses(measured)[1], [timing.batch_size for timing in measured.timings]) == ("ok", [1])
     assert measured.timings[0].seconds == pytest.approx(40.001)
@@ -224,12 +223,12 @@ def test_steps_longer_than_the_whole_budget_are_an_answer(gives_up: bool) -> Non
 
 
 def test_a_first_step_that_hangs_in_a_worker_says_what_allows_longer_ones() -> None:
-    """It has as long as a worker has to prepare under a budget of 5 s, which is two minutes."""
+    """What hangs and what is slow look alike: it has half a minute, or as long as the budget is."""
     sessions = Sessions(FakeDevice(FLAT, behaviours=(Hangs({1}),), gives_up=True))
     measured = go(sessions, given(1, 2), budget=5.0)
     reason = outcome_of(measured, 1).stop_reason
-    assert reason == "a reading of batch size 1 did not come back within 120 s. A larger budget allows longer steps."
-    assert 120 <= sessions.opened[0].clock.now() < 126
+    assert reason == "a reading of batch size 1 did not come back within 30.0 s. A larger budget allows longer steps."
+    assert 30 <= sessions.opened[0].clock.now() < 36
 
 
 def test_a_step_of_ten_times_its_prediction_is_no_hang() -> None:
