@@ -157,8 +157,8 @@ def format_whole_percent(fraction: float, *, at_most: bool = False) -> str:
 def _three_figures(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return str(value)
-    value = float(f"{value:.2e}")  # 9.999 is 10.0, and has one digit behind the point
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    rounded = float(f"{value:.2e}")  # 9.999 is 10.0, and has one digit behind the point
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
     return f"{value:.{min(digits, 9)}f}"
 
 

@@ -198,6 +198,13 @@ def _passes(name: str) -> list[Any]:
     return list(Pass) if name == "all" else [Pass(name)]
 
 
+def _after(results: list[Any], stop: BaseException) -> BaseException:
+    """Give what ended a run, to be raised once its results are shown; at once where there are none."""
+    if not results:
+        raise stop
+    return stop
+
+
 def _run(
     found: list[Case],
     name: str | None,
@@ -246,7 +253,7 @@ def _run(
                             copy_bytes_per_second=copy,
                         )  # fmt: skip
                 except (DeviceFailed, KeyboardInterrupt) as stop:  # nothing more runs; what was timed before is right
-                    failure = stop
+                    failure = _after(results, stop)
                     break
                 results.append(result)
     is_long = bool(title) and len(found) > len(_passes("all"))  # a network's layers

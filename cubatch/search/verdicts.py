@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -80,9 +80,9 @@ def _readings(record: Record) -> str:
 def _of_unread(view: View, n: int, spent: str) -> Verdict:
     if not view.of.extends:
         return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
-    for rule in (_slower_than_lowest, _above_failed, _above_limit, _beyond_flat):
+    for rule in (_slower_than_lowest, _above_failed, _above_limit, _far_beyond_flat, _beyond_flat):
         if (reason := rule(view, n)) is not None:
-            return Verdict("dropped", reason, {"limit": "latency"} if rule is _above_limit else {})
+            return Verdict("dropped", reason, _FACTS.get(rule, {}))
     average, most = _gain(view, n)
     if (view.goal.objective == "latency" or average >= KNOWN * view.tolerance) and not view.affordable(n):
         need, left = float(view.visit_seconds[view.place(n)]), view.of.left
@@ -125,10 +125,21 @@ def _beyond_flat(view: View, n: int) -> str | None:
     last = max(view.read)
     if view.goal.objective == "latency" or view.answer is None or not n > last >= FLAT * view.answer:
         return None
-    flat = f"from batch size {view.answer} to {last} nothing is gained"
-    if n > GAP * last and view.gain(last) > -NEAR:  # a plateau, beyond which another algorithm may run
-        return f"{flat}, and what lies far beyond was not looked at"
-    return f"{flat}, so nothing is expected beyond"
+    return f"from batch size {view.answer} to {last} nothing is gained, so nothing is expected beyond"
+
+
+def _far_beyond_flat(view: View, n: int) -> str | None:
+    """Rule nothing out far beyond a plateau, where another algorithm may run."""
+    last = max(view.read)
+    if _beyond_flat(view, n) is None or n <= GAP * last or view.gain(last) <= -NEAR:
+        return None
+    return f"from batch size {view.answer} to {last} nothing is gained, and what lies far beyond was not looked at"
+
+
+_FACTS: dict[Callable[[View, int], str | None], Mapping[str, object]] = {
+    _above_limit: {"limit": "latency"},
+    _far_beyond_flat: {"looked_at": False},
+}
 
 
 def _gain(view: View, n: int) -> tuple[float, float]:

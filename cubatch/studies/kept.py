@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,13 +47,15 @@ class Kept:
             InvalidArgument: If the file cannot be written.
         """
         self.found[name] = plain(finding)
-        try:
-            with sqlite_file.locked(self._path, "keep", _LOCK_SECONDS):
-                others = self._take()
-                content = json.dumps({"known": self._known, "found": self.found, "others": others})
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # file systems without locks; two runs on one of these are rarer still
+                held.enter_context(sqlite_file.locked(self._path, "keep", _LOCK_SECONDS))
+            others = self._take()
+            content = json.dumps({"known": self._known, "found": self.found, "others": others})
+            try:
                 whole_file.write(self._path, content.encode())
-        except OSError as error:
-            raise not_writable(self._path.parent, error) from error
+            except OSError as error:
+                raise not_writable(self._path.parent, error) from error
 
     def _take(self) -> list[dict[str, Any]]:
         """Add what the file has of this question, and give what it has of others."""

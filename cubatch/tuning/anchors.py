@@ -202,9 +202,8 @@ def _other(text: str) -> str | None:
 
 def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidArgument]) -> Device:
     """Find the one GPU that a result was measured on."""
-    if result.data_parallel is not None:
-        devices = len(result.data_parallel.devices)
-        raise refused("results of one GPU", f"This one's steps are shared by {devices} and wait for their sums.")
+    if result.data_parallel is not None or result.environment.get("devices"):
+        raise refused("results of one GPU", "Steps of this one are shared by several, and wait for their sums.")
     facts = result.device
     name, uuid, num_sms = str(facts.get("name") or ""), facts.get("uuid"), facts.get("num_sms")
     if facts.get("kind") == "cpu":

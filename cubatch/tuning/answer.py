@@ -19,7 +19,7 @@ from cubatch.measure.goal import Goal, pick
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
 from cubatch.tuning import host_wording, wording
-from cubatch.tuning.decision import Fate, decide
+from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.results import Measurement, TuningResult
 
 _REMEDIES = {
@@ -293,9 +293,10 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
 def _fate(measurement: Measurement, outcome: Outcome | None, used: Sequence[Timing], goal: Goal, times: float) -> Fate:
     """Say what became of a size, with its interval, or with few timings all that was seen, so many times as long."""
     costs = [cost * times for cost in _costs(used, goal).values()]
+    is_unseen = outcome is not None and outcome.facts.get("looked_at") is False and not costs
     return Fate(
         measurement.batch_size,
-        measurement.status,
+        UNSEEN if is_unseen else measurement.status,
         cost=(stopping.median_interval(costs) or (min(costs), max(costs))) if costs else None,
         breaks_latency=outcome is not None and outcome.facts.get("limit") == "latency",
     )

@@ -19,6 +19,10 @@ FAILURE = "failure"  # that ends the sizes, beside the limits: no code of `decid
 _REFUSED, _FAILED = ("out_of_memory", "over_limit"), ("error", "timeout")
 
 
+UNSEEN = "unseen"
+"""What became of a size far beyond what was looked at, of which nothing is known."""
+
+
 @attrs.frozen
 class Fate:
     """
@@ -26,7 +30,7 @@ class Fate:
 
     Attributes:
         batch_size: The size.
-        status: One of `records.STATUSES`.
+        status: One of `records.STATUSES`, or UNSEEN.
         cost: Where the median of `Goal.cost` lies: (low, high); None where there is no reading of it.
         breaks_latency: A step takes longer than the latency limit.
     """
@@ -180,7 +184,8 @@ def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> 
     """Say whether nothing is left to try below a limit; what the plan allows was to be tried itself."""
     failed = by_size.get(edge)
     has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
-    return _is_near(ran, edge) or (has_failed and ran // multiple == (edge - 1) // multiple)
+    is_next = ran // multiple == (edge - 1) // multiple and not any(ran < n < edge for n in by_size)
+    return _is_near(ran, edge) or (has_failed and is_next)
 
 
 def _is_near(ran: int, edge: int) -> bool:

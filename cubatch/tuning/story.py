@@ -109,9 +109,19 @@ def launch_notes(launch: Mapping[str, Any] | None) -> list[str]:
 
 
 def of_network(
-    work: Workload, goal: Goal, limits: Limits, room: MemoryLimit, ladder: Ladder, winners: Path | None
+    work: Workload,
+    goal: Goal,
+    limits: Limits,
+    room: MemoryLimit,
+    ladder: Ladder,
+    winners: Path | None,
+    devices: Sequence[Device] | None = None,
 ) -> Story:
-    """Begin the story of a network or layer; `winners` is the file of the kernels that won."""
+    """
+    Begin the story of a network or layer; `winners` is the file of the kernels that won.
+
+    Those that share a step stand in `environment`: whatever ends a run, its times are theirs together.
+    """
 
     def facts(sizes: Sequence[int]) -> dict[str, Any]:
         floors = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
@@ -132,6 +142,8 @@ def of_network(
         **_setting(work.device, goal, limits, room, ladder.memory_bytes),
         "l2": _l2(work, ladder),
     }
+    if devices is not None:
+        setting["environment"] = {**setting["environment"], "devices": [str(device) for device in devices]}
     return Story(
         goal=goal, limits=limits, ladder=ladder, setting=setting, facts=facts, multiple=_multiple(work)
     )  # fmt: skip

@@ -150,7 +150,7 @@ def autotune(
             run.save_ladder(ladder.candidates, {**(run.limit or {}), **facts})
 
         # The timings: visits until the answer is known, here or in a worker that may die.
-        story = stories.of_network(work, goal, limits, room, ladder, winners)
+        story = stories.of_network(work, goal, limits, room, ladder, winners, parts)
         factory = runners.factory(work, limits, winners, parts)
         is_isolated = parts is not None or runners.is_isolated(isolate, work.device, ladder, room)
         measure = functools.partial(

@@ -84,6 +84,9 @@ def with_exchange(
             about = f"Sizes and rates above are those of one of {len(devices)} devices"
             sentence = f"{about}; what sharing a step costs them is not known: {error}"
             return attrs.evolve(result, reasons=(*result.reasons, sentence))
+        except BaseException as stop:  # Ctrl-C: the answer is there
+            stop.partial, stop.is_kept = result, run.is_kept  # type: ignore[attr-defined]
+            raise
         found = DataParallel.of([str(device) for device in devices], result.batch_size, seconds)
         run.save_exchange(attrs.asdict(found))
     sentence = f"{found}. Sizes and rates above are those of one of them."

@@ -11,6 +11,7 @@ import pytest
 
 import cubatch
 from cubatch.errors import InvalidArgument
+from cubatch.network.importers import factories
 from tests.parity import torchvision_models as zoo
 from tests.unit.commands import in_process
 
@@ -297,6 +298,22 @@ def test_one_column_is_tokens_where_a_module_takes_no_images_of_it(model):
     assert (network.input_shape, network.output_shape) == ((7, 1, 12), (7, 1, 2))
     with pytest.raises(InvalidArgument, match=r"shape \(11, 7, 1\).* One sample was given as 7,1,11"):
         cubatch.models.resolve(model, input_shape=(7, 1, 11))
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_tokens_with_positions_are_no_image_that_happens_to_fit(opaque):
+    """7 positions of 12 channels can be added to an image of 12 x 7 x 1 as well, of which no layer is made."""
+
+    class Placed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.linear = torch.nn.Parameter(torch.zeros(1, 7, 12)), torch.nn.Linear(12, 2)
+
+        def forward(self, x):
+            return self.linear(x + self.places) if not opaque else self.linear((x + self.places).cumsum(1))
+
+    network = factories._traced(Placed(), (7, 1, 12), opaque=opaque)
+    assert (network.input_shape, network.output_shape) == ((7, 1, 12), (7, 1, 2))
 
 
 def test_a_network_and_a_file_are_read_wherever_a_spec_goes(tmp_path, monkeypatch):

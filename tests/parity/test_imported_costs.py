@@ -73,6 +73,8 @@ def test_what_is_made_of_a_parameters_shape_and_type_has_none():
         nn.Linear(8, 5), lambda part, x: x.cumsum(1) * (part.weight > 0).sum() + part.weight.new_ones(3, 1, 1)
     )
     assert from_torch(positive, (3, 8, 7), opaque=True).parameters == 0
+    alike = Of(nn.Linear(8, 5), lambda part, x: x.cumsum(1) / torch.ones_like(part.weight))
+    assert from_torch(alike, (5, 8), opaque=True).parameters == 0
 
 
 W = np.ones((4, 3, 2, 2), np.float32)
@@ -90,6 +92,10 @@ FILES = {
     "single numbers": (
         [helper.make_node("Div", ["x", "root"], ["a"]), helper.make_node("Erf", ["a"], ["y"])],
         {"root": np.float32(2**0.5)}, 0,
+    ),
+    "one number in a row": (
+        [helper.make_node("Div", ["x", "root"], ["a"]), helper.make_node("Erf", ["a"], ["y"])],
+        {"root": np.float32([2**0.5])}, 0,
     ),
     "how large": (
         [helper.make_node("Resize", ["x", "", "scales"], ["y"])], {"scales": np.float32([1, 1, 2, 2])}, 0,

@@ -356,6 +356,10 @@ REFUSED |= {
         {"w": FILTER, "bias": drawn(4, 1, 1)},
         ("Add", "block/c", "which nothing else reads"),
     ),
+    "a norm with a scale for each token": (
+        [node("LayerNormalization", "x scale beta", axis=-1)], {"scale": drawn(7, 1), "beta": drawn(7)},
+        ("LayerNormalization", "block/y", "not one number for each channel"), {"shape": ("n", 7, 7)},
+    ),
     "a dilated average": (
         [node("AveragePool", "x", kernel_shape=[2, 2], dilations=[2, 2])], {}, ("AveragePool", "block/y", "dilated"),
     ),

@@ -99,7 +99,7 @@ class Builder:
             raise self.refusal(
                 self._makers[source.output], "its result, which is the network's, is no output of a layer"
             )
-        if self._is_shuffled(output):
+        if self._is_shuffled(output) and not self.kept:  # with layers that are kept it is not run
             if self._fallback is None:
                 reason = "its result, which is the network's, has its channels or pixels in another order than a layer"
                 raise self.refusal(self._makers[source.output], reason)

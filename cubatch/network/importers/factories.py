@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import warnings
@@ -14,6 +13,7 @@ from cubatch import user_code
 from cubatch.errors import InvalidArgument
 from cubatch.network.extents import Extents
 from cubatch.network.graph import Network, Spec, SuspiciousSpec
+from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.importers.torch_export import CannotTrace, from_torch
 from cubatch.network.layer import Layer
 
@@ -67,15 +67,18 @@ def called(text: str, *, input_shape: Extents | None = None, opaque: bool = Fals
 
 
 def _traced(module: Any, extents: Extents, *, opaque: bool) -> Network:
-    """Give a module as a network of images or features, or where that fails, and there is one column, of tokens."""
+    """Give a module as a network of images or features; of one column, of tokens where it is no whole one of images."""
     h, w, c = extents
-    try:
-        return from_torch(module, channels_first(extents), opaque=opaque)
-    except CannotTrace:
-        if w == 1 < h:
-            with contextlib.suppress(CannotTrace):
-                return from_torch(module, (h, c), opaque=opaque)
-        raise
+    image, tokens = channels_first(extents), (h, c)
+    if not w == 1 < h:
+        return from_torch(module, image, opaque=opaque)
+    errors: list[CannotTrace | UnsupportedOperator] = []
+    for shape, keeps in [(image, False), (tokens, False), *([(tokens, True), (image, True)] if opaque else [])]:
+        try:
+            return from_torch(module, shape, opaque=keeps)
+        except (CannotTrace, UnsupportedOperator) as error:  # learned positions of tokens are added to an image, too
+            errors.append(error)
+    raise errors[0]
 
 
 def channels_first(extents: Extents) -> tuple[int, ...]:

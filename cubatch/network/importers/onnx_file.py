@@ -317,5 +317,5 @@ def _rank(extents: Extents) -> int:
 
 def _parameters(name: str, array: Any) -> Parameters:
     """Take floating-point arrays for trained; a single number is one of a formula, as the root of 2 in GELU's."""
-    is_trained = isinstance(array, np.ndarray) and array.ndim > 0 and array.dtype.name.startswith(("float", "bfloat"))
+    is_trained = isinstance(array, np.ndarray) and array.size > 1 and array.dtype.name.startswith(("float", "bfloat"))
     return frozenset({(name, array.size)}) if is_trained else frozenset()

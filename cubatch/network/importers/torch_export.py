@@ -20,6 +20,7 @@ from cubatch.units import first_line
 
 # Constants, whose first argument says of what type alone.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
+_ONLY_SHAPED_BY = frozenset({"aten.zeros_like", "aten.ones_like", "aten.full_like"})
 # What a module does under no_grad() or autocast(), as a graph within the graph.
 _WRAPS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
@@ -214,7 +215,8 @@ class _Reader:
         arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
         found = self._known[node] = node.target(*arguments[0], **arguments[1])
         if not isinstance(found, self._torch.Tensor) or found.is_floating_point():
-            self._trained[node] = united(self._trained, set(node.all_input_nodes) - stand_in.keys())
+            counted = set() if _operator(node) in _ONLY_SHAPED_BY else set(node.all_input_nodes) - stand_in.keys()
+            self._trained[node] = united(self._trained, counted)
         return True
 
     def _note(self, node: Any) -> None:

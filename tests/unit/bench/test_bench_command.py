@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -251,6 +252,9 @@ def test_what_was_timed_before_ctrl_c_is_shown(run, tmp_path, monkeypatch):
     kept = json.loads(path.read_text())
     assert [result["case"]["pass"] for result in kept["results"]] == ["fprop"]
     assert kept["failure"] == "interrupted"
+    monkeypatch.setattr(measure, "time_case", Mock(side_effect=KeyboardInterrupt))
+    assert run(*options, "--json", path)[:2] == (130, "")
+    assert json.loads(path.read_text()) == kept  # which had results
 
 
 def test_shares_of_peaks_that_are_not_known_are_refused_before_timing(run, on_a_gpu, tmp_path, monkeypatch):

@@ -164,6 +164,8 @@ def test_a_late_rise_far_beyond_a_plateau_is_found() -> None:
     device = FakeDevice(late, noise=0.003, seed=3)
     _, result = seek(device, 30000, budget=600.0)
     assert share_of_best(device, result, 30000) > 0.99
+    _, result = seek(FakeDevice(late, noise=0.003, seed=3), 30000, budget=10.0)  # too little to look there
+    assert "up to 30000" not in " ".join(result.reasons)
 
 
 def test_a_cliff_between_scouts_is_found() -> None:

@@ -144,7 +144,9 @@ def test_far_beyond_a_plateau_nothing_is_ruled_out() -> None:
     """From 8 to 32 throughput stays, and 512 is more than three times 32: it was not looked at, 96 need not be."""
     found = judge(along(lambda n: n / 1000, 4, 8, 16, 32), ladder=[96, 512], goal=Goal(tolerance=0.1), left=0.0)
     assert found[512] == Verdict(
-        "dropped", "from batch size 4 to 32 nothing is gained, and what lies far beyond was not looked at"
+        "dropped",
+        "from batch size 4 to 32 nothing is gained, and what lies far beyond was not looked at",
+        {"looked_at": False},
     )
     assert found[96].reason == "from batch size 4 to 32 nothing is gained, so nothing is expected beyond"
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
-from cubatch import whole_file
+from cubatch import sqlite_file, whole_file
 from cubatch.errors import InvalidArgument
 from cubatch.studies.kept import Kept
 
@@ -99,3 +101,10 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         Kept(path, {}).keep("b", {})
     assert (caught.value.field, caught.value.value) == ("out", str(tmp_path))
     assert json.loads(path.read_text())["found"] == {"a": {}}
+
+
+def test_a_file_system_without_locks_keeps_findings_all_the_same(tmp_path, monkeypatch):
+    """As of Lustre mounted without them: two runs on it may lose each other's, a run's own are kept."""
+    monkeypatch.setattr(sqlite_file.fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "no locks")))
+    Kept(tmp_path / "f.json", {"seed": 0}).keep("a", {"seconds": 1})
+    assert Kept(tmp_path / "f.json", {"seed": 0}).found == {"a": {"seconds": 1}}

@@ -172,6 +172,7 @@ def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
         (24, {27: too_slow(1.2)}, {"multiple": 2}, None),
         (24, {32: NO_MEMORY}, {"multiple": 8}, "memory"),
         (24, {33: NO_MEMORY}, {"multiple": 8}, None),
+        (4, {6: DROPPED, 8: NO_MEMORY}, {"multiple": 8}, "plateau"),  # 6 is no multiple, and of the ladder
         (24, {32: too_slow(1.2)}, {"multiple": 8, "asked": True}, "batch_sizes"),
         (24, {32: PLANNED}, {"multiple": 8, "largest_batch_size": 31}, None),
     ],

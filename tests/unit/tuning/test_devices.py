@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -211,6 +212,15 @@ def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkey
     assert asked == [640.0, "closed"]
     assert (found.batch_size, found.data_parallel) == (32, None)
     assert found.reasons[-1].endswith("is not known: exchange() did not come back within 640 s")
+
+
+def test_ctrl_c_while_devices_exchange_hands_the_answer_out(monkeypatch):
+    """It is `partial` of what ends the run, as before the answer."""
+    monkeypatch.setattr(tune_devices, "_measured", Mock(side_effect=KeyboardInterrupt))
+    result = TuningResult.from_json(json.dumps(about({32: 3.2})))
+    with pytest.raises(KeyboardInterrupt) as stop:
+        tune_devices.with_exchange(result, SimpleNamespace(limit=None, is_kept=True), None, several(TWO), Limits())
+    assert (stop.value.partial, stop.value.is_kept) == (result, True)
 
 
 @pytest.mark.parametrize(
