@@ -135,6 +135,12 @@ def read(name: str) -> Device:
     for dtype in facts.get("peak_tflops", {}):
         if dtype not in DTYPES:
             raise UnknownName(f"key of peak_tflops in {name}", dtype, DTYPES)
+    whole = 1024 * facts.get("memory_gib", 0)
+    if not facts.get("usable_mib", 0) <= whole:
+        allowed = (
+            f"at most memory_gib, {whole:g} MiB: what nvidia-smi prints of it, less than all where ECC takes its share"
+        )
+        raise InvalidArgument(f"usable_mib in {name}", facts["usable_mib"], allowed, _REMEDY)
     if "compute_capability" not in facts:
         remedy = "It says what an SM is: [7, 0] is a V100, [8, 6] an RTX 3090."
         raise InvalidArgument(f"compute_capability in {name}", None, "given as [major, minor]", remedy)

@@ -119,6 +119,8 @@ def test_every_key_of_the_catalogue_is_a_key_of_a_file():
         ("tensor_cores = -1", "tensor_cores", "0 for none"),
         ("memory_gib = '12'", "memory_gib", "a number above 0, got '12'"),
         ("memory_gib = nan", "memory_gib", "a number above 0"),
+        ("memory_gib = 8\nusable_mib = 8193", "usable_mib", "at most memory_gib, 8192 MiB"),
+        ("usable_mib = 4096", "usable_mib", "at most memory_gib, 0 MiB"),
         ("boost_clock_mhz = inf", "boost_clock_mhz", "a number above 0"),
         ("peak_tflops = 12.7", "peak_tflops", "{ float32 = 12.7 }"),
         ("peak_tflops = { float32 = 0 }", "peak_tflops", "numbers above 0"),
