@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import sys
@@ -83,14 +84,14 @@ def _as_json(payload: Mapping[str, Any], encoding: str | None) -> str:
 
 def _show(grids: Sequence[Grid]) -> None:
     width = line_width()
+    room = max(width, _columns()) if _is_terminal() else None
     spelled = not letters.can_write("\n".join(content.text(width) for content in grids), _encoding())
     grids = [letters.ascii_grid(content) for content in grids] if spelled else grids
     if spelled:
-        _write(letters.spelled("\n\n".join(content.text(width) for content in grids)) + "\n")
-    elif _is_terminal():
+        _write(letters.spelled("\n\n".join(content.text(width, room or math.inf) for content in grids)) + "\n")
+    elif room is not None:
         from rich.console import Console
 
-        room = max(width, _columns())
         console = Console(width=room)
         with console.capture() as captured:
             for index, content in enumerate(grids):

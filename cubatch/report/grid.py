@@ -168,7 +168,7 @@ class Grid:
         ]
         return attrs.evolve(self, rows=rows)
 
-    def text(self, width: int = WIDTH) -> str:
+    def text(self, width: int = WIDTH, room: float = math.inf) -> str:
         """
         Write the grid as plain text: no colour, no box, fit for a pipe.
 
@@ -177,11 +177,12 @@ class Grid:
 
         Args:
             width: Characters per line.
+            room: Of a terminal's lines, where they are longer: a table may be as wide.
 
         Returns:
             The lines, without a final newline.
         """
-        return "\n".join(text for text, _ in self._lines(width, width if width < WIDTH else math.inf))
+        return "\n".join(text for text, _ in self._lines(width, width if width < WIDTH else room))
 
     def rich(self, width: int = WIDTH, room: int = 0) -> Text:
         """

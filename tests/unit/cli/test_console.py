@@ -205,10 +205,12 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(run, monkeypatch, command
             assert max(map(len, grid.rich(width).plain.split("\n"))) <= width
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize(("columns", "is_table"), [(60, False), (109, False), (110, False), (119, False), (120, True)])
-def test_a_wide_terminal_shows_a_wide_table(monkeypatch, capsys, columns, is_table):
+def test_a_wide_terminal_shows_a_wide_table(monkeypatch, capsys, columns, is_table, encoding):
     """Text keeps to 110, and what has no room in the terminal is no table there; in a pipe it is one."""
-    grid = Grid(columns=["first", "last"], rows=[["x" * 102, "y" * 16]])
+    grid = Grid(columns=["first", "last"], rows=[["x" * 102, "y" * 15 + "µ"]])
+    monkeypatch.setattr(console, "_encoding", lambda: encoding)
     console.emit([grid], {}, None)
     assert capsys.readouterr().out.startswith("first  ")
     monkeypatch.setenv("COLUMNS", str(columns))
