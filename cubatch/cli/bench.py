@@ -199,8 +199,8 @@ def _passes(name: str) -> list[Any]:
 
 
 def _after(results: list[Any], stop: BaseException) -> BaseException:
-    """Give what ended a run, to be raised once its results are shown; at once where there are none."""
-    if not results:
+    """Give what ended a run, to be raised once its results are shown; an interrupt that has none leaves files alone."""
+    if isinstance(stop, KeyboardInterrupt) and not results:
         raise stop
     return stop
 
