@@ -126,6 +126,8 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
         else:
             drawn *= 2 * operand.reach
             drawn -= operand.reach
+            if operand.kind == "rectified":
+                module.clip(drawn, 0, 6, out=drawn)
         if case.dtype_of(name) == "bfloat16":
             module.right_shift(drawn.view(np.uint32), 16, out=drawn.view(np.uint32))
         arrays[name] = drawn

@@ -194,6 +194,14 @@ def test_the_sets_of_a_case_differ_and_come_from_one_generator(generators, world
     assert len(generators) == 2
 
 
+@pytest.mark.parametrize(("layer", "most"), [(layers.ReLU, 1), (layers.ReLU6, 6)])
+def test_what_a_relus_gradient_reads_is_what_a_relu_gives(layer, most):
+    """Zeros, what lies between, and at the upper bend 6 itself: other numbers tell nothing of where it passes."""
+    saved = target.fill(np, cases.of_layer(layer(h=8, w=8, c=16), Pass.DGRAD, 4), 0)["saved"]
+    assert (saved.min(), saved.max()) == (0, pytest.approx(most, abs=0.01))
+    assert 0.2 < (saved == 0).mean() < 0.8
+
+
 def test_buffers_rotate_over_twice_the_l2():
     """As many sets as pass twice the L2, one where a set alone does, and never more than the cap."""
     small = cases.gemm(64, 64, 64)
