@@ -28,8 +28,8 @@ class Operand:
 
     Attributes:
         shape: Its extents.
-        kind: How it is filled: uniform "signed" in [-reach, reach), "rectified", the same through
-            ReLU6, "positive" in [0.5, 1.5); "counts", whole numbers from 0; "scaling", the state of a loss scale.
+        kind: How it is filled: uniform "signed" in [-reach, reach), "rectified", the same through ReLU6, "positive" in
+            [0.5, 1.5); "counts", whole numbers from 0; "scaling", the state of a loss scale.
         dtype: Of its elements; empty for the case's.
         below: Whole numbers stay below this.
         is_batched: Whether axis 0 is the batch.
@@ -128,13 +128,12 @@ def _pointwise(layer: Layer, n: int, *, operation: str, backward: bool = False, 
     names = ("dy", "saved") if backward else ("x",)
     # Every activation function has its bends within 8; what a sigmoid saves is its output, which lies in [0, 1].
     wide = () if not kind or (backward and "sigmoid" in kind) else ("x", "saved")
-    rectified = ("saved",) if kind in {"", "relu6"} else ()
+    operands = {name: Operand(shape, reach=8.0 if name in wide else 1.0) for name in (*names, "out")}
+    if backward and kind in {"", "relu6"}:
+        operands["saved"] = attrs.evolve(operands["saved"], kind="rectified")
     return {
         "operation": operation,
-        "operands": {
-            name: Operand(shape, "rectified" if name in rectified else "signed", reach=8.0 if name in wide else 1.0)
-            for name in (*names, "out")
-        },
+        "operands": operands,
         "arguments": names,
         "options": {"kind": kind} if kind else {},
         "cuts": {"n": dict.fromkeys((*names, "out"), 0)},
