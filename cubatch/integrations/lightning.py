@@ -65,8 +65,8 @@ class _Finder:
             batch, num_samples = _first_batch(trainer)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
         found = self.result.to_mapping()
-        if is_recommended(found):
-            self.optimal_batch_size = self.result.batch_size
+        self.optimal_batch_size = self.result.batch_size if is_recommended(found) else None
+        if self.optimal_batch_size is not None:
             lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
         _reset_dataloaders(trainer)  # they are there already, with the old size
         if trainer.state.fn != "fit":

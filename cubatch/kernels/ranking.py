@@ -32,6 +32,9 @@ MOST_PARTIAL_BYTES = 1 << 26
 MOST_TRANSPOSED_BYTES = 1 << 26
 """The same of an operand that is transposed before it is multiplied."""
 
+MOST_IN_YZ = 65535
+"""Blocks that a grid takes in y, and in z."""
+
 # Bytes that an SM's share of DRAM and L2 moves in a clock; what a split product's partial sums take.
 _BYTES_PER_CLOCK = 10.0
 _REDUCE_CLOCKS = 4000.0
@@ -42,9 +45,8 @@ _EACH_SLICES = 64  # up to which every count is looked at; beyond it those that 
 _MOST_SLICES = 384  # two for each SM of the largest GPUs, rounded up
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
 _LIMIT = 1 << 31
-_MOST_Z = 65535
 _FLOAT_BYTES = 4
-_MOST_TRANSPOSED_ROWS = 32 * 65535  # blocks of kernels/misc/layout.cu take 32 each
+_MOST_TRANSPOSED_ROWS = 32 * MOST_IN_YZ  # blocks of kernels/misc/layout.cu take 32 each
 _TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # whose B does not lie along gemm_k
 
 
@@ -299,7 +301,7 @@ def _costs_of_splits(problem: Problem, found: Kernel, device: Device) -> dict[in
     most = min(
         max(1, steps // least_steps(found)),
         _MOST_SLICES,
-        max(1, _MOST_Z // problem.groups),
+        max(1, MOST_IN_YZ // problem.groups),
         max(1, MOST_PARTIAL_BYTES // max(1, 4 * outputs)),
     )
     filling = (level * num_sms // max(1, blocks(problem, found)) for level in range(1, tile.min_blocks + 1))

@@ -87,9 +87,13 @@ class Story:
         except CubatchError:  # says itself what became of the run
             raise
         except BaseException as stop:
-            stop.partial = self.answer(recorder.measured, run, partial=True)  # type: ignore[attr-defined]
-            stop.is_kept = run.is_kept  # type: ignore[attr-defined]
+            hand_out(stop, self.answer(recorder.measured, run, partial=True), run)
             raise
+
+
+def hand_out(stop: BaseException, partial: TuningResult, run: Run) -> None:
+    """Let what ends a run from outside carry what there is, and whether it is kept."""
+    stop.partial, stop.is_kept = partial, run.is_kept  # type: ignore[attr-defined]
 
 
 def launch_notes(launch: Mapping[str, Any] | None) -> list[str]:

@@ -20,6 +20,7 @@ from cubatch.tuning.data_parallel import DataParallel, data_parallel
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.stored_run import Run
+from cubatch.tuning.story import hand_out
 from cubatch.workload import Workload
 
 PATIENT = 4.0  # times what steps should take, that their exchange may
@@ -85,7 +86,7 @@ def with_exchange(
             sentence = f"{about}; what sharing a step costs them is not known: {error}"
             return attrs.evolve(result, reasons=(*result.reasons, sentence))
         except BaseException as stop:  # Ctrl-C: the answer is there
-            stop.partial, stop.is_kept = result, run.is_kept  # type: ignore[attr-defined]
+            hand_out(stop, result, run)
             raise
         found = DataParallel.of([str(device) for device in devices], result.batch_size, seconds)
         run.save_exchange(attrs.asdict(found))

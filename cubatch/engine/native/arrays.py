@@ -12,10 +12,10 @@ import numpy as np
 from cubatch.engine.backend import of, view
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
+from cubatch.kernels.ranking import MOST_IN_YZ
 from cubatch.kernels.workspace.misc import VECTOR_BYTES, ColumnTiles, element_blocks
 
 _shared: ContextVar[list[Any] | None] = ContextVar("shared", default=None)
-_MOST_Y = 65535
 _STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 
@@ -164,7 +164,7 @@ def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
         >>> column_grid(ColumnTiles(vector=4, lanes=32, blocks=65537, tiles=1, rows_per_tile=32))
         (1, 32769, 2)
     """
-    layers = max(1, -(-tiles.blocks // _MOST_Y))
+    layers = max(1, -(-tiles.blocks // MOST_IN_YZ))
     return (tiles.tiles, -(-tiles.blocks // layers), layers)
 
 

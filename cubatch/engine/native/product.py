@@ -24,7 +24,7 @@ from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, vectors
-from cubatch.kernels.ranking import SplitKernel, can_run, ranked, transposed_bytes
+from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, ranked, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.products import product_workspace
@@ -45,7 +45,7 @@ _MEANT_FOR = {
 }  # fmt: skip
 _FEW_COLUMNS = 16
 _BAND = 16
-_MOST_X, _MOST_Z = (1 << 31) - 1, 65535
+_MOST_X = (1 << 31) - 1
 _LIMIT = 1 << 31
 
 _log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ def _launch(
     chosen, count = split.kernel, split.slices
     tiles_m, tiles_n = tiles(problem, chosen)
     grid_x = tiles_m * tiles_n * problem.phases
-    if grid_x > _MOST_X or problem.groups * count > _MOST_Z:
+    if grid_x > _MOST_X or problem.groups * count > MOST_IN_YZ:
         raise InvalidArgument("problem", problem, "fewer than 2^31 tiles and 65536 groups")
     if fused.statistics is not None:
         check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)

@@ -49,11 +49,12 @@ def _layer_norm(build: Builder, step: Step) -> Value:
         raise build.refusal(step, "it normalises over more than the channels")
     value, order = build.features(step)
     (features,) = build.shapes[value.layer][2:]
-    if any(array.size > 1 and array.shape[-1:] != (array.size,) for array in step.constants.values()):
+    if any(
+        array.size > 1 and (array.size, array.shape[-1]) != (features, features) for array in step.constants.values()
+    ):
         raise build.refusal(step, "its scale or bias is not one number for each channel")
     arrays = {  # one number may stand for all
-        name: permuted(np.broadcast_to(array.reshape(-1), features) if array.size == 1 else array.reshape(-1), order)
-        for name, array in step.constants.items()
+        name: permuted(np.broadcast_to(array.reshape(-1), features), order) for name, array in step.constants.items()
     }
     return build.add(step, layers.LayerNorm(eps=step.options["eps"]), value, arrays=arrays)
 
