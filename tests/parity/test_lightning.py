@@ -145,6 +145,7 @@ def test_a_size_that_was_compared_with_none_takes_no_place_of_the_users(tmp_path
     )
     monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: one)
     model, data, finder = Counter(), Data(), CubatchBatchSizeFinder(**SHORT)
+    finder.optimal_batch_size = 4  # of an earlier stage
     with pytest.warns(UserWarning, match=r"no recommendation.*batch_size stays as it is: raise budget"):
         trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=data)
     assert (data.batch_size, finder.optimal_batch_size, set(model.seen_by_fit)) == (2, None, {2})
