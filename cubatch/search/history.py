@@ -9,7 +9,7 @@ spreads are taken from what was read, as medians, so that a few disturbed readin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -151,7 +151,7 @@ class Noise:
         return (_MEDIAN_SD * self.reading) ** 2 / readings + self.visit**2 / visits
 
 
-def noise_of(records: Iterable[Record], *, has_reference: bool = False) -> Noise:
+def noise_of(records: Collection[Record]) -> Noise:
     """
     Estimate both spreads from all sizes together.
 
@@ -161,7 +161,7 @@ def noise_of(records: Iterable[Record], *, has_reference: bool = False) -> Noise
         >>> noise_of([])
         Noise(reading=0.005, visit=0.005)
     """
-    visit_sd = _HOST_VISIT_SD if has_reference else _VISIT_SD
+    visit_sd = _HOST_VISIT_SD if has_reference(records) else _VISIT_SD
     within, between = [_READING_SD / _TO_SD] * _READING_SEEN, [visit_sd / _TO_SD] * _VISIT_SEEN
     several: list[list[list[float]]] = []
     for record in records:
@@ -176,6 +176,11 @@ def noise_of(records: Iterable[Record], *, has_reference: bool = False) -> Noise
         between += _distances([median(visit) for visit in visits])
     explained = (_MEDIAN_SD * reading) ** 2 * median([1 / len(v) for visits in several for v in visits] or [0.0])
     return Noise(reading, math.sqrt(max((_TO_SD * median(between)) ** 2 - explained, _LEAST_SD**2)))
+
+
+def has_reference(records: Iterable[Record]) -> bool:
+    """Whether a reference was timed with readings, as PyTorch's is on a CPU."""
+    return any(timing.reference_seconds is not None for record in records for timing in record.timings)
 
 
 def _distances(values: Sequence[float]) -> list[float]:

@@ -20,7 +20,7 @@ from cubatch.measure.counting import host_state
 from cubatch.measure.goal import Goal
 from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
-from cubatch.search.history import Noise, Record, noise_of, seen_of, suspect
+from cubatch.search.history import Noise, Record, has_reference, noise_of, seen_of, suspect
 
 KNOWN = 0.5
 """The answer is known where going on would win, on average, less than this share of the tolerance."""
@@ -99,12 +99,12 @@ class View:
     @functools.cached_property
     def noise(self) -> Noise:
         """How far readings scatter."""
-        return noise_of(self.read.values(), has_reference=self.has_reference)
+        return noise_of(self.read.values())
 
     @functools.cached_property
     def has_reference(self) -> bool:
-        """Whether a reference was timed with readings, as PyTorch's is on a CPU."""
-        return any(timing.reference_seconds is not None for one in self.read.values() for timing in one.timings)
+        """See `history.has_reference`."""
+        return has_reference(self.read.values())
 
     @functools.cached_property
     def suspects(self) -> set[int]:

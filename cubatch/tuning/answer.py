@@ -8,17 +8,25 @@ repeat it with a pocket calculator.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
-from cubatch.measure.counting import HostState, comparable, counting, host_state, is_comparable, is_held_up
+from cubatch.measure.counting import (
+    HostState,
+    by_visit,
+    comparable,
+    counting,
+    host_state,
+    is_comparable,
+    is_held_up,
+)
 from cubatch.measure.goal import Goal, pick
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
-from cubatch.tuning import host_wording, wording
+from cubatch.tuning import host_wording, intervals, wording
 from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.results import Measurement, TuningResult
 
@@ -59,9 +67,9 @@ def answer(
     whose median is at most (1 + tolerance) x the lowest.
 
     `tied_with` holds the sizes whose per-round differences from the fastest have a median that may
-    be zero: the distribution-free 90 % interval of the paired log ratios contains it.  With fewer
-    than 5 common rounds no such interval exists; then a size is tied if the range of the log ratios
-    contains zero or its median is within the tolerance.  Throttled rounds are not common ones.
+    be zero: the 90 % interval of the paired log ratios contains it, which holds what visits to one size
+    differ by (`intervals.of_ratio`).  With fewer than 5 common rounds a size is tied too if its median is
+    within the tolerance.  Throttled rounds are not common ones.
 
     `decided_by` says what kept the answer from being larger: see `decision.decide`.
 
@@ -100,6 +108,7 @@ def answer(
     state = host_state([timing for timing in measured.timings if timing.batch_size not in refused], goal)
     used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
     times = 1.0 if state is None else state.times
+    seconds_scatter, scatter = _scatter(used.values(), Goal()), _scatter(used.values(), goal)
     alike = {n: timings if is_comparable(timings, state) else () for n, timings in used.items()}
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
@@ -113,6 +122,7 @@ def answer(
             device_bytes=(device_bytes or {}).get(candidate.batch_size),
             used=used[candidate.batch_size],
             state=state,
+            scatter=seconds_scatter,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
     ]
@@ -132,12 +142,12 @@ def answer(
     if values:
         by_size = {m.batch_size: m for m in measurements}
         chosen, fastest = pick(values, goal)
-        ties = _ties(fastest, values, used, goal)
+        ties = _ties(fastest, values, used, goal, scatter)
         decision = decide(
             [
                 Fate(n, "not_run")  # what another process held up says no more than what was not measured
                 if is_held_up(measured.of(n), state) and n not in values
-                else _fate(m, outcomes.get(n), used[n], goal, 1.0 if alike[n] else times)
+                else _fate(m, outcomes.get(n), used[n], goal, 1.0 if alike[n] else times, scatter)
                 for n, m in by_size.items()
             ],
             chosen=chosen,
@@ -164,6 +174,7 @@ def answer(
             tied_with=ties,
             decision=decision,
             rounds=seconds,
+            scatter=seconds_scatter,
             throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
             l2=header.get("l2") if header["device"].get("kind") != "cpu" else None,
             needed={
@@ -201,11 +212,12 @@ def _measurement(
     device_bytes: int | None,
     used: Sequence[Timing],
     state: HostState | None,
+    scatter: float,
 ) -> Measurement:
     n = candidate.batch_size
     seconds = [timing.seconds for timing in used]
     latency = _median(seconds)
-    interval = stopping.median_interval(seconds, stopping.CHOSEN_CONFIDENCE)
+    interval = intervals.of_median(seconds, len(by_visit(used)), scatter, stopping.CHOSEN_CONFIDENCE)
     joules = _median([timing.joules for timing in used])
     return Measurement(
         batch_size=n,
@@ -241,6 +253,16 @@ def _measurement(
     )
 
 
+def _scatter(used: Iterable[Sequence[Timing]], goal: Goal) -> float:
+    """Say how far what visits tell of costs scatters: see `intervals.visit_sd`."""
+    return intervals.visit_sd(
+        [
+            [[*costs.values()] for those in by_visit(timings).values() if (costs := _costs(those, goal))]
+            for timings in used
+        ]
+    )
+
+
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return stopping.median(known) if known else None
@@ -266,7 +288,7 @@ def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _ties(
-    fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal
+    fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal, scatter: float
 ) -> dict[int, int]:
     """Give the sizes that cannot be told from the fastest, and how many rounds each has in common with it."""
     costs = {n: _costs(used[n], goal) for n in values}
@@ -274,7 +296,7 @@ def _ties(
     for n in sorted(values):
         if n == fastest:
             continue
-        interval = stopping.paired_interval(costs[n], costs[fastest])
+        interval = intervals.of_ratio(costs[n], costs[fastest], scatter)
         is_tied = interval is not None and interval[0] <= 0 <= interval[1]
         common = len(costs[n].keys() & costs[fastest].keys())
         if common < stopping.MIN_ROUNDS:
@@ -290,14 +312,21 @@ def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
     return {number: cost for number, cost in costs.items() if cost is not None}
 
 
-def _fate(measurement: Measurement, outcome: Outcome | None, used: Sequence[Timing], goal: Goal, times: float) -> Fate:
+def _fate(
+    measurement: Measurement,
+    outcome: Outcome | None,
+    used: Sequence[Timing],
+    goal: Goal,
+    times: float,
+    scatter: float,
+) -> Fate:
     """Say what became of a size, with its interval, or with few timings all that was seen, so many times as long."""
     costs = [cost * times for cost in _costs(used, goal).values()]
     is_unseen = outcome is not None and outcome.facts.get("looked_at") is False and not costs
     return Fate(
         measurement.batch_size,
         UNSEEN if is_unseen else measurement.status,
-        cost=(stopping.median_interval(costs) or (min(costs), max(costs))) if costs else None,
+        cost=intervals.of_few(costs, len(by_visit(used)), scatter) if costs else None,
         breaks_latency=outcome is not None and outcome.facts.get("limit") == "latency",
     )
 

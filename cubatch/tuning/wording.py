@@ -7,23 +7,21 @@ Only wording: what is said was decided in `answer`.
 from __future__ import annotations
 
 import itertools
-import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.stopping import MIN_ROUNDS, paired_interval
+from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.report import facts
 from cubatch.report.facts import NOISY_SHARE, TIMED, is_above, is_only_noise
+from cubatch.tuning import powers_of_two
 from cubatch.tuning.decision import FAILURE, Decision
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_objective, format_percent, format_seconds
 
 FLOOR_SHARE = 0.1  # latencies this near to that of the smallest size count as the same
-NEIGHBOUR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
-MAX_COMPARISONS = 3
 MAX_SIZES = 6  # named in a sentence
 MAX_REASON = 160  # characters of a foreign message in a sentence; the measurement keeps all of it
 
@@ -45,6 +43,7 @@ def sentences(
     tied_with: Mapping[int, int],
     decision: Decision,
     rounds: Mapping[int, Mapping[int, float]],
+    scatter: float,
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
     could_gain: Mapping[int, float] | None = None,
@@ -61,6 +60,7 @@ def sentences(
         tied_with: Sizes that cannot be told from the fastest, and how many rounds each has in common with it.
         decision: What ended the sizes above the answer.
         rounds: Seconds by batch size and round, of the timings that count.
+        scatter: How far visits scatter: see `intervals.visit_sd`.
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
         could_gain: Share of the best that a size which was not tried might gain, where that is known.
@@ -75,7 +75,7 @@ def sentences(
         *why,
         _limit(answer, fastest, measurements, goal, decision, tied_with, needed or {}),
         *_floor(measurements),
-        *_powers_of_two(answer, measurements, rounds),
+        *powers_of_two.sentences(answer, measurements, rounds, scatter),
         *_noisy(fastest, decision.limit),
         *_few(measurements, decision.limit),
         *_throttled(measurements, throttled_only),
@@ -283,41 +283,6 @@ def _floor(measurements: Sequence[Measurement]) -> list[str]:
             "less leaves the device idle."
         )
     ]
-
-
-def _powers_of_two(
-    answer: Measurement, measurements: Sequence[Measurement], rounds: Mapping[int, Mapping[int, float]]
-) -> list[str]:
-    """Set powers of two against the nearest other size that was measured, those near the answer first."""
-    timed = [m for m in measurements if m.status in TIMED and m.batch_size in rounds]
-    costs = {m.batch_size: (m.latency_seconds or 0.0) / m.batch_size for m in timed}
-    powers = sorted(
-        (n for n in costs if n & (n - 1) == 0), key=lambda n: abs(math.log(n / answer.batch_size))
-    )  # nearest first
-    found = []
-    for power in powers:
-        others = [n for n in costs if n & (n - 1) and abs(n - power) <= NEIGHBOUR_SHARE * power]
-        if not others:
-            continue
-        other = min(others, key=lambda n: (abs(n - power), n))
-        interval = paired_interval(_per_sample(rounds[power], power), _per_sample(rounds[other], other))
-        is_behind = costs[power] > costs[other]  # by all timings: what a few common rounds say against them is chance
-        if interval is not None and (interval[0] <= 0 or is_behind) and (interval[1] >= 0 or not is_behind):
-            found.append(_compare(power, other, interval))
-    return [f"Powers of two against their neighbours: {'; '.join(found[:MAX_COMPARISONS])}."] if found else []
-
-
-def _per_sample(seconds: Mapping[int, float], batch_size: int) -> dict[int, float]:
-    return {number: value / batch_size for number, value in seconds.items()}
-
-
-def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
-    low, high = interval
-    if low <= 0 <= high:
-        return f"{power} and {other} are tied"
-    word, ends = ("faster", (-high, -low)) if high < 0 else ("slower", (low, high))
-    least, most = (format_percent(math.expm1(end)) for end in ends)
-    return f"{power} is {least if least == most else f'{least} to {most}'} {word} per sample than {other}"
 
 
 def _spread(measurement: Measurement) -> float | None:

@@ -88,8 +88,8 @@ def test_before_much_was_read_noise_is_what_hardware_shows() -> None:
 
 def test_visits_of_a_host_are_thought_to_differ_by_more_until_they_tell() -> None:
     """With a reference 2 % before there are two visits to a size; then what they tell, as without one."""
-    assert noise_of([record(8, [[1.0, 1.0]])], has_reference=True) == Noise(0.005, 0.02)
-    told = [noise_of([record(n, [[1.0] * 5] * 3) for n in range(1, 9)], has_reference=has) for has in (False, True)]
+    assert noise_of([record(8, [[1.0, 1.0]], reference_seconds=5e-6)]) == Noise(0.005, 0.02)
+    told = [noise_of([record(n, [[1.0] * 5] * 3, reference_seconds=met) for n in range(1, 9)]) for met in (None, 5e-6)]
     assert told == [Noise(0.001, 0.001)] * 2
 
 
