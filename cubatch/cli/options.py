@@ -32,6 +32,10 @@ DeviceOption = Annotated[
         help="cpu, gpu, cuda:1, a name of `cubatch devices`, a GPU's .toml file. Default: first GPU, else CPU.",
     ),
 ]
+PresentOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, gpu, cuda:1, or the name of a GPU that is here. Default: first GPU, else CPU."),
+]
 DevicesOption = Annotated[
     str | None,
     typer.Option(
@@ -39,7 +43,9 @@ DevicesOption = Annotated[
     ),
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
-DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Type of activations and weights; a CPU takes float32.")]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", help="Of activations and weights; our engine takes float32 on a CPU.")
+]
 LibraryOption = Annotated[
     Library, typer.Option("--library", help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy.")
 ]

@@ -9,13 +9,13 @@ import typer
 from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
-    DeviceOption,
     DtypeOption,
     JsonOption,
     LibraryOption,
     Model,
     ModeOption,
     OptimizerOption,
+    PresentOption,
     RecomputeOption,
     SeedOption,
     ShapeOption,
@@ -34,7 +34,7 @@ def profile(
     batch_size: Annotated[
         str, typer.Option("--batch-size", metavar="N", help="Samples per step; several to compare: 1,16,256.")
     ] = "1",
-    device: DeviceOption = None,
+    device: PresentOption = None,
     mode: ModeOption = "inference",
     dtype: DtypeOption = "float32",
     optimizer: OptimizerOption = "sgd",

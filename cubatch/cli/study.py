@@ -14,12 +14,12 @@ from cubatch.choices import Mode, StudyName
 from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
-    DeviceOption,
     DtypeOption,
     JsonOption,
     MaxOption,
     MemoryOption,
     OptimizerOption,
+    PresentOption,
     SeedOption,
     ShapeOption,
     read_spec,
@@ -35,7 +35,7 @@ def study(
         str | None, typer.Argument(metavar="MODEL", help="As for `cubatch tune`. Default: the study's own.")
     ] = None,
     *,
-    device: DeviceOption = None,
+    device: PresentOption = None,
     mode: Annotated[
         Mode | None,
         typer.Option(

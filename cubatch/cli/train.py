@@ -14,12 +14,12 @@ from cubatch.choices import Schedule
 from cubatch.cli import console
 from cubatch.cli.options import (
     ClassesOption,
-    DeviceOption,
     DevicesOption,
     DtypeOption,
     JsonOption,
     Model,
     OptimizerOption,
+    PresentOption,
     RecomputeOption,
     SeedOption,
     ShapeOption,
@@ -70,7 +70,7 @@ def train(
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="Within an epoch, keep it so often.")
     ] = 60.0,
-    device: DeviceOption = None,
+    device: PresentOption = None,
     devices: DevicesOption = None,
     dtype: DtypeOption = "float32",
     recompute: RecomputeOption = False,

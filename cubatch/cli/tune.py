@@ -10,7 +10,6 @@ import typer
 from cubatch.cli import console, torch_module
 from cubatch.cli.options import (
     ClassesOption,
-    DeviceOption,
     DevicesOption,
     DtypeOption,
     JsonOption,
@@ -21,6 +20,7 @@ from cubatch.cli.options import (
     ModeOption,
     ObjectiveOption,
     OptimizerOption,
+    PresentOption,
     RecomputeOption,
     SeedOption,
     ShapeOption,
@@ -46,7 +46,7 @@ USUAL_SECONDS = 60.0
 def tune(
     model: Model,
     *,
-    device: DeviceOption = None,
+    device: PresentOption = None,
     devices: DevicesOption = None,
     mode: ModeOption = "inference",
     dtype: DtypeOption = "float32",
