@@ -34,6 +34,7 @@ VISITS = 0.02  # from one to the next
 PREPARE_SECONDS, LOAD_SECONDS = 0.1, 0.2
 WITHIN = 0.03
 HOSTS = {
+    "a host that stays, and visits differ": {"moves": False, "tells": True, "visits": VISITS},
     "a host that stays": {"moves": False, "tells": False},
     "a host that moves": {"moves": True, "tells": False},
     "a host that moves, and tells": {"moves": True, "tells": True},

@@ -22,6 +22,7 @@ When none does, the answer is known, or the budget holds no more.
                       tells of states and sizes were read in different ones
     states            where nothing tells: all that are not far behind, in sweeps, where visits to one size disagree,
                       and a second visit to the first of them, which tells whether they do
+    contested         the answer and what may be better by far, in sweeps, where a reference is timed
     certain           the answer and its ties, until each has readings enough for an interval; an answer of a single
                       visit has another, even a dear one, and the fastest a cheap one: the best of many readings
                       mostly had luck
@@ -38,12 +39,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.measure.budget import FEWEST_READINGS
-from cubatch.measure.stopping import MIN_ROUNDS
+from cubatch.measure.counting import DISTURBED
+from cubatch.measure.stopping import MIN_ROUNDS, median
 from cubatch.search import race
 from cubatch.search.belief import Array, believe
 from cubatch.search.history import Record
 from cubatch.search.limit_rules import latency_limit, latency_limit_at_last, memory
-from cubatch.search.state_rules import moved, states
+from cubatch.search.state_rules import contested, moved, states
 from cubatch.search.view import KNOWN, SURE, View
 
 WORTH, WORTH_SECONDS, HOST_WORTH_SECONDS = 0.85, 120.0, 1000.0
@@ -95,6 +97,7 @@ def next_visits(view: View) -> list[int]:
         rungs,
         moved,
         states,
+        contested,
         certain,
         leftover,
     )
@@ -312,11 +315,17 @@ def doubts(view: View) -> list[int]:
 
 
 def _is_doubtful(view: View, n: int) -> bool:
-    """Whether a size was visited once, or once in its state, and is the answer by its neighbours, or far better."""
+    """Whether a size was visited once in its state, or visits disagree, and it is the answer by its neighbours."""
     record, others = view.read[n], [seen for seen in view.seen if seen.batch_size != n]
     is_latency = view.goal.objective == "latency"
-    is_known = record.comparable_visits > 1 or record.visits > VISITS_TO_BELIEVE
-    if is_known or not others or (is_latency and not record.is_fresh):
+    visits = [median(costs) for costs in record.step_costs().values()]  # of two that disagree either may be wrong
+    wanted = VISITS_TO_BELIEVE + (len(visits) > 1 and max(visits) > (1 + DISTURBED) * min(visits))
+    if (
+        len(visits) >= wanted
+        or record.visits > 2 * VISITS_TO_BELIEVE
+        or not others
+        or (is_latency and not record.is_fresh)
+    ):
         return False
     expected = math.exp(believe(others, [n], view.model).mean[0]) / (1 if is_latency else n)
     read = record.cost or math.inf

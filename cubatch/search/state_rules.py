@@ -1,4 +1,4 @@
-"""What to visit next where the host has states, each for seconds, in which steps differ by more than sizes do."""
+"""What to visit next where visits to a size differ by more than sizes do, or the host has states, each for seconds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cubatch.search.view import View
 
 DISAGREE, DISAGREE_SD = 0.05, 4.0  # by how much visits to one size do: as a log, in standard deviations of a reading
 WITHIN, MOST_VISITS, SHARE = 0.2, 4, 0.25  # behind the fastest, visits to each, of what is left
+BY_FAR, RISK, MOST_CONTESTED = 2.0, 0.05, 6  # times the tolerance, that a size is better by; visits to each
 
 
 def moved(view: View) -> list[int]:
@@ -19,7 +20,8 @@ def moved(view: View) -> list[int]:
     Name the sizes that may be the best and were not read in the state in which the host is now.
 
     Only where what was read tells of states, and not all that may be the best were read in one; or where what broke the
-    latency limit in the other state may keep it in that in which sizes are compared.
+    latency limit in the other state may keep it in that in which sizes are compared.  Also where the answer was visited
+    once only in that state and the host has left it: more visits to the answer alone would compare it with nothing.
     """
     state, met = view.state, [n for n in view.of.visited if n in view.read]
     if state is None or view.fastest is None or not met:
@@ -27,10 +29,11 @@ def moved(view: View) -> list[int]:
     limit = view.goal.latency_limit or math.inf
     within = [n for n, record in view.read.items() if record.seconds > limit and view.is_able(n)]
     contenders = [n for n in view.read if n in state.contenders or n in within]
-    if all(view.read[n].is_comparable for n in contenders):
-        return []
     last = view.read[met[-1]].timings[-1]
     now = state.is_quick if state.was_held_up(last) else state.was_quick(last)
+    is_sure = now == state.is_quick or view.answer is None or view.read[view.answer].comparable_visits > 1
+    if is_sure and all(view.read[n].is_comparable for n in contenders):
+        return []
 
     def is_known(timing: Timing) -> bool:
         return state.was_quick(timing) == now and not state.was_held_up(timing)
@@ -60,6 +63,19 @@ def states(view: View) -> list[int]:
         return sweep if sweep != [view.fastest] else []
     due = [n for n in _earliest(view, telling) if n not in view.of.closed and view.read[n].visits < MOST_VISITS]
     return [n for n in due if view.affordable(n, SHARE)]
+
+
+def contested(view: View) -> list[int]:
+    """
+    Name the answer and the sizes that were read and may be better by far, where a reference is timed.
+
+    As PyTorch's is on a CPU: there visits differ by some percent, so that the best of several sizes had luck.
+    """
+    if view.answer is None or view.goal.objective == "latency" or not view.has_reference:
+        return []
+    rivals = [n for n in view.read if n != view.answer and view.is_able(n)]
+    rivals = [n for n in rivals if view.likely_ahead(n, BY_FAR * view.tolerance) > RISK]
+    return _swept(view, [view.answer, *rivals], MOST_CONTESTED) if rivals else []
 
 
 def _swept(view: View, sizes: Sequence[int], most_visits: int) -> list[int]:

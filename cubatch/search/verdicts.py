@@ -13,7 +13,6 @@ from cubatch.search.view import KNOWN, SURE, View
 from cubatch.units import format_percent, format_seconds
 
 FLAT = 4  # how far beyond the answer must have been looked, to expect nothing of what lies farther
-_LEAST_VARIANCE = 1e-12
 
 
 @attrs.frozen
@@ -144,9 +143,7 @@ _FACTS: dict[Callable[[View, int], str | None], Mapping[str, object]] = {
 
 def _gain(view: View, n: int) -> tuple[float, float]:
     """Say how much better than the answer a size may be: beyond the tolerance on average, and at most."""
-    place, answer, spread = view.place(n), view.field.answer, view.belief.covariance
-    ahead = float(view.field.value[place] - view.field.value[answer])
-    sd = math.sqrt(max(spread[place, place] + spread[answer, answer] - 2 * spread[place, answer], _LEAST_VARIANCE))
+    ahead, sd = view.ahead(n)
     return sd * _mean_above((view.tolerance - ahead) / sd), math.expm1(ahead + SURE * sd)
 
 

@@ -27,6 +27,7 @@ KNOWN = 0.5
 LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
 UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
 SURE = 1.645  # standard deviations: 90 % two-sided
+LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be one
 RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though one that is so much smaller failed
 RUNS_BEYOND_ERROR = 0.5  # the same of one that failed otherwise: an error may be of that size alone
 
@@ -230,6 +231,17 @@ class View:
         """Say how far a size is believed to be above the fastest one, as a logarithm."""
         fastest = self.fastest or n
         return float(self.field.value[self.place(n)] - self.field.value[self.place(fastest)])
+
+    def ahead(self, n: int) -> tuple[float, float]:
+        """Say how far a size is believed to be above the answer, as a logarithm, and how unsure that is."""
+        place, answer, spread = self.place(n), self.field.answer, self.belief.covariance
+        variance = spread[place, place] + spread[answer, answer] - 2 * spread[place, answer]
+        return float(self.field.value[place] - self.field.value[answer]), math.sqrt(max(variance, LEAST_VARIANCE))
+
+    def likely_ahead(self, n: int, by: float) -> float:
+        """Say how likely a size is above the answer by more than this, as a logarithm."""
+        mean, sd = self.ahead(n)
+        return 0.5 * math.erfc((by - mean) / sd / math.sqrt(2))
 
     def shuffled(self, sizes: Sequence[int]) -> list[int]:
         """Give sizes in an order that the seed and the readings so far fix."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import STATUSES
 from cubatch.search.history import Record
 from cubatch.search.verdicts import Verdict, _gain, verdicts
+from cubatch.search.view import View
 from tests.unit.situations import POWERS, along, record, view
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
@@ -188,6 +190,7 @@ def test_gains_are_those_of_two_sizes_that_are_alike() -> None:
     stub: Any = SimpleNamespace(
         place=[0, 1].index, field=field, belief=SimpleNamespace(covariance=covariance), tolerance=0.01
     )
+    stub.ahead = functools.partial(View.ahead, stub)
     values = np.random.default_rng(4).multivariate_normal(field.value, covariance, 400_000)
     ahead = values[:, 1] - values[:, 0]
     average, most = _gain(stub, 1)
