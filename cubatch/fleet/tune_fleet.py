@@ -16,6 +16,7 @@ from typing import Any, Self
 import attrs
 
 from cubatch import checks, files
+from cubatch.choices import Modelled
 from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, WorkerFailed
 from cubatch.fleet import kept_rows, on_worker
 from cubatch.fleet import kinds as fleet_kinds
@@ -25,11 +26,13 @@ from cubatch.hardware import room as hardware_room
 from cubatch.measure.goal import Goal
 from cubatch.network import models
 from cubatch.network.models import SpecLike
+from cubatch.tuning import anchors as anchored
 from cubatch.tuning import forecast as forecasts
 from cubatch.tuning import store as kept
 from cubatch.tuning import tune
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
+from cubatch.workload import Workload
 
 TICK_SECONDS = 0.2  # between looks at who is still there
 _CONNECT_SECONDS = 30
@@ -83,8 +86,8 @@ def autotune_fleet(
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a spec file.
         client: A `distributed.Client`, or a scheduler's address: "tcp://10.0.0.1:8786".
         batch_sizes: Measure exactly these.
-        predict: GPUs that are not in the fleet, by their names in the catalogue, whose answers are predicted, anchored
-            by what was measured.
+        predict: GPUs that are not in the fleet, by their names in the catalogue, whose answers are predicted, for the
+            library of the fleet's GPUs and anchored by what was measured there; without any, for the vendor's.
         prices: What an hour of a device costs, by its name as the result has it, in any currency.
         store: As for `autotune`, of the caller.
         progress: Called with a device's name and a sentence after everything that happens there.
@@ -333,18 +336,37 @@ def _described(client: Any, addresses: list[str]) -> dict[str, dict[str, Any]]:
 def _predicted(
     spec: Mapping[str, Any], names: Iterable[str], measured: Iterable[FleetDevice], options: Mapping[str, Any]
 ) -> list[FleetDevice]:
-    """Predict devices that are not in the fleet, anchored by what was measured on GPUs."""
-    anchors = [d.result for d in measured if d.result is not None and d.result.device["kind"] == "cuda"]
+    """Predict devices that are not in the fleet: with the library of the GPUs that are, anchored by what they gave."""
+    results = {d.name: d.result for d in measured if d.result is not None and d.result.device["kind"] == "cuda"}
+    library: Modelled = "cubatch" if any(result.library == "cubatch" for result in results.values()) else "vendor"
+    known = {key: value for key, value in options.items() if key in _PREDICTABLE}
     found = []
     for name in names:
-        known = {key: value for key, value in options.items() if key in _PREDICTABLE}
         try:
-            forecast = forecasts.predict(dict(spec), device=name, anchors=anchors, **known)
+            settings = {"mode": known.get("mode", "inference"), "dtype": known.get("dtype", "float32")}
+            asked = Workload.of(dict(spec), name, **settings)
+            anchors, left_out = _telling(results, attrs.evolve(asked, library=library))
+            forecast = forecasts.predict(dict(spec), device=name, library=library, anchors=anchors, **known)
         except CubatchError as error:  # no reason to keep silent about the others
             found.append(FleetDevice(name=name, error=str(error)))
         else:
+            forecast = attrs.evolve(forecast, notes=(*forecast.notes, *left_out))
             found.append(FleetDevice(name=name, forecast=forecast))
     return found
+
+
+def _telling(results: Mapping[str, TuningResult], asked: Workload) -> tuple[list[TuningResult], list[str]]:
+    """Give the results that say something about what is asked, and a sentence of each that does not."""
+    telling, left_out = list[TuningResult](), list[str]()
+    for name, result in results.items():
+        try:
+            anchored.read([result], asked)
+        except InvalidArgument as error:
+            why = f"anchors must be {error.allowed}. {error.remedy}".strip()
+            left_out.append(f"What was measured on {name} is left out: {why}")
+        else:
+            telling.append(result)
+    return telling, left_out
 
 
 def _priced(devices: Iterable[FleetDevice], prices: Mapping[str, float]) -> tuple[FleetDevice, ...]:

@@ -15,6 +15,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.fleet import kinds as fleet_kinds
 from cubatch.fleet import tune_fleet
 from cubatch.fleet.fleet_result import FleetDevice
+from cubatch.network import models
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import about
 
@@ -166,3 +167,35 @@ def test_kinds_that_are_described_alike_are_numbered_and_none_is_lost():
     assert fleet_kinds.names([*twins, later], names) == {later: "Xeon, 2 threads, 16.00 GiB, 3"}
     same = [FleetDevice(name="Xeon", workers=(address,)) for address in "ab"]
     assert [one.price_per_hour for one in tune_fleet._priced(same, {"Xeon": 2})] == [2.0, 2.0]
+
+
+# --- what is predicted ---------------------------------------------------------------------------------------
+
+
+MLP = json.loads(json.dumps(models.resolve("mlp").to_mapping()))
+
+
+def gpu(name, **more):
+    """A GPU of the fleet on which our kernels ran, as `library="auto"` has it on every GPU."""
+    facts = {"kind": "cuda", "compute_capability": [7, 0], "num_sms": 80, "slug": "v100-sxm2-16gb"}
+    asked = {"spec": MLP, "mode": "inference", "library": "cubatch", "device": facts | {"name": name} | more}
+    return FleetDevice(name=name, result=TuningResult.from_json(json.dumps(about({32: 1e5, 64: 2e5}, **asked))))
+
+
+def test_a_gpu_that_is_not_there_is_predicted_with_the_library_of_the_fleet():
+    """A V100 on which our kernels ran anchors a T4: it was refused as of another library than the vendor's."""
+    (found,) = tune_fleet._predicted(MLP, ["t4"], [gpu("V100")], {})
+    assert found.error == ""
+    assert (found.forecast.library, found.forecast.anchors) == ("cubatch", ("anchors[0]",))
+
+
+def test_a_gpu_that_says_nothing_of_another_is_left_out_with_a_note():
+    """A slice of 14 of a V100's 80 SMs, and a GPU of which nobody knows the rates, beside a whole V100."""
+    others = [gpu("V100 MIG", num_sms=14), gpu("Nobody's GPU", slug="")]
+    (found,) = tune_fleet._predicted(MLP, ["t4"], [*others, gpu("V100")], {})
+    assert len(found.forecast.anchors) == 1
+    told = [note for note in found.forecast.notes if "is left out" in note]
+    assert [note.partition(" is ")[0] for note in told] == [f"What was measured on {one.name}" for one in others]
+    assert "measured on 14" in told[0]
+    (alone,) = tune_fleet._predicted(MLP, ["t4"], others, {})
+    assert (alone.error, alone.forecast.library, alone.forecast.anchors) == ("", "cubatch", ())
