@@ -122,7 +122,7 @@ def tune(
         except InvalidArgument as error:
             refusal = refusal or InvalidArgument("share", share, error.allowed)
     console.emit(tables, payload, json)  # first: it took the whole fleet's time
-    if all(device.error for device in result.devices):
+    if all(device.result is None for device in result.devices):  # what is predicted is no answer of the fleet
         raise NothingMeasured("each kind of device failed", "The result says why.")
     if refusal is not None:
         raise refusal

@@ -113,12 +113,13 @@ def autotune_fleet(
     if batch_sizes is not None:
         options["batch_sizes"] = list(batch_sizes)
     _check(inspect.signature(tune.autotune).bind(layer_spec, **options), prices or {})
+    missing = _missing(predict)
     kept.check_place(store)
     tune.check_progress(progress)
     spec = json.loads(json.dumps(models.resolve(layer_spec).to_mapping()))  # as it is kept
     with _connected(client) as connected, _Keep(kept.path_of(store), spec, refresh=store == "refresh") as keep:
         measured = _Fleet(connected, spec, options, keep, progress).measured()
-    result = FleetResult(devices=_priced([*measured, *_predicted(spec, predict, measured, options)], prices or {}))
+    result = FleetResult(devices=_priced([*measured, *_predicted(spec, missing, measured, options)], prices or {}))
     names = [device.name for device in result.devices]
     for name in prices or {}:
         if name not in names:
@@ -139,6 +140,17 @@ def _check(asked: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
         hardware_room.memory_limit(probe.device("cpu"), given["memory_limit"])
     for name, price in prices.items():
         checks.check_number(f"prices[{name!r}]", price, above=0.0)
+
+
+def _missing(predict: Iterable[str]) -> list[str]:
+    """Give the names of what is to be predicted, and refuse what is no GPU's, before measuring."""
+    if isinstance(predict, str) or not isinstance(predict, Iterable):
+        raise InvalidArgument("predict", predict, "a list of GPUs' names: ['t4']")
+    names = list(predict)
+    for name in names:
+        if not isinstance(name, str) or probe.resolve(name, live=False).kind == "cpu":
+            raise InvalidArgument("predict", name, "names of GPUs")
+    return names
 
 
 class _Keep:

@@ -10,6 +10,7 @@ import pytest
 from cubatch.errors import InvalidArgument
 from cubatch.fleet import tune_fleet
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
+from cubatch.tuning.forecast import predict
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import about
 
@@ -101,6 +102,17 @@ def test_a_price_of_no_device_is_refused_after_the_result(run, monkeypatch):
     assert code == 2
     assert "Test GPU" in out
     assert err == "cubatch: --prices must be one of Test GPU, got 'Tset GPU'\n"
+
+
+def test_a_fleet_of_which_all_is_predicted_is_a_failure(run, monkeypatch):
+    """Exit code 1 where each kind failed, also beside a GPU that is not there and was predicted."""
+    predicted = FleetDevice(name="t4", forecast=predict("lenet5", device="t4", batch_sizes=[64]))
+    devices = [predicted, FleetDevice(name="Test GPU", workers=("tcp://a",), error="it is gone")]
+    monkeypatch.setattr(tune_fleet, "autotune_fleet", lambda *_, **__: FleetResult(devices=devices))
+    code, out, err = run(*ASKED, "--predict-missing", "t4")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "each kind of device failed" in err
+    assert "predicted" in out
 
 
 @pytest.mark.parametrize("more", [(), ("--share", 8)])

@@ -54,6 +54,11 @@ def clients(monkeypatch):
         ({"prices": {"t4": math.nan}}, "prices['t4']"),
         ({"prices": {"t4": math.inf}}, "prices['t4']"),
         ({"prices": {"t4": "1"}}, "prices['t4']"),
+        ({"predict": "t4"}, "predict"),
+        ({"predict": 4}, "predict"),
+        ({"predict": ["t4", 4]}, "predict"),
+        ({"predict": ["cpu"]}, "predict"),
+        ({"predict": ["t4", "t44"]}, "device"),
     ],
 )
 def test_what_each_worker_would_refuse_is_refused_before_one_is_asked(clients, wrong, field):
@@ -69,6 +74,13 @@ def test_any_size_of_memory_is_asked_of_the_workers(clients, memory_limit):
     """What is free counts there and not here."""
     assert tune_fleet.autotune_fleet(**ASKED, memory_limit=memory_limit).devices[0].batch_size == 32
     assert clients == [ASKED["client"]]
+
+
+@pytest.mark.usefixtures("clients")
+def test_gpus_to_predict_are_any_iterable_of_names():
+    """Also one that can be read only once: it is checked first and predicted last."""
+    result = tune_fleet.autotune_fleet(**ASKED, predict=iter(["t4", "a40"]))
+    assert {device.name for device in result.devices[1:]} == {"t4", "a40"}
 
 
 @pytest.mark.usefixtures("clients")
