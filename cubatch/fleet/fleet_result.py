@@ -55,6 +55,8 @@ class FleetDevice:
     @property
     def peak_bytes(self) -> int | None:
         """What a step of the answer took of memory, or will by the plan."""
+        if self.forecast is not None:
+            return self.forecast.peak_bytes[self.forecast.batch_size]
         found = self._measurement
         return None if found is None else found.peak_bytes or found.predicted_peak_bytes
 

@@ -39,8 +39,8 @@ _CONNECT_SECONDS = 30
 _NO_SCHEDULER = "Start one: dask scheduler. Or mend the address."
 _FIRST_WORKER_SECONDS = 60  # queues and machines that start take their time
 _PREDICTABLE = (
-    "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "latency_limit", "optimizer",
-    "recompute",
+    "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "memory_limit", "latency_limit",
+    "optimizer", "recompute",
 )  # fmt: skip
 """Options that mean the same to `predict`."""
 

@@ -14,7 +14,7 @@ import pytest
 from cubatch.errors import InvalidArgument
 from cubatch.fleet import kinds as fleet_kinds
 from cubatch.fleet import tune_fleet
-from cubatch.fleet.fleet_result import FleetDevice
+from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.network import models
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import about
@@ -211,3 +211,13 @@ def test_a_gpu_that_says_nothing_of_another_is_left_out_with_a_note():
     assert "measured on 14" in told[0]
     (alone,) = tune_fleet._predicted(MLP, ["t4"], others, {})
     assert (alone.error, alone.forecast.library, alone.forecast.anchors) == ("", "cubatch", ())
+
+
+@pytest.mark.parametrize("memory_limit", ["64MiB", 64 * 2**20])
+def test_a_prediction_keeps_the_memory_limit_and_says_what_it_takes(memory_limit):
+    """A batch of the mlp takes more than its input, 1000 numbers of 4 bytes a sample: 64 MiB hold fewer than 16 800."""
+    (free,), (found,) = (tune_fleet._predicted(MLP, ["t4"], [], more) for more in ({}, {"memory_limit": memory_limit}))
+    assert free.forecast.largest_batch_size > found.forecast.largest_batch_size
+    assert found.forecast.largest_batch_size < 2**26 // (1000 * 4)
+    assert 1000 * 4 * found.batch_size < found.peak_bytes <= 2**26
+    assert FleetResult(devices=[found]).to_mapping()["devices"][0]["peak_bytes"] == found.peak_bytes
