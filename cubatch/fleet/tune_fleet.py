@@ -21,7 +21,7 @@ from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, Wor
 from cubatch.fleet import kept_rows, on_worker
 from cubatch.fleet import kinds as fleet_kinds
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
-from cubatch.hardware import probe
+from cubatch.hardware import arithmetic, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.measure.goal import Goal
 from cubatch.network import models
@@ -92,7 +92,8 @@ def autotune_fleet(
         store: As for `autotune`, of the caller.
         progress: Called with a device's name and a sentence after everything that happens there.
         options: The other arguments of `autotune`, the same for all: mode, dtype, objective, tolerance, budget, ...
-            Without `memory_limit` a worker's CPU is given a share of what Dask lets it take.
+            Without `memory_limit` a worker's CPU is given a share of what Dask lets it take.  A `library` that runs
+            files, "onnxruntime", is refused: workers are sent the network, not the file.
 
     Returns:
         FleetResult: An entry a kind of device; one on which nothing could be measured says why.
@@ -134,6 +135,9 @@ def _check(asked: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
     asked.apply_defaults()
     given = asked.arguments
     Goal.of(**{name: given[name] for name in ("objective", "tolerance", "latency_limit")})
+    if given["library"] not in arithmetic.LIBRARIES:
+        remedy = "ONNX Runtime runs a file, and workers are sent the network." * (given["library"] == "onnxruntime")
+        raise InvalidArgument("library", given["library"], "one of " + ", ".join(arithmetic.LIBRARIES), remedy)
     limits = {name: given[name] for name in ("budget", "seed", "sweeps")}
     Limits.of(given["batch_sizes"], given["max_batch_size"], **limits)
     if given["memory_limit"] is not None:

@@ -54,6 +54,8 @@ def clients(monkeypatch):
         ({"prices": {"t4": math.nan}}, "prices['t4']"),
         ({"prices": {"t4": math.inf}}, "prices['t4']"),
         ({"prices": {"t4": "1"}}, "prices['t4']"),
+        ({"layer_spec": "model.onnx", "library": "onnxruntime"}, "library"),
+        ({"library": "torch"}, "library"),
         ({"predict": "t4"}, "predict"),
         ({"predict": 4}, "predict"),
         ({"predict": ["t4", 4]}, "predict"),
