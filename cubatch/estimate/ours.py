@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.errors import InvalidArgument
-from cubatch.estimate import roofline
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import attention, winograd
@@ -56,13 +55,13 @@ def pass_seconds(
         the rest   memory * roofline / 0.75 + launches
 
     A filter's gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer flops than
-    the layer, and clocks of launches that only move.
+    the layer, and clocks of launches that only move.  A peak rate that nobody printed bounds nothing.
 
     Args:
         layer: With its extents known.
         pass_: Which of its passes.
         batch_sizes: Samples.
-        device: A GPU whose num_sms, compute_capability, clock_hz and rates are known.
+        device: A GPU whose num_sms, compute_capability, clock_hz and peak_bytes_per_second are known.
         dtype: Of storage and arithmetic.
         compute, memory: Factors on the time of arithmetic and of bytes: what is known of this one GPU.
         more: Elements of a sample that it moves for its neighbours.
@@ -94,9 +93,8 @@ def pass_seconds(
         moved = layer.traffic(pass_, n) + n * more
         problem = problem_of(layer, pass_, n, dtype)
         if problem is None:
-            floor = roofline.layer_seconds(layer, pass_, n, device, dtype, more=more)
-            if floor is None:
-                raise InvalidArgument("device", str(device), f"a GPU whose rate in {dtype} is known")
+            bytes_seconds = moved * BYTES_PER_ELEMENT[dtype] / device.peak_bytes_per_second
+            floor = max(layer.pass_flops(pass_, n) / peak, bytes_seconds)
             seconds.append(memory * floor / MOVED_SHARE + LAUNCH_SECONDS * bool(moved))
             names.append("bytes")
             grids.append(0)

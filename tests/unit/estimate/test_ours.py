@@ -21,6 +21,7 @@ from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES
 from cubatch.kernels import cost_model
 from cubatch.kernels.resources import Recorded
+from cubatch.network import models
 from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
 from cubatch.network.passes import Pass
 from tests.thorough import examples
@@ -285,9 +286,22 @@ def test_a_missing_fact_is_named(missing, named):
         pass_seconds(GO, Pass.FPROP, [1], attrs.evolve(V100, **{missing: None}), "float32")
 
 
-def test_a_missing_rate_is_an_error_where_it_counts():
-    """A depthwise convolution in a dtype without a published rate."""
-    bare = attrs.evolve(V100, peak_flops_per_second={})
-    with pytest.raises(InvalidArgument, match="rate in float32"):
-        pass_seconds(Conv2d(h=14, w=14, c=192, k=192, r=3, s=3, groups=192), Pass.FPROP, [1], bare, "float32")
+def test_where_no_rate_is_known_bytes_bound_a_pass_that_only_moves():
+    """A depthwise convolution of 3x3 at batch 8: inputs, outputs, filters and biases at 0.75 of 900 GB/s, a launch."""
+    bare = attrs.evolve(V100, peak_flops_per_second={}, peak_bytes_per_second=900e9)
+    moved = 4 * (8 * 2 * 14 * 14 * 192 + 9 * 192 + 192)
+    depthwise = Conv2d(h=14, w=14, c=192, k=192, r=3, s=3, pad=1, groups=192)
+    ((seconds,), kernels, _) = pass_seconds(depthwise, Pass.FPROP, [8], bare, "float32")
+    assert (kernels, seconds) == (("bytes",), pytest.approx(moved / 900e9 / 0.75 + 3e-6))
     assert math.isfinite(pass_seconds(GO, Pass.FPROP, [1], bare, "float32")[0][0])
+
+
+@pytest.mark.parametrize("name", ["gb10", "jetson-agx-orin-64gb"])
+def test_gpus_whose_rate_nobody_printed_are_predicted_whole(name):
+    """Networks with depthwise convolutions too, in 16 bits and in both modes."""
+    device = catalogue.find(name)
+    assert arithmetic.peak_flops_per_second(device, "float16") is None
+    for mode in ("inference", "training"):
+        found = predict_step(models.build("mobilenet-v3-large"), [8], device, mode=mode, dtype="float16",
+                             library="cubatch")  # fmt: skip
+        assert 0 < found.seconds[0] < math.inf

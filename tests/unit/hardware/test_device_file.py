@@ -58,6 +58,10 @@ def test_what_is_absent_is_unknown(write):
 @pytest.mark.parametrize(
     ("ask", "keys"),
     [
+        (
+            lambda gpu: cubatch.predict("mobilenet-v3-large", device=gpu, library="cubatch", batch_sizes=[8]),
+            "num_sms, boost_clock_mhz, bandwidth_gb_per_second",
+        ),
         (lambda gpu: cubatch.predict("lenet5", device=gpu), "num_sms, peak_tflops.float32, bandwidth_gb_per_second"),
         (
             lambda gpu: cubatch.predict("lenet5", device=gpu, library="cubatch"),
