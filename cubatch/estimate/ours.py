@@ -110,6 +110,22 @@ def pass_seconds(
     return np.array(seconds), tuple(names), np.array(grids, dtype=float)
 
 
+def moved_seconds(
+    elements: int, batch_sizes: Sequence[int], device: Device, dtype: str, *, memory: float = 1.0
+) -> tuple[Array, tuple[str, ...], Array]:
+    """
+    Estimate a launch that only moves so many elements of a sample, a sum of gradients, as `pass_seconds` has it.
+
+    Example:
+        >>> card = Device(name="card", peak_bytes_per_second=1e9)
+        >>> [round(float(seconds), 6) for seconds in moved_seconds(750, [1, 1000], card, "float32")[0]]
+        [7e-06, 0.004003]
+    """
+    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
+    seconds = np.array([n * elements / per_second / MOVED_SHARE + LAUNCH_SECONDS for n in batch_sizes])
+    return seconds, ("bytes",) * len(seconds), np.zeros(len(seconds))
+
+
 def _attention_seconds(
     layer: Attention,
     pass_: Pass,

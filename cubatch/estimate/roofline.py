@@ -75,9 +75,9 @@ def roofline_seconds(
     """
     Bound the time of one step from below: the sum of its passes, each by `layer_seconds`.
 
-    Layers that a neighbour's operation does add to that what they make it read, and nothing else.  Beyond what a
-    single pass ignores, a training step leaves out the loss and the optimiser, which are small against the passes
-    unless the batch is.
+    Layers that a neighbour's operation does add to that what they make it read; sums of gradients count wherever they
+    are made.  Beyond what a single pass ignores, a training step leaves out the loss and the optimiser, which are
+    small against the passes unless the batch is.
 
     Args:
         spec: A layer or network.
@@ -91,7 +91,11 @@ def roofline_seconds(
     """
     total = 0.0
     for (layer, pass_, more), count in _distinct_passes(spec, mode).items():
-        seconds = layer_seconds(layer, pass_, batch_size, device, dtype, more=more)
+        seconds = (
+            _moved_seconds(batch_size * more, device, dtype)
+            if layer is None
+            else layer_seconds(layer, pass_, batch_size, device, dtype, more=more)
+        )
         if seconds is None:
             return None
         total += count * seconds
@@ -99,18 +103,27 @@ def roofline_seconds(
 
 
 @functools.lru_cache(maxsize=64)
-def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer, Pass, int]]:
-    """Count the passes that are equal; cached, since rooflines of many batch sizes share them."""
-    return Counter((extents(at.node.layer), at.pass_, at.more) for at in scheduled_passes(spec, mode) if at.runs)
+def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass, int]]:
+    """Count the passes that are equal, without layer where it does not run; cached, as all batch sizes share them."""
+    return Counter(
+        (extents(at.node.layer) if at.runs else None, at.pass_, at.more)
+        for at in scheduled_passes(spec, mode)
+        if at.runs or at.more
+    )
 
 
 def _roofs(
     layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, more: int = 0
 ) -> tuple[float, float] | None:
     """Seconds of the arithmetic and seconds of the bytes."""
-    peak, bandwidth = peak_flops_per_second(device, dtype), device.peak_bytes_per_second
-    flops = layer.pass_flops(pass_, batch_size)
-    if bandwidth is None or (flops and peak is None):
+    peak, flops = peak_flops_per_second(device, dtype), layer.pass_flops(pass_, batch_size)
+    moving = _moved_seconds(layer.traffic(pass_, batch_size) + batch_size * more, device, dtype)
+    if moving is None or (flops and peak is None):
         return None
-    moved = layer.traffic(pass_, batch_size) + batch_size * more
-    return flops / peak if peak else 0.0, moved * BYTES_PER_ELEMENT[dtype] / bandwidth
+    return flops / peak if peak else 0.0, moving
+
+
+def _moved_seconds(elements: int, device: Device, dtype: str) -> float | None:
+    """Seconds of so many elements at the device's bandwidth."""
+    bandwidth = device.peak_bytes_per_second
+    return None if bandwidth is None else elements * BYTES_PER_ELEMENT[dtype] / bandwidth

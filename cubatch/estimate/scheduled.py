@@ -1,8 +1,9 @@
 """
 The passes of a step as the schedule runs them.
 
-What a neighbour's operation does is no pass of its own: it costs what it makes the neighbour read, and no launch.  The
-fold of batch norms at the head of a step is left out, as the loss and the optimiser are.
+What a neighbour's operation does is no pass of its own: it costs what it makes the neighbour read, and no launch.  Sums
+of gradients cost what they move also where the pass before which they are made is none, as that of a residual branch's
+sum.  The fold of batch norms at the head of a step is left out, as the loss and the optimiser are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Scheduled:
         node: The layer.
         pass_: Which of its passes.
         runs: Whether it is an operation; otherwise a neighbour does it, or there is nothing to do.
-        more: Elements of a sample that it moves beside its own: what its epilogue reads, sums of gradients before it.
+        more: Elements of a sample that it moves beside its own: what its epilogue reads, sums of gradients before it,
+            which are all that is moved where it does not run.
     """
 
     node: Node

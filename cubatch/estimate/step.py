@@ -135,7 +135,11 @@ def _ours(
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
     facts: dict[str, Any] = {"compute": scales.compute, "memory": scales.memory, "saves": saves}
     rows = [
-        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more) if runs else nothing
+        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more)
+        if runs
+        else ours.moved_seconds(more, batch_sizes, device, dtype, memory=scales.memory)
+        if more
+        else nothing
         for layer, pass_, runs, more in work
     ]
     notes.append(UNTIMED)

@@ -16,6 +16,7 @@ from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.on_sms import on_sms
 from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
+from cubatch.estimate.parts import Scales
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES
@@ -305,3 +306,14 @@ def test_gpus_whose_rate_nobody_printed_are_predicted_whole(name):
         found = predict_step(models.build("mobilenet-v3-large"), [8], device, mode=mode, dtype="float16",
                              library="cubatch")  # fmt: skip
         assert 0 < found.seconds[0] < math.inf
+
+
+def test_a_sum_of_gradients_is_a_launch_that_moves():
+    """The stream of tokens that a sum and a norm read: three of it a sample, whatever the DRAM's scale."""
+    for memory in (1.0, 2.0):
+        step = predict_step(models.build("deit-tiny"), [8], V100, mode="training", library="cubatch",
+                            scales=Scales(memory=memory))  # fmt: skip
+        (found,) = (item for item in step.passes if (item.layer, item.pass_) == ("blocks.0.add1", Pass.DGRAD))
+        seconds = memory * 8 * 3 * 197 * 192 * 4 / (MOVED_SHARE * V100.peak_bytes_per_second) + LAUNCH_SECONDS
+        assert (found.seconds[0], found.algorithms) == (pytest.approx(seconds), ("bytes",))
+        assert step.seconds[0] == pytest.approx(sum(item.seconds[0] for item in step.passes))

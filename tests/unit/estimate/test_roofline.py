@@ -12,7 +12,18 @@ from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import Device
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU, Sigmoid
+from cubatch.network.layers import (
+    Add,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Sigmoid,
+)
 from cubatch.network.passes import Pass
 
 # Round figures, so that every time below can be worked out by hand.
@@ -164,6 +175,28 @@ def test_what_a_neighbour_does_costs_what_it_makes_it_read() -> None:
     assert roofline.roofline_seconds(net, 1, CARD) == pytest.approx((2 * product + 4) * 4e-9, rel=1e-12)
     moved = (2 * product + 4) + product + (product + 4 + 4) + product  # forward; wgrad of a; dgrad, wgrad of c
     assert roofline.roofline_seconds(net, 1, CARD, "training") == pytest.approx(moved * 4e-9, rel=1e-12)
+
+
+def test_the_sum_of_two_gradients_of_a_sum_is_counted() -> None:
+    """
+    Of "s" the next sum passes a gradient on, and a norm makes one: 3 x 4 elements, at 1 GB/s.
+
+    Forward b reads a for the sum s, and c reads s for the last one; backward the slope of a is added to by b.
+    """
+    layers = [
+        Linear(name="a", k=4, bias=False),
+        Linear(name="b", k=4, bias=False),
+        Add(name="s", inputs=["a", "b"]),
+        LayerNorm(name="n"),
+        Linear(name="c", k=4, bias=False),
+        Add(name="t", inputs=["s", "c"]),
+    ]
+    net = Network(input_shape=(1, 1, 4), layers=layers)
+    product, norm = 4 + 4 + 16, net.nodes[3].layer
+    norms = sum(norm.traffic(pass_, 1) for pass_ in Pass)
+    products = (product + (product + 4) * 2) + product + 2 * 2 * product + 4  # forward; wgrad of a; both of b and c
+    seconds = roofline.roofline_seconds(net, 1, CARD, "training")
+    assert seconds == pytest.approx((products + norms + 3 * 4) * 4e-9, rel=1e-12)
 
 
 def test_zeros_that_a_kernel_multiplies_are_no_part_of_the_bound() -> None:

@@ -46,6 +46,17 @@ def test_sums_of_gradients_are_counted_before_the_first_gradient_of_the_layer_wh
     assert {name for (name, pass_), item in found.items() if not item.runs} == {"g", "h"}
 
 
+def test_sums_of_gradients_are_counted_also_where_the_layer_is_no_operation():
+    """In a transformer's block a sum's gradient is that of the next sum and of a norm: it runs in no other way."""
+    found = scheduled_passes(models.build("deit-tiny"), "training")
+    tokens = (14 * 14 + 1) * 192
+    sums = {item.node.name: item for item in found if isinstance(item.node.layer, Add) and item.pass_ is Pass.DGRAD}
+    last = sums.pop("blocks.11.add2")  # only a norm reads it
+    assert (last.runs, last.more) == (False, 0)
+    assert {(item.runs, item.more) for item in sums.values()} == {(False, 3 * tokens)}
+    assert len(sums) == 2 * 12 - 1
+
+
 def test_the_operations_of_a_residual_network_are_those_that_run():
     """`resnet50` in training: 53 convolutions and norms, two poolings and a product; back a slope more."""
     found = scheduled_passes(models.build("resnet50"), "training")
