@@ -8,13 +8,12 @@ orders batch sizes before anything was measured; it is a lower bound, not a fore
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 
 from cubatch.estimate.scheduled import scheduled_passes
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.network.graph import Spec
+from cubatch.network.graph import Spec, cached
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
 
@@ -102,7 +101,7 @@ def roofline_seconds(
     return total
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass, int]]:
     """Count the passes that are equal, without layer where it does not run; cached, as all batch sizes share them."""
     return Counter(

@@ -8,14 +8,13 @@ sum.  The fold of batch norms at the head of a step is left out, as the loss and
 
 from __future__ import annotations
 
-import functools
 import math
 
 import attrs
 
 from cubatch.memory.operations import Op
 from cubatch.memory.plan import schedule_of
-from cubatch.network.graph import Node, Spec, layer_passes
+from cubatch.network.graph import Node, Spec, cached, layer_passes
 from cubatch.network.passes import Pass
 
 
@@ -38,7 +37,7 @@ class Scheduled:
     more: int
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
     """
     List the passes of one step in the order of `layer_passes`, each with what the schedule makes of it.

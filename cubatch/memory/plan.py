@@ -9,7 +9,6 @@ for good and lie beside it.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -20,7 +19,7 @@ from cubatch.memory import workspace
 from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
 from cubatch.memory.schedule import schedule
 from cubatch.memory.workspace import im2col_workspace_bytes
-from cubatch.network.graph import INPUT, Spec
+from cubatch.network.graph import INPUT, Spec, cached
 from cubatch.units import format_bytes
 from cubatch.workload import Workload
 
@@ -104,7 +103,7 @@ class Plan:
         return f"{buffer.name} {shape}{of}{axis}, {format_bytes(size)}{beside if self.fixed_bytes > size else ''}"
 
 
-@lru_cache(maxsize=64)
+@cached
 def schedule_of(spec: Spec, mode: str, recompute: bool, library: str) -> Schedule:  # noqa: FBT001 - a cache key
     """Give the schedule of a spec; cached, since plans of many batch sizes share one."""
     return schedule(spec, mode, recompute=recompute, library=library)

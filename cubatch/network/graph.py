@@ -7,11 +7,12 @@ input shape down, and every error names the place: `layers[3] (conv2d).stride`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import attrs
 from attrs import field
@@ -22,6 +23,8 @@ from cubatch.network.layer import Layer, check_mode
 from cubatch.network.layers import LAYERS, Linear
 from cubatch.network.passes import Pass
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 INPUT = "input"
 MOST_LAYERS = 10_000
 """Of a network: ten times those of the deepest that people run, and planned within seconds."""
@@ -158,6 +161,24 @@ class Network:
 
 
 Spec = Layer | Network
+
+
+def cached(function: Callable[Concatenate[Spec, _P], _R]) -> Callable[Concatenate[Spec, _P], _R]:
+    """
+    Keep what a function gave for the last 64 specs, each without weights, which would stay as long.
+
+    It must not look at them: it is called without, and two networks are equal that differ in nothing else.
+    """
+    kept = cast("Callable[Concatenate[Spec, _P], _R]", functools.lru_cache(maxsize=64)(function))
+
+    @functools.wraps(function)
+    def answer(spec: Spec, /, *args: _P.args, **named: _P.kwargs) -> _R:
+        if isinstance(spec, Network) and spec.weights:
+            spec = copy.copy(spec)  # made anew it would be checked, and warned of, again
+            object.__setattr__(spec, "weights", {})
+        return kept(spec, *args, **named)
+
+    return answer
 
 
 def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any]]) -> None:

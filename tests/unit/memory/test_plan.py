@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import attrs
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import cubatch
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidSpec
 from cubatch.hardware import probe
@@ -285,3 +288,16 @@ def test_a_team_is_formed_where_operations_are_long(model, mode, one, several):
     network = models.build(model, **options)
     found = [plan(network, batch_size=n, device=cpu(2), **OPTIONS | {"mode": mode}).members for n in (1, one, several)]
     assert found == [1, 1, 2]
+
+
+def test_weights_go_with_their_network():
+    """What is kept of a network for the next question, its schedule, passes and roofline, keeps no array alive."""
+    array = np.ones((7, 5), np.float32)
+    watched = weakref.ref(array)
+    net = Network(input_shape=(1, 1, 5), layers=[Linear(name="fc", k=7)], weights={"fc": {"w": array}})
+    cubatch.footprint(net, batch_size=4, device=V100, mode="training")
+    cubatch.predict(net, device=V100, library="cubatch", batch_sizes=[4])
+    assert net.weights["fc"]["w"] is array
+    del array, net
+    gc.collect()
+    assert watched() is None
