@@ -69,7 +69,7 @@ def device(name: str | None = None) -> Device:
     if spelled == "cpu":
         return _cpu()
     if spelled.endswith(device_file.SUFFIX):
-        return device_file.read(name)
+        return device_file.read(name.strip())
     live = _LIVE_NAME.fullmatch(spelled)
     if live is None:
         return _by_uuid(name.strip()) if spelled.startswith(_UUIDS) else _catalogue(name)

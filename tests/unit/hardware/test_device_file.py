@@ -46,6 +46,14 @@ def test_a_file_has_the_facts_of_a_device(write):
     assert (device.tensor_cores, device.source) == (True, path)
 
 
+def test_blanks_around_a_path_are_none_of_it(write):
+    """As around any other name of a device: people write a list with a blank after each comma."""
+    path = write(EXAMPLE)
+    named = cubatch.compare("lenet5", f"t4, {path}".split(","), batch_sizes=[8])
+    assert set(named.forecasts) == {"t4", "RTX 3060 at 115 W"}
+    assert cubatch.device(f" {path} ") == cubatch.device(path)
+
+
 def test_what_is_absent_is_unknown(write):
     """But for the name, which is the file's, and what every chip of the generation has: Turing's GTX 16 differ."""
     device = cubatch.device(write(LEAST, "Odd Card.TOML"))
