@@ -183,23 +183,36 @@ def _statistics(images: np.ndarray[Any, Any]) -> tuple[float, float]:
 
 def download_mnist(folder: Path | str) -> None:
     """
-    Fetch the four files of MNIST into a folder; files that are there and right are left alone.
+    Fetch those of MNIST's four files that a folder has neither plain nor packed, and those that are damaged.
 
     Raises:
-        InvalidData: If a file cannot be fetched, or is not what was published; nothing wrong is left behind.
+        InvalidData: If a file cannot be fetched, or is not what was published; nothing wrong is left behind.  If one is
+            there that is whole and not MNIST's: it may be all there is of a data set, and nothing is fetched.
     """
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, expected in _MNIST_SHA256.items():
-            if not _is_right(folder / name, expected):
-                _fetch(name, expected, folder)
+        missing = [name for name in _MNIST_SHA256 if not _is_there(folder, name)]
+        for name in missing:
+            _fetch(name, folder)
     except OSError as error:
         raise InvalidData(str(folder), f"cannot be written: {error}", "Name another folder.") from error
 
 
-def _fetch(name: str, expected: str, folder: Path) -> None:
+def _is_there(folder: Path, name: str) -> bool:
+    """Whether one of MNIST's files is there, in the order in which `_find` looks; another of its name is refused."""
+    for path in (folder / name.removesuffix(".gz"), folder / name):
+        digest = _digest(path)
+        if digest == _MNIST_SHA256[name]:
+            return True
+        if digest is not None:
+            raise InvalidData(str(path), "is not MNIST's, and is left as it is", "Name another folder.")
+    return False
+
+
+def _fetch(name: str, folder: Path) -> None:
     """Download one file next to its place, check it, and move it there."""
+    expected = _MNIST_SHA256[name]
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
@@ -209,23 +222,23 @@ def _fetch(name: str, expected: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         partial = Path(place) / name
         partial.write_bytes(content)
-        if not _is_right(partial, expected):
+        if _digest(partial) != expected:
             raise InvalidData(url, f"is not what was published: it should unpack to SHA-256 {expected}", remedy)
         partial.replace(folder / name)
 
 
-def _is_right(path: Path, expected: str) -> bool:
-    """Whether a file is there, can be unpacked, and has the expected SHA-256."""
+def _digest(path: Path) -> str | None:
+    """Give the SHA-256 of what a file unpacks to; None where it is not there, or cannot be unpacked."""
     digest = hashlib.sha256()
     try:
         with _opened(path) as file:
-            for _ in range(MOST_BYTES // _CHUNK):  # what unpacks to more is none of them
+            for _ in range(MOST_BYTES // _CHUNK):  # what unpacks to more is none of MNIST's, and so says its beginning
                 if not (chunk := file.read(_CHUNK)):
-                    return digest.hexdigest() == expected
+                    break
                 digest.update(chunk)
     except InvalidData:
-        pass
-    return False
+        return None
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

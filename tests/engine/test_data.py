@@ -227,6 +227,26 @@ def test_a_download_fetches_what_is_missing(server, tmp_path):
     assert len(data.load_mnist(folder)[0]) == 5
 
 
+@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (bytes, ".gz"), (bytes, "")])
+def test_a_download_leaves_another_data_set_as_it_is(server, tmp_path, pack, ending):
+    """Fashion-MNIST has the names of MNIST's files: it is refused, byte for byte the same, and nothing is fetched."""
+    _, asked = server
+    own, content = tmp_path / f"t10k-labels-idx1-ubyte{ending}", pack(idx(np.array([3, 1, 2])))
+    own.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"t10k-labels-idx1-ubyte.*: is not MNIST's.*Name another folder"):
+        data.download_mnist(tmp_path)
+    assert (own.read_bytes(), asked, list(tmp_path.iterdir())) == (content, [], [own])
+
+
+def test_files_that_are_there_unpacked_are_not_fetched(server, tmp_path):
+    """As `load_mnist` reads them without .gz, no network is needed for those."""
+    served, asked = server
+    for name, content in served.items():
+        (tmp_path / name.removesuffix(".gz")).write_bytes(gzip.decompress(content))
+    data.download_mnist(tmp_path)
+    assert asked == []
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -20,7 +20,7 @@ _COMMAND = f"""#!{sys.executable}
 import sys
 from cubatch.cli import app
 from cubatch.engine import data
-data._is_right = lambda *_: True  # the sample of MNIST that lies in `mnist` is not fetched again
+data._is_there = lambda *_: True  # the sample of MNIST that lies in `mnist` is not fetched again
 sys.exit(app.main())
 """
 
