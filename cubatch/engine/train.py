@@ -31,7 +31,9 @@ from cubatch.engine.network import Model
 from cubatch.engine.training_run import Epoch, Step, Training
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
+from cubatch.memory.dataflow import Dataflow
 from cubatch.network.graph import Network
+from cubatch.network.layers import Softmax
 from cubatch.network.weights import save_weights
 from cubatch.workload import OPTIMIZERS, check_target
 
@@ -297,6 +299,11 @@ def check(
     if (h, w) != (1, 1) or classes < training_set.classes:
         wanted = f"(1, 1, {training_set.classes}) or more classes, to train on these labels"
         raise InvalidArgument("output_shape", network.output_shape, wanted)
+    origin = Dataflow(network, training=False).origin[network.nodes[-1].name]  # behind flatten and dropout
+    if any(node.name == origin and isinstance(node.layer, Softmax) for node in network.nodes):
+        raise InvalidArgument(
+            "network", network.name, "one that ends in logits", "Leave out its last softmax: training adds it."
+        )
     _check_sizes(len(training_set), batch_size, target_batch_size, together)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise InvalidArgument("epochs", epochs, "a whole number, at least 1")

@@ -19,7 +19,7 @@ from cubatch.errors import InvalidArgument, InvalidData, UnsupportedLayer
 from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import BatchNorm2d, Flatten, Linear, Opaque
+from cubatch.network.layers import BatchNorm2d, Dropout, Flatten, Linear, Opaque, Softmax
 from cubatch.network.weights import load_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
@@ -272,6 +272,15 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, field):
     with pytest.raises(InvalidArgument) as caught:
         train(network, data=SAMPLE, batch_size=10, device=HERE)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("behind", [[], [Dropout(p=0.2)], [Dropout(p=0.2), Flatten()]], ids=len)
+def test_a_softmax_before_that_of_the_loss_is_refused(behind):
+    """The loss is of logits, as PyTorch's cross-entropy is; a softmax between other layers is trained."""
+    layers = [Flatten(), Linear(k=10), Softmax()]
+    with pytest.raises(InvalidArgument, match=r"^network must be one that ends in logits.*Leave out its last softmax"):
+        linear(Network(input_shape=(28, 28, 1), layers=[*layers, *behind]), stepped=lambda _: pytest.fail("it trained"))
+    assert linear(Network(input_shape=(28, 28, 1), layers=[*layers, *behind, Linear(k=10)])).epochs
 
 
 def test_batch_norm_of_one_value_is_refused_before_an_epoch():
