@@ -141,3 +141,9 @@ def check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) ->
     """Refuse all but numbers above 0 and at most 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise InvalidSpec(attribute.name, value, "a number above 0, at most 1")
+
+
+def check_share(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse all but numbers from 0 to 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InvalidSpec(attribute.name, value, "a number from 0 to 1")

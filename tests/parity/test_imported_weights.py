@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from cubatch import from_torch
+from cubatch.engine.network import Model
+from cubatch.hardware import probe
 from tests.parity import torchvision_models as zoo
 
 torch, nn = zoo.torch, zoo.torch.nn
@@ -70,3 +73,27 @@ def test_each_layer_has_parameters_of_its_own():
     """As the table of what can be imported says: 12 in each convolution, 6 in the norm, 3 factors."""
     network = from_torch(Tied(), (3, 8, 7))
     assert [layer.parameters for layer in (node.layer for node in network.nodes)] == [12, 6, 3, 12]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.25, 1.0])
+def test_running_statistics_move_as_the_modules_do(momentum):
+    """After a step of training they are PyTorch's, which leaves them as they are where the momentum is 0."""
+    module, x = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum)), zoo.images((3, 8, 7))
+    network = from_torch(module, (3, 8, 7))
+    with Model(network, mode="training", device=probe.device("cpu"), dtype="float64") as model:
+        model.prepare(len(x))
+        model.load(x.transpose(0, 2, 3, 1), np.zeros((len(x), 8, 7), np.int32))
+        model.step()
+        (ours,) = model.states.values()
+        theirs = module.double().train()
+        theirs(torch.tensor(x))
+        for name, want in (("mean", theirs[0].running_mean), ("var", theirs[0].running_var)):
+            np.testing.assert_allclose(ours[name], want.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_norm_without_a_momentum_is_told():
+    """Ours has no cumulative average: what it is trained with instead is said, and the module keeps its own."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=None))
+    with pytest.warns(UserWarning, match=r"momentum=None \(1\) average all batches alike.* a momentum of 0\.1"):
+        network = from_torch(module, (3, 8, 7))
+    assert (network.layers[-1].momentum, module[1].momentum) == (0.1, None)

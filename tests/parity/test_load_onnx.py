@@ -263,6 +263,9 @@ def test_statistics_are_kept_as_our_momentum_has_them(tmp_path):
     network = load_onnx(written(tmp_path / "norm.onnx", *HAND["norm"]))
     assert network.layers[0].momentum == pytest.approx(0.2)
     assert set(network.weights["block/y"]) == {"gamma", "beta", "mean", "var"}
+    frozen = [node("BatchNormalization", "x gamma beta mean var", momentum=1.0)]
+    kept = load_onnx(written(tmp_path / "kept.onnx", frozen, HAND["norm"][1]))
+    assert kept.layers[0].momentum == 0
 
 
 REFUSED = {

@@ -146,8 +146,7 @@ def _batch_norm(call: Call) -> Meaning:
         is_training = any(call.results[1:])  # the statistics that it gives
     if is_training or any(array is None for array in arrays.values()):
         return unlike("it is in training mode, or its statistics are no constants")
-    # The share of the old statistics, where ours is that of the new; of 1.0, as ours would be without a batch.
-    momentum = 1 - call.get("momentum", 0.9) or 0.1
+    momentum = 1 - call.get("momentum", 0.9)  # the share of the old statistics, where ours is that of the new
     return "batch_norm", arrays, {"eps": call.get("epsilon", 1e-5), "momentum": momentum}
 
 

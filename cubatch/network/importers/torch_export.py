@@ -67,7 +67,7 @@ def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opa
         raise InvalidArgument("module", module, "a torch.nn.Module")
     check_initialized(module)
     shape = _checked_shape(input_shape)
-    with _in_eval_mode(module):
+    with _in_eval_mode(module), _with_momenta(torch, module):
         program = _exported(torch, module, shape)
     source = _Reader(torch, program, type(module).__name__).source((EXAMPLE_BATCH, *shape))
     return Builder(source, RULES, keep if opaque else None).network()
@@ -108,6 +108,23 @@ def _in_eval_mode(module: Any) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextlib.contextmanager
+def _with_momenta(torch: Any, module: Any) -> Iterator[None]:
+    """Give batch norms without a momentum PyTorch's usual one meanwhile: a graph in eval mode has 0 for None."""
+    norms = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - its only name
+    bare = {name: part for name, part in module.named_modules() if isinstance(part, norms) and part.momentum is None}
+    if bare:
+        named = f"batch norms with momentum=None ({', '.join(bare)})"
+        warnings.warn(f"{named} average all batches alike; here they are trained with a momentum of 0.1", stacklevel=4)
+    try:
+        for part in bare.values():
+            part.momentum = 0.1
+        yield
+    finally:
+        for part in bare.values():
+            part.momentum = None
 
 
 def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:

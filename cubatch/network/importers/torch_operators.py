@@ -170,7 +170,7 @@ def _batch_norm(call: Call) -> Meaning:
         "mean": mean,
         "var": var,
     }
-    return "batch_norm", arrays, {"eps": call["eps"], "momentum": call["momentum"] or 0.1}  # of 0.0, as it is not ours
+    return "batch_norm", arrays, {"eps": call["eps"], "momentum": call["momentum"]}
 
 
 def _layer_norm(call: Call) -> Meaning:

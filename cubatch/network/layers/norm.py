@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 from attrs import field
 
-from cubatch.network.extents import check_fraction
+from cubatch.network.extents import check_fraction, check_share
 from cubatch.network.layer import Layer
 
 
@@ -18,7 +18,7 @@ class BatchNorm2d(Layer):
 
     Attributes:
         eps: Added to the variance.
-        momentum: Share of the new batch in the running statistics.
+        momentum: Share of the new batch in the running statistics; 0 leaves them as they are.
     """
 
     type: ClassVar[str] = "batch_norm2d"
@@ -28,7 +28,7 @@ class BatchNorm2d(Layer):
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     eps: float = field(default=1e-5, validator=check_fraction)
-    momentum: float = field(default=0.1, validator=check_fraction)
+    momentum: float = field(default=0.1, validator=check_share)
 
     @property
     def can_add(self) -> bool:

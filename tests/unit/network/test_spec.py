@@ -195,7 +195,7 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "linear": {"k": EXTENT, "bias": st.booleans()},
     "max_pool2d": {"r": EXTENT, "s": EXTENT, "stride": PAIRS, "pad": PADS, "ceil": st.booleans()},
     "avg_pool2d": {"r": EXTENT, "s": EXTENT, "stride": PAIRS, "ceil": st.booleans(), "count_pad": st.booleans()},
-    "batch_norm2d": {"eps": st.floats(1e-9, 1), "momentum": st.floats(1e-3, 1)},
+    "batch_norm2d": {"eps": st.floats(1e-9, 1), "momentum": st.floats(0, 1)},
     "layer_norm": {"eps": st.floats(1e-9, 1)},
     "dropout": {"p": st.floats(0, 0.99)},
     "concat": {"channels": st.lists(st.integers(1, 4), min_size=2, max_size=4)},
