@@ -3,8 +3,8 @@ A training run on the disk: all that its next steps depend on, so that after a k
 
 The file holds the model's snapshot (parameters, master weights, running statistics, the optimiser's arrays, the loss's
 scale, the count of steps), the losses of the epoch that was begun, the epochs that are done, and the settings.  The
-order of the images is drawn from the seed and the epoch, the masks of dropout from the seed and the step: there is no
-other state of random numbers.
+order of the images is drawn from the seed and the epoch, the masks of dropout from the seed, the step and the sample at
+which a thread's share of the batch begins: there is no other state of random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ANEW = "Name another file to begin anew."
 
 
 class OtherConditions(UserWarning):
-    """A run goes on where sums may be rounded otherwise than where it was begun."""
+    """A run goes on where sums may be rounded, or masks drawn, otherwise than where it was begun."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -115,7 +115,9 @@ def read(path: str | Path) -> Checkpoint | None:
         raise InvalidData(str(path), f"is damaged: {error}", _ANEW) from error
 
 
-def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[str, Any]) -> Checkpoint:
+def resume(
+    path: str | Path, settings: Mapping[str, Any], conditions: Mapping[str, Any], *, draws_masks: bool = False
+) -> Checkpoint:
     """
     Give the run that a file keeps, or a new one where there is none.
 
@@ -123,6 +125,7 @@ def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[st
         path: The file.
         settings: Those of now.
         conditions: Likewise; others than the file's draw a warning.
+        draws_masks: Whether the network has dropout, each thread of which draws for its share of the batch.
 
     Raises:
         InvalidArgument: If a setting is another than the file's; it names the setting and both values.
@@ -143,8 +146,10 @@ def resume(path: str | Path, settings: Mapping[str, Any], conditions: Mapping[st
         if kept.conditions.get(name) != value
     ]
     if differing:
-        told = f"{path} goes on under other conditions, so that weights may differ in their last bits: "
-        warnings.warn(told + "; ".join(differing), OtherConditions, stacklevel=3)
+        redraws = draws_masks and kept.conditions.get("threads") != conditions.get("threads")  # None on a GPU
+        effect = "dropout draws other masks" if redraws else "weights may differ in their last bits"
+        told = f"{path} goes on under other conditions, so that {effect}: {'; '.join(differing)}"
+        warnings.warn(told, OtherConditions, stacklevel=3)
     return attrs.evolve(kept, conditions=conditions)
 
 

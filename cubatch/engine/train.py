@@ -33,7 +33,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.memory.dataflow import Dataflow
 from cubatch.network.graph import Network
-from cubatch.network.layers import Softmax
+from cubatch.network.layers import Dropout, Softmax
 from cubatch.network.weights import save_weights
 from cubatch.workload import OPTIMIZERS, check_target
 
@@ -129,7 +129,8 @@ def train(
     if checkpoint is not None:
         settings = {**recipe, "epochs": epochs, "recompute": recompute, "shares": share.sizes}
         settings |= _identity(network, training_set, test_set)
-        kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device))
+        draws_masks = any(isinstance(node.layer, Dropout) for node in network.nodes)
+        kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device), draws_masks=draws_masks)
     keeper = checkpoints.Keeper(checkpoint if share.is_first else None, checkpoint_seconds, kept)
     records = [Epoch(**epoch) for epoch in kept.epochs]
     losses, spent = list(kept.losses), kept.seconds
