@@ -1,6 +1,7 @@
 """
 A training run on the disk: all that its next steps depend on, so that after a kill it goes on to the bit.
 
+On a GPU it does where the same kernels are chosen; such choices are timed, and kept elsewhere.
 The file holds the model's snapshot (parameters, master weights, running statistics, the optimiser's arrays, the loss's
 scale, the count of steps), the losses of the epoch that was begun, the epochs that are done, and the settings.  The
 order of the images is drawn from the seed and the epoch, the masks of dropout from the seed, the step and the sample at

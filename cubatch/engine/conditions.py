@@ -79,6 +79,8 @@ def arithmetic(device: Device) -> dict[str, Any]:
     """
     Describe what decides how sums are rounded, in the words of a person; None for what is not there.
 
+    Which kernels a GPU's timings chose is not among it: they are chosen in the first step.
+
     Example:
         >>> facts = arithmetic(Device(name="a CPU", kind="cpu", threads=4))
         >>> facts["device"], facts["threads"], facts["CuPy"]

@@ -92,7 +92,7 @@ def train(
         seed: Draws parameters, order and dropout masks.
         save: Where the weights go when training ends, as `save_weights` has it; those of the last epoch.
         checkpoint: Keeps the run after every epoch, and goes on with it if the file is there, on the same machine to
-            the bit; a run that had ended is given back as it is.
+            the bit, on a GPU where the same kernels are chosen; a run that had ended is given back as it is.
         checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step. With
             Ctrl-C it is kept once the step, or the test after an epoch, is done, except by several devices; a second
             one ends it at once.

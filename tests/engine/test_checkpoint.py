@@ -231,7 +231,7 @@ def test_another_network_other_weights_and_other_data_are_refused(run, network, 
     ("drops", "effect"), [(True, "dropout draws other masks"), (False, "may differ in their last bits")]
 )
 def test_other_conditions_are_told_and_not_refused(network, tmp_path, drops, effect):
-    """With other threads masks are others, without dropout only roundings; a machine may be gone, and the run goes on."""
+    """With other threads masks are others, without dropout only roundings; either way the run goes on."""
     path, here = tmp_path / "run.safetensors", probe.device("cpu")
     layers = [layer for layer in network.layers if drops or layer.type != "dropout"]
     other = Network(input_shape=network.input_shape, layers=layers)
