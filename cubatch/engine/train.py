@@ -158,6 +158,7 @@ def train(
                 if keeper.is_due or stop.is_asked:
                     seconds = time.perf_counter() - begun
                     keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=seconds)
+                    begun = time.perf_counter() - seconds  # writing is no part of training
                 stop.deliver()
             seconds = time.perf_counter() - begun
             if isinstance(model, DataParallel):

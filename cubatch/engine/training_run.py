@@ -18,7 +18,7 @@ class Epoch:
         number: From 1.
         loss: Mean training loss over the epoch's batches.
         test_accuracy: Share of the test images that are classified right after it.
-        seconds: Time of the training pass, reading the batches included, the test not.
+        seconds: Time of the training pass, reading the batches included, the test and checkpoints not.
         samples_per_second: Training images over those seconds.
     """
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -161,6 +162,30 @@ def test_within_an_epoch_a_run_is_kept_only_now_and_then(run, tmp_path, monkeypa
     monkeypatch.setattr(checkpoint, "write", lambda path, kept: written.append((len(kept.epochs), len(kept.losses))))
     run(checkpoint=tmp_path / "run.npz", checkpoint_seconds=3600.0)
     assert written == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_the_time_of_an_epoch_leaves_its_checkpoints_out(run, tmp_path, monkeypatch):
+    """Eight steps of a second, and as many checkpoints of ten, are eight seconds; also where a run goes on."""
+    now, seconds, real = [0.0], [], checkpoint.write
+
+    def write(path, kept):
+        now[0] += 10.0
+        seconds.append(kept.seconds)
+        real(path, kept)
+
+    def stepped(step):
+        now[0] += 1.0
+        if step.done == 13:
+            raise Killed
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    options = {"checkpoint": tmp_path / "run.npz", "checkpoint_seconds": 0}
+    with pytest.raises(Killed):
+        run(stepped=stepped, **options)
+    assert seconds == [1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3, 4]
+    epochs = run(stepped=lambda _: now.append(now.pop() + 1.0), **options).epochs
+    assert [(epoch.seconds, epoch.samples_per_second) for epoch in epochs] == [(8.0, 100.0)] * 3
 
 
 OTHERS = {
