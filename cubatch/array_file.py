@@ -12,7 +12,7 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from cubatch import files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.units import format_bytes
 
 ENDINGS = (".safetensors", ".npz")
 WEIGHTS, CHECKPOINT = "cubatch weights", "cubatch checkpoint"
@@ -34,7 +35,7 @@ _TYPES = {
 
 
 # What NumPy and zipfile raise of files that are damaged, or of another format.
-_DAMAGED = (ValueError, EOFError, AttributeError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error,
+_DAMAGED = (ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error,
             tokenize.TokenError)  # fmt: skip
 
 
@@ -103,7 +104,8 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, s
 
     Raises:
         InvalidArgument: If the name ends otherwise.
-        InvalidData: If the file is missing, damaged, or holds Python objects.
+        InvalidData: If the file is missing, damaged, or holds Python objects, or more than there is memory for, or
+            unpacks to more than 4 GiB.
     """
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
@@ -120,11 +122,26 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, s
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     try:
         with files.open_regular(path) as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}  # of a lone array there are none to ask for
+            _check_unpacked(path, found.zip.infolist())  # of a lone array there are none to ask for
+            arrays = {name: found[name] for name in found.files}
         notes = json.loads(str(arrays.pop(_NOTES, "{}")))
+    except InvalidData:
+        raise
+    except MemoryError as error:  # a header may promise anything
+        raise InvalidData(str(path), "says that it holds more than there is memory for") from error
     except _DAMAGED as error:
         raise InvalidData(str(path), f"is no npz file of arrays: {error}") from error
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise InvalidData(str(path), f"says of itself, in {_NOTES}, what is no text by name")
     return arrays, notes
+
+
+def _check_unpacked(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
+    """Refuse a small file that unpacks to a large one; what is stored as it is takes as much room in the file."""
+    packed = sum(entry.file_size for entry in entries if entry.compress_type != zipfile.ZIP_STORED)
+    if packed > files.MOST_UNPACKED_BYTES:
+        most = format_bytes(files.MOST_UNPACKED_BYTES)
+        raise InvalidData(str(path), f"unpacks to {format_bytes(packed)}, at most {most} are read")
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 from cubatch.units import format_bytes
 
 MOST_TEXT_BYTES = 16 * 2**20
+MOST_UNPACKED_BYTES = 4 * 2**30
+"""Of what a packed file holds."""
 MOST_KEY_PARTS = 32
 """Of a dotted key in TOML: what it takes to read one grows with their square."""
 

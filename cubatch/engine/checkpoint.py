@@ -11,6 +11,7 @@ which a thread's share of the batch begins: there is no other state of random nu
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 import warnings
@@ -21,8 +22,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import array_file, files
+from cubatch import array_file, checks, files
 from cubatch.array_file import CHECKPOINT
+from cubatch.engine.training_run import Epoch
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.units import shown
 
@@ -106,14 +108,27 @@ def read(path: str | Path) -> Checkpoint | None:
     try:
         told = json.loads(notes[CHECKPOINT])
         version = told.pop("version")
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidData(str(path), "is damaged: it does not say of what it is a checkpoint", _ANEW) from error
     if version != VERSION:
         raise InvalidData(str(path), f"is a checkpoint of version {shown(version)}, this one reads {VERSION}", _ANEW)
     try:
-        return Checkpoint(**told, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
+        kept = Checkpoint(**told, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
+        _check(kept)
     except (ValueError, LookupError, TypeError) as error:
         raise InvalidData(str(path), f"is damaged: {error}", _ANEW) from error
+    return kept
+
+
+def _check(kept: Checkpoint) -> None:
+    """Refuse, with what Python or a check raises of it, what no run can go on with."""
+    checks.required_size(kept.settings["batch_size"])
+    checks.wholes(kept.settings.get("shares", ()))
+    epochs = [attrs.astuple(Epoch(**epoch)) for epoch in kept.epochs]
+    if not all(checks.is_number(each) for each in itertools.chain([kept.seconds], kept.losses, *epochs)):
+        raise TypeError("seconds, losses and epochs are not all numbers")
+    if not isinstance(kept.conditions, Mapping):
+        raise TypeError(f"conditions must be by name, got {shown(kept.conditions)}")
 
 
 def resume(

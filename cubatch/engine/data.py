@@ -40,8 +40,6 @@ _TIMEOUT_SECONDS = 30
 _MOST_DIMENSIONS = 8
 _CHUNK = 2**20
 _MOST_PACKED = 16 * 2**20  # bytes of a file of MNIST as it is fetched
-MOST_BYTES = 4 * 2**30
-"""Of a data set's file, unpacked."""
 
 
 @attrs.frozen(eq=False)
@@ -114,8 +112,9 @@ def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
             raise InvalidData(str(path), f"ends inside its header ({4 + len(extents)} of {4 + 4 * dimensions} bytes)")
         shape = struct.unpack(f">{dimensions}I", extents)
         count = math.prod(shape)
-        if count > MOST_BYTES:
-            raise InvalidData(str(path), f"should hold {count} elements, at most {MOST_BYTES} are read")
+        if count > files.MOST_UNPACKED_BYTES:
+            most = f"at most {files.MOST_UNPACKED_BYTES} are read"
+            raise InvalidData(str(path), f"should hold {count} elements, {most}")
         content = _read(file, count)  # and no more, whatever it unpacks to
         if len(content) < count or file.read(1):
             found = str(len(content)) if len(content) < count else "more"
@@ -232,7 +231,7 @@ def _digest(path: Path) -> str | None:
     digest = hashlib.sha256()
     try:
         with _opened(path) as file:
-            for _ in range(MOST_BYTES // _CHUNK):  # what unpacks to more is none of MNIST's, and so says its beginning
+            for _ in range(files.MOST_UNPACKED_BYTES // _CHUNK):  # the beginning of what unpacks to more tells enough
                 if not (chunk := file.read(_CHUNK)):
                     break
                 digest.update(chunk)

@@ -100,7 +100,7 @@ class Learned:
             InvalidArgument: If it is one of another network, dtype or optimiser.
         """
         kept = self._kept()
-        if "clock" not in arrays:
+        if "clock" not in arrays or (arrays["clock"].shape, arrays["clock"].dtype) != ((2,), np.int64):
             raise InvalidArgument("snapshot", "clock", "there, as `snapshot` gives it")
         for name, array in kept.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):

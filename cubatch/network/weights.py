@@ -21,7 +21,7 @@ from cubatch.array_file import CHECKPOINT, WEIGHTS
 from cubatch.errors import InvalidArgument, InvalidData, near_names
 from cubatch.network import state_dict as pytorch
 from cubatch.network.graph import Network
-from cubatch.units import shown
+from cubatch.units import shown, visible
 
 Weights = Mapping[str, Mapping[str, Any]]
 """Arrays by layer and name."""
@@ -82,12 +82,16 @@ def load_weights(network: Network, path: str | Path) -> Network:
         raise InvalidData(str(path), "is a checkpoint, and not only weights", remedy)
     if WEIGHTS not in notes:
         return _given(network, arrays, str(path))
-    told = json.loads(notes[WEIGHTS])
-    if told["version"] != VERSION:
-        raise InvalidData(str(path), f"is of version {told['version']}, this cubatch reads {VERSION}", "Update it.")
+    try:
+        told = json.loads(notes[WEIGHTS])
+        version, saved_from = told["version"], told["network"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InvalidData(str(path), "is damaged: it does not say of what it holds the weights") from error
+    if version != VERSION:
+        raise InvalidData(str(path), f"is of version {shown(version)}, this cubatch reads {VERSION}", "Update it.")
     wanted = _wanted(network)
     shapes = {".".join(place): shape for place, shape in wanted.items()}
-    remedy = "" if told["network"] == network.name else f"It was saved from {told['network']}."
+    remedy = "" if saved_from == network.name else f"It was saved from {visible(str(saved_from))}."
     _check(str(path), {key: array.shape for key, array in arrays.items()}, shapes, network.name, remedy)
     return _with(network, {place: _numbers(".".join(place), arrays[".".join(place)]) for place in wanted})
 

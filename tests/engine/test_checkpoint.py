@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import math
 import os
 import random
 import signal
@@ -41,6 +42,7 @@ layers = [
 ]
 """
 KILLS = 5
+EPOCH = ("number", "loss", "test_accuracy", "seconds", "samples_per_second")
 
 
 @pytest.fixture(scope="module")
@@ -307,11 +309,32 @@ def test_what_is_no_checkpoint_is_refused(run, tmp_path):
     array_file.write(tmp_path / "w.npz", {"w": np.ones(2)}, {array_file.WEIGHTS: "{}"})
     array_file.write(tmp_path / "later.npz", {"w": np.ones(2)}, {array_file.CHECKPOINT: '{"version": 2}'})
     (tmp_path / "cut.npz").write_bytes((tmp_path / "w.npz").read_bytes()[:50])
-    for name in ("w", "later", "cut"):
+    array_file.write(tmp_path / "list.npz", {"w": np.ones(2)}, {array_file.CHECKPOINT: "[]"})
+    for name in ("w", "later", "cut", "list"):
         with pytest.raises(InvalidData, match=rf"{name}\.npz"):
             run(checkpoint=tmp_path / f"{name}.npz")
     with pytest.raises(InvalidArgument, match="checkpoint must be a file that ends in"):
         run(checkpoint=tmp_path / "run.pt")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"settings": {}}, {"settings": 3}, {"settings": {"batch_size": "8"}}, {"settings": {"batch_size": 8, "shares": 3}},
+     {"conditions": []}, {"epochs": [{}]}, {"epochs": 3}, {"epochs": [dict.fromkeys(EPOCH, "x")]}, {"seconds": "1"},
+     {"losses": [[0.5]]}, {"losses": 0.5}],
+)  # fmt: skip
+def test_a_checkpoint_without_what_a_run_needs_is_refused(tmp_path, changed):
+    """By its name, before anything is computed; whole it is read."""
+    path, whole = tmp_path / "run.npz", {"settings": {"batch_size": 8}, "epochs": [dict.fromkeys(EPOCH, math.nan)]}
+    kept = {"settings": {}, "conditions": {}, "epochs": [], "seconds": 0.0, "losses": [0.5]} | whole
+    for facts in (kept, kept | changed):
+        told = {"version": checkpoint.VERSION} | {name: fact for name, fact in facts.items() if name != "losses"}
+        arrays = {"losses": np.array(facts["losses"])}
+        array_file.write(path, arrays, {array_file.CHECKPOINT: json.dumps(told)})
+        if facts is kept:
+            assert checkpoint.read(path).losses == [0.5]
+    with pytest.raises(InvalidData, match=r"run\.npz: is damaged"):
+        checkpoint.read(path)
 
 
 def command(folder, *arguments):

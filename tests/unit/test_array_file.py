@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from cubatch import array_file
+from cubatch import array_file, files
 from cubatch.errors import InvalidArgument, InvalidData
 
 TYPES = ("float64", "float32", "float16", "int64", "int32", "uint16", "bool")
@@ -132,6 +133,36 @@ def test_a_lone_array_under_the_name_of_many_is_named(tmp_path):
         np.save(file, np.ones(3))
     with pytest.raises(InvalidData, match=r"one\.npz"):
         array_file.read(path)
+
+
+def test_a_small_file_does_not_unpack_without_end(tmp_path, monkeypatch):
+    """What is packed is refused beyond a bound; what is stored as it is may be larger, for so is the file."""
+    assert files.MOST_UNPACKED_BYTES == 2**32
+    monkeypatch.setattr(files, "MOST_UNPACKED_BYTES", 2**20)
+    zeros = np.zeros(2**17 + 2**16, np.float64)  # 1.5 MiB
+    np.savez_compressed(tmp_path / "packed.npz", w=zeros)
+    np.savez(tmp_path / "stored.npz", w=zeros)
+    assert (tmp_path / "packed.npz").stat().st_size < 2**14
+    with pytest.raises(InvalidData, match=r"packed\.npz: unpacks to 1\.50 MiB, at most 1\.00 MiB are read"):
+        array_file.read(tmp_path / "packed.npz")
+    assert array_file.read(tmp_path / "stored.npz")[0]["w"].shape == zeros.shape
+
+
+def test_more_than_there_is_memory_for_is_refused(tmp_path):
+    """A header of a hundred bytes may promise 256 PiB."""
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**55,)}
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as whole, whole.open("w.npy", "w") as entry:
+        np.lib.format.write_array_header_1_0(entry, header)
+    with pytest.raises(InvalidData, match=r"a\.npz: says that it holds more than there is memory for"):
+        array_file.read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("notes", ["[]", "3", '{"cubatch weights": 3}', "[" * 10**5])
+def test_notes_that_are_no_text_by_name_are_refused(tmp_path, notes):
+    """Whoever looks for a note in them would fail otherwise."""
+    np.savez(tmp_path / "a.npz", w=np.ones(2), __metadata__=np.array(notes))
+    with pytest.raises(InvalidData, match=r"a\.npz"):
+        array_file.read(tmp_path / "a.npz")
 
 
 def test_a_write_leaves_nothing_beside_the_file(tmp_path, monkeypatch):

@@ -121,6 +121,14 @@ def test_a_file_of_a_later_version_is_refused(tmp_path):
         load_weights(NETWORK, file(tmp_path, arrays(), version=2))
 
 
+@pytest.mark.parametrize("told", ["x", "{}", "[]", "3", '{"version": 1}', "[" * 10**5], ids=lambda told: told[:15])
+def test_a_file_that_does_not_say_whose_weights_it_holds_is_refused(tmp_path, told):
+    """Whatever stands in its note, of which ours is a mapping with version and network."""
+    array_file.write(tmp_path / "w.safetensors", arrays(), {array_file.WEIGHTS: told})
+    with pytest.raises(InvalidData, match=r"w\.safetensors: is damaged: it does not say of what"):
+        load_weights(NETWORK, tmp_path / "w.safetensors")
+
+
 def test_a_checkpoint_is_not_taken_for_weights(tmp_path):
     """It says what does read it."""
     array_file.write(tmp_path / "run.npz", arrays(), {array_file.CHECKPOINT: "{}"})
