@@ -28,7 +28,7 @@ from cubatch.engine.training_run import Epoch
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.units import shown
 
-VERSION = 1
+VERSION = 2  # of 1, epochs had another order
 _LOSSES = "losses"
 _ANEW = "Name another file to begin anew."
 

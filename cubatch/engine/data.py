@@ -16,7 +16,7 @@ import struct
 import tempfile
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -74,14 +74,14 @@ class Dataset:
         return images, self.labels[index]
 
     def shuffled(
-        self, batch_size: int, seed: int, *, first: int = 0, part: slice = slice(None)
+        self, batch_size: int, seed: int | Sequence[int], *, first: int = 0, part: slice = slice(None)
     ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
         """
         Deal out whole batches, or a part of each, in an order drawn from the seed; what fills none is left out.
 
         Args:
             batch_size: Samples of each.
-            seed: Draws their order.
+            seed: Draws their order; several numbers draw another one each.
             first: The number of the first that is dealt out.
             part: Which of a batch's samples are given.
         """

@@ -149,7 +149,8 @@ def train(
             model.prepare(batch_size, None if whole == batch_size else whole)
             number, begun = len(records) + 1, time.perf_counter() - spent
             accuracy_before = records[-1].test_accuracy if records else None
-            for images, labels in training_set.shuffled(share.total, seed + number, first=len(losses), part=share.part):
+            drawn = training_set.shuffled(share.total, (seed, number), first=len(losses), part=share.part)
+            for images, labels in drawn:
                 done = (number - 1) * steps + len(losses)
                 model.learning_rate = learning_rate * _SHARES[schedule](done / (epochs * steps))
                 losses.append(_step(model, images, labels, batch_size))

@@ -307,7 +307,7 @@ def test_on_a_gpu_the_kernels_are_kept_by_their_contents():
 def test_what_is_no_checkpoint_is_refused(run, tmp_path):
     """Weights, a later version, a file that was cut short, and a name that no such file has."""
     array_file.write(tmp_path / "w.npz", {"w": np.ones(2)}, {array_file.WEIGHTS: "{}"})
-    array_file.write(tmp_path / "later.npz", {"w": np.ones(2)}, {array_file.CHECKPOINT: '{"version": 2}'})
+    array_file.write(tmp_path / "later.npz", {"w": np.ones(2)}, {array_file.CHECKPOINT: '{"version": 3}'})
     (tmp_path / "cut.npz").write_bytes((tmp_path / "w.npz").read_bytes()[:50])
     array_file.write(tmp_path / "list.npz", {"w": np.ones(2)}, {array_file.CHECKPOINT: "[]"})
     for name in ("w", "later", "cut", "list"):

@@ -57,6 +57,23 @@ def test_it_learns_to_read_digits():
     assert json.loads(json.dumps(result.to_mapping()))["epochs"][0]["loss"] == losses[0]
 
 
+def test_no_seed_draws_the_order_of_another_ones_epoch(monkeypatch):
+    """Runs of seeds 0, 1 and 2 are independent: each of their nine epochs sees the images in an order of its own."""
+    orders, real = {}, data.Dataset.batch
+
+    def batch(self, index):
+        if not isinstance(index, slice):  # which is of the test
+            orders.setdefault(run, []).extend(index.tolist())
+        return real(self, index)
+
+    monkeypatch.setattr(data.Dataset, "batch", batch)
+    for run in range(3):
+        linear(seed=run, epochs=3)
+    epochs = {tuple(order[begin : begin + 800]) for order in orders.values() for begin in (0, 800, 1600)}
+    assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(range(800))}
+    assert len(epochs) == 9
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_other_optimizers_learn_too(optimizer):
     """Each lowers the loss of a linear classifier below half of guessing, ln 10."""
