@@ -79,7 +79,8 @@ class Learned:
         """
         Copy all that the next steps depend on to the host, by name.
 
-        Random numbers need nothing more: the masks of dropout are drawn from the seed and the count of steps.
+        Random numbers need nothing more: the masks of dropout are drawn from the seed, the count of steps, and where a
+        thread's share of the batch begins.
 
         Raises:
             InvalidArgument: If gradients were added up that the optimiser has not stepped by: it would lose them.
