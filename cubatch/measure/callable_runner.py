@@ -70,10 +70,9 @@ class CallableRunner:
             if held is not None and held > self._memory_limit:
                 raise OutOfMemory(f"a step of batch size {batch_size}", held, self._memory_limit)
 
-    def step(self) -> None:
-        """Call the step."""
-        if self._step is not None:
-            self._step()
+    def step(self) -> object:
+        """Call the step, and give what it returns: the clock may have to wait for it."""
+        return None if self._step is None else self._step()
 
     def release(self) -> None:
         """Let go of the step, and empty the pools of PyTorch and CuPy."""

@@ -11,7 +11,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -51,22 +51,24 @@ class HostClock:
         """Bytes of main memory that could be taken without swapping; None where the system does not tell."""
         return host.available_memory_bytes()
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:
-        """Time `repeats` steps back to back, the wait for the device included."""
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:
+        """Time `repeats` steps back to back, the wait for the device and for what the last one returned included."""
         if self._synchronize:
             self._synchronize()
         begun = time.perf_counter_ns()
-        for _ in range(repeats):
-            step()
+        last = _run(step, repeats)
         if self._synchronize:
             self._synchronize()
-        return Reading(seconds=(time.perf_counter_ns() - begun) * 1e-9 / repeats)
+        ended = time.perf_counter_ns()  # what need not be waited for is looked at in no time that counts
+        if _waited_for(last):
+            ended = time.perf_counter_ns()
+        return Reading(seconds=(ended - begun) * 1e-9 / repeats)
 
 
 class TorchHostClock(HostClock):
     """The host's clock, and what a small operation takes PyTorch: a host that is slower at times shows in it."""
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Time `repeats` steps back to back, and a small operation of PyTorch's before and after: its mean counts."""
         before = self._reference_seconds()
         reading = super().time(step, repeats)
@@ -124,9 +126,9 @@ class EventClock(GpuHostClock):
         super().__init__(monitor)
         self._make_event, self._elapsed_seconds = make_event, elapsed_seconds
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """
-        Time `repeats` steps back to back on the device.
+        Time `repeats` steps back to back on the device, the wait for what the last one returned included.
 
         NVML is asked eight times, on a MIG device once: twice while the last steps run, the others before the first
         event and after the last, in no time that counts.
@@ -134,9 +136,10 @@ class EventClock(GpuHostClock):
         before = self._monitor.energy_joules() if self._monitor else None
         start, end = self._make_event(), self._make_event()
         start.record()
-        for _ in range(repeats):
-            step()
+        last = _run(step, repeats)
         end.record()
+        if _waited_for(last):  # work of a library whose streams these events do not see
+            end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
         with gpu_library.translating("waiting for what was timed"):
@@ -153,6 +156,34 @@ class EventClock(GpuHostClock):
             joules=joules,
             **vitals,
         )
+
+
+def _run(step: Callable[[], object], repeats: int) -> object:
+    """Run steps back to back, and give what the last one returned; what others did is let go of before the next."""
+    last: object = None
+    for _ in range(repeats):
+        last = None
+        last = step()
+    return last
+
+
+def _waited_for(result: object) -> bool:
+    """Wait until what a step returned is computed, as JAX's may not be; say whether that can be waited for."""
+    jax = sys.modules.get("jax")
+    leaves = _leaves(result) if jax is None else jax.tree_util.tree_leaves(result)
+    waits = [leaf.block_until_ready for leaf in leaves if hasattr(leaf, "block_until_ready")]
+    for wait in waits:
+        wait()
+    return bool(waits)
+
+
+def _leaves(result: object) -> Iterator[Any]:
+    """Give what is in tuples, lists and dictionaries, in each other too."""
+    if isinstance(result, tuple | list | dict):
+        for item in result.values() if isinstance(result, dict) else result:
+            yield from _leaves(item)
+    else:
+        yield result
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
@@ -180,7 +211,7 @@ def callable_clock() -> HostClock:
     """
     Make the clock for a user's step: events of CuPy or PyTorch, whichever is loaded and has a GPU.
 
-    With neither it is the host's clock, and a step must return only when it is done.
+    With neither it is the host's clock, and a step must return only when it is done, or what can be waited for.
     """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -244,7 +275,7 @@ class KernelClock(GpuHostClock):
         self._make_event, self._elapsed_seconds, self._occupy = make_event, elapsed_seconds, occupy
         self._host_seconds = host_seconds
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Time `repeats` steps back to back on the device, fewer where the stream does not hold so many."""
         reading, enqueueing = self._read(step, repeats, 0.0)
         if enqueueing <= HOST_BOUND * reading.seconds * repeats:
@@ -252,7 +283,7 @@ class KernelClock(GpuHostClock):
         queued = min(repeats, MAX_QUEUED)
         return self._read(step, queued, HEAD_START * enqueueing * queued / repeats)[0]
 
-    def _read(self, step: Callable[[], None], repeats: int, head_start: float) -> tuple[Reading, float]:
+    def _read(self, step: Callable[[], object], repeats: int, head_start: float) -> tuple[Reading, float]:
         start, end = self._make_event(), self._make_event()
         if head_start:
             self._occupy(head_start)

@@ -118,7 +118,7 @@ class SlowestClock(HostClock):
         super().__init__()
         self._do = do
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
         """Run the step of every rank `repeats` times back to back, and say how long it took on the slowest."""
         return slowest(self._do("time", repeats))
 

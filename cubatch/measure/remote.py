@@ -319,7 +319,7 @@ class _RemoteClock:
         """Seconds on a monotone clock, for budgets and deadlines."""
         return time.monotonic()
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:  # noqa: ARG002 - the worker has the step
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - the worker has the step
         """Run the worker's own step `repeats` times back to back and say how long one took on the device."""
         return self._runner.time(repeats)
 

@@ -50,7 +50,7 @@ class Clock(Protocol):
         """Seconds on a monotone clock, for budgets and deadlines."""
         ...
 
-    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Run `step` `repeats` times back to back and say how long one took on the device."""
         ...
 
@@ -86,8 +86,8 @@ class Runner(Protocol):
         """Make ready for steps of this batch size."""
         ...
 
-    def step(self) -> None:
-        """Enqueue one step of the prepared batch size."""
+    def step(self) -> object:
+        """Enqueue one step of the prepared batch size; what it returns the clock waits for, where that is possible."""
         ...
 
     def release(self) -> None:

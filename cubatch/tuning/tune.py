@@ -180,10 +180,12 @@ def autotune_callable(
     progress: Callable[[walk.Event], None] | None = None,
 ) -> TuningResult:
     """
-    Find the fastest batch size of anything that can be called: CuPy, PyTorch, NumPy, or your own.
+    Find the fastest batch size of anything that can be called: CuPy, PyTorch, NumPy, JAX, or your own.
 
     It is timed in this process, with CUDA events of CuPy or PyTorch, whichever is loaded and has a
-    GPU; with neither by the host's clock, so a step must then return only when it is done.  A step that
+    GPU; with neither by the host's clock, so a step must then return only when it is done, or return what it computes:
+    `block_until_ready` of the last step's result, or of what is in its tuples, lists, dictionaries and, where JAX is
+    loaded, trees of JAX's, is called before the clock is read.  A step that
     never comes back is not ended, only told of after half a minute, as nothing but Ctrl-C could end it, and a
     size whose steps are long may take the whole budget.  Nothing is stored: a callable has no name that would
     still mean the same tomorrow.
@@ -251,7 +253,10 @@ def autotune_callable(
     with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
         measured = measured_by(measure, story, run, progress, found)
     if not isinstance(clocks.callable_clock(), clocks.EventClock):
-        run.notes.append("Timed by the host's clock: no library with CUDA events is loaded and has a GPU.")
+        run.notes.append(
+            "Timed by the host's clock: no library with CUDA events is loaded and has a GPU. A step ends when it "
+            "returns, or when block_until_ready of what it returned does."
+        )
         if watched is not None:
             run.notes.append(
                 "memory_limit was not watched: no library that says what it holds is loaded and has a GPU."

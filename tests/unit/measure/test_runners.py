@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import threading
+import time
 import types
 import weakref
 
@@ -132,6 +134,70 @@ def test_a_callable_is_made_anew_for_each_size():
     runner.close()
     assert [step() for step in made] == [None, None]
     assert (runner.peak_bytes, runner.peak_device_bytes) == (None, None)
+
+
+class Pending:
+    """What a step enqueued: 20 ms of work of a thread, which `block_until_ready` waits for."""
+
+    def __init__(self):
+        self.thread = threading.Thread(target=time.sleep, args=(0.02,))
+        self.thread.start()
+
+    def block_until_ready(self):
+        self.thread.join()
+
+
+class Pytree:
+    """A class that only JAX knows how to look into."""
+
+    def __init__(self, leaf):
+        self.leaf = leaf
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda x: x, lambda x: (1, [x]), lambda x: {"loss": x}, Pytree],
+    ids=["alone", "in a list", "in a dict", "in a tree of JAX's"],
+)  # fmt: skip
+@pytest.mark.parametrize("has_events", [False, True])
+def test_work_that_a_step_only_enqueues_is_waited_for(monkeypatch, returned, has_events):
+    """A step that returns at once, its 20 ms of work still to be done, takes at least 20 ms, by either clock."""
+    leaves = lambda tree: [tree.leaf] if isinstance(tree, Pytree) else list(clocks._leaves(tree))  # noqa: E731
+    jax = types.SimpleNamespace(tree_util=types.SimpleNamespace(tree_leaves=leaves))
+    monkeypatch.setitem(sys.modules, "jax", jax if isinstance(returned(None), Pytree) else None)
+    if has_events:  # of another library: they tell when they were recorded
+        monkeypatch.setattr(clocks, "callable_clock", lambda: clocks.EventClock(Event, Event.since, None))
+    runner = CallableRunner(lambda n: lambda: returned(Pending()))
+    runner.prepare(1)
+    assert runner.clock.time(runner.step, 1).seconds >= 0.02
+
+
+class Event:
+    """An event of a stream in which nothing runs."""
+
+    def record(self):
+        self.seconds = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def since(self, end):
+        return end.seconds - self.seconds
+
+
+def test_what_a_step_returned_is_gone_before_the_next(monkeypatch):
+    """Two results never live at once: memory is that of a step whose result nobody keeps."""
+    alive = weakref.WeakSet()
+
+    class Result:
+        def __init__(self):
+            assert not alive
+            alive.add(self)
+
+    runner = CallableRunner(lambda n: Result)
+    runner.prepare(1)
+    runner.clock.time(runner.step, 3)
+    runner.clock.time(runner.step, 2)
+    assert not alive
 
 
 def test_a_library_that_make_step_loads_gives_the_clock(monkeypatch):
