@@ -126,10 +126,10 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
 
 def limit_bytes(memory: int | str, device: Device) -> int:
     """Read a size; a percentage is one of what is free on the device."""
-    if isinstance(memory, str) and memory.strip().endswith("%"):
-        return room.memory_limit(device, memory).bytes
+    is_share = isinstance(memory, str) and memory.strip().endswith("%")
+    free = room.memory_limit(device).free_bytes if is_share else None
     try:
-        return parse_bytes(memory)
+        return parse_bytes(memory, free_bytes=free)
     except (ValueError, OverflowError):
         raise InvalidArgument("memory", memory, "a positive size: bytes, '12GiB' or '80%'") from None
 
