@@ -11,6 +11,7 @@ import attrs
 from cubatch.checks import required_number
 from cubatch.errors import EnergyNotAvailable, InvalidArgument
 from cubatch.hardware.facts import Device
+from cubatch.measure import clocks
 
 
 def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
@@ -99,10 +100,12 @@ class Goal:
         Refuse a device on which nothing reads what is compared.
 
         Raises:
-            EnergyNotAvailable: If that is energy, and the device a CPU.
+            EnergyNotAvailable: If that is energy, and the device a CPU, a MIG slice, or a GPU before Volta.
         """
-        if self.objective == "energy" and device.kind == "cpu":
-            raise EnergyNotAvailable(str(device))
+        if self.objective == "energy":
+            monitor = clocks.monitor_of(device.uuid)
+            if monitor is None or monitor.energy_joules() is None:
+                raise EnergyNotAvailable(str(device))
 
     def allowed(self, best_cost: float) -> float:
         """Give the highest cost that still counts as good as the best: the contract's tolerance, as a cost."""

@@ -233,7 +233,7 @@ class _Run:
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
         if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):
-            raise EnergyNotAvailable("the device")
+            raise EnergyNotAvailable("what these steps were timed by")
         if self.sweeps is not None:
             return self.next_sweep(self.sweeps)
         with self.one_thread():

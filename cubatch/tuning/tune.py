@@ -109,6 +109,7 @@ def autotune(
         DoesNotFit: If not even one sample fits (also a MemoryError).
         UnsupportedLayer: If the engine cannot run one of the layers.
         DeviceNotAvailable: If the device is not in this machine.
+        EnergyNotAvailable: If the objective is energy, and the device a CPU or one whose energy cannot be read.
         NothingMeasured: If no candidate could be measured; says how they ended.
         KeyboardInterrupt, or what `progress` raises: As it came; what was measured is kept, and `partial` on it holds
             the result so far. `is_kept` on it is False where there is no store, or it could not be written.
@@ -204,6 +205,7 @@ def autotune_callable(
 
     Raises:
         InvalidArgument: If an argument makes no sense.
+        EnergyNotAvailable: As from `autotune`.
         NothingMeasured: If no size could be measured.
 
     Example:
@@ -240,6 +242,7 @@ def autotune_callable(
     goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
     limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"), budget=budget, seed=seed)
     check_progress(progress)
+    goal.check_device(found)
     room = hardware_room.memory_limit(found, memory_limit)
     watched = None if memory_limit is None else room.bytes
     index = None if device is None or found.kind == "cpu" else found.index

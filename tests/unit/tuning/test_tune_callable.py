@@ -167,7 +167,8 @@ def test_what_cannot_be_called_is_refused():
         autotune_callable(3, max_batch_size=8)
 
 
-def test_energy_of_a_callable_on_the_cpu_is_an_error():
-    """No reading of energy, no answer."""
+def test_energy_of_a_callable_on_the_cpu_is_an_error(monkeypatch):
+    """No reading of energy, no answer: it is said before a step is made."""
+    monkeypatch.setattr(CallableRunner, "prepare", None)
     with pytest.raises(errors.EnergyNotAvailable):
         call(objective="energy", batch_sizes=[1])

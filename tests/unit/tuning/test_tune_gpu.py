@@ -16,6 +16,7 @@ from cubatch.hardware import probe
 from cubatch.kernels import ranking
 from cubatch.kernels.problem import problem_of
 from cubatch.measure import kernel_choice
+from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.memory.parts import footprint
 from cubatch.network import models
@@ -27,6 +28,7 @@ from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
 from tests.building import workload
+from tests.nvml import Gpu, Library
 from tests.unit.launch_fakes import FakeDevice
 from tests.unit.tuning.small_runs import tune
 
@@ -105,6 +107,22 @@ def test_a_dtype_that_gpu_or_library_has_not_is_refused_with_what_they_have(gpu,
     assert options["dtype"] not in caught.value.supported
     assert caught.value.remedy
     assert not gpu.asked
+
+
+def test_energy_is_refused_before_anything_runs_on_a_gpu_that_does_not_count_it(gpu, monkeypatch):
+    """Boards before Volta have no counter: the GPU is named before a worker or a callable's step is asked for."""
+    gpu("titan-x-maxwell")
+    Library(Gpu(uuid="GPU-titan-x-maxwell", millijoules=None)).install(monkeypatch)
+    asked = {"objective": "energy", "batch_sizes": [8]}
+    for ask in (
+        functools.partial(autotune, "mnist-cnn", store=False),
+        functools.partial(tuner.autotune_callable, pytest.fail, max_batch_size=8),
+    ):
+        with pytest.raises(errors.EnergyNotAvailable, match=r"TITAN X \(cuda:0\) reports no power or energy"):
+            ask(**asked)
+    assert not gpu.asked
+    Library(Gpu(uuid="GPU-titan-x-maxwell")).install(monkeypatch)  # one that counts
+    Goal(objective="energy").check_device(tuner.probe.resolve())
 
 
 @pytest.mark.parametrize(("refusal", "said"), [(None, 0), ("a planted one", 1)])
