@@ -81,14 +81,16 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
 
 def _spelled(name: str) -> str:
     """Give a network's own spelling of its name."""
-    known = {_letters(one): one for one in SKETCHES}
-    if _letters(name) not in known:
+    if _letters(name) not in _KNOWN:
         raise UnknownName("model", name, SKETCHES)
-    return known[_letters(name)]
+    return _KNOWN[_letters(name)]
 
 
 def _letters(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.lower())
+
+
+_KNOWN = {_letters(name): name for name in SKETCHES}
 
 
 SpecLike = Spec | Mapping[str, Any] | str | Path
@@ -146,7 +148,11 @@ def _form(spec: object) -> str:
             return "onnx"
         if suffix in _WEIGHTS:
             raise InvalidArgument("model", str(spec), "a name, a spec or ONNX file, or package.module:name", _NO_LAYERS)
-        if isinstance(spec, Path) or suffix in {".toml", ".json"} or files.is_file(spec):
+        if isinstance(spec, Path) or suffix in {".toml", ".json"}:
+            return "file"
+        if _letters(spec) in _KNOWN:  # whatever files lie here; ./resnet50 is one
+            return "name"
+        if files.is_file(spec):
             return "file"
         return "factory" if ":" in spec else "name"
     if not isinstance(spec, Layer | Network | Mapping):

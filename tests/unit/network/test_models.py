@@ -196,6 +196,16 @@ def test_resolve_reads_every_form_of_a_spec(tmp_path: Path) -> None:
     assert [models.resolve(form) for form in ("mlp", net.to_mapping(), path, str(path), net)] == [net] * 5
 
 
+def test_a_file_here_does_not_hide_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or folder called as a model is, in whatever case, is not read; with a path in front it is."""
+    monkeypatch.chdir(tmp_path)
+    Path("MLP").touch()
+    Path("lenet5").mkdir()
+    assert [models.resolve(name) for name in ("MLP", "lenet5")] == [models.build(name) for name in ("mlp", "lenet5")]
+    with pytest.raises(InvalidArgument, match=r"\.toml"):
+        models.resolve("./MLP")
+
+
 @pytest.mark.parametrize("form", [3, None, ["mlp"]])
 def test_resolve_refuses_what_is_no_spec(form: object) -> None:
     """Anything else is refused, with the forms that would do."""
