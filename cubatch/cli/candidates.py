@@ -19,6 +19,7 @@ from cubatch.cli.options import (
     ModeOption,
     OpaqueOption,
     OptimizerOption,
+    RecomputeOption,
     ShapeOption,
     read_spec,
 )
@@ -32,6 +33,7 @@ def candidates(
     dtype: DtypeOption = "float32",
     optimizer: OptimizerOption = "sgd",
     library: LibraryOption = "auto",
+    recompute: RecomputeOption = False,
     max_batch_size: MaxOption = None,
     memory_limit: MemoryOption = None,
     explain: Annotated[
@@ -61,7 +63,7 @@ def candidates(
     if gpu.kind == "cuda" and gpu.num_sms is None:
         console.say(f"how many SMs {gpu} has is not known, so no candidate comes from Coulom's rule or a crest")
     options: dict[str, Any] = {
-        "device": gpu, "mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library,
+        "device": gpu, "mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library, "recompute": recompute,
         "max_batch_size": max_batch_size, "memory_limit": memory_limit,
     }  # fmt: skip
     found = ladder.candidates(spec, **options)

@@ -38,3 +38,14 @@ def test_candidates_are_explained_where_no_time_is_known(run):
     code, out, err = run("candidates", "mlp", "--device", "rtx-pro-6000-blackwell-server", "--explain")
     assert (code, err) == (0, "")
     assert "fprop" in out
+
+
+def test_candidates_of_a_step_that_recomputes(run):
+    """The largest that fits is that of the same plan: `cubatch memory --recompute` names it too."""
+    asked = ["resnet18", "--device", "v100-sxm2-16gb", "--mode", "training", "--recompute", "--json", "-"]
+    _, listed, _ = run("candidates", *asked)
+    _, planned, _ = run("memory", *asked)
+    largest = json.loads(planned)["modes"]["training"]["max_batch_size"]
+    assert json.loads(listed)["candidates"][-1]["batch_size"] == largest
+    _, kept, _ = run("candidates", *(option for option in asked if option != "--recompute"))
+    assert json.loads(kept)["candidates"][-1]["batch_size"] < largest
