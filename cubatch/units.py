@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from numbers import Integral
 
 _BYTE_UNITS = {
     "": 1, "b": 1,
@@ -49,12 +50,12 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
         >>> parse_bytes("80%", free_bytes=1000)
         800
     """
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool) or not isinstance(value, Integral | str):
         raise ValueError(  # noqa: TRY004 - callers translate one type
             f"a size is an int of bytes or text such as '8GiB' or '80%', got {shown(value)}"
         )
-    if isinstance(value, int):
-        size = value
+    if isinstance(value, Integral):
+        size = int(value)
     else:
         match = _SIZE.fullmatch(value) if len(value) <= _LONGEST_SIZE else None
         if not match:

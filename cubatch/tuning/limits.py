@@ -14,7 +14,7 @@ from cubatch.errors import InvalidArgument
 
 MOST_SIZES = 1000
 """Batch sizes that can be asked for: more than anybody can wait for, and few enough to be shown."""
-_TOO_LARGE = 2**64  # for a seed: kept and printed as it is
+_LARGEST_SEED = 2**64 - 1  # kept and printed as it is
 
 
 @attrs.frozen(kw_only=True)
@@ -54,8 +54,7 @@ class Limits:
         """
         if not checks.is_number(budget) or not 0 < budget <= sys.float_info.max:
             raise InvalidArgument("budget", budget, "a positive number of seconds")
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _TOO_LARGE:
-            raise InvalidArgument("seed", seed, "a whole number, at least 0 and below 2**64")
+        seed = checks.check_whole("seed", seed, least=0, most=_LARGEST_SEED)
         if sweeps is not None:
             checks.check_whole("sweeps", sweeps)
             if batch_sizes is None:

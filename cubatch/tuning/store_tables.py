@@ -130,8 +130,9 @@ class StoredRun:
 
 
 def to_json(value: object) -> str:
-    """Write JSON in one canonical form, so that equal mappings give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """Write JSON in one canonical form, so that equal mappings give equal text, NumPy's integers too."""
+    plain = checks.required_whole
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=plain)
 
 
 def insert_run(

@@ -11,6 +11,7 @@ import pytest
 
 from cubatch import errors
 from cubatch.measure.goal import Goal
+from cubatch.memory.fit import max_batch_size
 from cubatch.tuning.forecast import predict
 from cubatch.tuning.tune import autotune
 from tests.unit.tuning.small_runs import tune
@@ -105,6 +106,16 @@ def test_numbers_of_other_kinds_ask_the_same_question(kind, tmp_path, virtual):
     assert any("Answered from the store" in reason for reason in tune(store=tmp_path / "kept", **others).reasons)
     found, same = (predict("lenet5", device="t4", batch_sizes=[8], **asked).to_mapping() for asked in (others, plain))
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(same))
+
+
+def test_integers_of_numpy_ask_the_same_question(tmp_path, virtual):
+    """A seed and bytes as NumPy computes them: answered from what was kept of Python's, and as many fit."""
+    plain, others = ({"seed": of(3), "memory_limit": of(2**26)} for of in (int, np.uint64))
+    tune(store=tmp_path / "kept", **plain)
+    result = tune(store=tmp_path / "kept", **others)
+    assert any("Answered from the store" in reason for reason in result.reasons)
+    assert (result.seed, json.loads(result.to_json())["limits"]["memory_bytes"]) == (3, 2**26)
+    assert max_batch_size("mlp", np.int32(2**26), device="cpu") == max_batch_size("mlp", "64MiB", device="cpu")
 
 
 @pytest.mark.parametrize(
