@@ -84,7 +84,7 @@ def _as_json(payload: Mapping[str, Any], encoding: str | None) -> str:
 
 def _show(grids: Sequence[Grid]) -> None:
     width = line_width()
-    room = max(width, _columns()) if _is_terminal() else None
+    room = max(width, _columns()) if is_terminal() else None
     spelled = not letters.can_write("\n".join(content.text(width) for content in grids), _encoding())
     grids = [letters.ascii_grid(content) for content in grids] if spelled else grids
     if spelled:
@@ -130,13 +130,14 @@ def _encoding() -> str | None:
     return "utf-8" if sys.stdout is None else sys.stdout.encoding
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Say whether a person reads stdout, which may have been closed before we began."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def line_width() -> int:
     """Give the characters per line: the terminal's, or the report's own in a pipe."""
-    if not _is_terminal():
+    if not is_terminal():
         return WIDTH
     return max(NARROWEST, min(_columns(), WIDTH))
 

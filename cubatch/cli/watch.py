@@ -33,15 +33,13 @@ def watch(
 
     Example: cubatch watch --seconds 60 --json peaks.json
     """
-    import sys
-
     from cubatch.hardware.watch import Watch
 
     for option, value in (("--interval", interval), ("--seconds", seconds)):
         if value is not None and not (0 <= value < math.inf):
             raise InvalidArgument(option, value, "a number of seconds, at least 0")
     console.check_writable(json=json)
-    gpus, is_live = Watch(), json != console.STDOUT and sys.stdout.isatty()
+    gpus, is_live = Watch(), json != console.STDOUT and console.is_terminal()
     found: dict[str, Any] = {}
     try:
         with _screen(is_live=is_live) as show:

@@ -77,6 +77,13 @@ def test_it_lasts_as_long_as_was_asked(run, library, monkeypatch):
     assert 60 <= found["seconds"] < 61
 
 
+def test_a_stdout_that_was_closed_is_one_look(library, monkeypatch, tmp_path):
+    """As by `>&-`: nobody reads a table, and the file has what was seen."""
+    monkeypatch.setattr(sys, "stdout", None)
+    watch.watch(json=str(tmp_path / "peaks.json"))
+    assert json.loads((tmp_path / "peaks.json").read_text())["looks"] == 1
+
+
 def test_ctrl_c_keeps_what_was_seen(run, library, monkeypatch, tmp_path):
     """The table and the file are those of all looks; the exit code is that of an interruption."""
     slept = []
