@@ -214,7 +214,7 @@ def test_a_wide_terminal_shows_a_wide_table(monkeypatch, capsys, columns, is_tab
     console.emit([grid], {}, None)
     assert capsys.readouterr().out.startswith("first  ")
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(console, "_is_terminal", lambda: True)
+    monkeypatch.setattr(console, "is_terminal", lambda: True)
     console.emit([grid], {}, None)
     lines = capsys.readouterr().out.split("\n")
     assert max(map(len, lines)) <= columns
