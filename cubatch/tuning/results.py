@@ -289,11 +289,12 @@ class TuningResult:
         """
         List sizes worth trying as a hyperparameter, ascending, with the share of the throughput that each costs.
 
-        The answer comes first, then the fastest of those that were measured; who is nearer to one of them than a
-        factor of 1.25 is left out, since a training can hardly tell them apart.
+        The answer is one of them whatever it costs, which by latency or energy may be most of the throughput; then
+        come the fastest of those that were measured; who is nearer to one of them than a factor of 1.25 is left out,
+        since a training can hardly tell them apart.
 
         Args:
-            within: Largest share of the best throughput that a size may cost.
+            within: Largest share of the best throughput that another size than the answer may cost.
 
         Raises:
             InvalidArgument: If it is no share from 0 to below 1.
@@ -309,7 +310,7 @@ class TuningResult:
         rates = {m.batch_size: m.samples_per_second for m in self.comparable}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
-        able = {n: cost for n, cost in costs.items() if cost <= within}
+        able = {n: cost for n, cost in costs.items() if cost <= within or n == self.batch_size}
         kept: list[int] = []
         for n in sorted(able, key=lambda n: (n != self.batch_size, able[n])):
             if all(max(n, other) >= _APART * min(n, other) for other in kept):

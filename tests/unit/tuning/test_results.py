@@ -240,8 +240,14 @@ def test_choices_are_apart_cost_little_and_hold_the_answer() -> None:
     rates = {8: 400.0, 60: 960.0, 64: 970.0, 128: 980.0, 500: 990.0, 512: 1000.0, 1024: 960.0}
     result = rated(rates, 64)
     assert result.choices() == pytest.approx({64: 0.03, 128: 0.02, 512: 0.0, 1024: 0.04})
-    assert list(result.choices(within=0.025)) == [128, 512]
+    assert list(result.choices(within=0.025)) == [64, 128, 512], "64 costs 3 %, and is the answer"
     assert result.choices(within=0.7)[8] == pytest.approx(0.6)
+
+
+def test_the_answer_is_a_choice_whatever_it_costs() -> None:
+    """By latency 1 sample in 1 ms is the answer, 64 in 10 ms the fastest: 1000 of 6400 samples/s, so 27/32 are lost."""
+    result = rated({1: 1000.0, 64: 6400.0}, 1)
+    assert result.choices() == pytest.approx({1: 27 / 32, 64: 0.0})
 
 
 def test_what_broke_a_limit_or_never_ran_is_no_choice() -> None:
