@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import time
 import warnings
@@ -62,6 +63,7 @@ class Run:
         self.caveats: list[str] = []
         self.disturbed: tuple[str, ...] = ()
         self.was_begun_anew = False
+        self._number: int | None = None
         self._resources = contextlib.ExitStack()
         self._writer: Writer | None = None
         self._held_note = ""
@@ -91,6 +93,14 @@ class Run:
     def is_kept(self) -> bool:
         """Whether what is measured now is being kept."""
         return self._writer is not None and self._writer.trouble is None
+
+    @property
+    def anew(self) -> str:
+        """How what was kept before is measured anew: only of the user's own store with an option."""
+        if self.path == sqlite_file.default_path().resolve():
+            return "--fresh (store='refresh') measures anew"
+        forget = f"cubatch store clear {self._number} --store {shlex.quote(str(self.path))}"
+        return f"after `{forget}` the same call measures anew"
 
     def candidate(self, candidate: Candidate) -> None:
         """Keep a size that the search added to the ladder."""
@@ -236,6 +246,7 @@ class Run:
         with sqlite_file.transaction(database):
             run = self._find(database, digest, conditions, refresh=refresh)
             if run is not None:
+                self._number = run.id
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, run.id)
                 self.finished = store_tables.read_run(database, run.id).state == "finished"

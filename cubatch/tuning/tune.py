@@ -282,14 +282,14 @@ def measured_by(
     """
     before = [f'While timings that are kept were taken: "{sentence}"' for sentence in run.disturbed]
     if run.finished:
-        answered = "Answered from the store, nothing was measured now; --fresh (store='refresh') measures anew."
+        answered = f"Answered from the store, nothing was measured now; {run.anew}."
         run.caveats += [answered, *before]
         return run.kept
     if before and not run.was_begun_anew and turns.is_quiet(device):
         run.begin_anew()
         before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
     elif before:
-        before.append("This run went on with them; --fresh (store='refresh') measures anew.")
+        before.append(f"This run went on with them; {run.anew}.")
     run.caveats += before
     recorder, limits = Recorder(run.kept, run), story.limits
     with (

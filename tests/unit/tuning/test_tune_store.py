@@ -6,6 +6,8 @@ import errno
 import functools
 import json
 import random
+import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -22,6 +24,7 @@ from cubatch.tuning import store_tables
 from cubatch.tuning import tune as tuner
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
+from tests.unit.commands import in_process
 from tests.unit.tuning.small_runs import CHECKOUT, rows, statuses, tune
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -44,7 +47,8 @@ def kept_with(sentence):
 
 
 def about_others(result):
-    return [reason for reason in result.reasons if "busy" in reason]
+    said = [reason for reason in result.reasons if not reason.startswith("Answered")]  # which names the file
+    return [reason for reason in said if "busy" in reason]
 
 
 def test_an_answer_from_the_store_says_that_its_timings_were_disturbed(tmp_path, virtual, others):
@@ -130,7 +134,8 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
         tune(store=kept, progress=interrupt)
     old, went_on, new = tune(store=kept).reasons[:3]
     assert old == kept_with(new)
-    assert went_on == "This run went on with them; --fresh (store='refresh') measures anew."
+    command = f"cubatch store clear 1 --store {kept}"
+    assert went_on == f"This run went on with them; after `{command}` the same call measures anew."
     assert len(tuner.store.list_runs(kept)) == 1
 
 
@@ -199,7 +204,9 @@ def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, coun
     assert not (tmp_path / "cache").exists()
     first = quick(store=True)
     done = len(counted)
-    assert quick(store=True).measurements == first.measurements
+    again = quick(store=True)
+    assert again.measurements == first.measurements
+    assert "--fresh (store='refresh') measures anew" in again.reasons[0], "which no other store takes"
     assert len(counted) == done
     fresh = quick(store="refresh")
     assert len(counted) > done
@@ -207,6 +214,21 @@ def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, coun
     assert quick(store=True).measurements == fresh.measurements
     (run,) = tuner.store.list_runs(tmp_path / "cache" / "store.sqlite3")
     assert run.state == "finished"
+
+
+def test_a_store_of_ones_own_is_measured_anew_by_the_command_that_is_named(tmp_path, monkeypatch, capfd, counted):
+    """--fresh excludes --store: the answer names a command that runs as it stands, for this run and no other."""
+    kept = tmp_path / "my results"
+    quick = functools.partial(tune, batch_sizes=[4], store=kept)
+    tune(batch_sizes=[8], store=kept)
+    quick()
+    done = len(counted)
+    command = re.search(r"after `cubatch (.*)` the same call", quick().reasons[0])[1]
+    assert len(counted) == done
+    assert in_process(monkeypatch, capfd)(*shlex.split(command))[0] == 0
+    assert len(tuner.store.list_runs(kept)) == 1
+    quick()
+    assert len(counted) > done
 
 
 def test_a_changed_condition_is_refused_by_name(tmp_path, monkeypatch, virtual, counted):
