@@ -75,6 +75,7 @@ def sentences(
         *why,
         _limit(answer, fastest, measurements, goal, decision, tied_with, needed or {}),
         *_floor(measurements),
+        *_fullness(answer),
         *powers_of_two.sentences(answer, measurements, rounds, scatter),
         *_noisy(fastest, decision.limit),
         *_few(measurements, decision.limit),
@@ -283,6 +284,21 @@ def _floor(measurements: Sequence[Measurement]) -> list[str]:
             "less leaves the device idle."
         )
     ]
+
+
+def _fullness(answer: Measurement) -> list[str]:
+    """Say how full a GPU is at the answer, and how fast it ran, as far as it is known: of a CPU nothing is."""
+    counted = [
+        text.format(format_percent(share))
+        for text, share in (
+            ("fill {} of the warps that the SMs can hold (occupancy)", answer.occupancy),
+            ("keep {} of the SMs at work until the busiest is done (fill)", answer.fill),
+        )
+        if share is not None
+    ]
+    told = [f"our kernels, by count, {' and '.join(counted)}, on average by time"] if counted else []
+    told += [] if answer.sm_clock_mhz is None else [f"the SMs ran at {answer.sm_clock_mhz:.0f} MHz"]
+    return [f"At {answer.batch_size} {'; '.join(told)}."] if told else []
 
 
 def _spread(measurement: Measurement) -> float | None:

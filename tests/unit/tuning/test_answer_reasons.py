@@ -60,6 +60,31 @@ def test_the_reasons_name_the_answer_the_fastest_and_the_limit() -> None:
     )
 
 
+@pytest.mark.case("titan-x-test-batch")
+def test_the_reasons_say_how_full_a_gpu_is_at_the_answer() -> None:
+    """Of 3 s at 0.5 and 1 s at 1.0 occupancy is 0.625, fill 0.75 x 0.6 + 0.25 x 1.0 = 0.7; nothing of other sizes."""
+    rows = [
+        {"occupancy": 0.5, "fill": 0.6, "predicted_seconds": 3.0},
+        {"occupancy": 1.0, "fill": 1.0, "predicted_seconds": 1.0},
+    ]
+    taken = {8: [1.0] * 5, 16: [4.0] * 5}
+
+    def said(layers: dict[int, list[dict[str, float]]], mhz: float | None) -> list[str]:
+        timings = tuple(t for n, seconds in taken.items() for t in rounds(n, seconds, sm_clock_mhz=mhz))
+        result = answers.answer(
+            [Candidate(n) for n in taken], Measured(timings=timings, outcomes=(Outcome(8, "ok"), Outcome(16, "ok"))),
+            goal=Goal(), setting={}, layers=layers,
+        )  # fmt: skip
+        return [reason for reason in result.reasons if reason.startswith("At ")]
+
+    counted = "our kernels, by count, fill 62.5 % of the warps that the SMs can hold (occupancy)"
+    filled = "keep 70.0 % of the SMs at work until the busiest is done (fill), on average by time"
+    assert said({8: rows}, 1417.0) == [f"At 8 {counted} and {filled}; the SMs ran at 1417 MHz."]
+    assert said({8: rows}, None) == [f"At 8 {counted} and {filled}."]
+    assert said({16: rows}, 1417.0) == ["At 8 the SMs ran at 1417 MHz."]
+    assert said({16: rows}, None) == []
+
+
 @pytest.mark.case("power-of-two")
 def test_powers_of_two_are_called_tied_when_they_are() -> None:
     """64 and 63 cost the same per sample within a noise of either sign."""
