@@ -67,9 +67,7 @@ class ModuleRunner(BoundedRunner):
             notes.append(
                 f"{resting[0]} was in evaluation mode and stayed so{more}: module.train() has all parts train."
             )
-        if shapes := self._inputs.aside():
-            which = f"Inputs whose first axis is not the example's {self._inputs.batch_size} samples"
-            notes.append(f"{which} were the same in each batch: of shape {', '.join(map(str, shapes))}.")
+        notes.extend(self._inputs.aside())
         if self._guessed:
             which = ", ".join(sorted(self._guessed))
             notes.append(f"Results of {which} depend on data, without which what steps take is known less surely.")

@@ -84,9 +84,11 @@ class Inputs:
         """Where the first of its tensors is."""
         return self._tensors()[0].device
 
-    def aside(self) -> list[tuple[int, ...]]:
-        """List the shapes of tensors that do not hold the batch, and are the same whatever its size."""
-        return [tuple(tensor.shape) for tensor in self._tensors() if not self._holds_batch(tensor)]
+    def aside(self) -> list[str]:
+        """Tell of tensors that do not hold the batch, and are the same whatever its size; nothing where all hold it."""
+        shapes = [str(tuple(tensor.shape)) for tensor in self._tensors() if not self._holds_batch(tensor)]
+        which = f"Inputs whose first axis is not the example's {self.batch_size} samples"
+        return [f"{which} were the same in each batch: of shape {', '.join(shapes)}."] if shapes else []
 
     def _tensors(self) -> list[Any]:
         found: list[Any] = []

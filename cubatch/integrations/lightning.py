@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.report.answer import answer
 from cubatch.report.facts import is_recommended
 from cubatch.tuning.results import TuningResult
@@ -64,6 +65,8 @@ class _Finder:
         with isolate_rng(), _quiet(trainer, pl_module), kept_attributes(pl_module):
             batch, num_samples = _first_batch(trainer)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
+        for note in Inputs.of((batch,), None).aside():
+            rank_zero_warn(note)
         found = self.result.to_mapping()
         self.optimal_batch_size = self.result.batch_size if is_recommended(found) else None
         if self.optimal_batch_size is not None:
@@ -114,7 +117,22 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
     batch = next(iter(loader))[0]
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)  # noqa: SLF001 - as its loops
+    _check_rows(loader, batch)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0), num_samples
+
+
+def _check_rows(loader: Any, batch: Any) -> None:
+    """Refuse a batch whose tensors grow unlike the size that is looked for: those drawn for others would not be it."""
+    together = loader.flattened[:1] if loader._mode == "sequential" else loader.flattened  # noqa: SLF001 - as above
+    sizes = {size for each in together if (size := getattr(each, "batch_size", None)) is not None}
+    remedy = "Time such a step with autotune_callable(), whose batches are your own."
+    if len(sizes) > 1:
+        given = " and ".join(map(str, sorted(sizes)))
+        raise InvalidArgument("batch_size", given, "the same of all data loaders that a batch is made of", remedy)
+    rows = Inputs.of((batch,), None).batch_size
+    if any(rows > size > 1 for size in sizes):  # at 1 a dataset may give whole batches
+        allowed = f"the first axis of a batch's first tensor, at most {sizes.pop()} as of the data loader"
+        raise InvalidArgument("batch_size", rows, allowed, remedy)
 
 
 class _quiet:  # noqa: N801 - used like a function
@@ -208,7 +226,8 @@ Find the batch size at which the module really steps fastest, before it is train
 Used as Lightning's `BatchSizeFinder`, whose hooks and conditions it has: the data loaders come from the module or its
 data module, and read a `batch_size` that one of them or its `hparams` has; one device.  A batch of the loader tells
 what batches look like; steps are timed on random ones like it, so that the loader's own time does not count.  Memory is
-worked out beforehand, and the module, its metrics and random numbers are afterwards what they were.
+worked out beforehand, and the module, its metrics and random numbers are afterwards what they were.  Of tensors whose
+first axis is not the batch it warns: they are the same at every size.
 
 Args:
     batch_arg_name: The attribute that holds the batch size.
@@ -220,7 +239,8 @@ Attributes:
     result: The `TuningResult` behind it.
 
 Raises:
-    InvalidArgument: If the module optimises by hand (`automatic_optimization = False`).
+    InvalidArgument: If the module optimises by hand (`automatic_optimization = False`), or data loaders of unlike batch
+        sizes make a batch together, or a batch's first tensor has more rows than the loader's batch size.
 
 Example:
     >>> trainer = Trainer(callbacks=[CubatchBatchSizeFinder()])    # doctest: +SKIP

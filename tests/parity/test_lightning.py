@@ -255,3 +255,76 @@ def test_a_dry_run_of_lightnings_finds_nothing(tmp_path):
     data, finder = Data(), CubatchBatchSizeFinder(**SHORT)
     trainer(tmp_path, finder, fast_dev_run=True).fit(Counter(), datamodule=data)
     assert (finder.result, finder.optimal_batch_size, data.batch_size) == (None, None, 2)
+
+
+class Pairs(Data):
+    """Labelled images beside seven times as many without labels, as FixMatch has them."""
+
+    def __init__(self, ratio):
+        super().__init__()
+        self.batch_size, self.ratio = 4, ratio
+
+    def train_dataloader(self):
+        images = torch.utils.data.TensorDataset(torch.zeros(NUM_SAMPLES, 3, 2, 2))
+        sizes = {"labelled": self.batch_size, "unlabelled": self.ratio * self.batch_size}
+        return {name: torch.utils.data.DataLoader(images, batch_size=size) for name, size in sizes.items()}
+
+
+class TakesPairs(Counter):
+    """Steps on both, whatever there is of each."""
+
+    on_train_batch_start = pl.LightningModule.on_train_batch_start
+
+    def training_step(self, batch, batch_idx):
+        return self.net(torch.cat([images for (images,) in batch.values()])).square().mean()
+
+
+def test_loaders_of_unlike_batch_sizes_are_refused(tmp_path):
+    """Both sizes follow the one that is looked for, and seven samples of eight would not have grown with it."""
+    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
+    with pytest.raises(InvalidArgument, match=r"batch_size must be the same of all data loaders.*4 and 28.*callable"):
+        fit(TakesPairs(), datamodule=Pairs(7))
+
+
+def test_loaders_of_one_batch_size_are_taken(tmp_path, monkeypatch):
+    """A batch is as many samples of each, so one number says its size."""
+    pair = result_of(measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau")
+    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: pair)
+    data = Pairs(1)
+    trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(TakesPairs(), datamodule=data)
+    assert data.batch_size == 8
+
+
+class Views(Data):
+    """Gives two views of each image one after the other, as SimCLR has them."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return torch.cat([batch[0], batch[0]]), batch[1].repeat(2)
+
+
+class BesideTable(Data):
+    """Gives a table of classes with each batch."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return (*batch, torch.zeros(3, 5))
+
+
+class TakesTable(Counter):
+    on_train_batch_start = pl.LightningModule.on_train_batch_start
+
+    def training_step(self, batch, batch_idx):
+        return self._loss(batch[:2])
+
+
+def test_batches_of_more_rows_than_the_loaders_batch_size_are_refused(tmp_path):
+    """A size found in rows would be set as one of images, of which each makes two."""
+    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
+    with pytest.raises(InvalidArgument, match=r"at most 2 as of the data loader, got 4\. Time"):
+        fit(Counter(), datamodule=Views())
+
+
+def test_tensors_that_do_not_hold_the_batch_are_warned_of(tmp_path):
+    """They were the same at every size, which only the result said."""
+    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
+    with pytest.warns(UserWarning, match=r"not the example's 2 samples were the same in each batch: of shape \(3, 5\)"):
+        fit(TakesTable(), datamodule=BesideTable())
