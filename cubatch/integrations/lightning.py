@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
+from cubatch.frameworks.torch_state import SavedState
 from cubatch.report.answer import answer
 from cubatch.report.facts import is_recommended
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
 
 _STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+_STAGES = {"fit": "train", "validate": "validation", "test": "test", "predict": "predict"}
 _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
@@ -62,8 +63,10 @@ class _Finder:
         if trainer.fast_dev_run:
             rank_zero_warn("Skipping the batch size finder since `fast_dev_run` is enabled.")
             return
-        with isolate_rng(), _quiet(trainer, pl_module), kept_attributes(pl_module):
+        saved = SavedState(pl_module, training=trainer.state.fn == "fit")
+        with isolate_rng(), _quiet(trainer, pl_module), saved:
             batch, num_samples = _first_batch(trainer)
+            _begin(trainer, pl_module, batch)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
         for note in Inputs.of((batch,), None).aside():
             rank_zero_warn(note)
@@ -133,6 +136,14 @@ def _check_rows(loader: Any, batch: Any) -> None:
     if any(rows > size > 1 for size in sizes):  # at 1 a dataset may give whole batches
         allowed = f"the first axis of a batch's first tensor, at most {sizes.pop()} as of the data loader"
         raise InvalidArgument("batch_size", rows, allowed, remedy)
+
+
+def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
+    """Call the module's hooks before a first step, as Lightning's loops do: a step may need what they make."""
+    stage = _STAGES[trainer.state.fn]
+    getattr(pl_module, f"on_{stage}_start")()
+    getattr(pl_module, f"on_{stage}_epoch_start")()
+    getattr(pl_module, f"on_{stage}_batch_start")(batch, 0)
 
 
 class _quiet:  # noqa: N801 - used like a function
@@ -225,9 +236,10 @@ Find the batch size at which the module really steps fastest, before it is train
 
 Used as Lightning's `BatchSizeFinder`, whose hooks and conditions it has: the data loaders come from the module or its
 data module, and read a `batch_size` that one of them or its `hparams` has; one device.  A batch of the loader tells
-what batches look like; steps are timed on random ones like it, so that the loader's own time does not count.  Memory is
-worked out beforehand, and the module, its metrics and random numbers are afterwards what they were.  Of tensors whose
-first axis is not the batch it warns: they are the same at every size.
+what batches look like, and the module's hooks before a first step, such as `on_train_start`, are called with it once.
+Steps are timed on random batches like it, so that the loader's own time does not count.  Memory is worked out
+beforehand, and the module, its metrics and random numbers are afterwards what they were.  Of tensors whose first axis
+is not the batch it warns: they are the same at every size.
 
 Args:
     batch_arg_name: The attribute that holds the batch size.

@@ -133,6 +133,10 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
         assert torch.equal(alone.state_dict()[name], value), name
 
 
+def all_ran(finder):
+    return {m.status for m in finder.result.measurements} <= {"ok", "dropped", "not_run"}
+
+
 def result_of(**found):
     """A result of these measurements, as if the module had been tuned."""
     return TuningResult.from_json(json.dumps(tuned(**found, fastest_batch_size=found["batch_size"], tied_with=[])))
@@ -235,7 +239,7 @@ def test_a_step_is_what_lightnings_loop_makes_of_it(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer(tmp_path, finder, limit_val_batches=0, precision="64-true").fit(model, datamodule=Moves())
-    assert {m.status for m in finder.result.measurements} <= {"ok", "dropped", "not_run"}
+    assert all_ran(finder)
     assert finder.result.dtype == "float64"
     assert finder.result.largest_batch_size > NUM_SAMPLES
     assert all(model.was_eval)
@@ -310,8 +314,6 @@ class BesideTable(Data):
 
 
 class TakesTable(Counter):
-    on_train_batch_start = pl.LightningModule.on_train_batch_start
-
     def training_step(self, batch, batch_idx):
         return self._loss(batch[:2])
 
@@ -328,3 +330,34 @@ def test_tensors_that_do_not_hold_the_batch_are_warned_of(tmp_path):
     fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
     with pytest.warns(UserWarning, match=r"not the example's 2 samples were the same in each batch: of shape \(3, 5\)"):
         fit(TakesTable(), datamodule=BesideTable())
+
+
+class Prepares(Counter):
+    """Makes what its steps need in the hooks before them, and changes a parameter there."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.was_prepared, self.begun = hasattr(self, "begun"), True
+
+    def on_train_epoch_start(self):
+        self.outs = []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        super().on_train_batch_start(batch, batch_idx)
+        self.weight = torch.ones(())
+        with torch.no_grad():
+            self.net[-1].bias.add_(1)
+
+    def training_step(self, batch, batch_idx):
+        self.outs.append(self.begun)
+        return self._loss(batch) * self.weight
+
+
+def test_hooks_before_a_first_step_make_what_it_needs_and_leave_nothing(tmp_path):
+    """Steps ran at no size without them; Lightning's own start finds the parameters and attributes of before."""
+    model, finder = Prepares(), CubatchBatchSizeFinder(**SHORT)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=Data())
+    assert all_ran(finder)
+    assert not model.was_prepared
+    assert all(torch.equal(model.at_start[name], value) for name, value in before.items())
