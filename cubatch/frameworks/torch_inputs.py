@@ -129,8 +129,9 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
     """
     Make tensors like an example's, of its dtype: floats within its range, or normal where that holds one value only.
 
-    Integers are those of the example, as often as there: of what lies between them not all need be one, as where
-    labels of padding are -100.  Floats are never constant: what a GPU draws, and so its clock, depends on the data.
+    Integers and booleans are whole samples of the example, each as often and in its order: labels of padding are -100,
+    rows of a mask leave equally many, and lengths of sequences are sorted, which those drawn one by one would not be.
+    Floats are never constant: what a GPU draws, and so its clock, depends on the data.
     """
     import torch
 
@@ -140,12 +141,11 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
         shape = (batch_size, *tensor.shape[1:])
         if not tensor.numel():
             return torch.empty(shape, dtype=tensor.dtype, device=device)
-        if tensor.dtype == torch.bool:
-            return torch.randint(0, 2, shape, **like).to(device, torch.bool)
         if tensor.dtype.is_complex:  # which have no range
             return torch.randn(shape, dtype=tensor.dtype, **like).to(device)
         if not tensor.dtype.is_floating_point:
-            return tensor.cpu().flatten()[torch.randint(tensor.numel(), shape, **like)].to(device)
+            samples = torch.arange(batch_size, device=generator.device) * len(tensor) // batch_size
+            return tensor.cpu()[samples].to(device)
         low, high = (bound.item() for bound in tensor.float().aminmax())  # the smallest types have none of their own
         drawn = torch.randn(shape, **like)
         if low < high and math.isfinite(low) and math.isfinite(high):

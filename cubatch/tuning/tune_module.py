@@ -69,9 +69,9 @@ def autotune_module(
             without arguments that gives one.
         example_inputs: What it is called with: a tensor, a tuple (positional arguments) or a dict (keyword arguments)
             whose tensors have the batch as axis 0; or the shape of one sample, such as (3, 224, 224).  Batches are
-            random, of the example's dtypes and ranges, whole numbers of its own ones, and require a gradient where it
-            does.  A batch of a class of its own is an argument within a tuple: (batch,).  A layer that reads that axis
-            as time, for want of `batch_first`, is told of.
+            random, of the example's dtypes and ranges, but of integers and booleans they hold its own samples, each as
+            often; they require a gradient where it does.  A batch of a class of its own is an argument within a tuple:
+            (batch,).  A layer that reads that axis as time, for want of `batch_first`, is told of.
         mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step; the
             gradients of the step before are there until the backward pass, so that memory suffices for loops that
             accumulate them too.  Parts that are in evaluation mode in a module that trains stay so.
