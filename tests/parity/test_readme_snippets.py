@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+import cubatch as cb
 from tests.unit.readme import run, snippets
 
 torch = pytest.importorskip("torch")
@@ -25,3 +27,11 @@ def test_a_snippet_works_as_printed(snippet, tmp_path):
         export(Small(), tmp_path / "model.onnx", torch.randn(2, *SHAPE))
     shutil.copy(Path(__file__).with_name("readme_project.py"), tmp_path / "my_project.py")
     run(snippet, tmp_path)
+
+
+def test_the_loss_of_the_reference_takes_any_batch_size():
+    """Labels of a fixed number of samples would be of one size only: every other one raised."""
+    (printed,) = re.findall("`loss=(lambda [^`]+)`", (Path(cb.__file__).parent / "README.md").read_text())
+    loss = eval(printed, {"F": torch.nn.functional})  # noqa: S307 - our own
+    result = cb.autotune_module(torch.nn.Linear(3, 5), (3,), mode="training", loss=loss, batch_sizes=[2, 4], budget=60)
+    assert {m.status for m in result.measurements} <= {"ok", "dropped"}
