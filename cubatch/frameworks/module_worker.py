@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 from typing import Any
 
 from cubatch import user_code
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import module_source
 from cubatch.frameworks.module_runner import ModuleRunner
-from cubatch.frameworks.torch_inputs import is_shape
+from cubatch.frameworks.torch_inputs import is_shape, without_floats
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.measure import garbage
@@ -46,6 +48,12 @@ def unpack(packed: Any) -> Any:
 
     kept = io.BytesIO(base64.b64decode(packed))
     return torch.load(kept, weights_only=False, map_location="cpu")
+
+
+def digest(packed: Any) -> str:
+    """Give what is the same of inputs that batches are made alike of: floats count by their shapes and dtypes alone."""
+    asked = packed if isinstance(packed, list) else pack(without_floats(unpack(packed)))
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()  # what torch.save writes of equal ones is equal
 
 
 def example(name: str) -> Any:

@@ -155,6 +155,17 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
     return make
 
 
+def without_floats(example: Any) -> Any:
+    """Give an example whose floats are 0: all that decides what runs, since those of a batch are drawn."""
+    import torch
+
+    def blank(tensor: Any) -> Any:
+        has_floats = tensor.is_floating_point() or tensor.is_complex()
+        return torch.zeros_like(tensor, requires_grad=tensor.requires_grad) if has_floats else tensor
+
+    return _mapped(example, blank)
+
+
 def is_shape(example: Any) -> bool:
     """Say whether it is the shape of one sample."""
     return (

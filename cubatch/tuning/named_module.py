@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -132,8 +130,7 @@ class NamedModule:
             "spec": {"name": self.name, **extents},
             "library": "torch",
             **self.kind,
-            # Of tensors only what they are like counts, but what torch.save writes of equal ones is equal.
-            "inputs": hashlib.sha256(json.dumps(self.inputs).encode()).hexdigest(),
+            "inputs": module_worker.digest(self.inputs),
             "device": self.device.uuid or self.device.name,
             "mig": self.device.mig,
             **attrs.asdict(goal),

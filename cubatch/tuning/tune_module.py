@@ -96,7 +96,8 @@ def autotune_module(
         progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing
             PyTorch, making a named module and walking through its steps some seconds.
-        store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.
+        store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.  Of
+            `example_inputs` integers and booleans count, and of floats shapes and dtypes, as values are drawn.
 
     Returns:
         TuningResult: As from `autotune`; `predicted_peak_bytes` is what was said of a size just before it ran.

@@ -114,11 +114,21 @@ def test_timings_of_another_allocator_are_refused(place, nothing_runs, monkeypat
 
 
 def test_the_store_finds_the_same_tensors_again(place, nothing_runs):
-    """Equal inputs make one question, however they were made; other values are another."""
+    """Equal inputs make one question, however they were made; other whole numbers, which batches hold, are another."""
     for ids in (torch.tensor([[1, 2]]), torch.arange(1, 3).reshape(1, 2), torch.tensor([[1, 3]])):
         with pytest.raises(KeyboardInterrupt):
             cb.autotune_module(f"{HERE}:of_words", {"ids": ids}, store=place / "store.sqlite3", **ASKED)
     assert len(results.list_runs(place / "store.sqlite3")) == 2
+
+
+def test_the_store_finds_random_inputs_again(place, nothing_runs):
+    """Their values are drawn anew for each batch; what is asked by other shapes, dtypes and gradients is another."""
+    examples = [torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8), torch.randn(1, 3, 8, 8),
+                torch.randn(2, 3, 8, 8).double(), torch.randn(2, 3, 8, 8, requires_grad=True)]  # fmt: skip
+    for image in examples:
+        with pytest.raises(KeyboardInterrupt):
+            cb.autotune_module(f"{HERE}:small", (image,), store=place / "store.sqlite3", **ASKED)
+    assert len(results.list_runs(place / "store.sqlite3")) == 4
 
 
 def test_dicts_and_functions_by_name_reach_the_worker(place):
