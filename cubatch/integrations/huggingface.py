@@ -19,7 +19,8 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
 
     The product of the two and `num_devices` is the target exactly, so that learning rates keep their meaning.  Of the
     sizes that make it so, up to the largest that was measured, the one is taken whose steps should take the least
-    time: as measured, and between measured sizes along straight lines.
+    time: as measured, and between measured sizes along straight lines.  Where all are below what was measured, the
+    largest is taken.
 
     Args:
         result: Of tuning a training step, by `autotune_module(model, inputs, mode="training")` for one.
@@ -27,8 +28,8 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         num_devices: How many of them train side by side.
 
     Warns:
-        UserWarning: If no size that divides the target reaches nine tenths of the best samples per second, with targets
-            that would.
+        UserWarning: If no size that divides the target reaches nine tenths of the best samples per second, or is as
+            large as one that was measured, with targets that can be cut into steps of the best.
 
     Returns:
         dict[str, int]: `per_device_train_batch_size` and `gradient_accumulation_steps`.
@@ -50,12 +51,14 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
     found = cut(result, target // devices)
     best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.comparable)
     share = found.batch_size / found.seconds / best[0]
-    if share < MUCH_LESS:
+    if found.is_below or share < MUCH_LESS:
         whole = best[1] * devices
         near = sorted({max(1, target // whole) * whole, -(-target // whole) * whole})
+        less = f"at {format_percent(share)} of the throughput of batch size {best[1]}, which does not divide it"
+        if found.is_below:
+            less = "fewer than were measured"
         warnings.warn(
-            f"target_batch_size={target} is best cut into steps of {found.batch_size} samples, at "
-            f"{format_percent(share)} of the throughput of batch size {best[1]}, which does not divide it; "
+            f"target_batch_size={target} is best cut into steps of {found.batch_size} samples, {less}; "
             f"{' and '.join(map(str, near))} can be cut into steps of {best[1]}.",
             stacklevel=2,
         )

@@ -22,21 +22,25 @@ class Cut:
         batch_size: Samples that go through together.
         steps: How many of them make the whole.
         seconds: Of one of them.
-        is_measured: Whether that was measured; else it lies between sizes that were.
+        is_measured: Whether that was measured.
+        is_below: Whether it is smaller than all sizes that were, and its time in proportion; else it lies between them.
     """
 
     batch_size: int
     steps: int
     seconds: float
     is_measured: bool
+    is_below: bool
 
     def __str__(self) -> str:
+        whole, took = self.batch_size * self.steps, f"{self.steps} x {format_seconds(self.seconds)}"
+        if self.is_below:
+            return (
+                f"Of the sizes that divide {whole} and fit, all below what was measured, {self.batch_size} is the "
+                f"largest: {took} in proportion."
+            )
         how = "measured" if self.is_measured else "between sizes that were measured"
-        whole = self.batch_size * self.steps
-        return (
-            f"Of the sizes that divide {whole}, {self.batch_size} takes the least time for all of it: {self.steps} x "
-            f"{format_seconds(self.seconds)}, {how}."
-        )
+        return f"Of the sizes that divide {whole}, {self.batch_size} takes the least time for all of it: {took}, {how}."
 
 
 def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = None) -> Cut:
@@ -44,7 +48,8 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     Cut a batch into as many steps as take the least time together.
 
     Of the sizes that divide it, up to the largest whose time can be compared, the one is taken whose steps should take
-    the least time: as measured, also of sizes that were dropped, and between measured sizes along straight lines.
+    the least time: as measured, also of sizes that were dropped, and between measured sizes along straight lines.  Only
+    where all of them are below what was measured, it is the largest, and its time in proportion.
 
     Args:
         result: Of tuning a training step.
@@ -64,6 +69,10 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     if not sizes:
         wanted = f"one that batches of at most {known[-1]} make, the largest that was measured, and that fit"
         raise InvalidArgument("target_batch_size", target, wanted)
+    if sizes[-1] < known[0]:  # nobody knows what steps of these take: the fewest have the least beside the samples
+        size = sizes[-1]
+        return Cut(size, target // size, seconds[known[0]] * size / known[0], is_measured=False, is_below=True)
+    sizes = [size for size in sizes if size >= known[0]]
     expected = np.interp(sizes, known, [seconds[size] for size in known])
     size, took = min(zip(sizes, expected, strict=True), key=lambda pair: (target // pair[0]) * pair[1])
-    return Cut(size, target // size, float(took), size in seconds)
+    return Cut(size, target // size, float(took), is_measured=size in seconds, is_below=False)

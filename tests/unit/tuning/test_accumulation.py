@@ -27,9 +27,10 @@ def result(seconds, dropped=()):
     dropped=st.sets(st.integers(1, 60)),
 )
 def test_no_other_cut_takes_less_time(seconds, target, fitting, dropped):
-    """Of all sizes that divide the target, were measured or lie between such, and fit; by trying each."""
+    """Of all sizes that divide the target, were measured or lie between such, and fit, else the largest; by trying."""
     allowed = {n for n in range(1, target + 1) if target % n == 0 and n <= max(seconds)}
     allowed &= allowed if fitting is None else fitting
+    allowed = {n for n in allowed if n >= min(seconds)} or set(sorted(allowed)[-1:])
     if not allowed:
         with pytest.raises(InvalidArgument, match="target_batch_size"):
             cut(result(seconds, dropped), target, fitting=fitting)
@@ -47,12 +48,21 @@ def test_no_other_cut_takes_less_time(seconds, target, fitting, dropped):
     [
         (256, None, "Of the sizes that divide 256, 64 takes the least time for all of it: 4 x 10.0 ms, measured."),
         (256, {16, 32, 96}, "32 takes the least time for all of it: 8 x 8.00 ms, measured."),
+        (20, None, "20 takes the least time for all of it: 1 x 7.25 ms, between sizes that were measured."),
+        (20, {2, 4, 5}, "20 and fit, all below what was measured, 5 is the largest: 4 x 2.19 ms in proportion."),
         (96, None, "48 takes the least time for all of it: 2 x 9.00 ms, between sizes that were measured."),
     ],
 )
 def test_a_cut_says_why(target, fitting, text):
     """The size, the time of the whole, and whether it was measured."""
     assert text in str(cut(result({16: 0.007, 32: 0.008, 64: 0.010}), target, fitting=fitting))
+
+
+def test_sizes_below_what_was_measured_are_left_out_where_others_remain():
+    """Steps of 30 had the time of 32, 2 x 10 ms, less than the one of 60 between two sizes that were measured."""
+    found = cut(result({32: 0.010, 64: 0.100}), 60)
+    assert (found.batch_size, found.is_measured, found.is_below) == (60, False, False)
+    assert found.seconds == pytest.approx(0.08875)  # 10 ms and 28 of 32 parts of 90 ms
 
 
 def test_a_size_that_was_measured_and_dropped_is_not_drawn_over():
