@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,8 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(see)
     try:
-        yield found
+        with warnings.catch_warnings():  # of parts that are compiled, whose hooks are called twice
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            yield found
     finally:
         handle.remove()

@@ -9,6 +9,7 @@ library takes for itself inside an operation (cuDNN's workspaces), and what an a
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,9 +140,12 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
+    # Compiled code that is met under a dispatch mode is skipped from then on: it runs eagerly, whoever calls it.
+    stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6
     # A table that a module makes when it is first needed would be one without data from then on.
     with (
         kept_attributes(module),
+        stance("force_eager") if stance else contextlib.nullcontext(),
         fake_logs.silent(),
         time_first.watched(module, batch_size) as found,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,

@@ -64,12 +64,11 @@ class TorchModule:
         self._place = _place(tensors) or (self._inputs.device if place is None else torch.device(place))
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
-        is_wrapped = isinstance(module, torch.nn.parallel.DistributedDataParallel)
-        self._bare = module.module if is_wrapped else module
+        self._bare, self._has_ranks = _unwrapped(module)
 
     @property
     def name(self) -> str:
-        """Its class, or that of what DistributedDataParallel has wrapped."""
+        """Its class, or that of what torch.compile or DistributedDataParallel has wrapped."""
         return type(self._bare).__name__
 
     @property
@@ -141,7 +140,7 @@ class TorchModule:
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
             self._place, self.peaks, memory_limit, seed, channels_last=self._channels_last, dtype=self.dtype,
-            bare=None if self._bare is self._module else self._bare,
+            bare=self._bare if self._has_ranks else None,
         )  # fmt: skip
 
 
@@ -181,6 +180,20 @@ def _place(tensors: Sequence[Any]) -> Any:
         on = " and ".join(sorted(map(str, found)))
         raise InvalidArgument("module", f"on {on}", "on one device", "Time its steps with autotune_callable().")
     return next(iter(found), None)
+
+
+def _unwrapped(module: Any) -> tuple[Any, bool]:
+    """Give what torch.compile and DistributedDataParallel have wrapped, and whether the latter is among them."""
+    import torch
+
+    has_ranks = False
+    while True:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            module, has_ranks = module.module, True
+        elif hasattr(module, "_orig_mod"):  # PyTorch's OptimizedModule, whose import takes a second
+            module = module._orig_mod  # noqa: SLF001 - its only name
+        else:
+            return module, has_ranks
 
 
 def _is_name(value: object) -> bool:

@@ -1,0 +1,90 @@
+"""A module that comes compiled is timed as compiled, and stays so."""
+
+from __future__ import annotations
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+
+nn = torch.nn
+
+
+class Block(nn.Module):
+    """A part whose forward pass PyTorch compiles, as it does not that of its own parts."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+class Net(nn.Module):
+    """Two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Block(4, 8), Block(8, 2)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+def whole(module, **options):
+    """Wrap the module."""
+    return torch.compile(module, **options)
+
+
+def in_place(module, **options):
+    """Compile the module where it is."""
+    module.compile(**options)
+    return module
+
+
+def a_part(module, **options):
+    """Wrap a part."""
+    module.first = torch.compile(module.first, **options)
+    return module
+
+
+def a_part_in_place(module, **options):
+    """Compile a part where it is."""
+    module.first.compile(**options)
+    return module
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("compiled", [whole, in_place, a_part, a_part_in_place])
+def test_steps_run_the_code_that_the_users_compiler_made_and_so_do_later_calls(compiled, mode):
+    """The backend's code is called by steps, and afterwards the same module still calls it; nothing runs eagerly."""
+    torch._dynamo.reset()
+    calls = []
+
+    def counting(graph, _):
+        def run(*arguments):
+            calls.append(None)
+            return graph.forward(*arguments)
+
+        return run
+
+    module = compiled(Net(), backend=counting, fullgraph=True)
+    result = cb.autotune_module(module, (4,), mode=mode, device="cpu", batch_sizes=[2, 4], budget=1.0)
+    by_steps = len(calls)
+    assert by_steps > 0
+    assert all(each.predicted_peak_bytes for each in result.measurements)
+    module(torch.zeros(2, 4))
+    assert len(calls) == by_steps + 1
+
+
+def test_a_compiled_module_has_the_name_of_what_was_compiled():
+    """PyTorch calls what it wraps it in OptimizedModule."""
+    found = TorchModule(
+        torch.compile(Net(), backend="eager"), (4,), mode="inference", loss=None, optimizer="sgd", autocast=None,
+        channels_last=False, compiled=False,
+    )  # fmt: skip
+    assert found.name == "Net"
