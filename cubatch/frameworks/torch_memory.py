@@ -43,12 +43,14 @@ class Walk:
         time_first: Parts of the module that read the batch as time, as `time_first.watched` names them: to walk through
             these is to walk through each step of it.
         guessed: Operations whose results depend on data: see `data_dependent`.
+        written: Parameters that it changes in place.
     """
 
     peak_bytes: int
     operations: int
     time_first: tuple[str, ...]
     guessed: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
 
 
 @attrs.frozen
@@ -61,12 +63,13 @@ class Peaks:
 
     Attributes:
         known: Bytes by batch size, of two sizes at least.
-        time_first, guessed: As those of `Walk`.
+        time_first, guessed, written: As those of `Walk`.
     """
 
     known: Mapping[int, int]
     time_first: tuple[str, ...] = ()
     guessed: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
 
     def at(self, batch_size: int) -> int:
         """
@@ -131,7 +134,8 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
         if largest <= most or largest in known or is_met or turned or more > _MOST_MORE:
             break
         known[largest] = walked(module, inputs, kind, device, largest).peak_bytes
-    return Peaks(known, turned, frozenset().union(*(walk.guessed for walk in walks.values())))
+    guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
+    return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())))
 
 
 def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int) -> Walk:
@@ -176,7 +180,8 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         if kind.training and made:  # which no optimiser knows of that was made before, as a user's loop has one
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
-    return Walk(watch.peak, watch.operations, tuple(found), frozenset(watch.guessed))
+        written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
+    return Walk(watch.peak, watch.operations, tuple(found), frozenset(watch.guessed), written)
 
 
 class _Watch:
@@ -187,6 +192,7 @@ class _Watch:
         self.guessed: set[str] = set()
         self._guesses = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._written: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
 
     def see(self, tensor: Any) -> None:
@@ -199,6 +205,20 @@ class _Watch:
         self.alive += size
         self.peak = max(self.peak, self.alive)
         weakref.finalize(storage, self._gone, size)
+
+    def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Note the storages that an operation writes to, also past the version of a tensor."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        taken = operation._schema.arguments if isinstance(operation, torch._ops.OpOverload) else ()  # noqa: SLF001
+        given = {**{each.name: value for each, value in zip(taken, arguments, strict=False)}, **options}
+        changed = [given.get(each.name) for each in taken if each.is_write]
+        self._written.update(leaf.untyped_storage() for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor))
+
+    def has_written(self, tensor: Any) -> bool:
+        """Say whether an operation wrote to a tensor's storage."""
+        return tensor is not None and tensor.untyped_storage() in self._written
 
     def result(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Do an operation without data; note one whose result depends on data, and what it is taken for."""
@@ -241,6 +261,7 @@ class _Watch:
                 kwargs: Any = None,
             ) -> Any:
                 watch.operations += 1
+                watch.write(func, args, kwargs or {})
                 result = watch.result(func, args, kwargs or {})
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):

@@ -127,13 +127,21 @@ class TorchModule:
         """
         Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`.
 
+        Parameters that they change in place are kept from then on, to be put back: all where no walk tells which.
+
         Raises:
             NotImplementedError: If parameters are sharded: a walk would wait for what other ranks send.
             Exception: Whatever a step raises on fake tensors.
         """
-        if any(hasattr(parameter, "to_local") for parameter in self._module.parameters()):
-            raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
-        return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
+        parameters = dict(self._bare.named_parameters())
+        try:
+            _check_whole(parameters.values())
+            found = torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
+        except Exception:
+            self._saved.keep(parameters.values())
+            raise
+        self._saved.keep(parameters[name] for name in (parameters if found.guessed else found.written))
+        return found
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""
@@ -180,6 +188,11 @@ def _place(tensors: Sequence[Any]) -> Any:
         on = " and ".join(sorted(map(str, found)))
         raise InvalidArgument("module", f"on {on}", "on one device", "Time its steps with autotune_callable().")
     return next(iter(found), None)
+
+
+def _check_whole(parameters: Iterable[Any]) -> None:
+    if any(hasattr(parameter, "to_local") for parameter in parameters):
+        raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
 
 
 def _unwrapped(module: Any) -> tuple[Any, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -12,13 +13,14 @@ class SavedState:
     """
     Keeps what steps may change of a module and of PyTorch, and puts it back to the bit.
 
-    Parameters and buffers (in training; in inference buffers alone, since nothing writes to parameters) are copied to
-    the host, so that the device keeps its room.  Gradients, other attributes such as the train flag of each part, and
-    PyTorch's random generators are kept too.  Use it with `with`: it puts back also after an error or Ctrl-C.
+    Parameters and buffers (in inference buffers, and those parameters that `keep` is told of: few are written to) are
+    copied to the host, so that the device keeps its room.  Gradients, other attributes such as the train flag of each
+    part, and PyTorch's random generators are kept too.  Use it with `with`: it puts back also after an error or Ctrl-C.
     """
 
     def __init__(self, module: Any, *, training: bool) -> None:
         self._module, self._training = module, training
+        self._told: ExitStack | None = None
 
     def __enter__(self) -> Self:
         import torch
@@ -33,6 +35,7 @@ class SavedState:
                 undo.callback(setattr, parameter, "grad", parameter.grad)
             for tensor in tensors if self._training else self._module.buffers():
                 undo.callback(put_back, tensor, tensor.detach().to("cpu", copy=True))
+            self._told = undo.enter_context(ExitStack())
             for tensor in tensors:
                 undo.callback(setattr, tensor, "data", tensor.data)
             undo.enter_context(kept_attributes(self._module))  # the train flag and the buffers among them
@@ -40,6 +43,12 @@ class SavedState:
                 parameter.grad = None
             self._undo = undo.pop_all()
         return self
+
+    def keep(self, parameters: Iterable[Any]) -> None:
+        """Keep the values of parameters, too, where nobody has yet: what steps in inference change in place."""
+        if self._told is not None and not self._training:
+            for parameter in parameters:
+                self._told.callback(put_back, parameter, parameter.detach().to("cpu", copy=True))
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()

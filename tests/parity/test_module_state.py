@@ -208,3 +208,60 @@ def test_layers_made_in_the_first_forward_pass_cannot_be_trained_unseen(has_anot
     assert not hasattr(module, "late")
     module(torch.zeros(1, 4))
     assert cb.autotune_module(module, (4,), mode="training", batch_sizes=[2], budget=5).batch_size == 2
+
+
+class Clamped(nn.Linear):
+    """Writes to its weights past their version."""
+
+    def forward(self, x):
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Zeroed(nn.Linear):
+    """Writes to them by NumPy, which no walk without data sees."""
+
+    def forward(self, x):
+        self.weight.detach().numpy()[:] = 0
+        return super().forward(x)
+
+
+class Started(nn.Linear):
+    """Sets its weights by the first batch, where data say that it is the first."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        if self.calls < 1:
+            self.weight.data.fill_(x.mean())
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "example"),
+    [
+        (nn.Embedding(10, 4, max_norm=0.1), torch.arange(8).view(4, 2)),
+        (Clamped(4, 2), (4,)),
+        (Zeroed(4, 2), (4,)),
+        (Started(), (4,)),
+    ],
+    ids=["embedding", "clamped", "zeroed", "started"],
+)
+def test_parameters_that_a_forward_pass_changes_in_place_are_put_back(module, example):
+    """To the bit, in inference as in training, and in the same memory."""
+    before = [(each.data_ptr(), each.detach().clone()) for each in module.parameters()]
+    cb.autotune_module(module, example, max_batch_size=2, device="cpu", budget=1.0)
+    after = list(module.parameters())
+    assert [each.data_ptr() for each in after] == [place for place, _ in before]
+    assert all(torch.equal(each, values) for each, (_, values) in zip(after, before, strict=True))
+
+
+def test_parameters_that_nothing_writes_to_are_not_copied_in_inference(monkeypatch):
+    """A copy of a large model's might not fit beside it."""
+    kept = []
+    monkeypatch.setattr(SavedState, "keep", lambda self, parameters: kept.extend(parameters))
+    cb.autotune_module(nn.Linear(4, 2), (4,), max_batch_size=2, device="cpu", budget=1.0)
+    assert kept == []
