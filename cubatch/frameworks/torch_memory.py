@@ -100,7 +100,7 @@ class Peaks:
 def num_bytes(tensors: Iterable[Any]) -> int:
     """Add up the storages of tensors, each once; of a sharded one, that of this rank's shard."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    storages = [part.untyped_storage() for tensor in local for part in _plain(tensor)]
+    storages = [storage for tensor in local for part in _plain(tensor) for storage in _storages(part)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # noqa: SLF001 - its only identity
 
 
@@ -111,6 +111,21 @@ def _plain(tensor: Any) -> Iterator[Any]:
         return
     for name in tensor.__tensor_flatten__()[0]:
         yield from _plain(getattr(tensor, name))
+
+
+def _storages(tensor: Any) -> list[Any]:
+    """Give the storages of a tensor: a sparse one has those of its indices and values."""
+    import torch
+
+    rows, columns = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+    names = {
+        torch.sparse_coo: ("_indices", "_values"),  # as they are, also where places are named twice
+        torch.sparse_csr: (*rows, "values"),
+        torch.sparse_bsr: (*rows, "values"),
+        torch.sparse_csc: (*columns, "values"),
+        torch.sparse_bsc: (*columns, "values"),
+    }.get(tensor.layout, ())
+    return [getattr(tensor, name)().untyped_storage() for name in names] or [tensor.untyped_storage()]
 
 
 def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None) -> Peaks:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from cubatch.errors import OverLimit  # noqa: E402
 from cubatch.frameworks import module_runner  # noqa: E402
+from cubatch.frameworks.torch_memory import num_bytes  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 from cubatch.measure import heap  # noqa: E402
 from cubatch.measure.memory_meter import ResidentMeter  # noqa: E402
@@ -240,3 +241,26 @@ def test_the_resident_set_bounds_what_is_tried_on_the_cpu():
     assert {m.batch_size: m.status for m in result.measurements} == {16: "ok", 600: "over_limit"}
     assert max(module.sizes) < 600
     assert result.measurements[0].peak_bytes >= 16 * 5 * BATCH
+
+
+class Graph(nn.Module):
+    """Multiplies by a buffer that is mostly zero."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        self.register_buffer("buffer", buffer)
+
+    def forward(self, x):
+        return (self.buffer @ x.T).T
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # PyTorch's, that they are new
+@pytest.mark.parametrize(("layout", "held"), [("coo", 3 * (2 * 8 + 4)), ("csr", 5 * 8 + 3 * (8 + 4)), ("csc", 76)])
+def test_a_module_with_a_sparse_buffer_is_tuned_and_holds_its_indices_and_values(layout, held):
+    """Three floats of a matrix of four by four, with places of eight bytes; of its steps no walk tells."""
+    values, places, starts = torch.tensor([1.0, 2.0, 3.0]), torch.arange(3), torch.tensor([0, 1, 2, 3, 3])
+    given = (torch.stack([places, places]),) if layout == "coo" else (starts, places)
+    module = Graph(getattr(torch, f"sparse_{layout}_tensor")(*given, values, (4, 4)))
+    assert num_bytes(module.buffers()) == held
+    result = cb.autotune_module(module, (4,), max_batch_size=2, device="cpu", budget=1.0)
+    assert any("Memory was not bounded beforehand" in reason for reason in result.reasons)
