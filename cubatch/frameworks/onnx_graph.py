@@ -101,7 +101,12 @@ class OnnxGraph:
         return found or self._weights_dtype()
 
     def peaks(self) -> Peaks:
-        """Say what a step takes, by the lifetimes of tensors in the order of the file, the weights included."""
+        """
+        Say what a step takes, by the lifetimes of tensors in the order of the file, the weights included.
+
+        Raises:
+            NotImplementedError: If onnx knows no shape of one: that of another's operator, or one that data decide.
+        """
         return Peaks({n: self._weights + self._peak(n) for n in _WALKED})
 
     def fixing_node(self, batch_size: int | None = None) -> str | None:
@@ -201,6 +206,8 @@ class OnnxGraph:
         kept = {each.name for each in self.inputs} | set(self.outputs)
         alive = peak = sum(sizes.get(each.name, 0) for each in self.inputs)
         for number, node in enumerate(nodes):
+            if unknown := [name for name in node.output if name and name not in sizes]:
+                raise NotImplementedError(f"onnx infers no shape of {unknown[0]}, which {node.op_type} gives")
             alive += sum(sizes.get(name, 0) for name in node.output)
             peak = max(peak, alive)
             done = {name for name in [*node.input, *node.output] if last.get(name, number) == number} - kept

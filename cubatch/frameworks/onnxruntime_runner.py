@@ -72,7 +72,8 @@ class OnnxRuntimeRunner(BoundedRunner):
         Raises:
             InvalidSpec: If it cannot be run, or its results do not grow with the batch.
         """
-        if self._graph.peaks().at(max(_COMPARED)) <= self._memory_limit:
+        plan = self._planned(top or None)
+        if plan is None or plan.at(max(_COMPARED)) <= self._memory_limit:
             self._compare()
         return super().look(seconds=seconds, top=top)
 

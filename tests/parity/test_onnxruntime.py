@@ -240,6 +240,23 @@ def test_what_a_step_reads_is_there_as_long_as_the_step(files, monkeypatch):
     assert made[-1]() is None
 
 
+def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
+    """Of ONNX Runtime's own operators onnx infers none: a largest size is asked for, by the name of the tensor."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Gelu", ["y"], ["z"], domain="com.microsoft"),
+        helper.make_node("Relu", ["z"], ["out"]),
+    ]
+    x, out = (helper.make_tensor_value_info(name, floats, ["batch", 64]) for name in ("x", "out"))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    path = tmp_path / "gelu.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [out]), opset_imports=opsets, ir_version=8), path)
+    with pytest.raises(cb.errors.InvalidArgument, match=r"onnx infers no shape of z, which Gelu gives"):
+        cb.autotune(str(path), device="cpu", library="onnxruntime", budget=5.0, store=False)
+    assert set(statuses(cb.autotune(str(path), store=False, **ASKED)).values()) <= {"ok", "dropped", "not_run"}
+
+
 def test_memory_that_was_taken_is_learned_from(files):
     """What 960 samples more take is at least the output of the convolution, 64 x 14 x 14 floats each: 46 MiB."""
     runner = runner_of(files["open"])
