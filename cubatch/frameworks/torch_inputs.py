@@ -44,7 +44,8 @@ class Inputs:
             dtype: Type of the elements where only a shape is given.
 
         Raises:
-            InvalidArgument: If there is no tensor in it, or its first one has no axis.
+            InvalidArgument: If there is no tensor in it, its first one has no axis, or an object that is none of these
+                containers holds the batch too.
         """
         import torch
 
@@ -65,7 +66,12 @@ class Inputs:
         positional, keyword = _mapped((positional, keyword), noted)
         if not found or not found[0].ndim or not len(found[0]):
             raise InvalidArgument("example_inputs", example, _ALLOWED)
-        return cls(positional, keyword, len(found[0]))
+        inputs = cls(positional, keyword, len(found[0]))
+        if (holder := inputs._opaque((positional, keyword))) is not None:
+            given = f"a {type(holder).__name__}, whose tensors nobody can replace by those of another batch"
+            remedy = "Wrap the module in one that makes it, as a cache of keys and values, of tensors."
+            raise InvalidArgument("example_inputs", given, _ALLOWED, remedy)
+        return inputs
 
     def on(self, device: Any) -> Inputs:
         """Give them for a device: what every batch has is there, and what batches are drawn like is on the CPU."""
@@ -102,6 +108,30 @@ class Inputs:
 
     def _holds_batch(self, tensor: Any) -> bool:
         return bool(tensor.ndim) and len(tensor) == self.batch_size
+
+    def _opaque(self, tree: Any) -> Any:
+        """Find an object in which the example's batch would stay: no container that is known, but it holds some."""
+        import torch
+
+        if isinstance(tree, Mapping):
+            tree = list(tree.values())
+        elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+            tree = [getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init]
+        if isinstance(tree, tuple | list):
+            return next((found for part in tree if (found := self._opaque(part)) is not None), None)
+        return None if isinstance(tree, torch.Tensor) or not self._has_batch(tree, set()) else tree
+
+    def _has_batch(self, value: Any, seen: set[int]) -> bool:
+        """Say whether a tensor that holds the batch is in a collection, an object's attributes, or what these hold."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self._holds_batch(value)
+        if id(value) in seen or isinstance(value, type | torch.nn.Module) or callable(value):
+            return False
+        seen.add(id(value))
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list | set) else ()
+        return any(self._has_batch(part, seen) for part in (*parts, *getattr(value, "__dict__", {}).values()))
 
     def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """

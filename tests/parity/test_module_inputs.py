@@ -11,6 +11,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
+from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
 
 nn = torch.nn
@@ -210,3 +211,43 @@ def test_an_example_without_data_is_refused():
     """Batches are drawn like it, and of a tensor on meta nobody knows what it holds."""
     with pytest.raises(cb.InvalidArgument, match="tensors with data"):
         cb.autotune_module(nn.Linear(3, 4), torch.zeros(2, 3, device="meta"), budget=1)
+
+
+class Layer:
+    """Keys of a batch, as a cache has them of each layer."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class Cache:
+    """No container that is known."""
+
+    def __init__(self, *keys):
+        self.layers = [Layer(each) for each in keys]
+
+
+class Caching(nn.Linear):
+    """Writes to the cache that it is given."""
+
+    def forward(self, x, cache):
+        for layer in cache.layers:
+            layer.keys = torch.cat([layer.keys, layer.keys])
+        return super().forward(x)
+
+
+def test_an_object_that_keeps_the_examples_batch_is_refused_by_name_and_left_alone():
+    """No size but the example's would be that of its tensors, and steps would write to the user's own."""
+    keys = torch.ones(2, 4)
+    cache = Cache(keys)
+    with pytest.raises(InvalidArgument, match=r"(?s)example_inputs.*a Cache.*Wrap the module"):
+        cb.autotune_module(Caching(4, 2), {"input": keys, "cache": cache}, device="cpu", budget=1.0)
+    assert cache.layers[0].keys is keys
+    assert keys.tolist() == [[1.0] * 4] * 2
+
+
+@pytest.mark.parametrize("held", [Cache(torch.ones(3)), Cache(), "text", None, 2, torch.float32, nn.Linear(2, 2)])
+def test_an_object_without_the_batch_is_handed_on_as_it_is(held):
+    """As a table is: it is the same in every batch."""
+    _, keyword = Inputs.of({"x": torch.ones(2, 4), "held": held}, torch.float32).batch(5, lambda x, n: x.new_empty(n))
+    assert keyword["held"] is held
