@@ -8,6 +8,7 @@ the second can time work that is merely enqueued.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import time
@@ -169,21 +170,35 @@ def _run(step: Callable[[], object], repeats: int) -> object:
 
 def _waited_for(result: object) -> bool:
     """Wait until what a step returned is computed, as JAX's may not be; say whether that can be waited for."""
-    jax = sys.modules.get("jax")
-    leaves = _leaves(result) if jax is None else jax.tree_util.tree_leaves(result)
-    waits = [leaf.block_until_ready for leaf in leaves if hasattr(leaf, "block_until_ready")]
+    waits = [wait for leaf in _leaves(result) if callable(wait := _looked_up(leaf, "block_until_ready"))]
     for wait in waits:
         wait()
     return bool(waits)
 
 
-def _leaves(result: object) -> Iterator[Any]:
-    """Give what is in tuples, lists and dictionaries, in each other too."""
-    if isinstance(result, tuple | list | dict):
-        for item in result.values() if isinstance(result, dict) else result:
-            yield from _leaves(item)
-    else:
-        yield result
+def _leaves(result: object) -> Iterator[object]:
+    """Give what is in tuples, lists and dictionaries, in each other too, and in classes that JAX looks into."""
+    jax, seen, waiting = sys.modules.get("jax"), set[int](), [result]
+    while waiting and len(seen) < MOST_LEAVES:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict | tuple | list):
+            waiting += itertools.islice(item.values() if isinstance(item, dict) else item, MOST_LEAVES)
+            continue
+        yield item
+        if jax is not None:
+            with contextlib.suppress(Exception):  # it refuses what it cannot sort, and asks classes of the user's
+                waiting += jax.tree_util.tree_leaves(item)
+
+
+def _looked_up(item: object, name: str) -> object:
+    """Give an attribute; None where there is none, or where its class fails to say so."""
+    try:
+        return getattr(item, name, None)
+    except Exception:  # noqa: BLE001 - of a user's class, which may raise anything
+        return None
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
@@ -237,6 +252,9 @@ def monitor_of(uuid: str | None) -> Monitor | None:
     except (DeviceNotAvailable, DeviceFailed):  # no NVML in this container, or a GPU it loses: time all the same
         return None
 
+
+MOST_LEAVES = 10_000
+"""Of what a step returned, that are looked at for something to wait for: results may hold millions of numbers."""
 
 HOST_BOUND = 0.8
 """Share of a reading that enqueueing may take; above it the device may have waited for the host."""

@@ -100,7 +100,8 @@ class Goal:
         Refuse a device on which nothing reads what is compared.
 
         Raises:
-            EnergyNotAvailable: If that is energy, and the device a CPU, a MIG slice, or a GPU before Volta.
+            EnergyNotAvailable: If that is energy, and the device a CPU, a MIG slice, a GPU before Volta, or one of
+                which NVML tells nothing here.
         """
         if self.objective == "energy":
             monitor = clocks.monitor_of(device.uuid)

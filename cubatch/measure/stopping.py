@@ -64,8 +64,8 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     ranked = sorted(values)
     part = (sure - confidence) / (sure - less_sure)
     share = (n - k) * part / (k + (n - 2 * k) * part)
-    low = (1 - share) * ranked[k - 1] + share * ranked[k]
-    high = (1 - share) * ranked[n - k] + share * ranked[n - k - 1]
+    low = ranked[k - 1] + share * (ranked[k] - ranked[k - 1])  # of equal values it is they, to the bit
+    high = ranked[n - k] - share * (ranked[n - k] - ranked[n - k - 1])
     return low, high
 
 

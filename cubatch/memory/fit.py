@@ -129,9 +129,12 @@ def limit_bytes(memory: int | str, device: Device) -> int:
     is_share = isinstance(memory, str) and memory.strip().endswith("%")
     free = room.memory_limit(device).free_bytes if is_share else None
     try:
-        return parse_bytes(memory, free_bytes=free)
+        size = parse_bytes(memory, free_bytes=free)
     except (ValueError, OverflowError):
-        raise InvalidArgument("memory", memory, "a positive size: bytes, '12GiB' or '80%'") from None
+        size = 0
+    if size <= 0 or (free is not None and size > free):
+        raise InvalidArgument("memory", memory, "a positive size: bytes, '12GiB', or '80%', at most '100%'")
+    return size
 
 
 def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:

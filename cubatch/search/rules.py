@@ -19,7 +19,7 @@ When none does, the answer is known, or the budget holds no more.
     doubts            a size that its neighbours say was read at a bad time, and that would be the answer
     rungs             sizes of the ladder beside the fastest, where no model of time speaks of them: a peak, a cliff
     moved             what may be the best and was not read in the state in which the host is now, where a reference
-                      tells of states and sizes were read in different ones
+                      tells of states, and sizes were read in different ones or the answer once in another
     states            where nothing tells: all that are not far behind, in sweeps, where visits to one size disagree,
                       and a second visit to the first of them, which tells whether they do
     contested         the answer and what may be better by far, in sweeps, where a reference is timed

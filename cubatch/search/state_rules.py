@@ -74,7 +74,7 @@ def contested(view: View) -> list[int]:
     if view.answer is None or view.goal.objective == "latency" or not view.has_reference:
         return []
     rivals = [n for n in view.read if n != view.answer and view.is_able(n)]
-    rivals = [n for n in rivals if view.likely_ahead(n, BY_FAR * view.tolerance) > RISK]
+    rivals = _swept(view, [n for n in rivals if view.likely_ahead(n, BY_FAR * view.tolerance) > RISK], MOST_CONTESTED)
     return _swept(view, [view.answer, *rivals], MOST_CONTESTED) if rivals else []
 
 

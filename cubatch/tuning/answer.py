@@ -24,7 +24,7 @@ from cubatch.measure.counting import (
     is_held_up,
 )
 from cubatch.measure.goal import Goal, pick
-from cubatch.measure.records import Candidate, Measured, Outcome, Timing
+from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
 from cubatch.tuning import host_wording, intervals, wording
 from cubatch.tuning.decision import UNSEEN, Fate, decide
@@ -108,8 +108,9 @@ def answer(
     state = host_state([timing for timing in measured.timings if timing.batch_size not in refused], goal)
     used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
     times = 1.0 if state is None else state.times
-    seconds_scatter, scatter = _scatter(used.values(), Goal()), _scatter(used.values(), goal)
     alike = {n: timings if is_comparable(timings, state) else () for n, timings in used.items()}
+    told = [timings for n, timings in alike.items() if timings and n not in refused and not timings[0].throttled]
+    seconds_scatter, scatter = _scatter(told, Goal()), _scatter(told, goal)
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(
@@ -321,12 +322,12 @@ def _fate(
     scatter: float,
 ) -> Fate:
     """Say what became of a size, with its interval, or with few timings all that was seen, so many times as long."""
-    costs = [cost * times for cost in _costs(used, goal).values()]
+    costs = {number: cost * times for number, cost in _costs(used, goal).items()}
     is_unseen = outcome is not None and outcome.facts.get("looked_at") is False and not costs
     return Fate(
         measurement.batch_size,
         UNSEEN if is_unseen else measurement.status,
-        cost=intervals.of_few(costs, len(by_visit(used)), scatter) if costs else None,
+        cost=intervals.of_few([*costs.values()], len({n // PER_VISIT for n in costs}), scatter) if costs else None,
         breaks_latency=outcome is not None and outcome.facts.get("limit") == "latency",
     )
 

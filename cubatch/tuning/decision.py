@@ -85,9 +85,10 @@ def decide(
         latency_limit   likewise; the next larger size that failed takes longer than latency_limit
         peak            sizes up to twice the answer or more were looked at (timed, or dropped by their neighbours'
                         readings), and the largest that was timed is clearly worse than the fastest: its interval, or
-                        with fewer than 5 timings all of them, lies beyond the tolerance from that of the fastest, and
-                        paired rounds do not tie the two.  Also where a limit ends the sizes earlier, farther than 2 %
-                        from the largest that ran, and all candidates between are dropped: there the curve did not rise
+                        with fewer than 5 timings all of them and what visits differ by, lies beyond the tolerance from
+                        that of the fastest, and paired rounds do not tie the two.  Also where a limit ends the sizes
+                        earlier, farther than 2 % from the largest that ran, and all candidates between are dropped:
+                        there the curve did not rise
         plateau         likewise, and it is not clearly worse, or no larger size had to be timed
         batch_sizes     nothing larger is in the list that was asked for: at all, or below the size that failed
         max_batch_size  the sizes looked at reach the end of the ladder, and nothing larger was allowed

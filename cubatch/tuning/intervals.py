@@ -18,7 +18,10 @@ from cubatch.measure.records import PER_VISIT
 Interval = tuple[float, float]
 
 _Z = statistics.NormalDist().inv_cdf((1 + stopping.CONFIDENCE) / 2)
+_FEW_DEGREES = {1: 6.314 / _Z, 2: 2.920 / _Z}  # of Student's t, which the expansion falls short of there
 _MEDIAN_VARIANCE = math.pi / 2  # of a median, in variances of a mean: of normal noise
+_TO_SD = 1.4826  # median distance from the mean to the standard deviation, of normal noise
+_FAR, _LEAST_SD = 3.0, 0.001
 
 
 def visit_sd(sizes: Iterable[Sequence[Sequence[float]]]) -> float:
@@ -27,7 +30,9 @@ def visit_sd(sizes: Iterable[Sequence[Sequence[float]]]) -> float:
 
     It is the pooled standard deviation of the logarithms of visits' medians from those of their sizes, less what
     readings explain of it; and more by as much as a quantile of Student's t is above one of the normal distribution,
-    where few visits tell (expansion 26.7.5 of Abramowitz and Stegun, Handbook of Mathematical Functions).
+    where few visits tell (expansion 26.7.5 of Abramowitz and Stegun, Handbook of Mathematical Functions).  What is
+    farther off than three times what is usual counts as if it were that far: what one size does at times, or a cold
+    process in the first visit, is no scatter of the others.
 
     Args:
         sizes: Of each size the readings of its visits.
@@ -41,23 +46,31 @@ def visit_sd(sizes: Iterable[Sequence[Sequence[float]]]) -> float:
         >>> round(visit_sd([[[1.0], [1.02]]] * 100), 3)
         0.014
     """
-    squares = own = 0.0  # of visits from their size, of readings from their visit
-    degrees = own_degrees = 0
-    shares = []
+    degrees, own, between, shares = 0, list[float](), list[float](), list[float]()
     for visits in sizes:
         logs = [[math.log(value) for value in visit] for visit in visits]
-        own += sum((value - statistics.fmean(visit)) ** 2 for visit in logs for value in visit)
-        own_degrees += sum(len(visit) - 1 for visit in logs)
+        own += [distance for visit in logs for distance in _distances(visit)]
+        between += _distances([stopping.median(visit) for visit in logs])
+        degrees += max(0, len(logs) - 1)
         if len(logs) > 1:
-            medians = [stopping.median(visit) for visit in logs]
-            squares += sum((median - statistics.fmean(medians)) ** 2 for median in medians)
-            degrees += len(medians) - 1
-            shares += [_MEDIAN_VARIANCE / len(visit) if len(visit) > 2 else 1 / len(visit) for visit in logs]  # noqa: PLR2004
+            shares += [(_MEDIAN_VARIANCE if len(visit) > 2 else 1.0) / len(visit) for visit in logs]  # noqa: PLR2004
     if not degrees:
         return 0.0
-    explained = own / own_degrees * statistics.fmean(shares) if own_degrees else 0.0
+    explained = _variance(own) * statistics.fmean(shares) if own else 0.0
+    variance = _variance(between)
     student = 1 + (_Z**2 + 1) / (4 * degrees) + (5 * _Z**4 + 16 * _Z**2 + 3) / (96 * degrees**2)
-    return student * math.sqrt(max(squares / degrees - explained, 0.0))
+    return _FEW_DEGREES.get(degrees, student) * math.sqrt(max(variance - explained, 0.0))
+
+
+def _distances(values: Sequence[float]) -> list[float]:
+    """Give how far values lie from their mean, made up for its having been drawn to them; nothing of a single one."""
+    mean, share = statistics.fmean(values or [0.0]), math.sqrt(len(values) / max(1, len(values) - 1))
+    return [abs(value - mean) * share for value in values] if len(values) > 1 else []
+
+
+def _variance(distances: Sequence[float]) -> float:
+    farthest = _FAR * max(_TO_SD * stopping.median(distances), _LEAST_SD)
+    return statistics.fmean(min(distance, farthest) ** 2 for distance in distances)
 
 
 def of_median(
@@ -119,6 +132,8 @@ def of_ratio(first: Mapping[int, float], second: Mapping[int, float], scatter: f
 
 
 def _widened(values: Sequence[float], interval: Interval, sd: float) -> Interval:
+    if not sd:
+        return interval
     low, high = (math.log(end) for end in interval)
     low, high = _around(math.log(stopping.median(values)), (low, high), sd)
     return math.exp(low), math.exp(high)

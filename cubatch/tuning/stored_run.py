@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import shlex
 import sqlite3
 import time
 import warnings
@@ -96,11 +95,10 @@ class Run:
 
     @property
     def anew(self) -> str:
-        """How what was kept before is measured anew: only of the user's own store with an option."""
+        """How what was kept before is measured anew: with an option in the user's own store only."""
         if self.path == sqlite_file.default_path().resolve():
             return "--fresh (store='refresh') measures anew"
-        forget = f"cubatch store clear {self._number} --store {shlex.quote(str(self.path))}"
-        return f"after `{forget}` the same call measures anew"
+        return "with another store the same call measures anew"
 
     def candidate(self, candidate: Candidate) -> None:
         """Keep a size that the search added to the ladder."""

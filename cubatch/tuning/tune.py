@@ -135,6 +135,8 @@ def autotune(
         recompute=recompute, present=True,
     )  # fmt: skip
     _check_choices(work, goal, isolate=isolate, place=store, progress=progress)
+    for part in parts or ():
+        goal.check_device(part)
     tune_devices.check(work, parts, isolate=isolate)
     room = tune_devices.memory_limit(parts, work.device, memory_limit)
 
@@ -242,7 +244,8 @@ def autotune_callable(
     goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
     limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"), budget=budget, seed=seed)
     check_progress(progress)
-    goal.check_device(found)
+    if device is not None or found.kind == "cpu":  # else it is the library's own that is timed
+        goal.check_device(found)
     room = hardware_room.memory_limit(found, memory_limit)
     watched = None if memory_limit is None else room.bytes
     index = None if device is None or found.kind == "cpu" else found.index

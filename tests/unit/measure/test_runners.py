@@ -171,6 +171,40 @@ def test_work_that_a_step_only_enqueues_is_waited_for(monkeypatch, returned, has
     assert runner.clock.time(runner.step, 1).seconds >= 0.02
 
 
+def _endless():
+    found = []
+    found.append(found)
+    return found
+
+
+class Fields:
+    """Whose class knows no attribute that is not a field."""
+
+    def __getattr__(self, name):
+        return {}[name]
+
+
+DEEP = functools.reduce(lambda inner, _: (inner,), range(5000), 1)
+
+
+@pytest.mark.parametrize(
+    "returned", [_endless(), Fields(), {1: 2.0, "loss": [Fields()]}, DEEP, [0.5] * 100_000],
+    ids=["in itself", "odd class", "keys that do not sort", "deep", "long"],
+)  # fmt: skip
+@pytest.mark.parametrize("has_jax", [False, True])
+def test_whatever_a_step_returns_it_is_timed(monkeypatch, returned, has_jax):
+    """What cannot be looked into is nothing to wait for."""
+
+    def refuse(tree):
+        raise ValueError("Comparator raised exception while sorting pytree dictionary keys.")
+
+    jax = types.SimpleNamespace(tree_util=types.SimpleNamespace(tree_leaves=refuse))
+    monkeypatch.setitem(sys.modules, "jax", jax if has_jax else None)
+    runner = CallableRunner(lambda n: lambda: returned)
+    runner.prepare(1)
+    assert runner.clock.time(runner.step, 1).seconds > 0
+
+
 class Event:
     """An event of a stream in which nothing runs."""
 

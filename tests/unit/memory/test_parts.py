@@ -304,6 +304,13 @@ def test_all_of_a_gpu_is_its_own_memory():
     assert most("100%") == most("16GiB") > most("80%")
 
 
+@pytest.mark.parametrize("memory", ["101%", "0%"])
+def test_more_than_there_is_is_no_share(memory):
+    """Of a device there is no more than all, and nothing is no memory; the error names the argument."""
+    with pytest.raises(errors.InvalidArgument, match=r"memory must be .* at most '100%'"):
+        max_batch_size("mnist-cnn", memory, mode="training", device="cpu")
+
+
 def test_one_sample_too_many():
     """Where not even one sample fits, the error holds what is needed and what there is, and pickles."""
     one = footprint("resnet18", batch_size=1, device=V100, mode="inference").total

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cubatch.measure import stopping
 from cubatch.measure.goal import Goal
@@ -45,6 +47,35 @@ def test_an_interval_holds_the_truth_where_visits_differ_more_than_their_reading
             low, high = m.latency_interval or (math.nan, math.nan)
             held.append(low <= m.batch_size / 1000.0 <= high)
     assert 0.86 <= np.mean(held) <= 0.97
+
+
+def test_what_one_size_does_at_times_is_no_scatter_of_the_others() -> None:
+    """Visits to 32 took 10 and 20 ms, those to five others agree: all but 32 are known, and none is tied with it."""
+    timings = [
+        Timing(batch_size=n, round=PER_VISIT * visit + number, seconds=seconds, reference_seconds=5e-6)
+        for n in (1, 2, 4, 8, 16, 32)
+        for visit, seconds in enumerate((0.01, 0.02) if n == 32 else (0.002 * n, 0.00201 * n))
+        for number in range(READINGS)
+    ]
+    measured = Measured(timings=tuple(timings), outcomes=tuple(Outcome(2**power, "ok") for power in range(6)))
+    result = answers.answer([Candidate(2**power) for power in range(6)], measured, goal=Goal(), setting={})
+    spans = {m.batch_size: (m.latency_interval[1] - m.latency_interval[0]) / m.latency_seconds
+             for m in result.measurements if m.latency_interval and m.latency_seconds}  # fmt: skip
+    assert max(span for n, span in spans.items() if n != 32) < 0.03 < spans[32]
+    assert not any("spread widely" in reason for reason in result.reasons if result.fastest_batch_size != 32)
+
+
+def test_a_size_visited_twice_alone_leaves_open_what_student_says() -> None:
+    """Visits 2 % apart have a standard deviation of 1.41 % of one degree of freedom, whose t of 90 % is 6.314."""
+    assert intervals.visit_sd([[[1.0], [1.02]]]) * 1.6449 == pytest.approx(
+        6.314 * math.log(1.02) / math.sqrt(2), rel=1e-3
+    )
+
+
+@given(value=st.floats(1e-9, 1e6), count=st.integers(5, 12))
+def test_an_interval_holds_its_median(value: float, count: int) -> None:
+    """Readings that are all equal are their median and both ends, to the bit where visits do not scatter."""
+    assert intervals.of_median([value] * count, 2, 0.0) == (value, value)
 
 
 def test_equal_sizes_are_tied_however_their_visits_came_out() -> None:

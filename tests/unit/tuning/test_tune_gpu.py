@@ -116,7 +116,7 @@ def test_energy_is_refused_before_anything_runs_on_a_gpu_that_does_not_count_it(
     asked = {"objective": "energy", "batch_sizes": [8]}
     for ask in (
         functools.partial(autotune, "mnist-cnn", store=False),
-        functools.partial(tuner.autotune_callable, pytest.fail, max_batch_size=8),
+        functools.partial(tuner.autotune_callable, pytest.fail, max_batch_size=8, device="cuda:0"),
     ):
         with pytest.raises(errors.EnergyNotAvailable, match=r"TITAN X \(cuda:0\) reports no power or energy"):
             ask(**asked)
