@@ -63,7 +63,7 @@ class _Finder:
         if trainer.fast_dev_run:
             rank_zero_warn("Skipping the batch size finder since `fast_dev_run` is enabled.")
             return
-        saved = SavedState(pl_module, training=trainer.state.fn == "fit")
+        saved = SavedState(pl_module, training=True)  # hooks write to parameters in any stage, as of averaged weights
         with isolate_rng(), _quiet(trainer, pl_module), saved:
             batch, num_samples = _first_batch(trainer)
             _begin(trainer, pl_module, batch)

@@ -361,3 +361,27 @@ def test_hooks_before_a_first_step_make_what_it_needs_and_leave_nothing(tmp_path
     assert all_ran(finder)
     assert not model.was_prepared
     assert all(torch.equal(model.at_start[name], value) for name, value in before.items())
+
+
+class Averaged(Counter):
+    """Validates with averaged weights, which it swaps in before and out afterwards."""
+
+    def on_validation_start(self):
+        self.backup = [parameter.detach().clone() for parameter in self.parameters()]
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.full_like(parameter, 0.5))
+
+    def on_validation_end(self):
+        for parameter, value in zip(self.parameters(), self.backup, strict=True):
+            parameter.data.copy_(value)
+
+
+def test_weights_that_a_hook_swaps_in_before_validation_are_put_back(tmp_path):
+    """Else Lightning's own start takes the averaged ones for the trained, which its end no longer puts back."""
+    model, finder = Averaged(), CubatchBatchSizeFinder(**SHORT)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, finder).validate(model, datamodule=Data())
+    assert finder.result.mode == "inference"
+    assert all(map(torch.equal, model.parameters(), before))
