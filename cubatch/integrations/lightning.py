@@ -120,8 +120,9 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
     batch = next(iter(loader))[0]
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)  # noqa: SLF001 - as its loops
+    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # whose hooks may be what makes tensors
     _check_rows(loader, batch)
-    return trainer.strategy.batch_to_device(batch, dataloader_idx=0), num_samples
+    return batch, num_samples
 
 
 def _check_rows(loader: Any, batch: Any) -> None:

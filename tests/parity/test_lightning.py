@@ -299,11 +299,9 @@ def test_loaders_of_one_batch_size_are_taken(tmp_path, monkeypatch):
     assert data.batch_size == 8
 
 
-class Views(Data):
-    """Gives two views of each image one after the other, as SimCLR has them."""
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return torch.cat([batch[0], batch[0]]), batch[1].repeat(2)
+def two_views(self, batch, dataloader_idx):
+    """Give two views of each image one after the other, as SimCLR has them."""
+    return torch.cat([batch[0], batch[0]]), batch[1].repeat(2)
 
 
 class BesideTable(Data):
@@ -318,11 +316,31 @@ class TakesTable(Counter):
         return self._loss(batch[:2])
 
 
-def test_batches_of_more_rows_than_the_loaders_batch_size_are_refused(tmp_path):
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer"])
+def test_batches_of_more_rows_than_the_loaders_batch_size_are_refused(tmp_path, hook):
     """A size found in rows would be set as one of images, of which each makes two."""
     fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
+    views = type("Views", (Data,), {hook: two_views})()
     with pytest.raises(InvalidArgument, match=r"at most 2 as of the data loader, got 4\. Time"):
-        fit(Counter(), datamodule=Views())
+        fit(Counter(), datamodule=views)
+
+
+class Texts(Data):
+    """Gives images as text, of which tensors are made on the way to the device."""
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(list(map(str, range(NUM_SAMPLES))), batch_size=self.batch_size)
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        numbers = torch.tensor(list(map(int, batch)), device=device)
+        return numbers.reshape(-1, 1, 1, 1) * torch.ones(3, 2, 2, device=device), numbers % 3
+
+
+def test_a_batch_is_what_the_hooks_on_its_way_to_the_device_make_of_it(tmp_path):
+    """A loader may give no tensors at all: such a batch was refused."""
+    finder = CubatchBatchSizeFinder(**SHORT)
+    trainer(tmp_path, finder, limit_val_batches=0).fit(Counter(), datamodule=Texts())
+    assert all_ran(finder)
 
 
 def test_tensors_that_do_not_hold_the_batch_are_warned_of(tmp_path):
