@@ -65,6 +65,8 @@ class _Finder:
             return
         saved = SavedState(pl_module, training=True)  # hooks write to parameters in any stage, as of averaged weights
         with isolate_rng(), _quiet(trainer, pl_module), saved:
+            if trainer.state.fn == "fit":
+                pl_module.on_fit_start()  # which Lightning calls after those of callbacks, of which this is one
             batch, num_samples = _first_batch(trainer)
             _begin(trainer, pl_module, batch)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
@@ -237,7 +239,7 @@ Find the batch size at which the module really steps fastest, before it is train
 
 Used as Lightning's `BatchSizeFinder`, whose hooks and conditions it has: the data loaders come from the module or its
 data module, and read a `batch_size` that one of them or its `hparams` has; one device.  A batch of the loader tells
-what batches look like, and the module's hooks before a first step, such as `on_train_start`, are called with it once.
+what batches look like, and the module's hooks before a first step, such as `on_train_start`, are called once.
 Steps are timed on random batches like it, so that the loader's own time does not count.  Memory is worked out
 beforehand, and the module, its metrics and random numbers are afterwards what they were.  Of tensors whose first axis
 is not the batch it warns: they are the same at every size.

@@ -403,3 +403,28 @@ def test_weights_that_a_hook_swaps_in_before_validation_are_put_back(tmp_path):
         trainer(tmp_path, finder).validate(model, datamodule=Data())
     assert finder.result.mode == "inference"
     assert all(map(torch.equal, model.parameters(), before))
+
+
+class Fitted(Counter):
+    """Makes in one hook what the next ones need, in Lightning's order."""
+
+    def on_fit_start(self):
+        self.was_fitted, self.scale = hasattr(self, "scale"), torch.tensor(0.5)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] * self.scale, batch[1]
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.weight = 2 * self.scale
+
+    def training_step(self, batch, batch_idx):
+        return self._loss(batch) * self.weight
+
+
+def test_the_hook_before_fit_comes_first(tmp_path):
+    """Lightning calls a module's own after the callbacks': others raised for want of what it makes."""
+    model, finder = Fitted(), CubatchBatchSizeFinder(**SHORT)
+    trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=Data())
+    assert all_ran(finder)
+    assert not model.was_fitted
