@@ -51,7 +51,7 @@ def unpack(packed: Any) -> Any:
 
 
 def digest(packed: Any) -> str:
-    """Give what is the same of inputs that batches are made alike of: floats count by their shapes and dtypes alone."""
+    """Give what is the same of inputs that batches are made alike of, whatever the floats that each of these draws."""
     asked = packed if isinstance(packed, list) else pack(without_floats(unpack(packed)))
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()  # what torch.save writes of equal ones is equal
 

@@ -186,14 +186,14 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
 
 
 def without_floats(example: Any) -> Any:
-    """Give an example whose floats are 0: all that decides what runs, since those of a batch are drawn."""
+    """Give the arguments of an example with 0 for the floats that each batch draws: all that decides what runs."""
     import torch
 
-    def blank(tensor: Any) -> Any:
-        has_floats = tensor.is_floating_point() or tensor.is_complex()
-        return torch.zeros_like(tensor, requires_grad=tensor.requires_grad) if has_floats else tensor
+    def blank(tensor: Any, _: int) -> Any:
+        return torch.zeros_like(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
-    return _mapped(example, blank)
+    inputs = Inputs.of(example, None)
+    return inputs.batch(inputs.batch_size, blank)
 
 
 def is_shape(example: Any) -> bool:

@@ -97,7 +97,7 @@ def autotune_module(
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing
             PyTorch, making a named module and walking through its steps some seconds.
         store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.  Of
-            `example_inputs` integers and booleans count, and of floats shapes and dtypes, as values are drawn.
+            `example_inputs` all counts but the values of floats whose axis 0 is the batch, as these are drawn.
 
     Returns:
         TuningResult: As from `autotune`; `predicted_peak_bytes` is what was said of a size just before it ran.

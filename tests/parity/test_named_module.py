@@ -131,6 +131,15 @@ def test_the_store_finds_random_inputs_again(place, nothing_runs):
     assert len(results.list_runs(place / "store.sqlite3")) == 4
 
 
+def test_floats_that_every_batch_holds_as_they_are_ask_too(place, nothing_runs):
+    """A threshold decides how much of a batch goes on: the answer for another one is none for this."""
+    for threshold in (0.5, 0.7, 0.5):
+        inputs = (torch.randn(2, 3, 8, 8), torch.tensor(threshold))
+        with pytest.raises(KeyboardInterrupt):
+            cb.autotune_module(f"{HERE}:small", inputs, store=place / "store.sqlite3", **ASKED)
+    assert len(results.list_runs(place / "store.sqlite3")) == 2
+
+
 def test_dicts_and_functions_by_name_reach_the_worker(place):
     """Keyword arguments with labels, a loss of the output's own, an optimiser of the user's."""
     inputs = {"ids": torch.tensor([[1, 49], [0, 7]]), "labels": torch.tensor([0, 1])}
