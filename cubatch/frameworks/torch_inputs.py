@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,7 +69,10 @@ class Inputs:
         inputs = cls(positional, keyword, len(found[0]))
         if (holder := inputs._opaque((positional, keyword))) is not None:
             given = f"a {type(holder).__name__}, whose tensors nobody can replace by those of another batch"
-            remedy = "Wrap the module in one that makes it, as a cache of keys and values, of tensors."
+            remedy = (
+                "Wrap the module in one that makes it, as a cache of keys and values, of tensors; or, if these are the "
+                "same in every batch, give an example of another number of samples."
+            )
             raise InvalidArgument("example_inputs", given, _ALLOWED, remedy)
         return inputs
 
@@ -119,9 +122,11 @@ class Inputs:
             tree = [getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init]
         if isinstance(tree, tuple | list):
             return next((found for part in tree if (found := self._opaque(part)) is not None), None)
-        return None if isinstance(tree, torch.Tensor) or not self._has_batch(tree, set()) else tree
+        if isinstance(tree, torch.Tensor) or (self.batch_size == 1 and not _is_cache(tree)):
+            return None  # of one sample tensors that are the same in every batch may look the same
+        return tree if self._has_batch(tree, {}) else None
 
-    def _has_batch(self, value: Any, seen: set[int]) -> bool:
+    def _has_batch(self, value: Any, seen: dict[int, Any]) -> bool:
         """Say whether a tensor that holds the batch is in a collection, an object's attributes, or what these hold."""
         import torch
 
@@ -129,9 +134,11 @@ class Inputs:
             return self._holds_batch(value)
         if id(value) in seen or isinstance(value, type | torch.nn.Module) or callable(value):
             return False
-        seen.add(id(value))
-        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list | set) else ()
-        return any(self._has_batch(part, seen) for part in (*parts, *getattr(value, "__dict__", {}).values()))
+        seen[id(value)] = value  # kept, as no other may have its id
+        is_collection = isinstance(value, tuple | list | set | frozenset | deque)
+        parts = value.values() if isinstance(value, Mapping) else value if is_collection else ()
+        state = object.__getstate__(value)  # all attributes, also those in slots
+        return any(self._has_batch(part, seen) for part in (*parts, state))
 
     def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
@@ -194,6 +201,11 @@ def without_floats(example: Any) -> Any:
 
     inputs = Inputs.of(example, None)
     return inputs.batch(inputs.batch_size, blank)
+
+
+def _is_cache(value: Any) -> bool:
+    """Say whether its class, or one that this is made of, is called a cache, as those of Hugging Face are."""
+    return any("cache" in kind.__name__.lower() for kind in type(value).__mro__)
 
 
 def is_shape(example: Any) -> bool:

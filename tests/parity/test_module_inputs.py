@@ -251,3 +251,54 @@ def test_an_object_without_the_batch_is_handed_on_as_it_is(held):
     """As a table is: it is the same in every batch."""
     _, keyword = Inputs.of({"x": torch.ones(2, 4), "held": held}, torch.float32).batch(5, lambda x, n: x.new_empty(n))
     assert keyword["held"] is held
+
+
+class Normalizer:
+    """Holds the mean of each channel, for as many samples as there are."""
+
+    def __init__(self):
+        self.mean = torch.zeros(1, 3, 1, 1)
+
+
+class Normalizing(nn.Module):
+    def forward(self, x, normalizer):
+        return x - normalizer.mean
+
+
+class Past(Cache):
+    """Is called a cache by what it is made of."""
+
+
+def test_of_one_sample_only_what_is_called_a_cache_is_refused():
+    """A mean of extent 1 looks as if it held the batch; the error of a cache says what tells them apart."""
+    example = {"x": torch.randn(1, 3, 2, 2), "normalizer": Normalizer()}
+    found = cb.autotune_module(Normalizing(), example, **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+    with pytest.raises(InvalidArgument, match=r"a Past, whose tensors.*give an example of another number of samples"):
+        Inputs.of((torch.ones(1, 4), Past(torch.ones(1, 4))), torch.float32)
+
+
+class Slotted:
+    __slots__ = ("__keys",)
+
+    def __init__(self, keys):
+        self.__keys = keys
+
+
+class MoreSlots(Slotted):
+    """Its keys are in a slot of the class that it is made of."""
+
+    __slots__ = ("more",)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [MoreSlots, lambda keys: collections.deque([keys]), lambda keys: Cache(frozenset([keys])),
+     lambda keys: Cache(*map(Slotted, [torch.ones(3)] * 9), MoreSlots(Slotted(keys)))],
+    ids=["slots", "deque", "frozenset", "slots of slots"],
+)  # fmt: skip
+def test_the_batch_is_found_wherever_an_object_holds_it(hold):
+    """In slots and collections too: batches of every size had the example's."""
+    keys = torch.ones(2, 4)
+    with pytest.raises(InvalidArgument, match="whose tensors nobody can replace"):
+        Inputs.of({"x": keys, "held": hold(keys)}, torch.float32)
