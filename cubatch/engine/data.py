@@ -186,7 +186,7 @@ def download_mnist(folder: Path | str) -> None:
 
     Raises:
         InvalidData: If a file cannot be fetched, or is not what was published; nothing wrong is left behind.  If one is
-            there that is whole and not MNIST's: it may be all there is of a data set, and nothing is fetched.
+            there that is not MNIST's, and whole or unpacked: it may be all there is of a data set; nothing is fetched.
     """
     folder = Path(folder)
     try:
@@ -199,14 +199,25 @@ def download_mnist(folder: Path | str) -> None:
 
 
 def _is_there(folder: Path, name: str) -> bool:
-    """Whether one of MNIST's files is there, in the order in which `_find` looks; another of its name is refused."""
+    """
+    Whether one of MNIST's files is there, in the order in which `_find` looks; another of its name is refused.
+
+    Packed, one that does not begin as IDX files do is as good as none; unpacked, it would be read first all the same.
+    """
     for path in (folder / name.removesuffix(".gz"), folder / name):
         digest = _digest(path)
         if digest == _MNIST_SHA256[name]:
             return True
-        if digest is not None:
+        if digest is not None and (path.name != name or _begins_as_idx(path)):
             raise InvalidData(str(path), "is not MNIST's, and is left as it is", "Name another folder.")
     return False
+
+
+def _begins_as_idx(path: Path) -> bool:
+    """Whether a file may be a data set of somebody's: not one that is empty, or a page that was saved in its place."""
+    with _opened(path) as file:
+        begun = file.read(3)
+    return begun[:2] == b"\0\0" and any(begun[2:])  # the type of the elements, which is never 0
 
 
 def _fetch(name: str, folder: Path) -> None:

@@ -227,7 +227,12 @@ def test_a_download_fetches_what_is_missing(server, tmp_path):
     assert len(data.load_mnist(folder)[0]) == 5
 
 
-@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (bytes, ".gz"), (bytes, "")])
+def of_floats(content):
+    """Pack an IDX file under another type of elements."""
+    return gzip.compress(b"\0\0\x0d" + content[3:])
+
+
+@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (bytes, ".gz"), (bytes, ""), (of_floats, ".gz")])
 def test_a_download_leaves_another_data_set_as_it_is(server, tmp_path, pack, ending):
     """Fashion-MNIST has the names of MNIST's files: it is refused, byte for byte the same, and nothing is fetched."""
     _, asked = server
@@ -236,6 +241,31 @@ def test_a_download_leaves_another_data_set_as_it_is(server, tmp_path, pack, end
     with pytest.raises(InvalidData, match=r"t10k-labels-idx1-ubyte.*: is not MNIST's.*Name another folder"):
         data.download_mnist(tmp_path)
     assert (own.read_bytes(), asked, list(tmp_path.iterdir())) == (content, [], [own])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>please log in</html>", bytes(100), gzip.compress(b"\0")],
+    ids=["empty", "page", "zeros", "packed"],
+)
+def test_a_file_that_begins_unlike_idx_is_fetched_again(server, tmp_path, content):
+    """A transfer that was cut off before its first byte, or a page in the place of a file, is nobody's data set."""
+    _, asked = server
+    data.download_mnist(tmp_path)
+    asked.clear()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
+    data.download_mnist(tmp_path)
+    assert asked == ["train-images-idx3-ubyte.gz"]
+    assert len(data.load_mnist(tmp_path)[0]) == 5
+
+
+def test_a_file_that_would_be_read_before_the_one_fetched_is_refused(server, tmp_path):
+    """Unpacked it comes first, so that nothing fetched beside it would be read."""
+    _, asked = server
+    (tmp_path / "train-images-idx3-ubyte").touch()
+    with pytest.raises(InvalidData, match=r"train-images-idx3-ubyte.*: is not MNIST's.*Name another folder"):
+        data.download_mnist(tmp_path)
+    assert asked == []
 
 
 def test_files_that_are_there_unpacked_are_not_fetched(server, tmp_path):
