@@ -56,6 +56,9 @@ class BoundedRunner(abc.ABC):
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
 
+    def put_aside(self, walked: Peaks | None) -> None:  # noqa: B027 - few have anything to put back
+        """Keep what steps change, by what a walk says, or None, where none could; what fails here ends the run."""
+
     @abc.abstractmethod
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
         """Start the meter, and give a step on a random batch and the bytes that were drawn before."""
@@ -213,12 +216,15 @@ class BoundedRunner(abc.ABC):
     def _planned(self, top: int | None = None) -> MemoryPlan | None:
         """Walk through a step without data, once; None where the module cannot be."""
         if self._plan is None and self._why_not is None:
+            walked = None
             try:
-                self._plan = MemoryPlan(self.walk(self._memory_limit, top), self.meter.grain, self.meter.scatter)
+                walked = self.walk(self._memory_limit, top)
+                self._plan = MemoryPlan(walked, self.meter.grain, self.meter.scatter)
             except CubatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
                 self._why_not = f"on tensors without data the module raised {first_line(error)}"
+            self.put_aside(walked)
         return self._plan
 
     def _confirm(self, batch_size: int) -> None:

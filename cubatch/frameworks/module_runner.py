@@ -27,6 +27,7 @@ class ModuleRunner(BoundedRunner):
         kind: How it is stepped.
         device: PyTorch's device.
         walk: What steps take by a walk without data, up to the largest that fits into so many bytes or is wanted.
+        put_aside: Keeps what steps change, by what a walk says, or None, where none could.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
         channels_last: Lay four-dimensional inputs out as NHWC.
@@ -37,8 +38,9 @@ class ModuleRunner(BoundedRunner):
 
     def __init__(
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
-        device: Any, walk: Callable[[int, int | None], Peaks], memory_limit: int, seed: int, *, channels_last: bool,
-        dtype: str, bare: Callable[..., Any] | None = None, meter: Meter | None = None,
+        device: Any, walk: Callable[[int, int | None], Peaks], put_aside: Callable[[Peaks | None], None],
+        memory_limit: int, seed: int, *, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
+        meter: Meter | None = None,
     ) -> None:  # fmt: skip
         import torch
 
@@ -51,7 +53,7 @@ class ModuleRunner(BoundedRunner):
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
         self._scaler = kind.scaler(device.type)
-        self._walk_of, self._is_cuda, self._is_loaded = walk, is_cuda, False
+        self._walk_of, self._put_aside, self._is_cuda, self._is_loaded = walk, put_aside, is_cuda, False
         self._time_first: tuple[str, ...] = ()
         self._guessed: frozenset[str] = frozenset()
         self._bare: Any = module if bare is None else bare
@@ -85,6 +87,10 @@ class ModuleRunner(BoundedRunner):
         peaks = self._walk_of(num_bytes, top)
         self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks
+
+    def put_aside(self, walked: Peaks | None) -> None:
+        """Keep what steps change, by what a walk says, or None, where none could; what fails here ends the run."""
+        self._put_aside(walked)
 
     def rehearse(self) -> None:
         """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""

@@ -33,6 +33,7 @@ from cubatch.measure.ranks_runner import SlowestClock
 _PATIENCE = dt.timedelta(days=1)  # the others wait for as long as rank 0 thinks; its end is noticed at once
 
 _DEEDS: Mapping[str, Callable[..., Any]] = {
+    "put_aside": ModuleRunner.put_aside,
     "draw": ModuleRunner.draw,
     "rehearse": ModuleRunner.rehearse,
     "step": ModuleRunner.step,
@@ -234,6 +235,10 @@ class RankedRunner(BoundedRunner):
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, alike on all ranks."""
         return self._runner.walk(num_bytes, top)
+
+    def put_aside(self, walked: Peaks | None) -> None:
+        """Keep what steps change, on each rank: all of them put it back."""
+        self._do("put_aside", walked)
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
         self._do("draw", batch_size)

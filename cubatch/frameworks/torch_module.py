@@ -127,28 +127,25 @@ class TorchModule:
         """
         Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`.
 
-        Parameters that they change in place are kept from then on, to be put back: all where no walk tells which.
-
         Raises:
             NotImplementedError: If parameters are sharded: a walk would wait for what other ranks send.
             Exception: Whatever a step raises on fake tensors.
         """
+        _check_whole(self._module.parameters())
+        return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
+
+    def put_aside(self, walked: Peaks | None) -> None:
+        """Keep parameters that its steps change in place, by what a walk says: all where none told which."""
         parameters = dict(self._bare.named_parameters())
-        try:
-            _check_whole(parameters.values())
-            found = torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
-        except Exception:
-            self._saved.keep(parameters.values())
-            raise
-        self._saved.keep(parameters[name] for name in (parameters if found.guessed else found.written))
-        return found
+        names: Iterable[str] = parameters if walked is None or walked.guessed else walked.written
+        self._saved.keep(parameters[name] for name in names)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
-            self._place, self.peaks, memory_limit, seed, channels_last=self._channels_last, dtype=self.dtype,
-            bare=self._bare if self._has_ranks else None,
+            self._place, self.peaks, self.put_aside, memory_limit, seed, channels_last=self._channels_last,
+            dtype=self.dtype, bare=self._bare if self._has_ranks else None,
         )  # fmt: skip
 
 

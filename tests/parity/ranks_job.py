@@ -59,6 +59,14 @@ class Broken(Small):
         return result
 
 
+class Clamped(Small):
+    """Writes to its weights in every forward pass."""
+
+    def forward(self, x):
+        self.layers[0].weight.data.clamp_(-0.01, 0.01)
+        return super().forward(x)
+
+
 class Late(Small):
     """Raises on rank 1 above 8 samples, in a step with the others only: its rehearsal went well."""
 
@@ -84,7 +92,8 @@ def main() -> None:
     kind, options = sys.argv[2], json.loads(sys.argv[3])
     distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=options.pop("timeout", 600)))
     torch.manual_seed(0)
-    bare = {"greedy": Greedy, "broken": Broken, "late": Late}.get(kind, Small)()
+    kinds = {"greedy": Greedy, "broken": Broken, "clamped": Clamped, "late": Late}
+    bare = kinds.get(kind, Small)()
     module = wrapped(bare, kind)
     before = digest(module)
     try:

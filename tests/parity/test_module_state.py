@@ -265,3 +265,14 @@ def test_parameters_that_nothing_writes_to_are_not_copied_in_inference(monkeypat
     monkeypatch.setattr(SavedState, "keep", lambda self, parameters: kept.extend(parameters))
     cb.autotune_module(nn.Linear(4, 2), (4,), max_batch_size=2, device="cpu", budget=1.0)
     assert kept == []
+
+
+def test_a_copy_of_parameters_that_fails_ends_the_run(monkeypatch):
+    """Steps would change what nobody puts back; it is no reason why the walk without data failed either."""
+
+    def refused(self, parameters):
+        raise MemoryError("injected")
+
+    monkeypatch.setattr(SavedState, "keep", refused)
+    with pytest.raises(MemoryError, match="injected"):
+        cb.autotune_module(Zeroed(4, 2), (4,), max_batch_size=2, device="cpu", budget=1.0)

@@ -58,6 +58,12 @@ def test_modules_are_left_as_they_were(four):
     assert all(said["restored"] and said["training"] for said in four)
 
 
+def test_parameters_that_inference_changes_are_put_back_on_every_rank(tmp_path):
+    """Clamped in every forward pass, they are as before on both, to the bit."""
+    said = job(tmp_path, 2, "clamped", mode="inference", batch_sizes=[2, 4])
+    assert all(each["restored"] and each["sizes"] and "result" in each for each in said)
+
+
 def test_what_finds_no_memory_on_one_rank_is_out_of_memory_on_all(tmp_path):
     """The sizes above 8 are; the answer is among the others, and the job lives."""
     said = job(tmp_path, 2, "greedy", batch_sizes=[4, 8, 16, 32])
