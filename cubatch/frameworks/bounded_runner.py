@@ -56,8 +56,9 @@ class BoundedRunner(abc.ABC):
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
 
-    def put_aside(self, walked: Peaks | None) -> None:  # noqa: B027 - few have anything to put back
-        """Keep what steps change, by what a walk says, or None, where none could; what fails here ends the run."""
+    def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
+        """Keep what steps change, by what a walk says (None: there is none), and give what they may take beside."""
+        return self._memory_limit
 
     @abc.abstractmethod
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
@@ -90,16 +91,17 @@ class BoundedRunner(abc.ABC):
 
         Returns:
             dict: "largest", the largest batch size that fits, 0 if none does, or None where it cannot be known;
-            then "why_not" says why; "raised", what a real step raises there, where that was to be found out; "first",
-            what a step of one sample takes; "dtype".
+            then "why_not" says why; "raised", what a real step raises there, where that was to be found out;
+            "memory_bytes", what a step may take; "first", what one of one sample takes; "dtype".
         """
         plan = self._planned(top or None)
         self._has_looked = True
+        known = {"memory_bytes": self._memory_limit, "dtype": self.dtype}
         if plan is None:
             raised = self._raised() if top is None else None
-            return {"largest": None, "why_not": self._why_not, "raised": raised, "first": None, "dtype": self.dtype}
+            return {"largest": None, "why_not": self._why_not, "raised": raised, "first": None, **known}
         if not plan.largest(self._memory_limit):
-            return {"largest": 0, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
+            return {"largest": 0, "why_not": None, "first": plan.at(1), **known}
         began, size = time.monotonic(), 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -114,7 +116,7 @@ class BoundedRunner(abc.ABC):
             if now - began + _LOOK_FACTOR * (now - before) > seconds:
                 break
         largest = plan.largest(self._memory_limit)
-        return {"largest": largest, "why_not": None, "first": plan.at(1), "dtype": self.dtype}
+        return {"largest": largest, "why_not": None, "first": plan.at(1), **known}
 
     def _raised(self) -> str | None:
         """Say what a real step raises; None if it runs."""
@@ -224,7 +226,7 @@ class BoundedRunner(abc.ABC):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
                 self._why_not = f"on tensors without data the module raised {first_line(error)}"
-            self.put_aside(walked)
+            self._memory_limit = self.put_aside(walked)  # what fails here ends the run
         return self._plan
 
     def _confirm(self, batch_size: int) -> None:

@@ -27,7 +27,8 @@ class ModuleRunner(BoundedRunner):
         kind: How it is stepped.
         device: PyTorch's device.
         walk: What steps take by a walk without data, up to the largest that fits into so many bytes or is wanted.
-        put_aside: Keeps what steps change, by what a walk says, or None, where none could.
+        put_aside: Keeps what steps change, by what a walk says (None: there is none), and gives what of so many
+            bytes they may take beside.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
         channels_last: Lay four-dimensional inputs out as NHWC.
@@ -38,7 +39,7 @@ class ModuleRunner(BoundedRunner):
 
     def __init__(
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
-        device: Any, walk: Callable[[int, int | None], Peaks], put_aside: Callable[[Peaks | None], None],
+        device: Any, walk: Callable[[int, int | None], Peaks], put_aside: Callable[[Peaks | None, int], int],
         memory_limit: int, seed: int, *, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
         meter: Meter | None = None,
     ) -> None:  # fmt: skip
@@ -88,9 +89,9 @@ class ModuleRunner(BoundedRunner):
         self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks
 
-    def put_aside(self, walked: Peaks | None) -> None:
-        """Keep what steps change, by what a walk says, or None, where none could; what fails here ends the run."""
-        self._put_aside(walked)
+    def put_aside(self, walked: Peaks | None) -> int:
+        """Keep what steps change, by what a walk says (None: there is none), and give what they may take beside."""
+        return self._put_aside(walked, self._memory_limit)
 
     def rehearse(self) -> None:
         """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""

@@ -236,9 +236,10 @@ class RankedRunner(BoundedRunner):
         """Say what steps take by a walk without data, alike on all ranks."""
         return self._runner.walk(num_bytes, top)
 
-    def put_aside(self, walked: Peaks | None) -> None:
-        """Keep what steps change, on each rank: all of them put it back."""
-        self._do("put_aside", walked)
+    def put_aside(self, walked: Peaks | None) -> int:
+        """Keep what steps change, on each rank, and give the least that they may take beside."""
+        least: int = min(self._do("put_aside", walked))
+        return least
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
         self._do("draw", batch_size)

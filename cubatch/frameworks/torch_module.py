@@ -13,7 +13,7 @@ from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
-from cubatch.hardware import probe
+from cubatch.hardware import probe, room
 from cubatch.hardware.facts import Device
 from cubatch.measure import garbage
 from cubatch.network.importers.torch_export import check_initialized
@@ -134,11 +134,19 @@ class TorchModule:
         _check_whole(self._module.parameters())
         return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
 
-    def put_aside(self, walked: Peaks | None) -> None:
-        """Keep parameters that its steps change in place, by what a walk says: all where none told which."""
+    def put_aside(self, walked: Peaks | None, limit: int) -> int:
+        """
+        Keep parameters that its steps change in place, by what a walk says: all where none told which.
+
+        Returns:
+            int: Bytes that a step may take beside the copy: less than the limit where this leaves less of the memory.
+        """
         parameters = dict(self._bare.named_parameters())
         names: Iterable[str] = parameters if walked is None or walked.guessed else walked.written
-        self._saved.keep(parameters[name] for name in names)
+        has_copied = self._saved.keep(parameters[name] for name in names)
+        if not has_copied or self._place.type != "cpu":  # a GPU keeps its room
+            return limit
+        return min(limit, room.memory_limit(self.device, held=self.held_bytes).bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""

@@ -44,11 +44,15 @@ class SavedState:
             self._undo = undo.pop_all()
         return self
 
-    def keep(self, parameters: Iterable[Any]) -> None:
-        """Keep the values of parameters, too, where nobody has yet: what steps in inference change in place."""
-        if self._told is not None and not self._training:
-            for parameter in parameters:
-                self._told.callback(put_back, parameter, parameter.detach().to("cpu", copy=True))
+    def keep(self, parameters: Iterable[Any]) -> bool:
+        """Keep the values of parameters, too, where nobody has yet: what steps in inference change; say if any was."""
+        if self._told is None or self._training:
+            return False
+        has_copied = False
+        for parameter in parameters:
+            self._told.callback(put_back, parameter, parameter.detach().to("cpu", copy=True))
+            has_copied = True
+        return has_copied
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()

@@ -63,6 +63,7 @@ def tuned(
             ladder, facts = known
         else:
             facts = {"memory_bytes": room.bytes, "note": room.note, **_looked(made(), limits)}
+            room = attrs.evolve(room, bytes=facts["memory_bytes"])  # less where what steps change had to be copied
             if facts["why_not"]:
                 run.notes.append(f"Memory was not bounded beforehand: {facts['why_not']}.")
             ladder = _ladder(facts, limits, room, made(), name, device, mode)

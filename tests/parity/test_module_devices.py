@@ -16,6 +16,7 @@ from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
 from cubatch.frameworks.torch_memory import num_bytes  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+from cubatch.frameworks.torch_state import SavedState  # noqa: E402
 from cubatch.hardware import host  # noqa: E402
 
 nn, MIB = torch.nn, 2**20
@@ -130,3 +131,28 @@ class Checked:
 def test_where_an_example_is_can_be_told_whatever_class_it_has():
     """Its tensors are read and not replaced."""
     assert Inputs.of((Checked(torch.zeros(2, 3)),), torch.float32).device == torch.device("cpu")
+
+
+class Asked(nn.Linear):
+    """Reads a number from its data, without which no walk tells what steps change."""
+
+    def forward(self, x):
+        return super().forward(x) * x.sum().item()
+
+
+def test_a_copy_that_lies_in_the_same_memory_is_taken_from_what_is_free(monkeypatch):
+    """Of 400 MiB it takes 128: steps may take 0.8 of what it leaves, beside the module itself."""
+    keep, copied = SavedState.keep, []
+
+    def kept(self, parameters):
+        copied.extend(parameters)
+        return keep(self, copied[-1:])
+
+    monkeypatch.setattr(SavedState, "keep", kept)
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 400 * MIB - num_bytes(copied))
+    module = Asked(8192, 4096, bias=False)
+    result = cb.autotune_module(module, (8192,), max_batch_size=2, device="cpu", budget=1.0)
+    assert num_bytes(copied) == 128 * MIB
+    assert result.limits["memory_bytes"] == int(0.8 * 272 * MIB) + 128 * MIB
+    result = cb.autotune_module(module, (8192,), max_batch_size=2, device="cpu", budget=1.0, memory_limit=200 * MIB)
+    assert result.limits["memory_bytes"] == 200 * MIB
