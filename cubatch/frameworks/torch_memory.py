@@ -160,7 +160,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
     from torch.func import functional_call
 
     # Compiled code that is met under a dispatch mode is skipped from then on: it runs eagerly, whoever calls it.
-    stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6
+    stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
     # A table that a module makes when it is first needed would be one without data from then on.
     with (
         kept_attributes(module),
@@ -228,7 +228,7 @@ class _Watch:
 
         taken = operation._schema.arguments if isinstance(operation, torch._ops.OpOverload) else ()  # noqa: SLF001
         given = {**{each.name: value for each, value in zip(taken, arguments, strict=False)}, **options}
-        changed = [given.get(each.name) for each in taken if each.is_write]
+        changed = [given.get(each.name) for each in taken if each.alias_info is not None and each.alias_info.is_write]
         self._written.update(leaf.untyped_storage() for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor))
 
     def has_written(self, tensor: Any) -> bool:

@@ -128,10 +128,11 @@ class TorchModule:
         Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`.
 
         Raises:
-            NotImplementedError: If parameters are sharded: a walk would wait for what other ranks send.
+            NotImplementedError: If parameters are sharded: a walk would wait for what other ranks send; or if PyTorch
+                before 2.6 has compiled parts, which would run eagerly from then on.
             Exception: Whatever a step raises on fake tensors.
         """
-        _check_whole(self._module.parameters())
+        _check_walkable(self._bare)
         return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
@@ -195,9 +196,16 @@ def _place(tensors: Sequence[Any]) -> Any:
     return next(iter(found), None)
 
 
-def _check_whole(parameters: Iterable[Any]) -> None:
-    if any(hasattr(parameter, "to_local") for parameter in parameters):
+def _check_walkable(module: Any) -> None:
+    if any(hasattr(parameter, "to_local") for parameter in module.parameters()):
         raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
+    if not hasattr(_torch().compiler, "set_stance") and any(map(_is_compiled, module.modules())):
+        raise NotImplementedError("a walk through compiled parts needs PyTorch 2.6")
+
+
+def _is_compiled(part: Any) -> bool:
+    """Say whether torch.compile wraps it, or it was compiled where it is."""
+    return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
 
 
 def _unwrapped(module: Any) -> tuple[Any, bool]:

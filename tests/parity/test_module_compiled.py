@@ -58,27 +58,45 @@ def a_part_in_place(module, **options):
     return module
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("compiled", [whole, in_place, a_part, a_part_in_place])
-def test_steps_run_the_code_that_the_users_compiler_made_and_so_do_later_calls(compiled, mode):
-    """The backend's code is called by steps, and afterwards the same module still calls it; nothing runs eagerly."""
-    torch._dynamo.reset()
+def counting():
+    """Give a backend, and the list of the calls of what it made."""
     calls = []
 
-    def counting(graph, _):
+    def backend(graph, _):
         def run(*arguments):
             calls.append(None)
             return graph.forward(*arguments)
 
         return run
 
-    module = compiled(Net(), backend=counting, fullgraph=True)
+    return backend, calls
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("compiled", [whole, in_place, a_part, a_part_in_place])
+def test_steps_run_the_code_that_the_users_compiler_made_and_so_do_later_calls(compiled, mode):
+    """The backend's code is called by steps, and afterwards the same module still calls it; nothing runs eagerly."""
+    torch._dynamo.reset()
+    backend, calls = counting()
+    module = compiled(Net(), backend=backend, fullgraph=True)
     result = cb.autotune_module(module, (4,), mode=mode, device="cpu", batch_sizes=[2, 4], budget=1.0)
     by_steps = len(calls)
     assert by_steps > 0
     assert all(each.predicted_peak_bytes for each in result.measurements)
     module(torch.zeros(2, 4))
     assert len(calls) == by_steps + 1
+
+
+@pytest.mark.parametrize("compiled", [in_place, a_part, a_part_in_place])
+def test_before_pytorch_2_6_compiled_parts_are_not_walked_through(compiled, monkeypatch):
+    """They would run eagerly from then on: steps run the compiled code, and what is not known beforehand is told."""
+    torch._dynamo.reset()
+    monkeypatch.delattr(torch.compiler, "set_stance")
+    backend, calls = counting()
+    module = compiled(Net(), backend=backend, fullgraph=True)
+    result = cb.autotune_module(module, (4,), device="cpu", batch_sizes=[2, 4], budget=1.0)
+    assert calls
+    assert any("needs PyTorch 2.6" in reason for reason in result.reasons)
 
 
 def test_a_compiled_module_has_the_name_of_what_was_compiled():
